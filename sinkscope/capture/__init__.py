@@ -1,0 +1,6 @@
+"""From a forward pass to one LayerView a layer: the attention function, its kernel, the residual-stream hooks."""
+
+from sinkscope.capture.view import LayerView, Missing, Site
+from sinkscope.capture.watch import Capture, Plan, plan
+
+__all__ = ["Capture", "LayerView", "Missing", "Plan", "Site", "plan"]

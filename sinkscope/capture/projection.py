@@ -1,0 +1,77 @@
+"""The output projection: which module reads the heads, and what each head's slice of it does to a norm."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+NAMES = (
+    "o_proj",
+    "out_proj",
+    "proj",
+    "o",
+    "projection",
+    "dense",
+    "linear_out",
+    "c_proj",
+    "Wo",
+    "wo",
+    "out_lin",
+    "to_out",
+)
+
+
+def output_projection(model: nn.Module, path: str, width: int) -> str | None:
+    """Path of the linear layer that reads `width` = heads * head width numbers from the attention module at `path`.
+
+    Looked for among the module's own children, then (BERT and its kin) in the sibling `output.dense`. None if absent.
+    """
+    module = model.get_submodule(path)
+    for name in NAMES:
+        child, child_path = getattr(module, name, None), f"{path}.{name}"
+        if isinstance(child, nn.Sequential) and len(child):
+            child, child_path = child[0], f"{child_path}.0"
+        if isinstance(child, nn.Module) and _reads(child, width):
+            return child_path
+    parent = path.rpartition(".")[0]
+    sibling = f"{parent}.output.dense" if parent else "output.dense"
+    try:
+        return sibling if _reads(model.get_submodule(sibling), width) else None
+    except AttributeError:
+        return None
+
+
+def _reads(module: nn.Module, width: int) -> bool:
+    for name in ("in_features", "nx"):
+        if hasattr(module, name):
+            return bool(getattr(module, name) == width)
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.dim() == 2 and width in weight.shape
+
+
+def head_factors(projection: nn.Module, heads: int, head_dim: int) -> Float[Tensor, "head rank dim"]:
+    """R_h with norm(R_h w) = norm(W_O^h w) for every w, from the QR factorisation of each head's slice of W_O.
+
+    A d x d factor costs what the Gram matrix does and keeps its accuracy near W_O's null space, where the Gram
+    matrix loses half the digits. Float32, on the projection's device; the bias belongs to no head and is left out.
+    """
+    weight = _weight(projection, heads * head_dim)
+    exact = weight if weight.dtype == torch.float64 else weight.float()
+    slices = exact.unflatten(1, (heads, head_dim)).transpose(0, 1)
+    return torch.linalg.qr(slices, mode="r").R
+
+
+def _weight(projection: nn.Module, width: int) -> Float[Tensor, "out width"]:
+    """W with shape (out, width): read where it is a plain matrix, else (packed, quantised, offloaded) asked for."""
+    weight = getattr(projection, "weight", None)
+    if isinstance(weight, Tensor) and weight.dim() == 2 and weight.is_floating_point() and not weight.is_meta:
+        if getattr(projection, "in_features", None) == width:
+            return weight.detach()
+        return weight.detach().mT if weight.shape[0] == width else weight.detach()
+    parameter = next((p for p in projection.parameters() if p.is_floating_point()), None)
+    dtype = parameter.dtype if parameter is not None else torch.float32
+    device = parameter.device if parameter is not None and not parameter.is_meta else torch.device("cpu")
+    with torch.no_grad():
+        eye = torch.eye(width, device=device, dtype=dtype)
+        return (projection(eye) - projection(torch.zeros_like(eye))).mT

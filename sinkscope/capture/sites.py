@@ -1,0 +1,73 @@
+"""Where a model's heads are: module path, block, layer number, stream, kind. Never `layer_idx`, which collides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+CROSS_NAMES = ("encoder_attn", "encdecattention", "crossattention", "cross_attn", "cross_attention")
+STREAM_NAMES = {
+    "vision": ("vision", "visual", "image", "vit"),
+    "audio": ("audio", "speech"),
+}
+
+
+def block_of(model: nn.Module, path: str, attention_paths: Iterable[str]) -> tuple[str, int] | None:
+    """The block an attention module belongs to and its number: (path of the block, index in its ModuleList).
+
+    The innermost ModuleList whose every child holds attention; where none does (a hybrid's layers, T5's list of
+    sub-layers) the outermost. None when no ModuleList is above the module.
+    """
+    paths = list(attention_paths)
+    parts = path.split(".")
+    outermost = None
+    for depth in range(len(parts) - 1, 0, -1):
+        parent = ".".join(parts[:depth])
+        if not isinstance(model.get_submodule(parent), nn.ModuleList):
+            continue
+        block = ".".join(parts[: depth + 1])
+        outermost = (block, int(parts[depth]))
+        children = [f"{parent}.{name}" for name, _ in model.get_submodule(parent).named_children()]
+        holds = all(any(_under(p, child) and p != child for p in paths) for child in children)
+        if holds:
+            return outermost
+    return outermost
+
+
+def stream_of(model: nn.Module, path: str, cross: bool) -> str:
+    """`text`, `vision`, `audio`, or `encoder` / `decoder` / `cross` of an encoder-decoder, from the module's path."""
+    lowered = path.lower()
+    if cross or any(name in lowered for name in CROSS_NAMES):
+        return "cross"
+    config = getattr(model, "config", None)
+    if getattr(config, "is_encoder_decoder", False):
+        first = next((part for part in lowered.split(".") if part in ("encoder", "decoder")), None)
+        if first:
+            return first
+    for stream, names in STREAM_NAMES.items():
+        if any(name in lowered for name in names):
+            return stream
+    if getattr(model, "main_input_name", "input_ids") == "pixel_values":
+        return "vision"
+    return "text"
+
+
+def kind_of(module: nn.Module, window: int | None, cross: bool, layer: int | None) -> str:
+    """`full`, `sliding:W`, `chunked:C` or `cross`, as the model's own configuration names the layer."""
+    if cross:
+        return "cross"
+    if window is None:
+        window = getattr(module, "sliding_window", None)
+    if isinstance(window, int) and window > 0:
+        return f"sliding:{window}"
+    config = getattr(module, "config", None)
+    types = getattr(config, "layer_types", None)
+    chunk = getattr(config, "attention_chunk_size", None)
+    if types and chunk and layer is not None and layer < len(types) and types[layer] == "chunked_attention":
+        return f"chunked:{chunk}"
+    return "full"
+
+
+def _under(path: str, ancestor: str) -> bool:
+    return path == ancestor or path.startswith(ancestor + ".")

@@ -1,0 +1,151 @@
+"""What one layer's pass leaves for the metrics: a LayerView. Everything in it is O(T); none of it is padding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from sinkscope.capture.blocks import AttentionSums
+
+
+class Missing(Exception):
+    """A metric needs a tensor that this layer does not show; its column stays NaN."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """One attention call of a model's pass, and where it stands.
+
+    Attributes:
+        stream: `text`, `vision`, `audio`, `encoder`, `decoder` or `cross`.
+        layer: the model's own number of the block (index in its ModuleList); a running number where there is none.
+        module: dotted path of the attention module; `path[n]` for its n-th call when it is called more than once.
+        kind: `full`, `sliding:W`, `chunked:C` or `cross`.
+        path: how it is read (`dispatch`: our function in the attention interface).
+        block, projection: paths of the owning block and of the output projection, None where there is none.
+    """
+
+    stream: str
+    layer: int
+    module: str
+    call: int
+    kind: str
+    heads: int
+    kv_groups: int
+    head_dim: int
+    value_dim: int
+    causal: bool
+    block: str | None
+    projection: str | None
+    path: str = "dispatch"
+
+    @property
+    def name(self) -> str:
+        return self.module if self.call == 0 else f"{self.module}[{self.call}]"
+
+
+@dataclass
+class LayerView:
+    """One attention layer of one batch, all sequences of equal length T. Tensors in the model's dtype.
+
+    Shapes: query (B, H, T, d), key (B, G, T, d), value (B, G, T, dv), output o and projected w (B, T, H, dv);
+    residual_in x, attention_input z, residual_out e (B, T, D); factors R_h (H, r, dv). Each may be None: use the
+    properties, which raise Missing.
+    """
+
+    site: Site
+    epsilon: float
+    attention: AttentionSums
+    output: Tensor
+    raw_query: Tensor | None = None
+    raw_key: Tensor | None = None
+    raw_value: Tensor | None = None
+    raw_projected: Tensor | None = None
+    factors: Tensor | None = None
+    residual_in: Tensor | None = None
+    attention_input: Tensor | None = None
+    residual_out: Tensor | None = None
+
+    @property
+    def batch(self) -> int:
+        return self.attention.first.shape[0]
+
+    @property
+    def queries(self) -> int:
+        return self.attention.first.shape[-1]
+
+    @property
+    def keys(self) -> int:
+        return self.attention.columns.shape[-1]
+
+    @cached_property
+    def query(self) -> Float[Tensor, "batch head query dim"]:
+        return need(self.raw_query)
+
+    @cached_property
+    def key(self) -> Float[Tensor, "batch group key dim"]:
+        return need(self.raw_key)
+
+    @cached_property
+    def value(self) -> Float[Tensor, "batch group key vdim"]:
+        return need(self.raw_value)
+
+    @cached_property
+    def projected(self) -> Float[Tensor, "batch query head vdim"]:
+        """w: what the output projection reads of each head."""
+        return need(self.raw_projected)
+
+    @cached_property
+    def query_norms(self) -> Float[Tensor, "batch head query"]:
+        return torch.linalg.vector_norm(self.query, dim=-1)
+
+    @cached_property
+    def key_norms(self) -> Float[Tensor, "batch group key"]:
+        return torch.linalg.vector_norm(self.key, dim=-1)
+
+    @cached_property
+    def value_norms(self) -> Float[Tensor, "batch head key"]:
+        """norm v_j, repeated for each query head of the group."""
+        return self.per_query_head(torch.linalg.vector_norm(self.value, dim=-1))
+
+    @cached_property
+    def output_norms(self) -> Float[Tensor, "batch head query"]:
+        """norm o_i."""
+        return torch.linalg.vector_norm(need(self.output), dim=-1).transpose(1, 2)
+
+    @cached_property
+    def projected_norms(self) -> Float[Tensor, "batch head query"]:
+        """norm w_i."""
+        return torch.linalg.vector_norm(self.projected, dim=-1).transpose(1, 2)
+
+    @cached_property
+    def written_norms(self) -> Float[Tensor, "batch head query"]:
+        """norm W_O^h w_i."""
+        factors = need(self.factors)
+        written = torch.einsum("bthd,hrd->bhtr", self.projected, factors)
+        return torch.linalg.vector_norm(written, dim=-1)
+
+    @cached_property
+    def written_value_norms(self) -> Float[Tensor, "batch head key"]:
+        """norm W_O^h v_j."""
+        factors = need(self.factors)
+        groups = self.value.shape[1]
+        grouped = factors.unflatten(0, (groups, -1))
+        written = torch.einsum("bgtd,gxrd->bgxtr", self.value, grouped)
+        return torch.linalg.vector_norm(written, dim=-1).flatten(1, 2)
+
+    def per_query_head(self, grouped: Tensor) -> Tensor:
+        """(B, G, ...) -> (B, H, ...): each group's numbers once for each of its query heads."""
+        heads = self.attention.first.shape[1]
+        return grouped.repeat_interleave(heads // grouped.shape[1], dim=1)
+
+
+def need(tensor: Tensor | None) -> Tensor:
+    """The tensor in float32 or wider; raises Missing where the layer has none."""
+    if tensor is None:
+        raise Missing
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
