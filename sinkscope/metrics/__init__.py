@@ -1,0 +1,10 @@
+"""Pure functions LayerView -> tensor, one family a file, one function a column.
+
+Conventions of them all: computed per sequence first, in float32, over valid tokens only (a LayerView holds no
+padding), averaged over sequences afterwards. Missing is NaN, never 0. `i` counts queries, `j` and `k` keys, from 0.
+"""
+
+from sinkscope.metrics import geometry, mass, residual, values
+from sinkscope.metrics.registry import METRICS, RUN_COLUMNS, Metric, RunColumn, columns
+
+__all__ = ["METRICS", "RUN_COLUMNS", "Metric", "RunColumn", "columns", "geometry", "mass", "residual", "values"]

@@ -1,0 +1,68 @@
+"""Query-key geometry: why the sink wins the softmax. q and k as the softmax sees them (after rotation and q/k norm).
+
+Columns about queries are per query head; columns about keys alone are constant within a key/value group. Pair means
+need no T x T matrix: the mean of cosines is a dot product with the sum of unit keys. Masks and windows play no part.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from sinkscope.capture.view import LayerView
+from sinkscope.metrics.registry import head_metric
+
+HeadValues = Float[Tensor, "batch head"]
+
+
+@head_metric(unit="cosine", range="[-1, 1]")
+def qk_cos_first(view: LayerView) -> HeadValues:
+    """Mean over i >= 1 of cos(q_i, k_0)."""
+    unit_queries = normalize(view.query[:, :, 1:], dim=-1)
+    first = view.per_query_head(normalize(view.key[:, :, 0], dim=-1))
+    return torch.einsum("bhtd,bhd->bht", unit_queries, first).mean(-1)
+
+
+@head_metric(unit="cosine", range="[-1, 1]")
+def qk_cos_other(view: LayerView) -> HeadValues:
+    """Mean over pairs 1 <= j <= i of cos(q_i, k_j); bidirectional and cross heads: all pairs i >= 1, j >= 1."""
+    unit_keys = normalize(view.key[:, :, 1:], dim=-1)
+    queries, keys = view.queries - 1, view.keys - 1
+    groups = view.key.shape[1]
+    unit_queries = normalize(view.query[:, :, 1:], dim=-1).unflatten(1, (groups, -1))
+    if view.attention.causal:
+        pairs = queries * (queries + 1) / 2
+        summed = torch.einsum("bgxtd,bgtd->bgx", unit_queries, unit_keys.cumsum(2))
+    else:
+        pairs = queries * keys
+        summed = torch.einsum("bgxd,bgd->bgx", unit_queries.sum(3), unit_keys.sum(2))
+    return (summed / pairs).flatten(1, 2) if pairs else torch.full_like(summed, torch.nan).flatten(1, 2)
+
+
+@head_metric(unit="norm", range="[0, inf)")
+def q_norm(view: LayerView) -> HeadValues:
+    """Mean over all queries of norm q_i."""
+    return view.query_norms.mean(-1)
+
+
+@head_metric(unit="norm", range="[0, inf)")
+def k_norm_first(view: LayerView) -> HeadValues:
+    """Norm of k_0; constant within a key/value group."""
+    return view.per_query_head(view.key_norms[..., 0])
+
+
+@head_metric(unit="norm", range="[0, inf)")
+def k_norm_other(view: LayerView) -> HeadValues:
+    """Mean over j >= 1 of norm k_j; constant within a key/value group."""
+    return view.per_query_head(view.key_norms[..., 1:].mean(-1))
+
+
+@head_metric(unit="logit", range="(-inf, inf)", source="Guo et al. 2410.13835")
+def logit_gap(view: LayerView) -> HeadValues:
+    """Mean over i >= 1 of (s_i0 - mean_{j<=i} s_ij), s after scaling, soft-cap and bias, before mask and window.
+
+    Bidirectional heads: the mean over all keys. With an additive bias: over the keys the mask lets i see.
+    """
+    return view.attention.logit_gap[..., 1:].mean(-1)

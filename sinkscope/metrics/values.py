@@ -1,0 +1,99 @@
+"""Values, outputs and dormancy: what a head carries when it is at rest. Names of 2504.03889; `_ln` is its LN form.
+
+All columns are per query head. Columns of values alone are constant within a key/value group. w_i is what the output
+projection reads; o_i what the attention call returns (equal unless a gate or norm stands between).
+"""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+from sinkscope.capture.view import LayerView
+from sinkscope.metrics import mass
+from sinkscope.metrics.registry import head_metric
+
+DORMANT = "2504.03889"
+GUO = "Guo et al. 2410.13835"
+
+HeadValues = Float[Tensor, "batch head"]
+
+
+@head_metric(unit="probability", range="[0, 1]", source=DORMANT, normalised=True)
+def awft(view: LayerView) -> HeadValues:
+    """Attention weight of the first token: alpha_0, equal to sink_score."""
+    return mass.sink_score(view)
+
+
+@head_metric(unit="nats", range="[0, log T]", source=DORMANT, normalised=True)
+def aeqd(view: LayerView) -> HeadValues:
+    """Attention entropy of the query distribution: equal to entropy."""
+    return mass.entropy(view)
+
+
+@head_metric(unit="norm", range="[0, inf)", source=DORMANT, normalised=True)
+def ftvvn(view: LayerView) -> HeadValues:
+    """First token's value vector norm: norm v_0; constant within a key/value group."""
+    return view.value_norms[..., 0]
+
+
+@head_metric(unit="norm", range="[0, inf)", source=DORMANT, normalised=True)
+def avvn(view: LayerView) -> HeadValues:
+    """Average value vector norm: mean over all j (0 included) of norm v_j; constant within a key/value group."""
+    return view.value_norms.mean(-1)
+
+
+@head_metric(unit="norm", range="[0, inf)", source=DORMANT)
+def lthon(view: LayerView) -> HeadValues:
+    """Last token's head output norm: norm w_{T-1}."""
+    return view.projected_norms[..., -1]
+
+
+@head_metric(unit="ratio", range="[0, inf)", source=DORMANT)
+def lthon_ln(view: LayerView) -> HeadValues:
+    """Norm w_{T-1} over the mean over the layer's heads of mean_i norm w_i, in the same sequence."""
+    return lthon(view) / ahon(view).mean(-1, keepdim=True)
+
+
+@head_metric(unit="ratio", range="[0, inf)", source=DORMANT)
+def lthon_hn(view: LayerView) -> HeadValues:
+    """Norm w_{T-1} over the same head's own mean_i norm w_i."""
+    return lthon(view) / ahon(view)
+
+
+@head_metric(unit="norm", range="[0, inf)", source=DORMANT)
+def ahon(view: LayerView) -> HeadValues:
+    """Average head output norm: mean over all i of norm w_i."""
+    return view.projected_norms.mean(-1)
+
+
+@head_metric(unit="ratio", range="[0, heads]", source=DORMANT)
+def honor(view: LayerView) -> HeadValues:
+    """AHON (LN): mean_i norm w_i divided by its mean over the heads of the same layer, in the same sequence."""
+    values = ahon(view)
+    return values / values.mean(-1, keepdim=True)
+
+
+@head_metric(unit="norm", range="[0, inf)", normalised=True)
+def residual_write(view: LayerView) -> HeadValues:
+    """Mean over all i of norm(W_O^h w_i): what the head adds to the residual stream, before any norm after it."""
+    return view.written_norms.mean(-1)
+
+
+@head_metric(unit="ratio", range="[0, inf)", source=GUO)
+def value_drain(view: LayerView) -> HeadValues:
+    """Norm v_0 / mean over j >= 1 of norm v_j; constant within a key/value group."""
+    return view.value_norms[..., 0] / view.value_norms[..., 1:].mean(-1)
+
+
+@head_metric(unit="ratio", range="[0, inf)", source=GUO)
+def ov_drain(view: LayerView) -> HeadValues:
+    """norm(W_O^h v_0) / mean over j >= 1 of norm(W_O^h v_j): value-state drain as the residual stream sees it."""
+    norms = view.written_value_norms
+    return norms[..., 0] / norms[..., 1:].mean(-1)
+
+
+@head_metric(unit="ratio", range="[0, inf)", source="Lampert et al. 2605.08453 (hard switch); estimator ours")
+def gate_open(view: LayerView) -> HeadValues:
+    """Mean over all i of norm o_i / mean over j >= 1 of norm v_j: 0 = output identically zero, 1 = copies one value."""
+    return view.output_norms.mean(-1) / view.value_norms[..., 1:].mean(-1)
