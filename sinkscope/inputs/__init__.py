@@ -1,0 +1,5 @@
+"""Text, token files, random and repeated tokens -> token ids of one length, with a fingerprint."""
+
+from sinkscope.inputs.corpus import BOS_MODES, Corpus, TokenRules, read_corpus, token_rules
+
+__all__ = ["BOS_MODES", "Corpus", "TokenRules", "read_corpus", "token_rules"]

@@ -1,0 +1,93 @@
+"""Token ids -> batches for the model: equal lengths, so no padding of ours; padding a caller brings is marked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.inputs.corpus import Corpus, check_ids
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some sequences of a corpus. `spans`: (first, past the last) valid position of each; None without padding."""
+
+    ids: torch.Tensor
+    mask: torch.Tensor | None
+    spans: list[tuple[int, int]] | None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class TokenData:
+    """Token ids given by a caller: [sequence, T], with an attention mask (1 = token, 0 = padding) or without."""
+
+    ids: np.ndarray
+    mask: np.ndarray | None = None
+
+    @property
+    def longest(self) -> int:
+        """Valid tokens of the longest sequence."""
+        return int(self.ids.shape[1] if self.mask is None else self.mask.sum(1).max())
+
+
+def batches(data: TokenData, start: int, size: int, device: torch.device) -> Iterator[Batch]:
+    """Consecutive batches from sequence `start` on."""
+    for first in range(start, len(data.ids), size):
+        ids = torch.from_numpy(np.ascontiguousarray(data.ids[first : first + size])).to(device)
+        if data.mask is None:
+            yield Batch(ids, None, None)
+        else:
+            mask = torch.from_numpy(np.ascontiguousarray(data.mask[first : first + size])).to(device)
+            yield Batch(ids, mask, [_span(row) for row in data.mask[first : first + size]])
+
+
+def token_data(data: Any, vocabulary: int) -> TokenData:
+    """Ids from a tensor, an array, a list of lists, or a mapping with `input_ids` and `attention_mask`.
+
+    Lists of unequal length are padded on the right and masked. Raises SinkscopeError for anything else, for ids
+    outside the vocabulary, and for masks with holes.
+    """
+    mask = None
+    if hasattr(data, "keys") and "input_ids" in data:
+        mask, data = data.get("attention_mask"), data["input_ids"]
+    rows = [_row(row) for row in data]
+    if not rows or any(len(row) < 2 for row in rows):
+        raise SinkscopeError("token ids: at least one sequence, each of at least 2 tokens, is needed")
+    for number, row in enumerate(rows):
+        check_ids(row, vocabulary, f"sequence {number}")
+    length = max(map(len, rows))
+    ids = np.zeros((len(rows), length), dtype=np.int64)
+    kept = np.zeros_like(ids) if mask is None else np.array([_row(row) for row in mask], dtype=np.int64)
+    if kept.shape != ids.shape:
+        raise SinkscopeError(f"attention_mask has shape {kept.shape}, input_ids {ids.shape}")
+    for number, row in enumerate(rows):
+        ids[number, : len(row)] = row
+        if mask is None:
+            kept[number, : len(row)] = 1
+    return TokenData(ids, None if kept.all() else kept)
+
+
+def as_corpus(data: TokenData) -> Corpus:
+    return Corpus("token ids", data.ids, [f"sequence {number}" for number in range(len(data.ids))])
+
+
+def _row(row: Any) -> list[int]:
+    values = row.tolist() if hasattr(row, "tolist") else list(row)
+    if any(type(value) is not int for value in values):
+        raise SinkscopeError("token ids must be integers, one list of them a sequence")
+    return values
+
+
+def _span(row: np.ndarray) -> tuple[int, int]:
+    valid = np.flatnonzero(row)
+    if len(valid) < 2 or valid[-1] - valid[0] + 1 != len(valid):
+        raise SinkscopeError("attention_mask: each sequence needs at least 2 valid tokens, and no holes between them")
+    return int(valid[0]), int(valid[-1]) + 1

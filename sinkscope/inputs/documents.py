@@ -1,0 +1,164 @@
+"""Documents from what a SPEC names: built-in corpora, files, Hugging Face datasets. Text or token ids, as found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from sinkscope.errors import SinkscopeError
+
+BUILT_IN = ("prose", "code", "multilingual")
+SYNTHETIC = ("random", "repeated")
+SUFFIXES = (".txt", ".jsonl", ".parquet")
+STREAM_LIMIT = 20_000
+"""Rows of a dataset or file read at most: a scan needs some dozens of documents, not the dataset."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text, or the token ids of one sequence taken as they are."""
+
+    name: str
+    text: str | None = None
+    ids: list[int] | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """The documents a SPEC names. `running`: one long text, to be read in consecutive windows."""
+
+    spec: str
+    documents: list[Document]
+    running: bool = False
+
+
+def read_source(spec: str) -> Source:
+    """Reads a SPEC: a built-in name, FILE.txt, FILE.jsonl[#FIELD], FILE.parquet[#FIELD], hf:NAME[:CONFIG]/SPLIT#FIELD.
+
+    Raises SinkscopeError in one line: unknown name, absent, empty, binary or damaged file, unknown field or dataset.
+    """
+    if spec in BUILT_IN:
+        return Source(spec, list(_built_in(spec)))
+    if spec.startswith("hf:"):
+        return Source(spec, list(_hub_dataset(spec)))
+    name, _, field = spec.partition("#")
+    path = Path(name)
+    if path.suffix not in SUFFIXES:
+        known = ", ".join((*BUILT_IN, *SYNTHETIC))
+        raise SinkscopeError(
+            f"unknown data {spec!r}: give one of {known}, a {', '.join(SUFFIXES)} file, or hf:NAME[:CONFIG]/SPLIT#FIELD"
+        )
+    if not path.is_file():
+        raise SinkscopeError(f"no such data file: {name}")
+    if path.suffix == ".txt":
+        return Source(spec, [Document(path.name, text=_text(path))], running=True)
+    rows = _json_rows(path) if path.suffix == ".jsonl" else _parquet_rows(path, field)
+    documents = list(_documents(islice(rows, STREAM_LIMIT), path.name, field))
+    if not documents:
+        raise SinkscopeError(f"{name} holds no rows")
+    return Source(spec, documents)
+
+
+def _built_in(name: str) -> Iterator[Document]:
+    folder = files("sinkscope") / "data" / name
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        yield Document(entry.name.removesuffix(".txt"), text=entry.read_text(encoding="utf-8"))
+
+
+def _text(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise SinkscopeError(
+            f"{path} is not UTF-8 text (byte {error.start}): convert it, or name another file"
+        ) from None
+    except OSError as error:
+        raise SinkscopeError(f"cannot read {path}: {error.strerror}") from None
+    if "\0" in text:
+        raise SinkscopeError(f"{path} is a binary file, not text")
+    if not text.strip():
+        raise SinkscopeError(f"{path} is empty")
+    return text
+
+
+def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(_text(path).splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            yield f"{path.name}:{number}", json.loads(line)
+        except ValueError:
+            raise SinkscopeError(f"{path} line {number} is not JSON: one object a line is expected") from None
+
+
+def _parquet_rows(path: Path, field: str) -> Iterator[tuple[str, Any]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+        names = file.schema_arrow.names
+        wanted = [name for name in (field, "text", "input_ids") if name and name in names][:1]
+        if not wanted:
+            raise SinkscopeError(_no_field(path.name, field, names))
+        number = 0
+        for batch in file.iter_batches(batch_size=1024, columns=wanted):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{path.name}:{number}", row
+    except (pyarrow.ArrowException, OSError) as error:
+        raise SinkscopeError(f"cannot read {path} as Parquet: {_first_line(error)}") from None
+
+
+def _documents(rows: Iterable[tuple[str, Any]], name: str, field: str) -> Iterator[Document]:
+    for place, row in rows:
+        if not isinstance(row, dict):
+            raise SinkscopeError(f"{place}: an object with `text` or `input_ids` is expected, not {type(row).__name__}")
+        chosen = field or next((key for key in ("text", "input_ids") if key in row), "")
+        if chosen not in row:
+            raise SinkscopeError(_no_field(place, field, row))
+        value = row[chosen]
+        if isinstance(value, str):
+            if value.strip():
+                yield Document(place, text=value)
+        elif isinstance(value, list) and all(type(item) is int for item in value):
+            yield Document(place, ids=value)
+        else:
+            raise SinkscopeError(f"{place}: field {chosen!r} is neither text nor a list of token ids")
+
+
+def _no_field(place: str, field: str, names: Iterable[str]) -> str:
+    wanted = f"no column {field!r}" if field else "neither `text` nor `input_ids`"
+    return f"{place}: {wanted}; it has {', '.join(sorted(map(str, names))) or 'none'} (choose one with FILE#COLUMN)"
+
+
+def _hub_dataset(spec: str) -> Iterator[Document]:
+    """hf:NAME[:CONFIG]/SPLIT#FIELD, streamed: only as many rows as are looked at are fetched."""
+    path, _, field = spec.removeprefix("hf:").partition("#")
+    dataset, slash, split = path.rpartition("/")
+    if not slash or not dataset or not split:
+        raise SinkscopeError(
+            f"cannot read {spec!r}: write hf:NAME[:CONFIG]/SPLIT#FIELD, e.g. hf:allenai/c4:en/train#text"
+        )
+    name, _, config = dataset.partition(":")
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise SinkscopeError("hf: data need the `datasets` package: pip install 'sinkscope[datasets]'") from None
+    try:
+        rows = load_dataset(name, config or None, split=split, streaming=True)
+        numbered = ((f"{name}/{split}:{number}", row) for number, row in enumerate(islice(rows, 2_000)))
+        yield from _documents(numbered, name, field)
+    except SinkscopeError:
+        raise
+    except Exception as error:  # the library raises many kinds: unknown dataset, config, split, network
+        raise SinkscopeError(f"cannot read dataset {name!r}: {_first_line(error)}") from None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
