@@ -1,0 +1,251 @@
+"""Loading a checkpoint for measuring: the base model without its head, checked, on a device, in a dtype."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from sinkscope.checkpoints.quiet import quiet_transformers
+from sinkscope.checkpoints.sources import Source, find_source, first_line, weights_hash
+from sinkscope.errors import SinkscopeError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How to load; the names and defaults are the command line's."""
+
+    revision: str | None = None
+    device: str = "auto"
+    device_map: str | None = None
+    dtype: str = "auto"
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
+
+
+@dataclass
+class Checkpoint:
+    """A model ready to be watched.
+
+    Attributes:
+        name: the MODEL argument.
+        model: the base model, in eval mode.
+        tokenizer: None where the checkpoint has none; `tokenizer_error` then says why.
+        facts: what the manifest says of the model: id, revision, weights' hash, class, dtype, device, ...
+    """
+
+    name: str
+    model: nn.Module
+    tokenizer: Any
+    facts: dict[str, Any]
+    tokenizer_error: str | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids go: the device of the embedding (the first parameter)."""
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32)
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the embedding: ids from 0 to this - 1 exist."""
+        embedding = self.model.get_input_embeddings()  # type: ignore[operator]
+        return int(embedding.weight.shape[0])
+
+    @property
+    def max_positions(self) -> int | None:
+        """Positions the configuration allows; None where it names no limit."""
+        config = self.model.config.get_text_config()  # type: ignore[union-attr, operator]
+        for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+            limit = getattr(config, key, None)
+            if isinstance(limit, int) and limit > 0:
+                return limit
+        return None
+
+
+def open_checkpoint(name: str, options: LoadOptions = LoadOptions()) -> Checkpoint:
+    """Loads a MODEL argument. Raises SinkscopeError with one line for everything that can be wrong with it."""
+    device = pick_device(options.device)
+    dtype = pick_dtype(options.dtype)
+    source = find_source(name, options.revision, options.allow_pickle)
+    with quiet_transformers():
+        model, warnings = _load_model(source, options, dtype)
+        tokenizer, problem = _load_tokenizer(source, options)
+    if options.device_map is None:
+        model = _to_device(model, device)
+    model.eval()
+    facts = {
+        "id": name,
+        "revision": source.revision,
+        "weights_sha256": weights_hash(source),
+        "tokenizer": type(tokenizer).__name__ if tokenizer is not None else None,
+    }
+    checkpoint = Checkpoint(name, model, tokenizer, facts, problem, warnings)
+    _add_facts(checkpoint)
+    return checkpoint
+
+
+def wrap_model(model: Any, tokenizer: Any = None) -> Checkpoint:
+    """A model object already loaded: its base model is measured; nothing of it is changed.
+
+    Raises SinkscopeError for a model in training mode: dropout would make every number random.
+    """
+    if not isinstance(model, nn.Module) or not hasattr(model, "config"):
+        raise SinkscopeError(f"a transformers model or a name is needed, not {type(model).__name__}")
+    base = getattr(model, "base_model", model)
+    if base.training:
+        raise SinkscopeError("the model is in training mode (dropout on): call model.eval() first")
+    name = getattr(model.config, "_name_or_path", "") or type(model).__name__
+    facts = {
+        "id": name,
+        "revision": None,
+        "weights_sha256": None,
+        "tokenizer": type(tokenizer).__name__ if tokenizer is not None else None,
+    }
+    checkpoint = Checkpoint(name, base, tokenizer, facts)
+    _add_facts(checkpoint)
+    return checkpoint
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` = cuda, then mps, then cpu. Raises SinkscopeError for a device this machine does not have."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise SinkscopeError(f"device {name!r} is not to be had here ({first_line(error)}): use cpu or auto") from None
+    if device.type == "meta":
+        raise SinkscopeError("device 'meta' holds no numbers: use cpu, cuda or auto")
+    return device
+
+
+def pick_dtype(name: str) -> torch.dtype | str:
+    if name == "auto":
+        return "auto"
+    if name not in DTYPES:
+        raise SinkscopeError(f"unknown dtype {name!r}: use auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) -> tuple[nn.Module, list[str]]:
+    from transformers import AutoConfig, AutoModel
+
+    common: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
+    if source.revision:
+        common["revision"] = source.revision
+    if source.gguf:
+        common["gguf_file"] = source.gguf
+    try:
+        config = AutoConfig.from_pretrained(source.location, **common)
+        if getattr(config, "is_encoder_decoder", False):
+            raise SinkscopeError(
+                f"{source.name} is an encoder-decoder ({config.model_type}): only decoders and encoders yet"
+            )
+        model, report = AutoModel.from_pretrained(
+            source.location,
+            dtype=torch.float32 if source.gguf and dtype == "auto" else dtype,
+            attn_implementation=_implementation(config),
+            device_map=options.device_map,
+            use_safetensors=None if source.gguf else not source.pickled,
+            weights_only=True,
+            output_loading_info=True,
+            **common,
+        )
+    except SinkscopeError:
+        raise
+    except torch.OutOfMemoryError:
+        raise SinkscopeError(
+            f"{source.name} does not fit into the device's memory: try --dtype, --device-map auto"
+        ) from None
+    except Exception as error:  # one line for whatever a checkpoint can be wrong in
+        raise SinkscopeError(_why(source, error)) from error
+    return model, _check_keys(source, model, report)
+
+
+def _implementation(config: Any) -> str | None:
+    """`sdpa`, so that no hub kernel or flash package takes its place; None where the family has no sdpa."""
+    from transformers import AutoModel
+
+    try:
+        family = AutoModel._model_mapping[type(config)]
+    except KeyError:
+        return None
+    return "sdpa" if getattr(family, "_supports_sdpa", False) else None
+
+
+def _why(source: Source, error: Exception) -> str:
+    text = str(error)
+    if "trust_remote_code" in text:
+        return f"{source.name} carries its own Python code: pass --trust-remote-code if you trust it"
+    if isinstance(error, ImportError):
+        return f"{source.name} needs a package that is not installed: {first_line(error)}"
+    if "Unrecognized model" in text or "does not recognize this architecture" in text:
+        return f"{source.name} is of a model type this transformers does not know: {first_line(error)}"
+    return f"cannot load {source.name}: {type(error).__name__}: {first_line(error)}"
+
+
+def _check_keys(source: Source, model: nn.Module, report: dict[str, Any]) -> list[str]:
+    """Refuses weights that the checkpoint lacks and a forward pass would read: they would be random numbers."""
+    missing = sorted(report.get("missing_keys", ()))
+    harmless = [key for key in missing if "pooler" in key.lower()]
+    harmful = [key for key in missing if key not in harmless]
+    if harmful:
+        more = f" and {len(harmful) - 1} more" if len(harmful) > 1 else ""
+        raise SinkscopeError(f"{source.name} lacks weights that {type(model).__name__} needs: {harmful[0]}{more}")
+    return []
+
+
+def _load_tokenizer(source: Source, options: LoadOptions) -> tuple[Any, str | None]:
+    """The tokenizer, or (None, why): token files can be scanned without one."""
+    from transformers import AutoTokenizer
+
+    extra: dict[str, Any] = {"revision": source.revision} if source.revision else {}
+    if source.gguf:
+        extra["gguf_file"] = source.gguf
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.location, trust_remote_code=options.trust_remote_code, **extra)
+    except Exception as error:  # absent, damaged, of an unknown class, missing package: the caller says which
+        return None, first_line(error)
+    return tokenizer, None
+
+
+def _to_device(model: nn.Module, device: torch.device) -> nn.Module:
+    try:
+        return model.to(device)
+    except torch.OutOfMemoryError:
+        raise SinkscopeError(f"the model does not fit on {device}: try --dtype bfloat16 or --device-map auto") from None
+
+
+def _add_facts(checkpoint: Checkpoint) -> None:
+    model = checkpoint.model
+    config: Any = model.config
+    checkpoint.facts |= {
+        "class": type(model).__name__,
+        "model_type": getattr(config, "model_type", None),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "dtype": str(checkpoint.dtype).removeprefix("torch."),
+        "device": str(checkpoint.device),
+        "attention_implementation": getattr(config, "_attn_implementation", None),
+        "max_positions": checkpoint.max_positions,
+        "quantization": _quantization(config),
+    }
+
+
+def _quantization(config: Any) -> str | None:
+    setting = getattr(config, "quantization_config", None)
+    if setting is None:
+        return None
+    method = setting.get("quant_method") if isinstance(setting, dict) else getattr(setting, "quant_method", None)
+    return str(getattr(method, "value", method))

@@ -1,0 +1,183 @@
+"""What a MODEL argument names, found and checked before anything heavy is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sinkscope.checkpoints.examples import example_folder
+from sinkscope.errors import SinkscopeError
+
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where to load from. `location` is a folder or hub id; `revision` a commit hash for hub ids, else None."""
+
+    name: str
+    location: str
+    gguf: str | None = None
+    revision: str | None = None
+    pickled: bool = False
+
+    @property
+    def folder(self) -> Path | None:
+        path = Path(self.location)
+        return path if path.is_dir() else None
+
+
+def find_source(name: str, revision: str | None = None, allow_pickle: bool = False) -> Source:
+    """Reads a MODEL argument: example:NAME, a .gguf file, a folder, else a hub id (resolved to one commit).
+
+    Raises SinkscopeError: no such file, folder without config or weights, damaged files, pickled weights without
+    leave, unknown or gated id, unknown revision, hub unreachable.
+    """
+    if name.startswith("example:"):
+        return _folder(name, example_folder(name.removeprefix("example:")), allow_pickle)
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf" or path.is_file():
+        return _gguf_file(name, path)
+    if path.is_dir():
+        return _folder(name, path, allow_pickle)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name:
+        raise SinkscopeError(f"no such model folder: {name}")
+    return _hub(name, revision, allow_pickle)
+
+
+def _gguf_file(name: str, path: Path) -> Source:
+    if not path.is_file():
+        raise SinkscopeError(f"no such file: {name}")
+    if path.suffix != ".gguf":
+        raise SinkscopeError(f"{name} is a file: give its folder, or a .gguf file")
+    from gguf import GGUFReader
+
+    try:
+        GGUFReader(path)
+    except Exception as error:  # the reader meets damage as struct, numpy, Unicode or key errors
+        raise SinkscopeError(f"{name} is damaged or no GGUF file ({first_line(error)}): download it again") from None
+    return Source(name, str(path.parent.resolve()), gguf=path.name)
+
+
+def _folder(name: str, path: Path, allow_pickle: bool) -> Source:
+    config = path / "config.json"
+    if not config.is_file():
+        ggufs = sorted(file.name for file in path.glob("*.gguf"))
+        hint = f"; name its file {path / ggufs[0]}" if ggufs else ""
+        raise SinkscopeError(f"{name} holds no config.json: not a model folder{hint}")
+    try:
+        json.loads(config.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise SinkscopeError(f"{config} is damaged: {first_line(error)}") from None
+    safe = sorted(path.glob("*.safetensors"))
+    for file in safe:
+        _check_safetensors(file)
+    if safe:
+        return Source(name, str(path))
+    if not any(path.glob(pattern) for pattern in ("*.bin", "*.safetensors.index.json")) and not _pickles(path):
+        raise SinkscopeError(f"{name} holds no weights (*.safetensors)")
+    _pickle_leave(name, allow_pickle)
+    return Source(name, str(path), pickled=True)
+
+
+def _pickles(path: Path) -> list[Path]:
+    return [file for pattern in PICKLED for file in path.glob(pattern)]
+
+
+def _pickle_leave(name: str, allow_pickle: bool) -> None:
+    if not allow_pickle:
+        raise SinkscopeError(
+            f"{name} has pickled weights only, which can run code when opened: pass --allow-pickle if you trust it, "
+            "or convert it to safetensors"
+        )
+
+
+def _check_safetensors(file: Path) -> None:
+    """Opens the header: it says how long the file must be, so a truncated download is seen at once."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise SinkscopeError(f"{file} is damaged or truncated ({first_line(error)}): download it again") from None
+
+
+def _hub(name: str, revision: str | None, allow_pickle: bool) -> Source:
+    """One commit for everything: config, weights and tokenizer must not come from different states of a repository."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+
+    try:
+        info = HfApi().model_info(name, revision=revision, timeout=20)
+    except GatedRepoError:
+        raise SinkscopeError(f"{name} is gated: ask for access on its page, then run `hf auth login`") from None
+    except RevisionNotFoundError:
+        raise SinkscopeError(f"{name} has no revision {revision!r}") from None
+    except RepositoryNotFoundError:
+        raise SinkscopeError(
+            f"no model {name!r} on the hub, and no such folder (private ones need `hf auth login`)"
+        ) from None
+    except HFValidationError:
+        raise SinkscopeError(f"{name!r} is neither a folder, a .gguf file nor a hub id") from None
+    except Exception as error:  # every transport error of every HTTP library: offline, DNS, proxy, 5xx
+        return _cached(name, revision, allow_pickle, error)
+    files = {sibling.rfilename for sibling in info.siblings or []}
+    return _hub_source(name, files, info.sha, allow_pickle)
+
+
+def _cached(name: str, revision: str | None, allow_pickle: bool, error: Exception) -> Source:
+    """The hub is out of reach: what an earlier download left in the cache, if anything."""
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(name, "config.json", revision=revision)
+    if not isinstance(config, str):
+        raise SinkscopeError(
+            f"the model hub cannot be reached ({first_line(error)}) and {name!r} is neither a folder nor in its cache"
+        ) from None
+    snapshot = Path(config).parent
+    return _hub_source(name, {file.name for file in snapshot.iterdir()}, snapshot.name, allow_pickle)
+
+
+def _hub_source(name: str, files: set[str], sha: str | None, allow_pickle: bool) -> Source:
+    if "config.json" not in files:
+        raise SinkscopeError(f"{name} holds no config.json: not a transformers model")
+    pickled = not any(file.endswith(".safetensors") for file in files)
+    if pickled:
+        _pickle_leave(name, allow_pickle)
+    return Source(name, name, revision=sha, pickled=pickled)
+
+
+def weights_hash(source: Source) -> str | None:
+    """SHA-256 over the names and SHA-256 of the weight files. Hub files in the cache are named by theirs."""
+    folder = source.folder
+    if folder is None:
+        from huggingface_hub import try_to_load_from_cache
+
+        config = try_to_load_from_cache(source.location, "config.json", revision=source.revision)
+        if not isinstance(config, str):
+            return None
+        folder = Path(config).parent
+    files = [folder / source.gguf] if source.gguf else sorted(folder.glob("*.safetensors")) or sorted(_pickles(folder))
+    if not files:
+        return None
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.name}:{_file_hash(file)}\n".encode())
+    return digest.hexdigest()
+
+
+def _file_hash(file: Path) -> str:
+    blob = file.resolve().name
+    if len(blob) == 64 and all(letter in "0123456789abcdef" for letter in blob):
+        return blob
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def first_line(error: BaseException | Any) -> str:
+    """The first line of an error's text, or its class where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
