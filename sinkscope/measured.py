@@ -1,0 +1,205 @@
+"""The primary record of a run: every metric of every head for every sequence, collected layer by layer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sinkscope.capture import LayerView, Missing, Site
+from sinkscope.capture.blocks import EARLY
+from sinkscope.metrics import METRICS
+from sinkscope.metrics.mass import alpha, early_alpha
+from sinkscope.metrics.registry import Table
+
+HEAD_NAMES = tuple(METRICS["heads"])
+LAYER_NAMES = tuple(METRICS["layers"])
+CURVE_NAMES = ("bos_mass", "sink_score")
+
+
+@dataclass
+class SiteValues:
+    """One attention site over all sequences of one domain (N of them). NaN where a metric could not be had.
+
+    Attributes:
+        heads: [N, H, metric], in the order of HEAD_NAMES.
+        layers: [N, metric], in the order of LAYER_NAMES.
+        curve: [N, H, prefix, (bos_mass, sink_score)] at `prefixes`.
+        alpha, early: mean over sequences of alpha_k, [H, K] and [H, 64] (None where T < 64).
+        first_unit: x_0 / norm x_0 of each sequence, [N, D]; None where the block's input was not seen.
+        causal, queries, keys: as the attention call was.
+    """
+
+    heads: np.ndarray
+    layers: np.ndarray
+    curve: np.ndarray
+    prefixes: list[int]
+    alpha: np.ndarray
+    early: np.ndarray | None
+    first_unit: np.ndarray | None
+    causal: bool
+    queries: int
+    keys: int
+
+    def head(self, name: str) -> np.ndarray:
+        """[N, H] values of one head metric."""
+        return self.heads[:, :, HEAD_NAMES.index(name)]
+
+    def layer(self, name: str) -> np.ndarray:
+        """[N] values of one layer metric."""
+        return self.layers[:, LAYER_NAMES.index(name)]
+
+
+@dataclass
+class Domain:
+    """The sequences of one --data SPEC, and what was measured on them, by site name."""
+
+    name: str
+    ids: np.ndarray
+    documents: list[str]
+    sites: dict[str, SiteValues] = field(default_factory=dict)
+
+
+@dataclass
+class _Part:
+    """What one LayerView gave, still on its device."""
+
+    heads: Tensor
+    layers: Tensor
+    curve: Tensor
+    alpha: Tensor
+    early: Tensor | None
+    first_unit: Tensor | None
+    causal: bool
+    queries: int
+    keys: int
+
+
+class Collector:
+    """Takes LayerViews batch by batch; a batch that failed half-way leaves no trace (begin, add..., commit).
+
+    `length`: T of the longest sequence, which fixes the prefixes of the length curve.
+    """
+
+    def __init__(self, length: int) -> None:
+        self._prefixes = prefixes(length)
+        self._done: dict[str, list[_Part]] = defaultdict(list)
+        self._batch: dict[str, list[_Part]] = {}
+
+    def begin(self) -> None:
+        self._batch = defaultdict(list)
+
+    def add(self, view: LayerView) -> None:
+        self._batch[view.site.name].append(_reduce(view, self._prefixes))
+
+    def commit(self) -> None:
+        """Moves the finished batch to the CPU and keeps it."""
+        for name, parts in self._batch.items():
+            self._done[name] += [_to_cpu(part) for part in parts]
+        self._batch = {}
+
+    def bad_site(self, sites: list[Site]) -> Site | None:
+        """The first site of the batch under way whose numbers are NaN or infinite where they never may be."""
+        index = HEAD_NAMES.index("sink_score")
+        for site in sites:
+            for part in self._batch.get(site.name, []):
+                if not torch.isfinite(part.heads[..., index]).all():
+                    return site
+        return None
+
+    def values(self) -> dict[str, SiteValues]:
+        """Everything kept so far, by site name."""
+        return {name: _join(parts, self._prefixes) for name, parts in self._done.items()}
+
+
+def prefixes(queries: int) -> list[int]:
+    """Lengths of the length curve: 64, 128, 256, ... and T itself; T alone where T < 64."""
+    lengths = []
+    length = EARLY
+    while length < queries:
+        lengths.append(length)
+        length *= 2
+    return [*lengths, queries]
+
+
+def _reduce(view: LayerView, lengths: list[int]) -> _Part:
+    first = view.attention.first
+    curve = [_curve_point(first, length) for length in lengths]
+    unit = None
+    if view.residual_in is not None:
+        unit = torch.nn.functional.normalize(view.residual_in[:, 0].float(), dim=-1)
+    return _Part(
+        heads=_all(view, "heads"),
+        layers=_all(view, "layers"),
+        curve=torch.stack(curve, -2),
+        alpha=alpha(view),
+        early=early_alpha(view),
+        first_unit=unit,
+        causal=view.attention.causal,
+        queries=view.queries,
+        keys=view.keys,
+    )
+
+
+def _curve_point(first: Tensor, length: int) -> Tensor:
+    """(bos_mass, sink_score) of the first `length` queries, [B, H, 2]; NaN where the sequence is shorter."""
+    if length > first.shape[-1]:
+        return torch.full((*first.shape[:2], 2), torch.nan, device=first.device, dtype=first.dtype)
+    return torch.stack([first[..., 1:length].mean(-1), first[..., :length].mean(-1)], -1)
+
+
+def _all(view: LayerView, table: Table) -> Tensor:
+    """Every metric of a table on one view, [B, H, metric] or [B, metric]; NaN where the layer lacks what it needs."""
+    like = view.attention.first[..., 0] if table == "heads" else view.attention.first[:, 0, 0]
+    columns = []
+    for metric in METRICS[table].values():
+        try:
+            columns.append(metric.compute(view).double().expand_as(like))
+        except Missing:
+            columns.append(torch.full_like(like, torch.nan, dtype=torch.float64))
+    return torch.stack(columns, -1)
+
+
+def _to_cpu(part: _Part) -> _Part:
+    return _Part(
+        heads=part.heads.cpu(),
+        layers=part.layers.cpu(),
+        curve=part.curve.cpu(),
+        alpha=part.alpha.double().sum(0, keepdim=True).cpu(),
+        early=None if part.early is None else part.early.double().sum(0, keepdim=True).cpu(),
+        first_unit=None if part.first_unit is None else part.first_unit.cpu(),
+        causal=part.causal,
+        queries=part.queries,
+        keys=part.keys,
+    )
+
+
+def _join(parts: list[_Part], lengths: list[int]) -> SiteValues:
+    counts = [len(part.heads) for part in parts]
+    early = [part.early for part in parts]
+    units = [part.first_unit for part in parts if part.first_unit is not None]
+    return SiteValues(
+        heads=torch.cat([part.heads for part in parts]).numpy(),
+        layers=torch.cat([part.layers for part in parts]).numpy(),
+        curve=torch.cat([part.curve for part in parts]).double().numpy(),
+        prefixes=lengths,
+        alpha=_mean_alpha([part.alpha for part in parts], counts),
+        early=None if early[0] is None else _mean_alpha([e for e in early if e is not None], counts),
+        first_unit=torch.cat(units).double().numpy() if units else None,
+        causal=all(part.causal for part in parts),
+        queries=max(part.queries for part in parts),
+        keys=max(part.keys for part in parts),
+    )
+
+
+def _mean_alpha(sums: list[Tensor], counts: list[int]) -> np.ndarray:
+    """Mean over sequences of alpha_k, [H, K]; a key that only some sequences are long enough for: over those."""
+    total = torch.zeros(sums[0].shape[1], max(part.shape[-1] for part in sums), dtype=torch.float64)
+    number = torch.zeros(total.shape[-1], dtype=torch.float64)
+    for part, count in zip(sums, counts, strict=True):
+        total[:, : part.shape[-1]] += part[0]
+        number[: part.shape[-1]] += count
+    return (total / number).numpy()

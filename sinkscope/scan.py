@@ -1,0 +1,432 @@
+"""The engine: a model, batches of text, the metrics -> a Run."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+import sinkscope
+from sinkscope.capture import Capture, LayerView, Plan, plan
+from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
+from sinkscope.errors import SinkscopeError
+from sinkscope.forward import Forward
+from sinkscope.inputs import Corpus, TokenRules, read_corpus, token_rules
+from sinkscope.inputs.batches import Batch, TokenData, as_corpus, batches, token_data
+from sinkscope.measured import Collector, Domain
+from sinkscope.metrics import columns
+from sinkscope.metrics.registry import TABLES
+from sinkscope.run import Run
+from sinkscope.selfcheck import self_check as check_against_eager
+from sinkscope.summary import stream_summaries
+from sinkscope.tables import (
+    Settings,
+    curve_table,
+    head_table,
+    layer_table,
+    parse_rule,
+    position_table,
+    sequence_table,
+)
+
+SCHEMA_VERSION = 1
+DRY_RUN_TOKENS = 16
+CPU_BATCH_TOKENS, DEVICE_BATCH_TOKENS = 1024, 16384
+SEQ_LEN, NUM_SEQUENCES = 256, 32
+
+Progress = Callable[[str, int, int], None]
+"""Called with (stage, sequences done, sequences in all); stages are `loading`, `checking`, `scanning`."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a scan. `run` holds what was measured until then (manifest: complete = false), or None."""
+
+    def __init__(self, run: Run | None) -> None:
+        super().__init__("scan interrupted")
+        self.run = run
+
+
+@dataclass
+class _Work:
+    """One scan under way."""
+
+    checkpoint: Checkpoint
+    plan: Plan
+    forward: Forward
+    rules: TokenRules
+    corpora: list[Corpus]
+    settings: Settings
+    progress: Progress
+    data: list[TokenData]
+    batch_size: int | None
+    warnings: list[str] = field(default_factory=list)
+    collectors: list[Collector] = field(default_factory=list)
+    done: int = 0
+    seconds: float = 0.0
+
+    @property
+    def total(self) -> int:
+        return sum(len(data.ids) for data in self.data)
+
+
+def scan(
+    model: Any,
+    *,
+    data: Any = "prose",
+    seq_len: int | None = None,
+    num_sequences: int | None = None,
+    batch_size: int | None = None,
+    bos: str = "auto",
+    tokenizer: Any = None,
+    device: str = "auto",
+    device_map: str | None = None,
+    dtype: str = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    allow_pickle: bool = False,
+    seed: int = 0,
+    epsilon: float = 0.3,
+    dormant_rule: str = "honor<0.4",
+    self_check: bool = True,
+    progress: Progress | None = None,
+) -> Run:
+    """Measures every attention head of a model while it reads text once.
+
+    Args:
+        model: a name (hub id, folder, .gguf file, example:NAME) or a transformers model already loaded, in eval mode.
+        data: a SPEC or a list of them (each becomes a domain); or token ids: a tensor [sequence, T], a list of lists
+            of int, or a mapping with `input_ids` and `attention_mask`. No tokenizer is needed for token ids.
+        seq_len, num_sequences: tokens a sequence and sequences a SPEC; 256 and 32 for text, all there is for token ids.
+        batch_size: None = chosen by the device and halved when memory runs out.
+        tokenizer: for a model object; a name brings its own.
+        epsilon: the sink threshold. dormant_rule: "NAME<x" on a head column.
+        self_check: compare one short sequence with the model's own eager attention first.
+
+    Returns:
+        A Run: tables as pandas frames, summary and manifest as dicts. Nothing is written; use `run.save(folder)`.
+
+    Raises:
+        SinkscopeError: anything the user can mend, in one line. Interrupted: Ctrl-C, with what was done.
+    """
+    started = time.perf_counter()
+    report = progress or (lambda stage, done, total: None)
+    settings = Settings(epsilon, dormant_rule)
+    _check_arguments(seq_len, num_sequences, batch_size, settings)
+    report("loading", 0, 0)
+    options = LoadOptions(revision, device, device_map, dtype, trust_remote_code, allow_pickle)
+    checkpoint = open_checkpoint(model, options) if isinstance(model, str) else wrap_model(model, tokenizer)
+    forward = Forward(checkpoint.model)
+    rules = token_rules(checkpoint.tokenizer, checkpoint.vocabulary)
+    probe = torch.arange(DRY_RUN_TOKENS, device=checkpoint.device).remainder(checkpoint.vocabulary)[None]
+    found = plan(checkpoint.model, lambda: forward(probe))
+    corpora, tokens = _read(data, checkpoint, rules, seq_len, num_sequences, bos, seed)
+    work = _Work(checkpoint, found, forward, rules, corpora, settings, report, tokens, batch_size)
+    work.warnings += [*checkpoint.warnings, *(warning for corpus in corpora for warning in corpus.warnings)]
+    checked: dict[str, Any] = {"status": "skipped"}
+    if self_check:
+        report("checking", 0, work.total)
+        checked = check_against_eager(checkpoint.model, found, forward, _first_sequence(tokens[0], checkpoint))
+        if checked["status"] != "passed":
+            work.warnings.append(_check_warning(checked))
+    manifest = _manifest(work, seed, bos, checked)
+    try:
+        _measure(work)
+    except KeyboardInterrupt:
+        raise Interrupted(_build(work, manifest, started, complete=False) if work.done else None) from None
+    return _build(work, manifest, started, complete=True)
+
+
+def _check_arguments(seq_len: int | None, num_sequences: int | None, batch: int | None, settings: Settings) -> None:
+    parse_rule(settings.dormant_rule)
+    if seq_len is not None and seq_len < 2:
+        raise SinkscopeError(f"--seq-len {seq_len}: at least 2 tokens are needed (bos_mass starts at the second)")
+    if num_sequences is not None and num_sequences < 1:
+        raise SinkscopeError(f"--num-sequences {num_sequences}: at least 1 is needed")
+    if batch is not None and batch < 1:
+        raise SinkscopeError(f"--batch-size {batch}: at least 1 is needed")
+    if not 0 < settings.epsilon < 1:
+        raise SinkscopeError(f"--epsilon {settings.epsilon}: a probability between 0 and 1 is needed")
+
+
+def _read(
+    data: Any, checkpoint: Checkpoint, rules: TokenRules, seq_len: int | None, count: int | None, bos: str, seed: int
+) -> tuple[list[Corpus], list[TokenData]]:
+    """The sequences of every domain, checked against the model's positions."""
+    specs = [data] if isinstance(data, str) else data
+    if isinstance(specs, Sequence) and specs and all(isinstance(spec, str) for spec in specs):
+        length = seq_len or SEQ_LEN
+        _check_length(checkpoint, length)
+        if len(set(specs)) < len(specs):
+            raise SinkscopeError("--data names the same source twice")
+        tokenizer = checkpoint.tokenizer
+        if tokenizer is None and checkpoint.tokenizer_error and not all(_needs_no_tokenizer(spec) for spec in specs):
+            raise SinkscopeError(
+                f"{checkpoint.name} has no usable tokenizer ({checkpoint.tokenizer_error}): text cannot be read; "
+                "give token ids (.jsonl with `input_ids`) or --data random"
+            )
+        corpora = [read_corpus(spec, tokenizer, rules, length, count or NUM_SEQUENCES, bos, seed) for spec in specs]
+        return corpora, [TokenData(corpus.ids) for corpus in corpora]
+    tokens = token_data(data, checkpoint.vocabulary)
+    length = seq_len or tokens.ids.shape[1]
+    mask = None if tokens.mask is None else tokens.mask[:count, :length]
+    tokens = TokenData(tokens.ids[:count, :length], mask)
+    _check_length(checkpoint, tokens.longest)
+    return [as_corpus(tokens)], [tokens]
+
+
+def _needs_no_tokenizer(spec: str) -> bool:
+    return spec in ("random", "repeated") or spec.partition("#")[0].endswith((".jsonl", ".parquet"))
+
+
+def _check_length(checkpoint: Checkpoint, length: int) -> None:
+    limit = checkpoint.max_positions
+    if limit is not None and length > limit:
+        raise SinkscopeError(
+            f"--seq-len {length} exceeds the {limit} positions of {checkpoint.name}: give {limit} or less"
+        )
+
+
+def _first_sequence(data: TokenData, checkpoint: Checkpoint) -> torch.Tensor:
+    """The valid tokens of the first sequence, [1, length]."""
+    batch = next(batches(data, 0, 1, checkpoint.device))
+    return batch.ids if batch.spans is None else batch.ids[:, slice(*batch.spans[0])]
+
+
+def _check_warning(checked: dict[str, Any]) -> str:
+    if checked["status"] == "warning":
+        return (
+            f"self-check: {checked['max_difference']:.2g} from eager attention at {checked['where']}, more than the "
+            f"{checked['bound']:g} that half precision explains; try --dtype float32"
+        )
+    return f"self-check not possible: {checked['reason']}"
+
+
+def _measure(work: _Work) -> None:
+    for data in work.data:
+        collector = Collector(data.longest)
+        work.collectors.append(collector)
+        _measure_domain(work, data, collector)
+
+
+def _measure_domain(work: _Work, data: TokenData, collector: Collector) -> None:
+    """All batches of one domain. Out of memory halves the batch and goes on where it stopped."""
+    from accelerate.utils import find_executable_batch_size
+
+    def receive(view: LayerView, row: int) -> None:
+        collector.add(view)
+
+    capture = Capture(work.checkpoint.model, work.plan, receive, work.settings.epsilon)
+    start, finished = work.done, 0
+    limit = CPU_BATCH_TOKENS if work.checkpoint.device.type == "cpu" else DEVICE_BATCH_TOKENS
+    size = work.batch_size or max(1, min(len(data.ids), limit // data.ids.shape[1]))
+
+    @find_executable_batch_size(starting_batch_size=size)
+    def run(batch_size: int) -> None:
+        nonlocal finished
+        work.batch_size = batch_size
+        for batch in batches(data, finished, batch_size, work.checkpoint.device):
+            began = time.perf_counter()
+            _one_batch(work, capture, collector, batch)
+            finished += len(batch)
+            work.done = start + finished
+            work.seconds += time.perf_counter() - began
+            work.progress("scanning", work.done, work.total)
+
+    work.progress("scanning", work.done, work.total)
+    try:
+        run()
+    except RuntimeError as error:
+        if "No executable batch size" not in str(error):
+            raise
+        raise SinkscopeError(
+            f"out of memory with one sequence of {data.ids.shape[1]} tokens: try --seq-len {data.ids.shape[1] // 2}, "
+            "--dtype bfloat16, or --device-map auto"
+        ) from None
+
+
+def _one_batch(work: _Work, capture: Capture, collector: Collector, batch: Batch) -> None:
+    collector.begin()
+    with capture.watching(batch.spans):
+        work.forward(batch.ids, batch.mask)
+    bad = collector.bad_site(work.plan.sites)
+    if bad is not None:
+        raise SinkscopeError(_why_not_finite(work.checkpoint, bad.layer, bad.module))
+    collector.commit()
+
+
+def _why_not_finite(checkpoint: Checkpoint, layer: int, module: str) -> str:
+    """NaN in attention: which weights hold it, or the dtype that overflowed."""
+    for name, parameter in checkpoint.model.named_parameters():
+        if parameter.is_floating_point() and not parameter.is_meta and not torch.isfinite(parameter).all():
+            return f"the weights {name} hold NaN or infinity (attention is NaN from layer {layer} on): it is damaged"
+    return (
+        f"attention of layer {layer} ({module}) is NaN although all weights are finite: {checkpoint.facts['dtype']} "
+        "overflows; try --dtype float32"
+    )
+
+
+def _build(work: _Work, manifest: dict[str, Any], started: float, complete: bool) -> Run:
+    """Tables, summary and manifest from what the collectors hold."""
+    sites, settings = work.plan.sites, work.settings
+    domains = []
+    for corpus, collector in zip(work.corpora, work.collectors, strict=False):
+        values = collector.values()
+        if values:
+            domains.append(Domain(corpus.domain, corpus.ids, corpus.documents, values))
+    tokens = {domain.name: _shared_tokens(domain, work.checkpoint.tokenizer) for domain in domains}
+    heads = head_table(domains, sites, settings)
+    layers = layer_table(domains, sites, heads, settings)
+    summary = _summary(work, domains, heads, layers, tokens, complete)
+    manifest |= {
+        "complete": complete,
+        "sequences_done": work.done,
+        "batch_size": work.batch_size,
+        "warnings": work.warnings,
+        "timing": {
+            "scan_seconds": round(work.seconds, 3),
+            "total_seconds": round(time.perf_counter() - started, 3),
+            "sequences_per_second": round(work.done / work.seconds, 3) if work.seconds else None,
+        },
+    }
+    return Run(
+        heads=heads,
+        layers=layers,
+        positions=position_table(domains, sites, tokens),
+        length_curve=curve_table(domains, sites, settings),
+        sequences=sequence_table(domains, sites),
+        summary=summary,
+        manifest=manifest,
+    )
+
+
+def _summary(
+    work: _Work, domains: list[Domain], heads: Any, layers: Any, tokens: dict[str, list[str | None]], complete: bool
+) -> dict[str, Any]:
+    sites, settings = work.plan.sites, work.settings
+    summary: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "model": work.checkpoint.facts["id"],
+        "complete": complete,
+        "data": [domain.name for domain in domains],
+        "sequences": work.done,
+        "epsilon": settings.epsilon,
+        "first_token": _first_token(domains, work),
+        "streams": stream_summaries(domains, sites, heads, layers, tokens, settings),
+    }
+    if len(domains) > 1:
+        summary["domains"] = {
+            domain.name: {
+                "streams": stream_summaries(
+                    [domain], sites, heads[heads["domain"] == domain.name],
+                    layers[layers["domain"] == domain.name], tokens, settings,
+                )
+            }
+            for domain in domains
+        }  # fmt: skip
+        summary["dormant_in_some_domains"] = _dormant_in_some(heads)
+    summary["not_softmax"] = not_softmax(work.checkpoint.model, work.plan)
+    summary["joined_sequences"] = sum(corpus.joined for corpus in work.corpora)
+    summary["warnings"] = work.warnings
+    return summary
+
+
+def _dormant_in_some(heads: Any) -> list[dict[str, Any]]:
+    """Heads dormant in one domain and not in another."""
+    found = []
+    for (stream, layer, head), rows in heads.groupby(["stream", "layer", "head"], sort=False):
+        dormant = rows.loc[rows["dormant"].fillna(False).astype(bool), "domain"].tolist()
+        if 0 < len(dormant) < len(rows):
+            active = [name for name in rows["domain"] if name not in dormant]
+            place = {"stream": stream, "layer": int(layer), "head": int(head)}
+            found.append(place | {"dormant_in": dormant, "active_in": active})
+    return found
+
+
+def not_softmax(model: torch.nn.Module, found: Plan) -> list[str]:
+    """Blocks beside the attention blocks that made no attention call: Mamba, linear attention, convolutions."""
+    blocks = {site.block for site in found.sites if site.block is not None}
+    parents = {block.rpartition(".")[0] for block in blocks}
+    return [
+        f"{parent}.{name}"
+        for parent in sorted(parents)
+        for name, _ in model.get_submodule(parent).named_children()
+        if f"{parent}.{name}" not in blocks
+    ]
+
+
+def _shared_tokens(domain: Domain, tokenizer: Any) -> list[str | None]:
+    """The token at each position where every sequence of the domain has the same one; None elsewhere."""
+    same = (domain.ids == domain.ids[0]).all(0)
+    return [_token_text(tokenizer, int(t)) if s else None for t, s in zip(domain.ids[0], same, strict=True)]
+
+
+def _token_text(tokenizer: Any, token: int) -> str:
+    if tokenizer is None:
+        return str(token)
+    return str(tokenizer.convert_ids_to_tokens(token))
+
+
+def _first_token(domains: list[Domain], work: _Work) -> dict[str, Any]:
+    """Id and text of the first token where all sequences share it, and whether it is the tokenizer's BOS (or CLS)."""
+    firsts = np.unique(np.concatenate([domain.ids[:, 0] for domain in domains]))
+    if len(firsts) > 1:
+        return {"id": None, "text": None, "distinct": len(firsts), "is_bos": False}
+    token = int(firsts[0])
+    is_bos = work.rules.bos_id == token if work.rules.bos_id is not None else None
+    return {"id": token, "text": _token_text(work.checkpoint.tokenizer, token), "distinct": 1, "is_bos": is_bos}
+
+
+def _manifest(work: _Work, seed: int, bos: str, checked: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "sinkscope": sinkscope.__version__,
+        "command": None,
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "versions": _versions(),
+        "model": work.checkpoint.facts,
+        "data": [
+            {
+                "spec": corpus.domain,
+                "fingerprint": corpus.fingerprint,
+                "sequences": len(corpus.ids),
+                "seq_len": int(corpus.ids.shape[1]),
+                "bos": corpus.bos,
+                "joined": corpus.joined,
+                "dropped": corpus.dropped,
+                "documents": corpus.documents,
+            }
+            for corpus in work.corpora
+        ],
+        "first_token": _first_token([Domain(c.domain, c.ids, c.documents) for c in work.corpora], work),
+        "bos": bos,
+        "seed": seed,
+        "epsilon": work.settings.epsilon,
+        "dormant_rule": work.settings.dormant_rule,
+        "self_check": checked,
+        "attention": [
+            {
+                "stream": site.stream, "layer": site.layer, "module": site.name, "kind": site.kind, "path": site.path,
+                "causal": site.causal, "heads": site.heads, "kv_groups": site.kv_groups, "head_dim": site.head_dim,
+                "value_dim": site.value_dim, "block": site.block, "projection": site.projection,
+            }
+            for site in work.plan.sites
+        ],
+        "conventions": {
+            name: column.formula
+            for table in TABLES
+            for name, column in columns(table).items()
+        },
+    }  # fmt: skip
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    packages = ("torch", "transformers", "tokenizers", "numpy", "pandas")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}

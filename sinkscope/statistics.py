@@ -1,0 +1,39 @@
+"""Means and standard errors over sequences, where some values are missing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def mean(values: np.ndarray) -> np.ndarray:
+    """Mean over the first axis of what is there; NaN where nothing is."""
+    count = (~np.isnan(values)).sum(0)
+    total = np.nansum(values, axis=0)
+    return np.divide(total, count, out=np.full(np.shape(total), np.nan), where=count > 0)
+
+
+def sem(values: np.ndarray) -> np.ndarray:
+    """Standard error of that mean: sample standard deviation (n - 1) over sqrt(n); NaN for fewer than two values."""
+    count = (~np.isnan(values)).sum(0)
+    squares = np.nansum((values - mean(values)) ** 2, axis=0)
+    spread = np.divide(squares, count * (count - 1.0), out=np.full(np.shape(squares), np.nan), where=count > 1)
+    return np.sqrt(spread)
+
+
+def harmonic(count: int) -> float:
+    """H_n = 1 + 1/2 + ... + 1/n."""
+    return float((1.0 / np.arange(1, count + 1)).sum())
+
+
+def uniform_alpha(count: int) -> float:
+    """alpha_0 of a causal head that attends uniformly: H_T / T, the baseline of every sink score."""
+    return harmonic(count) / count
+
+
+def pairwise_cosine(units: np.ndarray) -> float:
+    """Mean cosine over unordered pairs of rows of unit vectors; NaN for fewer than two."""
+    count = len(units)
+    if count < 2:
+        return float("nan")
+    total = units.sum(0)
+    return float((total @ total - (units * units).sum()) / (count * (count - 1)))

@@ -1,0 +1,284 @@
+"""The tables of a run, derived from its per-sequence values; columns known only for the whole run are defined here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sinkscope.capture import Site
+from sinkscope.errors import SinkscopeError
+from sinkscope.measured import CURVE_NAMES, HEAD_NAMES, LAYER_NAMES, Domain, SiteValues
+from sinkscope.metrics import METRICS, RUN_COLUMNS
+from sinkscope.metrics.mass import eligible_keys
+from sinkscope.metrics.registry import run_column
+from sinkscope.statistics import mean, pairwise_cosine, sem
+
+PATTERN_MASS = 0.5
+PATTERN_UNIFORM = 0.9
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the derived columns depend on: the sink threshold and the rule that calls a head dormant."""
+
+    epsilon: float = 0.3
+    dormant_rule: str = "honor<0.4"
+
+
+@dataclass(frozen=True)
+class DormantRule:
+    """`NAME<x` or `NAME>x` on the mean of a head column."""
+
+    column: str
+    below: bool
+    bound: float
+
+    def __call__(self, means: dict[str, np.ndarray]) -> np.ndarray:
+        values = means[self.column]
+        return values < self.bound if self.below else values > self.bound
+
+
+def parse_rule(text: str) -> DormantRule:
+    """Reads a --dormant-rule. Raises SinkscopeError for an unknown column or a rule of another form."""
+    match = re.fullmatch(r"\s*(\w+)\s*([<>])\s*([-+.\deE]+)\s*", text)
+    try:
+        if match is None:
+            raise ValueError
+        bound = float(match[3])
+    except ValueError:
+        raise SinkscopeError(f'--dormant-rule {text!r}: write "NAME<x" or "NAME>x", e.g. "honor<0.4"') from None
+    if match[1] not in METRICS["heads"]:
+        raise SinkscopeError(f"--dormant-rule: unknown column {match[1]!r}; `sinkscope metrics` lists them")
+    return DormantRule(match[1], match[2] == "<", bound)
+
+
+@dataclass
+class HeadRun:
+    """One site of one domain, for the run columns of heads: per-sequence values, their means [H], settings."""
+
+    values: SiteValues
+    means: dict[str, np.ndarray]
+    settings: Settings
+
+    def ranked_alpha(self) -> np.ndarray:
+        """Mean alpha_k over the keys with at least T/4 query rows, [H, eligible]."""
+        values = self.values
+        return values.alpha[:, : eligible_keys(values.queries, values.keys, values.causal)]
+
+
+@run_column("heads", unit="position", range="[0, T)", source="ours")
+def peak_position(run: HeadRun) -> np.ndarray:
+    """argmax_k of the sequence-mean alpha_k, over keys k with at least T/4 query rows; the lowest where several tie."""
+    return run.ranked_alpha().argmax(-1)
+
+
+@run_column("heads", unit="probability", range="[0, 1]", source="ours")
+def peak_score(run: HeadRun) -> np.ndarray:
+    """max_k of the sequence-mean alpha_k, over keys k with at least T/4 query rows."""
+    return run.ranked_alpha().max(-1)
+
+
+@run_column("heads", unit="name", range="sink, diagonal, previous, uniform, mixed", source="ours")
+def pattern(run: HeadRun) -> np.ndarray:
+    """The first that holds of: sink = bos_mass >= 0.5, diagonal = self_mass >= 0.5, previous = previous_mass >= 0.5,
+    uniform = uniformity >= 0.9; else mixed."""
+    means = run.means
+    conditions = [
+        means["bos_mass"] >= PATTERN_MASS,
+        means["self_mass"] >= PATTERN_MASS,
+        means["previous_mass"] >= PATTERN_MASS,
+        means["uniformity"] >= PATTERN_UNIFORM,
+    ]
+    return np.select(conditions, ["sink", "diagonal", "previous", "uniform"], "mixed")
+
+
+@run_column("heads", unit="bool", range="true, false", source="ours (rule); scores of 2504.03889")
+def dormant(run: HeadRun) -> pd.arrays.BooleanArray:
+    """The dormant rule on the head's means: honor < 0.4 by default; empty where the score is missing."""
+    rule = parse_rule(run.settings.dormant_rule)
+    return pd.arrays.BooleanArray(rule(run.means), np.isnan(run.means[rule.column]))
+
+
+@dataclass
+class LayerRun:
+    """One site of one domain, for the run columns of layers: its values and its rows of the head table."""
+
+    values: SiteValues
+    heads: pd.DataFrame
+    settings: Settings
+
+    def loudest(self) -> int | None:
+        """The sequence that holds the run's largest abs of x; None where x was not seen."""
+        peaks = self.values.layer("inf_norm")
+        return None if np.isnan(peaks).all() else int(np.nanargmax(peaks))
+
+    def at_loudest(self, name: str) -> float:
+        sequence = self.loudest()
+        return float("nan") if sequence is None else float(self.values.layer(name)[sequence])
+
+
+@run_column("layers", unit="cosine", range="[-1, 1]", source="outlier-position-anatomy")
+def first_constancy(run: LayerRun) -> float:
+    """Mean pairwise cosine of x_0 over the run's sequences: 1 = the same vector whatever the text; empty for one."""
+    units = run.values.first_unit
+    return float("nan") if units is None else pairwise_cosine(units)
+
+
+@run_column("layers", unit="activation", range="[0, inf)", source="Sun et al. 2402.17762")
+def max_abs(run: LayerRun) -> float:
+    """Largest abs of x over all sequences of the run."""
+    return run.at_loudest("inf_norm")
+
+
+@run_column("layers", unit="position", range="[0, T)", source="Sun et al. 2402.17762")
+def max_abs_token(run: LayerRun) -> float:
+    """Position of the token where max_abs sits."""
+    return run.at_loudest("max_abs_token")
+
+
+@run_column("layers", unit="channel", range="[0, D)", source="Sun et al. 2402.17762")
+def max_abs_dim(run: LayerRun) -> float:
+    """Channel where max_abs sits."""
+    return run.at_loudest("max_abs_dim")
+
+
+@run_column("layers", unit="heads", range="[0, H]", source="Gu et al. 2410.10781 (threshold)")
+def sink_heads(run: LayerRun) -> int:
+    """Number of the layer's heads whose mean sink_score exceeds epsilon."""
+    return int((run.heads["sink_score"] > run.settings.epsilon).sum())
+
+
+@run_column("layers", unit="heads", range="[0, H]", source="ours (rule)")
+def dormant_heads(run: LayerRun) -> int:
+    """Number of the layer's heads that the dormant rule names."""
+    return int(run.heads["dormant"].fillna(False).sum())
+
+
+KEYS = ("stream", "layer")
+
+
+def site_keys(site: Site) -> dict[str, Any]:
+    return {"stream": site.stream, "layer": site.layer}
+
+
+def head_table(domains: list[Domain], sites: list[Site], settings: Settings) -> pd.DataFrame:
+    """heads.csv: one row per (stream, layer, head), per domain where there are several."""
+    frames = []
+    for domain, site, values in _each(domains, sites):
+        averages, errors = mean(values.heads), sem(values.heads)
+        rows: dict[str, Any] = _domain_key(domains, domain) | site_keys(site)
+        rows |= {
+            "head": np.arange(site.heads),
+            "kv_group": np.arange(site.heads) // (site.heads // site.kv_groups),
+            "module": site.name,
+            "kind": site.kind,
+        }
+        for index, name in enumerate(HEAD_NAMES):
+            rows |= {name: averages[:, index], f"{name}_sem": errors[:, index]}
+        run = HeadRun(values, {name: averages[:, i] for i, name in enumerate(HEAD_NAMES)}, settings)
+        rows |= {name: column.compute(run) for name, column in RUN_COLUMNS["heads"].items()}
+        frames.append(pd.DataFrame(rows))
+    return pd.concat(frames, ignore_index=True)
+
+
+def layer_table(domains: list[Domain], sites: list[Site], heads: pd.DataFrame, settings: Settings) -> pd.DataFrame:
+    """layers.csv: one row per (stream, layer), per domain where there are several."""
+    rows = []
+    shown = [name for name, metric in METRICS["layers"].items() if metric.shown]
+    for domain, site, values in _each(domains, sites):
+        row: dict[str, Any] = _domain_key(domains, domain) | site_keys(site)
+        row |= {"module": site.name, "kind": site.kind, "heads": site.heads}
+        averages, errors = mean(values.layers), sem(values.layers)
+        for name in shown:
+            index = LAYER_NAMES.index(name)
+            row |= {name: averages[index], f"{name}_sem": errors[index]}
+        own = _rows_of(heads, domains, domain, site)
+        run = LayerRun(values, own, settings)
+        row |= {name: column.compute(run) for name, column in RUN_COLUMNS["layers"].items()}
+        over_heads = np.stack([mean(sequence) for sequence in values.heads])
+        averages, errors = mean(over_heads), sem(over_heads)
+        for index, name in enumerate(HEAD_NAMES):
+            row |= {f"mean_{name}": averages[index], f"mean_{name}_sem": errors[index]}
+        rows.append(row)
+    table = pd.DataFrame(rows)
+    return table.astype(dict.fromkeys(("max_abs_token", "max_abs_dim"), "Int64"))
+
+
+def position_table(domains: list[Domain], sites: list[Site], tokens: dict[str, list[str | None]]) -> pd.DataFrame:
+    """positions.parquet: alpha_k of every key position; `tokens`: per domain, the token all sequences share there."""
+    frames = []
+    for domain, site, values in _each(domains, sites):
+        heads, keys = values.alpha.shape
+        early = np.full((heads, keys), np.nan)
+        if values.early is not None:
+            early[:, : values.early.shape[1]] = values.early[:, :keys]
+        shared = tokens[domain.name] if len(tokens[domain.name]) == keys else [None] * keys
+        rows = _domain_key(domains, domain) | site_keys(site)
+        rows |= {
+            "head": np.repeat(np.arange(heads), keys),
+            "position": np.tile(np.arange(keys), heads),
+            "alpha": values.alpha.ravel(),
+            "alpha_t64": early.ravel(),
+            "token": pd.array(shared * heads, dtype="string"),
+        }
+        frames.append(pd.DataFrame(rows))
+    return pd.concat(frames, ignore_index=True)
+
+
+def curve_table(domains: list[Domain], sites: list[Site], settings: Settings) -> pd.DataFrame:
+    """length_curve.csv: bos_mass, sink_score, sink_rate of the first T' queries, from the one pass."""
+    frames = []
+    for domain, site, values in _each(domains, sites):
+        for index, length in enumerate(values.prefixes):
+            rows = _domain_key(domains, domain) | site_keys(site)
+            rows |= {"head": np.arange(site.heads), "length": length}
+            columns = {name: values.curve[:, :, index, place] for place, name in enumerate(CURVE_NAMES)}
+            columns["sink_rate"] = (columns["sink_score"] > settings.epsilon).astype(float)
+            for name, column in columns.items():
+                rows |= {name: mean(column), f"{name}_sem": sem(column)}
+            frames.append(pd.DataFrame(rows))
+    keys = [*_domain_key(domains, domains[0]), *KEYS, "head", "length"]
+    table = pd.concat(frames, ignore_index=True)
+    order = table.groupby(keys[:-2], sort=False).ngroup()
+    return table.assign(_order=order).sort_values(["_order", "head", "length"], kind="stable").drop(columns="_order")
+
+
+def sequence_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
+    """sequences.parquet: every metric of every sequence; rows of heads have `head`, rows of layers have none there."""
+    frames = []
+    for domain, site, values in _each(domains, sites):
+        count, heads, _ = values.heads.shape
+        common = {"domain": domain.name, **site_keys(site), "module": site.name}
+        rows: dict[str, Any] = common | {
+            "sequence": np.repeat(np.arange(count), heads),
+            "document": pd.array(np.repeat(domain.documents[:count], heads), dtype="string"),
+            "head": pd.array(np.tile(np.arange(heads), count), dtype="Int64"),
+        }
+        flat = values.heads.reshape(count * heads, -1)
+        frames.append(pd.DataFrame(rows | {name: flat[:, i] for i, name in enumerate(HEAD_NAMES)}))
+        rows = common | {
+            "sequence": np.arange(count),
+            "document": pd.array(domain.documents[:count], dtype="string"),
+            "head": pd.array([None] * count, dtype="Int64"),
+        }
+        frames.append(pd.DataFrame(rows | {name: values.layers[:, i] for i, name in enumerate(LAYER_NAMES)}))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _each(domains: list[Domain], sites: list[Site]) -> list[tuple[Domain, Site, SiteValues]]:
+    return [(d, s, d.sites[s.name]) for d in domains for s in sites if s.name in d.sites]
+
+
+def _domain_key(domains: list[Domain], domain: Domain) -> dict[str, Any]:
+    return {"domain": domain.name} if len(domains) > 1 else {}
+
+
+def _rows_of(table: pd.DataFrame, domains: list[Domain], domain: Domain, site: Site) -> pd.DataFrame:
+    own = table["module"] == site.name
+    if len(domains) > 1:
+        own &= table["domain"] == domain.name
+    return table[own]
