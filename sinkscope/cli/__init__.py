@@ -1,0 +1,41 @@
+"""The command line: one thin file a command. Data to stdout, the rest to stderr; exit 0, 1 (check), 2 (input), 130."""
+
+from __future__ import annotations
+
+import typer
+
+from sinkscope.cli import examples, metrics, scan
+from sinkscope.cli.common import guarded
+
+app = typer.Typer(
+    name="sinkscope",
+    help="Measure attention sinks, dormant heads and massive activations in pretrained transformers.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("scan")(guarded(scan.scan))
+app.command("metrics")(guarded(metrics.metrics))
+app.command("examples")(guarded(examples.examples))
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True),
+) -> None:
+    """Measure attention sinks, dormant heads and massive activations in pretrained transformers.
+
+    Example: sinkscope scan example:gemma-3-270m
+    """
+    if version:
+        from sinkscope import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point of the `sinkscope` command."""
+    app()

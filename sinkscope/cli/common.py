@@ -1,0 +1,60 @@
+"""What all commands share: one line for an error and the right exit code."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import typer
+
+from sinkscope.errors import SinkscopeError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+BAD_INPUT, INTERRUPTED = 2, 130
+
+
+def guarded(command: Callable[P, R]) -> Callable[P, R]:
+    """Turns what a command raises into one line on stderr: exit 2, never 1, which means a failed check."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except SinkscopeError as error:
+            fail(str(error))
+        except KeyboardInterrupt:
+            say("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        except MemoryError:
+            fail("out of memory: try a smaller --seq-len or --batch-size")
+        except OSError as error:
+            fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
+        except Exception as error:
+            if os.environ.get("SINKSCOPE_TRACEBACK"):
+                traceback.print_exc()
+            detail = (str(error).strip().splitlines() or [""])[0]
+            fail(f"unexpected {type(error).__name__}: {detail} (SINKSCOPE_TRACEBACK=1 shows where)")
+        raise AssertionError
+
+    return run
+
+
+def fail(message: str) -> None:
+    say(f"error: {message}")
+    raise typer.Exit(BAD_INPUT)
+
+
+def say(message: str) -> None:
+    """One line on stderr, control characters made visible."""
+    from sinkscope.present.text import printable
+
+    print(f"sinkscope: {printable(message)}", file=sys.stderr)

@@ -1,0 +1,15 @@
+"""`sinkscope examples`: the checkpoints that need no model hub."""
+
+from __future__ import annotations
+
+import sys
+
+
+def examples() -> None:
+    """List the example checkpoints that come as Python packages, and whether they are installed.
+
+    Example: sinkscope examples
+    """
+    from sinkscope.present.metrics import render_examples
+
+    sys.stdout.write(render_examples())

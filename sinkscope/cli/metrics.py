@@ -1,0 +1,23 @@
+"""`sinkscope metrics`: every column with unit, range, formula and source."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+
+def metrics(
+    names: Annotated[list[str] | None, typer.Argument(help="Columns to show; all when none is named.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
+) -> None:
+    """Print the definition of every column: name, unit, range, formula, source.
+
+    Example: sinkscope metrics bos_mass sink_rate
+    """
+    from sinkscope.present.metrics import metric_list, render_metrics
+    from sinkscope.run import to_json
+
+    columns = metric_list(names or [])
+    sys.stdout.write(to_json(columns) if as_json else render_metrics(columns))

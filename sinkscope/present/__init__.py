@@ -1,0 +1,1 @@
+"""Runs as text: functions that return strings. Only the command line prints."""
