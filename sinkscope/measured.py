@@ -178,16 +178,15 @@ def _to_cpu(part: _Part) -> _Part:
 
 
 def _join(parts: list[_Part], lengths: list[int]) -> SiteValues:
-    counts = [len(part.heads) for part in parts]
-    early = [part.early for part in parts]
+    early = [(part.early, len(part.heads)) for part in parts if part.early is not None]
     units = [part.first_unit for part in parts if part.first_unit is not None]
     return SiteValues(
         heads=torch.cat([part.heads for part in parts]).numpy(),
         layers=torch.cat([part.layers for part in parts]).numpy(),
         curve=torch.cat([part.curve for part in parts]).double().numpy(),
         prefixes=lengths,
-        alpha=_mean_alpha([part.alpha for part in parts], counts),
-        early=None if early[0] is None else _mean_alpha([e for e in early if e is not None], counts),
+        alpha=_mean_alpha([(part.alpha, len(part.heads)) for part in parts]),
+        early=_mean_alpha(early) if early else None,
         first_unit=torch.cat(units).double().numpy() if units else None,
         causal=all(part.causal for part in parts),
         queries=max(part.queries for part in parts),
@@ -195,11 +194,11 @@ def _join(parts: list[_Part], lengths: list[int]) -> SiteValues:
     )
 
 
-def _mean_alpha(sums: list[Tensor], counts: list[int]) -> np.ndarray:
+def _mean_alpha(sums: list[tuple[Tensor, int]]) -> np.ndarray:
     """Mean over sequences of alpha_k, [H, K]; a key that only some sequences are long enough for: over those."""
-    total = torch.zeros(sums[0].shape[1], max(part.shape[-1] for part in sums), dtype=torch.float64)
+    total = torch.zeros(sums[0][0].shape[1], max(part.shape[-1] for part, _ in sums), dtype=torch.float64)
     number = torch.zeros(total.shape[-1], dtype=torch.float64)
-    for part, count in zip(sums, counts, strict=True):
+    for part, count in sums:
         total[:, : part.shape[-1]] += part[0]
         number[: part.shape[-1]] += count
     return (total / number).numpy()

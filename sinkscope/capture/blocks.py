@@ -205,7 +205,7 @@ class _Walk:
 
     def _row_gap(self, logits: Tensor, seen: BlockMask, start: int) -> Tensor:
         """s_i0 - mean_j s_ij where a soft-cap or bias makes the mean depend on every logit."""
-        hidden = seen.hidden
+        hidden = seen.hidden if seen.bias is not None else None
         if self.call.visible.causal and seen.bias is None:
             rows = torch.arange(start, start + logits.shape[-2], device=logits.device)
             hidden = (torch.arange(logits.shape[-1], device=logits.device) > rows[:, None])[None, None]

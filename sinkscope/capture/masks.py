@@ -52,6 +52,8 @@ class Visibility:
         assert self.high is not None
         low = 0 if whole else min(self.low[start:stop])
         high = (stop if self.causal else self.keys) if whole else max(self.high[start:stop])
+        if high <= low:  # no query of the block sees a key: one hidden key stands for all
+            low, high = 0, 1
         rows = self.mask[..., start:stop, low:high]
         if rows.dtype == torch.bool:
             return BlockMask(low, high, ~rows, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -54,7 +54,7 @@ class LayerView:
 
     Shapes: query (B, H, T, d), key (B, G, T, d), value (B, G, T, dv), output o and projected w (B, T, H, dv);
     residual_in x, attention_input z, residual_out e (B, T, D); factors R_h (H, r, dv). Each may be None: use the
-    properties, which raise Missing.
+    properties, which raise Missing. `kept` is for what several metrics share.
     """
 
     site: Site
@@ -69,6 +69,7 @@ class LayerView:
     residual_in: Tensor | None = None
     attention_input: Tensor | None = None
     residual_out: Tensor | None = None
+    kept: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def batch(self) -> int:
@@ -102,6 +103,11 @@ class LayerView:
     @cached_property
     def query_norms(self) -> Float[Tensor, "batch head query"]:
         return torch.linalg.vector_norm(self.query, dim=-1)
+
+    @cached_property
+    def inverse_query_norms(self) -> Float[Tensor, "batch head query"]:
+        """1 / norm q_i, 0 for a zero vector, whose cosine with anything counts as 0."""
+        return inverse(self.query_norms)
 
     @cached_property
     def key_norms(self) -> Float[Tensor, "batch group key"]:
@@ -138,10 +144,28 @@ class LayerView:
         written = torch.einsum("bgtd,gxrd->bgxtr", self.value, grouped)
         return torch.linalg.vector_norm(written, dim=-1).flatten(1, 2)
 
+    @cached_property
+    def x(self) -> Float[Tensor, "batch token channel"]:
+        """The residual stream entering the block."""
+        return need(self.residual_in)
+
+    @cached_property
+    def x_norms(self) -> Float[Tensor, "batch token"]:
+        return torch.linalg.vector_norm(self.x, dim=-1)
+
+    @cached_property
+    def x_peaks(self) -> Float[Tensor, "batch token"]:
+        """Largest abs element of each x_i."""
+        return self.x.abs().amax(-1)
+
     def per_query_head(self, grouped: Tensor) -> Tensor:
         """(B, G, ...) -> (B, H, ...): each group's numbers once for each of its query heads."""
         heads = self.attention.first.shape[1]
         return grouped.repeat_interleave(heads // grouped.shape[1], dim=1)
+
+
+def inverse(norms: Tensor) -> Tensor:
+    return torch.where(norms > 0, norms.reciprocal(), 0.0)
 
 
 def need(tensor: Tensor | None) -> Tensor:

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 HEAVY_TOKENS = 8
+COARSE_BITS = 18
+"""Leaves the exponent and 5 bits of the mantissa: buckets 3 % wide."""
 
 
 def median_abs(x: Float[Tensor, "batch element"]) -> Float[Tensor, " batch"]:
-    """Median of |x| of each row, the mean of the two middle values for an even count (numpy's rule).
+    """Median of |x| of each row, the mean of the two middle values for an even count (numpy's rule); NaN if any is.
 
-    The bits of a non-negative float32 order as integers do, so 31 counting passes find the middle element exactly,
-    about four times faster than a selection and without its copy. NaN in a row gives NaN.
+    The bits of a non-negative float32 order as integers do: a histogram of their upper bits finds the few elements
+    around the middle, and only those are sorted. Exact, and several times faster than selecting among all.
     """
     bits = x.float().contiguous().view(torch.int32) & 0x7FFFFFFF
-    count = bits.shape[-1]
-    rank = (count - 1) // 2
-    low = torch.zeros(bits.shape[0], dtype=torch.int32, device=x.device)
-    for bit in reversed(range(31)):
-        trial = low | ((1 << bit) - 1)
-        below = (bits <= trial[:, None]).sum(-1)
-        low = torch.where(below > rank, low, low | (1 << bit))
-    lower = low.view(torch.float32)
-    if count % 2 == 0:
-        enough = (bits <= low[:, None]).sum(-1) > rank + 1
-        above = torch.where(bits > low[:, None], bits, torch.iinfo(torch.int32).max).amin(-1).view(torch.float32)
-        lower = (lower + torch.where(enough, lower, above)) / 2
-    return torch.where(torch.isnan(x).any(-1), torch.nan, lower)
+    middles = torch.stack([_middle(row) for row in bits]).view(torch.float32).to(x.dtype)
+    return torch.where(torch.isnan(x).any(-1), torch.nan, middles.mean(-1))
+
+
+def _middle(bits: Int[Tensor, " element"]) -> Int[Tensor, " two"]:
+    """The two middle elements (the same one twice for an odd count)."""
+    ranks = torch.tensor([(len(bits) - 1) // 2, len(bits) // 2], device=bits.device)
+    coarse = bits >> COARSE_BITS
+    ends = torch.bincount(coarse).cumsum(0)
+    low, high = torch.searchsorted(ends, ranks, right=True)
+    near = bits[(coarse >= low) & (coarse <= high)].sort().values
+    skipped = torch.where(low > 0, ends[low - 1], 0)
+    return near[ranks - skipped]
 
 
 def spectrum_entropy(x: Float[Tensor, "batch token channel"]) -> Float[Tensor, " batch"]:
@@ -47,6 +50,13 @@ def spectrum_entropy(x: Float[Tensor, "batch token channel"]) -> Float[Tensor, "
         light[rows, heavy] = 0.0
         outliers = x[rows, heavy].double()
         gram = torch.bmm(light.mT, light).double() + torch.bmm(outliers.mT, outliers)
-    values = torch.linalg.eigvalsh(gram).clamp(min=0.0)
+    values = _eigenvalues(gram).clamp(min=0.0)
     share = values / values.sum(-1, keepdim=True)
     return torch.special.entr(share).sum(-1).to(x.dtype)
+
+
+def _eigenvalues(gram: Float[Tensor, "batch n n"]) -> Float[Tensor, "batch n"]:
+    """On a CPU numpy's LAPACK is a third faster than torch's."""
+    if gram.device.type == "cpu":
+        return torch.from_numpy(np.linalg.eigvalsh(gram.numpy()))
+    return torch.linalg.eigvalsh(gram)

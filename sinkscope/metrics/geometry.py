@@ -20,9 +20,9 @@ HeadValues = Float[Tensor, "batch head"]
 @head_metric(unit="cosine", range="[-1, 1]")
 def qk_cos_first(view: LayerView) -> HeadValues:
     """Mean over i >= 1 of cos(q_i, k_0)."""
-    unit_queries = normalize(view.query[:, :, 1:], dim=-1)
     first = view.per_query_head(normalize(view.key[:, :, 0], dim=-1))
-    return torch.einsum("bhtd,bhd->bht", unit_queries, first).mean(-1)
+    dots = torch.einsum("bhtd,bhd->bht", view.query, first)
+    return (dots * view.inverse_query_norms)[..., 1:].mean(-1)
 
 
 @head_metric(unit="cosine", range="[-1, 1]")
@@ -30,15 +30,15 @@ def qk_cos_other(view: LayerView) -> HeadValues:
     """Mean over pairs 1 <= j <= i of cos(q_i, k_j); bidirectional and cross heads: all pairs i >= 1, j >= 1."""
     unit_keys = normalize(view.key[:, :, 1:], dim=-1)
     queries, keys = view.queries - 1, view.keys - 1
-    groups = view.key.shape[1]
-    unit_queries = normalize(view.query[:, :, 1:], dim=-1).unflatten(1, (groups, -1))
+    grouped = view.query[:, :, 1:].unflatten(1, (view.key.shape[1], -1))
     if view.attention.causal:
         pairs = queries * (queries + 1) / 2
-        summed = torch.einsum("bgxtd,bgtd->bgx", unit_queries, unit_keys.cumsum(2))
+        dots = (grouped * unit_keys.cumsum(2).unsqueeze(2)).sum(-1)
     else:
         pairs = queries * keys
-        summed = torch.einsum("bgxd,bgd->bgx", unit_queries.sum(3), unit_keys.sum(2))
-    return (summed / pairs).flatten(1, 2) if pairs else torch.full_like(summed, torch.nan).flatten(1, 2)
+        dots = torch.einsum("bgxtd,bgd->bgxt", grouped, unit_keys.sum(2))
+    summed = (dots.flatten(1, 2) * view.inverse_query_norms[..., 1:]).sum(-1)
+    return summed / pairs if pairs else torch.full_like(summed, torch.nan)
 
 
 @head_metric(unit="norm", range="[0, inf)")
