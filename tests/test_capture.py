@@ -1,0 +1,201 @@
+"""The model under watch: its output, its hooks, the registry, padding, and what is refused."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from models import EAGER_ONLY, FAMILIES, random_ids, tiny
+from test_exactness import assert_close
+from transformers import AttentionInterface
+
+import sinkscope
+from sinkscope.capture import Capture, Plan, plan
+from sinkscope.forward import Forward
+from sinkscope.metrics import METRICS
+
+
+def find(model: Any) -> tuple[Forward, Plan]:
+    forward = Forward(model)
+    return forward, plan(model, lambda: forward(torch.arange(3, 19)[None]))
+
+
+def hooks(model: torch.nn.Module) -> int:
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_forward_hooks_with_kwargs")
+    return sum(len(getattr(module, kind, OrderedDict())) for module in model.modules() for kind in kinds)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_output_is_the_model_s_own_and_nothing_stays(family: str) -> None:
+    model, ids = tiny(family), random_ids(2, 90)
+    registry, state = dict(AttentionInterface._global_mapping), hooks(model)
+    implementation = model.config._attn_implementation
+    forward, found = find(model)
+    with torch.no_grad():
+        plain = forward(ids).last_hidden_state
+        with Capture(model, found, lambda view, row: None).watching():
+            watched = forward(ids).last_hidden_state
+        after = forward(ids).last_hidden_state
+    assert float((watched - plain).norm() / plain.norm()) < 3e-6
+    assert torch.equal(after, plain)
+    assert dict(AttentionInterface._global_mapping) == registry
+    assert hooks(model) == state
+    assert model.config._attn_implementation == implementation
+
+
+def test_everything_is_put_back_after_an_exception() -> None:
+    model = tiny("llama")
+    registry, state = dict(AttentionInterface._global_mapping), hooks(model)
+    forward, found = find(model)
+
+    def fail(view: Any, row: int) -> None:
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"), Capture(model, found, fail).watching():
+        forward(random_ids(1, 20))
+    assert dict(AttentionInterface._global_mapping) == registry
+    assert hooks(model) == state
+
+
+def test_self_check_leaves_the_model_as_it_was() -> None:
+    model = tiny("gemma3")
+    before = model.config._attn_implementation
+    with torch.no_grad():
+        plain = model(random_ids(1, 40)).last_hidden_state
+        run = sinkscope.scan(model, data=random_ids(2, 40))
+        assert torch.equal(model(random_ids(1, 40)).last_hidden_state, plain)
+    assert run.manifest["self_check"]["status"] == "passed"
+    assert run.manifest["self_check"]["layers"] == 3
+    assert model.config._attn_implementation == before
+
+
+def test_self_check_stops_a_scan_whose_sums_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture that reads scaled queries wrongly must not get past it."""
+    import sinkscope.capture.watch as watch
+
+    right = watch.normalise
+
+    def wrong(call: Any, visible: Any) -> Any:
+        from dataclasses import replace
+
+        return replace(right(call, visible), scaling=call.scaling * 1.3)
+
+    monkeypatch.setattr(watch, "normalise", wrong)
+    with pytest.raises(sinkscope.SinkscopeError, match="self-check failed"):
+        sinkscope.scan(tiny("llama"), data=random_ids(2, 40))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_counts_nowhere(family: str, side: str) -> None:
+    """Unequal sequences padded into one batch give what each gives alone."""
+    model, lengths = tiny(family), (70, 41)
+    rows = [random_ids(1, length, seed=length)[0] for length in lengths]
+    ids = torch.zeros(2, 70, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for number, row in enumerate(rows):
+        place = slice(70 - len(row), 70) if side == "left" else slice(0, len(row))
+        ids[number, place], mask[number, place] = row, 1
+    padded = sinkscope.scan(model, data={"input_ids": ids, "attention_mask": mask}, batch_size=2, self_check=False)
+    for number, row in enumerate(rows):
+        alone = sinkscope.scan(model, data=row[None], self_check=False).sequences
+        both = padded.sequences[padded.sequences["sequence"] == number].reset_index(drop=True)
+        for name in [*METRICS["heads"], *METRICS["layers"]]:
+            ours, expected = both[name].to_numpy(), alone[name].to_numpy()
+            if name not in ("max_abs_token",):
+                assert_close(ours, expected, f"{family} {side} {name}", 2e-4, 2e-5)
+
+
+def test_lists_of_unequal_length_are_padded_and_masked() -> None:
+    model = tiny("llama")
+    rows = [random_ids(1, 30)[0].tolist(), random_ids(1, 20, seed=5)[0].tolist()]
+    run = sinkscope.scan(model, data=rows, batch_size=2, self_check=False)
+    alone = sinkscope.scan(model, data=[rows[1]], self_check=False)
+    own = run.sequences[(run.sequences["sequence"] == 1) & run.sequences["head"].notna()]
+    expected = alone.sequences[alone.sequences["head"].notna()]
+    assert_close(own["bos_mass"].to_numpy(), expected["bos_mass"].to_numpy(), "bos_mass", 1e-5, 1e-6)
+    positions = run.positions
+    assert positions.groupby(["layer", "head"])["position"].max().eq(29).all()
+    assert positions["alpha"].notna().all()
+
+
+def test_masks_with_holes_are_refused() -> None:
+    ids = random_ids(1, 6)
+    mask = torch.tensor([[1, 1, 0, 1, 1, 1]])
+    with pytest.raises(sinkscope.SinkscopeError, match="holes"):
+        sinkscope.scan(tiny("llama"), data={"input_ids": ids, "attention_mask": mask})
+
+
+def test_sites_are_named_by_module_and_block() -> None:
+    _, found = find(tiny("bert"))
+    first = found.sites[0]
+    assert first.module == "encoder.layer.0.attention.self"
+    assert first.block == "encoder.layer.0"
+    assert first.projection == "encoder.layer.0.attention.output.dense"
+    assert [site.layer for site in found.sites] == list(range(len(found.sites)))
+    _, found = find(tiny("gemma3"))
+    assert {site.kind for site in found.sites} == {"sliding:16", "full"}
+
+
+def test_a_model_in_training_mode_is_refused() -> None:
+    with pytest.raises(sinkscope.SinkscopeError, match=r"model\.eval"):
+        sinkscope.scan(tiny("llama").train(), data=random_ids(1, 20))
+
+
+def test_a_model_with_a_head_is_measured_without_it() -> None:
+    from transformers import LlamaForCausalLM
+
+    base = tiny("llama")
+    full = LlamaForCausalLM(base.config).eval()
+    full.model = base
+    ids = random_ids(2, 30)
+    assert sinkscope.scan(full, data=ids).heads.equals(sinkscope.scan(base, data=ids).heads)
+
+
+def test_a_model_without_softmax_attention_is_refused() -> None:
+    from transformers import MambaConfig, MambaModel
+
+    config = MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, state_size=4)
+    with pytest.raises(sinkscope.SinkscopeError, match="MambaModel"):
+        sinkscope.scan(MambaModel(config).eval(), data=torch.randint(0, 50, (1, 20)))
+
+
+def test_learned_sinks_and_eager_only_families_are_read() -> None:
+    assert "gpt_oss" in EAGER_ONLY
+    run = sinkscope.scan(tiny("gpt_oss"), data=random_ids(2, 40))
+    assert (run.heads["learned_sink_mass"] > 0).all()
+    plain = sinkscope.scan(tiny("llama"), data=random_ids(2, 40))
+    assert (plain.heads["learned_sink_mass"] == 0).all()
+
+
+def test_projection_factors_keep_norms() -> None:
+    from sinkscope.capture.projection import head_factors
+
+    linear = torch.nn.Linear(12, 20)
+    factors = head_factors(linear, heads=3, head_dim=4)
+    x = torch.randn(5, 3, 4)
+    weight = linear.weight.detach().unflatten(1, (3, 4))
+    expected = torch.einsum("ohd,bhd->bho", weight, x).norm(dim=-1)
+    np.testing.assert_allclose(torch.einsum("hrd,bhd->bhr", factors, x).norm(dim=-1), expected, rtol=1e-5)
+
+
+def test_projection_weight_that_cannot_be_read_is_asked_for() -> None:
+    from sinkscope.capture.projection import head_factors
+
+    class Packed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.packed = torch.nn.Parameter(torch.randn(12, 20))
+            self.bias = torch.nn.Parameter(torch.randn(20))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.packed + self.bias
+
+    packed = Packed()
+    plain = torch.nn.Linear(12, 20)
+    plain.weight.data = packed.packed.data.T.clone()
+    ours, expected = (head_factors(module, 3, 4) for module in (packed, plain))
+    np.testing.assert_allclose(ours.mT @ ours, expected.mT @ expected, rtol=1e-4, atol=1e-4)

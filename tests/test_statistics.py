@@ -1,0 +1,60 @@
+"""The exact statistics against numpy, on the values that break careless versions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sinkscope.metrics.exact import median_abs, spectrum_entropy
+from sinkscope.statistics import mean, pairwise_cosine, sem, uniform_alpha
+
+
+@given(st.integers(1, 200), st.integers(0, 10_000), st.sampled_from(["normal", "ties", "spread", "zeros"]))
+@settings(max_examples=150, deadline=None)
+def test_median_abs_is_numpy_s(count: int, seed: int, kind: str) -> None:
+    generator = np.random.default_rng(seed)
+    values = {
+        "normal": generator.normal(size=(2, count)),
+        "ties": generator.integers(-2, 3, size=(2, count)).astype(float),
+        "spread": generator.normal(size=(2, count)) * 10.0 ** generator.integers(-30, 30, size=(2, count)),
+        "zeros": generator.normal(size=(2, count)) * (generator.random((2, count)) > 0.7),
+    }[kind].astype(np.float32)
+    ours = median_abs(torch.from_numpy(values)).numpy()
+    np.testing.assert_allclose(ours, np.median(np.abs(values).astype(np.float64), axis=1), rtol=1e-6)
+
+
+def test_median_abs_keeps_nan_and_takes_half_precision() -> None:
+    assert torch.isnan(median_abs(torch.tensor([[1.0, float("nan"), 2.0]]))).all()
+    assert median_abs(torch.tensor([[-1.0, 3.0, 2.0]], dtype=torch.bfloat16)).item() == 2.0
+
+
+@pytest.mark.parametrize("shape", [(5, 40), (40, 5), (60, 60), (1, 7)])
+@pytest.mark.parametrize("outlier", [1.0, 1e4])
+def test_spectrum_entropy_is_the_svd_s(shape: tuple[int, int], outlier: float) -> None:
+    x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
+    x[:, 0] *= outlier
+    singular = np.linalg.svd(x.double().numpy(), compute_uv=False) ** 2
+    share = singular / singular.sum(-1, keepdims=True)
+    expected = -(share * np.log(share, where=share > 0, out=np.zeros_like(share))).sum(-1)
+    np.testing.assert_allclose(spectrum_entropy(x).numpy(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_means_and_errors_leave_out_what_is_missing() -> None:
+    values = np.array([[1.0, np.nan, np.nan], [2.0, 5.0, np.nan], [6.0, np.nan, np.nan]])
+    np.testing.assert_allclose(mean(values), [3.0, 5.0, np.nan])
+    np.testing.assert_allclose(sem(values), [np.sqrt(7 / 3), np.nan, np.nan])
+
+
+def test_pairwise_cosine_is_the_double_loop_s() -> None:
+    units = np.random.default_rng(0).normal(size=(6, 4))
+    units /= np.linalg.norm(units, axis=1, keepdims=True)
+    pairs = [units[i] @ units[j] for i in range(6) for j in range(i)]
+    assert pairwise_cosine(units) == pytest.approx(np.mean(pairs))
+    assert np.isnan(pairwise_cosine(units[:1]))
+
+
+def test_uniform_baseline() -> None:
+    assert uniform_alpha(16) == pytest.approx(0.2113, abs=1e-4)  # H_16 / 16
