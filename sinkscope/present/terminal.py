@@ -68,7 +68,7 @@ def _title(run: Run) -> Text:
         )
         text.append(f", {data['joined']} joined\n" if data["joined"] else "\n", style="not bold")
     shown = (
-        "differs between sequences" if first["id"] is None else f"{printable(str(first['text']))!r} (id {first['id']})"
+        "differs between sequences" if first["id"] is None else f"'{printable(str(first['text']))}' (id {first['id']})"
     )
     kind = {True: ", the tokenizer's BOS", False: ", not the tokenizer's BOS", None: ""}[first["is_bos"]]
     text.append(f"first token: {shown}{kind if first['id'] is not None else ''}\n", style="not bold")
