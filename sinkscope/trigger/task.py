@@ -1,0 +1,80 @@
+"""Data and targets of the trigger-conditional task (Ran-Milo 2603.11487): "write the mean at the trigger, else nothing".
+
+Real vectors x_0 .. x_{L-1} of width d, no vocabulary. Coordinate 0: 1 at BOS (position 0) only; BOS is that unit
+vector. Coordinate 1: 1 at the trigger only. Coordinates 2 .. d-2: independent Uniform(-1, 1) at every position but 0,
+the trigger included. Coordinate d-1: 1 on ordinary tokens, 0 on BOS and trigger.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from sinkscope.errors import SinkscopeError
+
+BOS, TRIGGER = 0, 1
+"""Coordinates that mark the first token and the trigger; the last coordinate marks ordinary tokens."""
+
+EVALUATION_TRIGGER = 7
+EVALUATION_SEQUENCES = 1000
+SMALLEST = 4
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Some sequences of the task: inputs x (B, L, d) and the trigger's position j of each (B)."""
+
+    inputs: Float[Tensor, "batch token channel"]
+    trigger: Int[Tensor, " batch"]
+
+
+def check_sizes(dim: int, length: int) -> None:
+    """Raises SinkscopeError where the task does not exist: d < 4 leaves no data coordinate, L < 4 no ordinary token."""
+    if dim < SMALLEST:
+        raise SinkscopeError(f"dimension {dim}: the task needs at least {SMALLEST} (three marks and one number)")
+    if length < SMALLEST:
+        raise SinkscopeError(
+            f"length {length}: the task needs at least {SMALLEST} positions (BOS, a token, two triggers)"
+        )
+
+
+def draw(count: int, length: int, dim: int, generator: torch.Generator, trigger: int | None = None) -> Draw:
+    """`count` sequences, all at once. Trigger at `trigger`, or uniform over 2 .. L-1 as in training."""
+    check_sizes(dim, length)
+    if trigger is not None and not 1 <= trigger < length:
+        raise SinkscopeError(f"trigger position {trigger}: one of 1 .. {length - 1} is needed")
+    rows = torch.arange(count)
+    if trigger is None:
+        place = torch.randint(2, length, (count,), generator=generator)
+    else:
+        place = torch.full((count,), trigger)
+    x = torch.rand(count, length, dim, generator=generator).mul_(2).sub_(1)
+    x[..., BOS] = x[..., TRIGGER] = 0
+    x[..., -1] = 1
+    x[rows, place, TRIGGER] = 1
+    x[rows, place, -1] = 0
+    x[:, 0] = 0
+    x[:, 0, BOS] = 1
+    return Draw(x, place)
+
+
+def evaluation(count: int, length: int, dim: int, seed: int) -> Draw:
+    """The evaluation sequences: trigger at position 7 (at L-1 where L is smaller than 8), drawn with `seed`."""
+    generator = torch.Generator().manual_seed(seed)
+    return draw(count, length, dim, generator, trigger=evaluation_trigger(length))
+
+
+def evaluation_trigger(length: int) -> int:
+    return min(EVALUATION_TRIGGER, length - 1)
+
+
+def targets(data: Draw, residual: bool) -> Float[Tensor, "batch token channel"]:
+    """y. Without residual: 0 but at the trigger, mean of x_1 .. x_j there. With residual: x plus that."""
+    x, rows = data.inputs, torch.arange(len(data.inputs), device=data.inputs.device)
+    means = x[:, 1:].cumsum(1)[rows, data.trigger - 1] / data.trigger[:, None]
+    y = x.clone() if residual else torch.zeros_like(x)
+    y[rows, data.trigger] += means
+    return y
