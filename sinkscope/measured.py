@@ -31,6 +31,7 @@ class SiteValues:
         alpha, early: mean over sequences of alpha_k, [H, K] and [H, 64] (None where T < 64).
         first_unit: x_0 / norm x_0 of each sequence, [N, D]; None where the block's input was not seen.
         causal, queries, keys: as the attention call was.
+        first, first_share: mean over sequences of A[i,0], and of |A[i,0]| / sum_j |A[i,j]|, by query i, [H, T].
     """
 
     heads: np.ndarray
@@ -43,6 +44,8 @@ class SiteValues:
     causal: bool
     queries: int
     keys: int
+    first: np.ndarray
+    first_share: np.ndarray
 
     def head(self, name: str) -> np.ndarray:
         """[N, H] values of one head metric."""
@@ -76,6 +79,8 @@ class _Part:
     causal: bool
     queries: int
     keys: int
+    first: Tensor
+    first_share: Tensor
 
 
 class Collector:
@@ -141,6 +146,8 @@ def _reduce(view: LayerView, lengths: list[int]) -> _Part:
         causal=view.attention.causal,
         queries=view.queries,
         keys=view.keys,
+        first=first,
+        first_share=view.attention.first_share,
     )
 
 
@@ -174,6 +181,8 @@ def _to_cpu(part: _Part) -> _Part:
         causal=part.causal,
         queries=part.queries,
         keys=part.keys,
+        first=part.first.double().sum(0, keepdim=True).cpu(),
+        first_share=part.first_share.double().sum(0, keepdim=True).cpu(),
     )
 
 
@@ -185,17 +194,19 @@ def _join(parts: list[_Part], lengths: list[int]) -> SiteValues:
         layers=torch.cat([part.layers for part in parts]).numpy(),
         curve=torch.cat([part.curve for part in parts]).double().numpy(),
         prefixes=lengths,
-        alpha=_mean_alpha([(part.alpha, len(part.heads)) for part in parts]),
-        early=_mean_alpha(early) if early else None,
+        alpha=_mean_places([(part.alpha, len(part.heads)) for part in parts]),
+        early=_mean_places(early) if early else None,
         first_unit=torch.cat(units).double().numpy() if units else None,
         causal=all(part.causal for part in parts),
         queries=max(part.queries for part in parts),
         keys=max(part.keys for part in parts),
+        first=_mean_places([(part.first, len(part.heads)) for part in parts]),
+        first_share=_mean_places([(part.first_share, len(part.heads)) for part in parts]),
     )
 
 
-def _mean_alpha(sums: list[tuple[Tensor, int]]) -> np.ndarray:
-    """Mean over sequences of alpha_k, [H, K]; a key that only some sequences are long enough for: over those."""
+def _mean_places(sums: list[tuple[Tensor, int]]) -> np.ndarray:
+    """Mean over sequences of a value a position, [H, K]; a position that only some sequences reach: over those."""
     total = torch.zeros(sums[0][0].shape[1], max(part.shape[-1] for part, _ in sums), dtype=torch.float64)
     number = torch.zeros(total.shape[-1], dtype=torch.float64)
     for part, count in sums:

@@ -19,6 +19,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.forward import Forward
 from sinkscope.inputs import Corpus, TokenRules, read_corpus, token_rules
 from sinkscope.inputs.batches import Batch, TokenData, as_corpus, batches, token_data
+from sinkscope.inputs.vectors import read_task, task_rules
 from sinkscope.measured import Collector, Domain
 from sinkscope.metrics import columns
 from sinkscope.metrics.registry import TABLES
@@ -78,7 +79,7 @@ class _Work:
 def scan(
     model: Any,
     *,
-    data: Any = "prose",
+    data: Any = None,
     seq_len: int | None = None,
     num_sequences: int | None = None,
     batch_size: int | None = None,
@@ -100,9 +101,11 @@ def scan(
 
     Args:
         model: a name (hub id, folder, .gguf file, example:NAME) or a transformers model already loaded, in eval mode.
-        data: a SPEC or a list of them (each becomes a domain); or token ids: a tensor [sequence, T], a list of lists
+        data: a SPEC or a list of them (each becomes a domain), "prose" by default; or token ids: a tensor [sequence, T], a list of lists
             of int, or a mapping with `input_ids` and `attention_mask`. No tokenizer is needed for token ids.
-        seq_len, num_sequences: tokens a sequence and sequences a SPEC; 256 and 32 for text, all there is for token ids.
+            A model that reads real vectors (the trigger task's) brings them itself.
+        seq_len, num_sequences: tokens a sequence and sequences a SPEC; 256 and 32 for text, all there is for token ids,
+            the task's own length and number for a model that brings a task.
         batch_size: None = chosen by the device and halved when memory runs out.
         tokenizer: for a model object; a name brings its own.
         epsilon: the sink threshold. dormant_rule: "NAME<x" on a head column.
@@ -122,8 +125,8 @@ def scan(
     options = LoadOptions(revision, device, device_map, dtype, trust_remote_code, allow_pickle)
     checkpoint = open_checkpoint(model, options) if isinstance(model, str) else wrap_model(model, tokenizer)
     forward = Forward(checkpoint.model)
-    rules = token_rules(checkpoint.tokenizer, checkpoint.vocabulary)
-    probe = torch.arange(DRY_RUN_TOKENS, device=checkpoint.device).remainder(checkpoint.vocabulary)[None]
+    rules = _rules(checkpoint)
+    probe = _probe(checkpoint)
     found = plan(checkpoint.model, lambda: forward(probe))
     corpora, tokens = _read(data, checkpoint, rules, seq_len, num_sequences, bos, seed)
     work = _Work(checkpoint, found, forward, rules, corpora, settings, report, tokens, batch_size)
@@ -154,10 +157,27 @@ def _check_arguments(seq_len: int | None, num_sequences: int | None, batch: int 
         raise SinkscopeError(f"--epsilon {settings.epsilon}: a probability between 0 and 1 is needed")
 
 
+def _rules(checkpoint: Checkpoint) -> TokenRules:
+    if checkpoint.task is not None:
+        return task_rules(checkpoint.task)
+    return token_rules(checkpoint.tokenizer, checkpoint.vocabulary)
+
+
+def _probe(checkpoint: Checkpoint) -> torch.Tensor:
+    """One short input for the dry run."""
+    if checkpoint.task is not None:
+        return torch.from_numpy(checkpoint.task.read(None, 1, 0).vectors).to(checkpoint.device)
+    return torch.arange(DRY_RUN_TOKENS, device=checkpoint.device).remainder(checkpoint.vocabulary)[None]
+
+
 def _read(
     data: Any, checkpoint: Checkpoint, rules: TokenRules, seq_len: int | None, count: int | None, bos: str, seed: int
 ) -> tuple[list[Corpus], list[TokenData]]:
     """The sequences of every domain, checked against the model's positions."""
+    if checkpoint.task is not None:
+        drawn = read_task(checkpoint.task, data, checkpoint.name, seq_len, count, seed)
+        return [drawn], [TokenData(drawn.ids, vectors=drawn.vectors)]
+    data = "prose" if data is None else data
     specs = [data] if isinstance(data, str) else data
     if isinstance(specs, Sequence) and specs and all(isinstance(spec, str) for spec in specs):
         length = seq_len or SEQ_LEN
@@ -195,7 +215,7 @@ def _check_length(checkpoint: Checkpoint, length: int) -> None:
 def _first_sequence(data: TokenData, checkpoint: Checkpoint) -> torch.Tensor:
     """The valid tokens of the first sequence, [1, length]."""
     batch = next(batches(data, 0, 1, checkpoint.device))
-    return batch.ids if batch.spans is None else batch.ids[:, slice(*batch.spans[0])]
+    return batch.inputs if batch.spans is None else batch.inputs[:, slice(*batch.spans[0])]
 
 
 def _check_warning(checked: dict[str, Any]) -> str:
@@ -253,7 +273,7 @@ def _measure_domain(work: _Work, data: TokenData, collector: Collector) -> None:
 def _one_batch(work: _Work, capture: Capture, collector: Collector, batch: Batch) -> None:
     collector.begin()
     with capture.watching(batch.spans):
-        work.forward(batch.ids, batch.mask)
+        work.forward(batch.inputs, batch.mask)
     bad = collector.bad_site(work.plan.sites)
     if bad is not None:
         raise SinkscopeError(_why_not_finite(work.checkpoint, bad.layer, bad.module))
@@ -282,7 +302,10 @@ def _build(work: _Work, manifest: dict[str, Any], started: float, complete: bool
     tokens = {domain.name: _shared_tokens(domain, work.checkpoint.tokenizer) for domain in domains}
     heads = head_table(domains, sites, settings)
     layers = layer_table(domains, sites, heads, settings)
+    positions = position_table(domains, sites, tokens)
     summary = _summary(work, domains, heads, layers, tokens, complete)
+    if work.checkpoint.task is not None:
+        summary["task"] = work.checkpoint.task.report(positions)
     manifest |= {
         "complete": complete,
         "sequences_done": work.done,
@@ -297,7 +320,7 @@ def _build(work: _Work, manifest: dict[str, Any], started: float, complete: bool
     return Run(
         heads=heads,
         layers=layers,
-        positions=position_table(domains, sites, tokens),
+        positions=positions,
         length_curve=curve_table(domains, sites, settings),
         sequences=sequence_table(domains, sites),
         summary=summary,
@@ -412,6 +435,7 @@ def _manifest(work: _Work, seed: int, bos: str, checked: dict[str, Any]) -> dict
         "attention": [
             {
                 "stream": site.stream, "layer": site.layer, "module": site.name, "kind": site.kind, "path": site.path,
+                "score": site.score,
                 "causal": site.causal, "heads": site.heads, "kv_groups": site.kv_groups, "head_dim": site.head_dim,
                 "value_dim": site.value_dim, "block": site.block, "projection": site.projection,
             }

@@ -13,9 +13,14 @@ def mean(values: np.ndarray) -> np.ndarray:
 
 
 def sem(values: np.ndarray) -> np.ndarray:
-    """Standard error of that mean: sample standard deviation (n - 1) over sqrt(n); NaN for fewer than two values."""
+    """Standard error of that mean: sample standard deviation (n - 1) over sqrt(n); NaN for fewer than two values.
+
+    NaN too where the mean is infinite (a ratio over 0).
+    """
     count = (~np.isnan(values)).sum(0)
-    squares = np.nansum((values - mean(values)) ** 2, axis=0)
+    with np.errstate(invalid="ignore"):
+        deviations = values - mean(values)
+    squares = np.where(np.isinf(values).any(0), np.nan, np.nansum(deviations**2, axis=0))
     spread = np.divide(squares, count * (count - 1.0), out=np.full(np.shape(squares), np.nan), where=count > 1)
     return np.sqrt(spread)
 

@@ -67,7 +67,8 @@ def _stream(
         "massive_activations": _massive(layers, tokens),
         "windows": _windows(stream, queries),
     }
-    summary["in_words"] = _words(summary, settings)
+    scores = sorted({site.score for site, _ in stream} - {"softmax"})
+    summary["in_words"] = _raw_words(scores) if scores else _words(summary, settings)
     return summary
 
 
@@ -166,6 +167,14 @@ def _windows(stream: Stream, queries: int) -> dict[str, Any]:
     """Layers whose window is shorter than T: key 0 is out of reach for their later queries."""
     sizes = {site.layer: int(site.kind.partition(":")[2]) for site, _ in stream if ":" in site.kind}
     return {"layers_out_of_reach": sorted(layer for layer, size in sizes.items() if size < queries)}
+
+
+def _raw_words(scores: list[str]) -> list[str]:
+    return [
+        f"Attention is not normalised ({', '.join(scores)}): masses are raw scores, no share of 1, and thresholds on "
+        "them say nothing; entropy, uniformity, sink_margin and learned_sink_mass are empty. bos_share in "
+        "positions.parquet is |A[i,0]| over the row's sum."
+    ]
 
 
 def _words(summary: dict[str, Any], settings: Settings) -> list[str]:

@@ -209,7 +209,11 @@ def layer_table(domains: list[Domain], sites: list[Site], heads: pd.DataFrame, s
 
 
 def position_table(domains: list[Domain], sites: list[Site], tokens: dict[str, list[str | None]]) -> pd.DataFrame:
-    """positions.parquet: alpha_k of every key position; `tokens`: per domain, the token all sequences share there."""
+    """positions.parquet: alpha_k of every key position, and what the query there gives key 0.
+
+    `bos_mass` = mean A[i,0] of query i = position, `bos_share` = the same over the row's sum (1 in a plain softmax; Gu
+    et al. 2410.10781's proxy where attention is not normalised). `tokens`: the token all sequences of a domain share.
+    """
     frames = []
     for domain, site, values in _each(domains, sites):
         heads, keys = values.alpha.shape
@@ -223,10 +227,17 @@ def position_table(domains: list[Domain], sites: list[Site], tokens: dict[str, l
             "position": np.tile(np.arange(keys), heads),
             "alpha": values.alpha.ravel(),
             "alpha_t64": early.ravel(),
+            "bos_mass": _by_query(values.first, keys),
+            "bos_share": _by_query(values.first_share, keys),
             "token": pd.array(shared * heads, dtype="string"),
         }
         frames.append(pd.DataFrame(rows))
     return pd.concat(frames, ignore_index=True)
+
+
+def _by_query(rows: np.ndarray, keys: int) -> np.ndarray:
+    """[H, T] values of queries beside those of keys; NaN where queries are not the keys (cross-attention)."""
+    return rows.ravel() if rows.shape[1] == keys else np.full(rows.shape[0] * keys, np.nan)
 
 
 def curve_table(domains: list[Domain], sites: list[Site], settings: Settings) -> pd.DataFrame:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from sinkscope.capture.masks import BlockMask, Visibility
+from sinkscope.errors import SinkscopeError
 
 EARLY = 64
 """Gu et al. 2410.10781 measure sinks at T = 64: columns are also kept as they stood after query 63."""
@@ -39,6 +41,7 @@ class AttentionCall:
 
     Shapes: query (B, H, Tq, d), key (B, G, Tk, d), value (B, G, Tk, dv); H is a multiple of G.
     `sinks` are extra logits of the denominator, (B | 1, H, Tq | 1, n). `bias` is added to the logits, (b, h, Tq, Tk).
+    `score` names a walk of WALKS: softmax, or a score whose rows are no distribution (see `capture.unnormalised`).
     """
 
     query: Tensor
@@ -49,6 +52,7 @@ class AttentionCall:
     softcap: float | None = None
     bias: Tensor | None = None
     sinks: Tensor | None = None
+    score: str = "softmax"
 
     @property
     def square(self) -> bool:
@@ -65,6 +69,8 @@ class AttentionCall:
 class AttentionSums:
     """What one call leaves behind: O(T) numbers a head, float32. A = attention probabilities.
 
+    Where the score is no softmax, A is the raw score: entropy, margin and learned_sink are NaN, masses are raw.
+
     Attributes:
         first: A[i, 0] of every query. last-dimension index i throughout.
         diagonal, previous: A[i, i] and A[i, i-1]; None where queries are not the keys (cross-attention).
@@ -77,6 +83,8 @@ class AttentionSums:
         early_columns: the same over the first 64 queries, keys 0..63; None where Tq < 64.
         visible: number of keys each query may see, (b | 1, h | 1, query).
         causal: no query sees a later key.
+        row_total: sum_j |A[i, j]| where the rows are no distribution; None for softmax, whose rows sum to
+            1 - learned_sink.
     """
 
     first: Float[Tensor, "batch head query"]
@@ -91,6 +99,14 @@ class AttentionSums:
     early_columns: Float[Tensor, "batch head early"] | None
     visible: Tensor
     causal: bool
+    row_total: Float[Tensor, "batch head query"] | None = None
+
+    @property
+    def first_share(self) -> Float[Tensor, "batch head query"]:
+        """|A[i,0]| / sum_j |A[i,j]|, 0 where the row is 0: Gu et al. 2410.10781's proxy for attention that is not
+        normalised. A[i,0] itself in a plain softmax; among keys alone where a learned sink takes its part."""
+        total = 1 - self.learned_sink if self.row_total is None else self.row_total
+        return torch.where(total > 0, self.first.abs() / total, 0.0)
 
 
 def attend(call: AttentionCall, block_bytes: int | None = None) -> tuple[Tensor, AttentionSums]:
@@ -99,9 +115,11 @@ def attend(call: AttentionCall, block_bytes: int | None = None) -> tuple[Tensor,
     Memory: O(B H rows Tk) with as many rows as `block_bytes` allows. Equal to softmax attention within float32
     rounding; a query that sees no key returns 0.
     """
+    if call.score not in WALKS:
+        raise SinkscopeError(f"the model asks for an unknown attention score {call.score!r}: one of {', '.join(WALKS)}")
     batch, heads, queries, _ = call.query.shape
     groups, keys = call.key.shape[1:3]
-    walk = _Walk(call, batch, groups, heads // groups, queries, keys)
+    walk = WALKS[call.score](call, batch, groups, heads // groups, queries, keys)
     if block_bytes is None:
         block_bytes = BLOCK_BYTES if call.query.device.type == "cpu" else DEVICE_BLOCK_BYTES
     for start, stop in block_edges(queries, batch * heads * keys * 4, block_bytes):
@@ -116,7 +134,7 @@ def block_edges(queries: int, row_bytes: int, block_bytes: int) -> list[tuple[in
     return list(itertools.pairwise(edges))
 
 
-class _Walk:
+class Walk:
     """The running sums of one call. Arrays are (B, G, R, ...) with R query heads a group: head = g * R + r."""
 
     def __init__(self, call: AttentionCall, batch: int, groups: int, repeat: int, queries: int, keys: int) -> None:
@@ -152,7 +170,7 @@ class _Walk:
         logits = self._logits(start, stop, seen)
         if not self.call.linear:
             self.gap[..., rows] = self._row_gap(logits, seen, start)
-        hidden = None if seen.hidden is None else _grouped(seen.hidden, self.shape)
+        hidden = None if seen.hidden is None else grouped(seen.hidden, self.shape)
         if hidden is not None:
             logits.masked_fill_(hidden, FLOOR)
         reaches_first = seen.low == 0 and logits.shape[-1] > 0
@@ -194,7 +212,7 @@ class _Walk:
             logits.div_(self.call.softcap).tanh_().mul_(self.call.softcap)
         for bias in (seen.bias, self._bias_rows(start, stop, seen)):
             if bias is not None:
-                logits.add_(_grouped(bias, self.shape))
+                logits.add_(grouped(bias, self.shape))
         return logits
 
     def _bias_rows(self, start: int, stop: int, seen: BlockMask) -> Tensor | None:
@@ -211,7 +229,7 @@ class _Walk:
             hidden = (torch.arange(logits.shape[-1], device=logits.device) > rows[:, None])[None, None]
         if hidden is None:
             return logits[..., 0] - logits.mean(-1)
-        kept = ~_grouped(hidden, self.shape)
+        kept = ~grouped(hidden, self.shape)
         return logits[..., 0] - (logits * kept).sum(-1) / kept.sum(-1).clamp(min=1)
 
     def _row_sums(self, rows: slice, weights: Tensor, logits: Tensor, norm: Tensor, taken: Tensor | float) -> None:
@@ -277,6 +295,10 @@ class _Walk:
         return self.out.flatten(2, 3), sums
 
 
+WALKS: dict[str, Callable[..., Walk]] = {"softmax": Walk}
+"""How a call's `score` is walked over; `capture.unnormalised` adds those that are no softmax."""
+
+
 def _sum_dtype(call: AttentionCall) -> torch.dtype:
     return torch.float64 if call.query.dtype == torch.float64 else torch.float32
 
@@ -319,7 +341,7 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.device.type != "mps" else tensor.float()
 
 
-def _grouped(tensor: Tensor, shape: tuple[int, int, int]) -> Tensor:
+def grouped(tensor: Tensor, shape: tuple[int, int, int]) -> Tensor:
     """(b | 1, h | 1, rows, keys) -> (b | 1, G | 1, R | 1, rows, keys), ready to meet the logits."""
     _, groups, repeat = shape
     if tensor.shape[1] == 1:

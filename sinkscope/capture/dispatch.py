@@ -19,7 +19,10 @@ SHADOWED = ("sdpa", "eager")
 
 @dataclass(frozen=True)
 class RawCall:
-    """An attention call with the keywords transformers uses, before any mask is read. Shapes as in AttentionCall."""
+    """An attention call with the keywords transformers uses, before any mask is read. Shapes as in AttentionCall.
+
+    `score` is no keyword of transformers' own: a model whose attention is not softmax passes it, and is read by it.
+    """
 
     module: nn.Module
     query: Tensor
@@ -32,6 +35,7 @@ class RawCall:
     bias: Tensor | None
     sinks: Tensor | None
     window: int | None
+    score: str = "softmax"
 
 
 Handler = Callable[[RawCall], Tensor]
@@ -69,6 +73,7 @@ def _attention_function(handler: Handler) -> Callable[..., tuple[Tensor, None]]:
         s_aux: Tensor | None = None,
         sinks: Tensor | None = None,
         sliding_window: int | None = None,
+        score: str = "softmax",
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
@@ -87,6 +92,7 @@ def _attention_function(handler: Handler) -> Callable[..., tuple[Tensor, None]]:
             bias=None if position_bias is None else position_bias[..., : key.shape[2]],
             sinks=_sink_logits(s_aux, sinks),
             window=sliding_window,
+            score=score,
         )
         return handler(call), None
 

@@ -26,6 +26,7 @@ class Site:
         module: dotted path of the attention module; `path[n]` for its n-th call when it is called more than once.
         kind: `full`, `sliding:W`, `chunked:C` or `cross`.
         path: how it is read (`dispatch`: our function in the attention interface).
+        score: how logits become attention: softmax, or one whose rows are no distribution (`capture.scores`).
         block, projection: paths of the owning block and of the output projection, None where there is none.
     """
 
@@ -42,6 +43,7 @@ class Site:
     block: str | None
     projection: str | None
     path: str = "dispatch"
+    score: str = "softmax"
 
     @property
     def name(self) -> str:

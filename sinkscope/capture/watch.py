@@ -84,6 +84,7 @@ def _sites(model: nn.Module, seen: list[tuple[str, RawCall, bool]]) -> list[Site
                 causal=causal,
                 block=block[0] if block else None,
                 projection=output_projection(model, path, heads * value_dim),
+                score=call.score,
             )
         )
         calls[path] += 1
@@ -261,6 +262,7 @@ def normalise(call: RawCall, visible: Visibility) -> AttentionCall:
         softcap=call.softcap,
         bias=call.bias,
         sinks=call.sinks,
+        score=call.score,
     )
 
 
@@ -295,4 +297,5 @@ def _cut(call: RawCall, index: int, first: int, last: int) -> RawCall:
         bias=square(call.bias),
         sinks=sinks,
         window=call.window,
+        score=call.score,
     )

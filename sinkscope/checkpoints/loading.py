@@ -11,6 +11,7 @@ from torch import nn
 from sinkscope.checkpoints.quiet import quiet_transformers
 from sinkscope.checkpoints.sources import Source, find_source, first_line, weights_hash
 from sinkscope.errors import SinkscopeError
+from sinkscope.inputs.vectors import KindNames, VectorTask, task_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
@@ -36,6 +37,7 @@ class Checkpoint:
         model: the base model, in eval mode.
         tokenizer: None where the checkpoint has none; `tokenizer_error` then says why.
         facts: what the manifest says of the model: id, revision, weights' hash, class, dtype, device, ...
+        task: for a model that reads real vectors: the task they are drawn from.
     """
 
     name: str
@@ -44,6 +46,12 @@ class Checkpoint:
     facts: dict[str, Any]
     tokenizer_error: str | None = None
     warnings: list[str] = field(default_factory=list)
+    task: VectorTask | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.task = task_of(self.model)
+        if self.task is not None:
+            self.tokenizer = KindNames(self.task.tokens)
 
     @property
     def device(self) -> torch.device:
@@ -56,7 +64,9 @@ class Checkpoint:
 
     @property
     def vocabulary(self) -> int:
-        """Rows of the embedding: ids from 0 to this - 1 exist."""
+        """Rows of the embedding: ids from 0 to this - 1 exist. The task's kinds of position where there is none."""
+        if self.task is not None:
+            return len(self.task.tokens)
         embedding = self.model.get_input_embeddings()  # type: ignore[operator]
         return int(embedding.weight.shape[0])
 
@@ -142,6 +152,9 @@ def pick_dtype(name: str) -> torch.dtype | str:
 def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) -> tuple[nn.Module, list[str]]:
     from transformers import AutoConfig, AutoModel
 
+    from sinkscope.trigger.model import register
+
+    register()
     common: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
     if source.revision:
         common["revision"] = source.revision

@@ -15,22 +15,29 @@ from sinkscope.inputs.corpus import Corpus, check_ids
 
 @dataclass(frozen=True)
 class Batch:
-    """Some sequences of a corpus. `spans`: (first, past the last) valid position of each; None without padding."""
+    """Some sequences of a corpus. `spans`: (first, past the last) valid position of each; None without padding.
 
-    ids: torch.Tensor
+    `inputs`: token ids [sequence, T], or the vectors [sequence, T, d] of a model that reads those.
+    """
+
+    inputs: torch.Tensor
     mask: torch.Tensor | None
     spans: list[tuple[int, int]] | None
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.inputs)
 
 
 @dataclass(frozen=True)
 class TokenData:
-    """Token ids given by a caller: [sequence, T], with an attention mask (1 = token, 0 = padding) or without."""
+    """Token ids given by a caller: [sequence, T], with an attention mask (1 = token, 0 = padding) or without.
+
+    `vectors` [sequence, T, d] are read in their place by models that take real vectors.
+    """
 
     ids: np.ndarray
     mask: np.ndarray | None = None
+    vectors: np.ndarray | None = None
 
     @property
     def longest(self) -> int:
@@ -41,12 +48,13 @@ class TokenData:
 def batches(data: TokenData, start: int, size: int, device: torch.device) -> Iterator[Batch]:
     """Consecutive batches from sequence `start` on."""
     for first in range(start, len(data.ids), size):
-        ids = torch.from_numpy(np.ascontiguousarray(data.ids[first : first + size])).to(device)
+        read = data.ids if data.vectors is None else data.vectors
+        inputs = torch.from_numpy(np.ascontiguousarray(read[first : first + size])).to(device)
         if data.mask is None:
-            yield Batch(ids, None, None)
+            yield Batch(inputs, None, None)
         else:
             mask = torch.from_numpy(np.ascontiguousarray(data.mask[first : first + size])).to(device)
-            yield Batch(ids, mask, [_span(row) for row in data.mask[first : first + size]])
+            yield Batch(inputs, mask, [_span(row) for row in data.mask[first : first + size]])
 
 
 def token_data(data: Any, vocabulary: int) -> TokenData:

@@ -26,10 +26,11 @@ class Corpus:
         domain: the SPEC as given.
         ids: token ids, [sequence, T].
         documents: what each sequence was read from; several names joined by ` + `.
-        fingerprint: SHA-256 of the token ids (little-endian int64, with the shape).
+        fingerprint: SHA-256 of the token ids (little-endian int64, with the shape), then of the vectors (float32).
         joined: sequences made of more than one document, because T exceeds a document.
         dropped: documents too short to use.
         bos: how the first token was chosen.
+        vectors: what the model reads instead of ids, [sequence, T, d]; `ids` are then kinds of position.
     """
 
     domain: str
@@ -39,11 +40,14 @@ class Corpus:
     dropped: int = 0
     bos: str = "as given"
     warnings: list[str] = field(default_factory=list)
+    vectors: np.ndarray | None = None
 
     @property
     def fingerprint(self) -> str:
         digest = hashlib.sha256(repr(self.ids.shape).encode())
         digest.update(np.ascontiguousarray(self.ids, dtype="<i8").tobytes())
+        if self.vectors is not None:
+            digest.update(np.ascontiguousarray(self.vectors, dtype="<f4").tobytes())
         return digest.hexdigest()
 
 

@@ -20,6 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sinkscope.capture.scores import SCORES
 from sinkscope.errors import SinkscopeError
+from sinkscope.trigger.source import TriggerTask
 from sinkscope.trigger.task import check_sizes
 
 MODEL_TYPE = "sinkscope_trigger"
@@ -186,6 +187,10 @@ class TriggerModel(PreTrainedModel):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
         elif isinstance(module, TriggerAttention) and module.sinks is not None:
             nn.init.zeros_(module.sinks)
+
+    def input_task(self) -> TriggerTask:
+        """Where a scan gets its inputs from."""
+        return TriggerTask(self.config)
 
     def forward(self, inputs_embeds: Tensor, output_attentions: bool = False, **kwargs: Any) -> BaseModelOutput:
         hidden, maps = inputs_embeds, []
