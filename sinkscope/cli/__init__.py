@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from sinkscope.cli import examples, metrics, scan
+from sinkscope.cli import examples, metrics, scan, trigger
 from sinkscope.cli.common import guarded
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 app.command("scan")(guarded(scan.scan))
 app.command("metrics")(guarded(metrics.metrics))
 app.command("examples")(guarded(examples.examples))
+app.add_typer(trigger.app, name="trigger")
 
 
 @app.callback(invoke_without_command=True)

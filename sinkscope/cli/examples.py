@@ -6,7 +6,7 @@ import sys
 
 
 def examples() -> None:
-    """List the example checkpoints that come as Python packages, and whether they are installed.
+    """List the example checkpoints that come as Python packages or with this one, and whether they are installed.
 
     Example: sinkscope examples
     """

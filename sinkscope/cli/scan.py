@@ -26,8 +26,8 @@ def scan(
             "hf:NAME[:CONFIG]/SPLIT#FIELD. Repeat it to compare domains. [default: prose]",
         ),
     ] = None,
-    seq_len: Annotated[int, typer.Option(help="Tokens a sequence.")] = 256,
-    num_sequences: Annotated[int, typer.Option(help="Sequences for each --data.")] = 32,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens a sequence. [default: 256]")] = None,
+    num_sequences: Annotated[int | None, typer.Option(help="Sequences for each --data. [default: 32]")] = None,
     bos: Annotated[str, typer.Option(help="First token: auto (the tokenizer's habit), always, never.")] = "auto",
     batch_size: Annotated[
         str, typer.Option(help="Sequences a forward pass; auto halves when memory runs out.")
@@ -75,7 +75,7 @@ def scan(
     with progress_bar(quiet) as progress:
         try:
             run = measure(
-                model, data=data or ["prose"], seq_len=seq_len, num_sequences=num_sequences, batch_size=size, bos=bos,
+                model, data=data or None, seq_len=seq_len, num_sequences=num_sequences, batch_size=size, bos=bos,
                 device=device, device_map=device_map, dtype=dtype, revision=revision,
                 trust_remote_code=trust_remote_code, allow_pickle=allow_pickle, seed=seed, epsilon=epsilon,
                 dormant_rule=dormant_rule, self_check=not no_self_check, progress=progress,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 STAGES = {"loading": "loading the model", "checking": "self-check against eager", "scanning": "scanning"}
 
@@ -38,3 +39,35 @@ def progress_bar(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
             )
 
         yield report
+
+
+Begin = Callable[[str, int], None]
+"""Called with (what is trained, steps at most) when a training starts."""
+
+Steps = Callable[[int, float, float, float], None]
+"""Called with (steps done, loss, largest absolute error, BOS mass) now and then."""
+
+
+@contextmanager
+def training_bar(quiet: bool) -> Iterator[tuple[Begin, Steps]]:
+    """A bar over training steps, with loss, largest error and BOS mass live; nothing when quiet or no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield lambda what, total: None, lambda *numbers: None
+        return
+    columns: tuple[Any, ...] = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TextColumn("{task.fields[state]}"), TimeElapsedColumn(), console=console) as progress:
+        task = progress.add_task("", total=None, state="")
+
+        def begin(what: str, total: int) -> None:
+            progress.reset(task, total=total, description=what, state="")
+
+        def report(step: int, loss: float, error: float, bos: float) -> None:
+            progress.update(
+                task, completed=step, state=f"loss {loss:.1e}  largest error {error:.4f}  BOS mass {bos:.3f}"
+            )
+
+        yield begin, report

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sinkscope.present.text import printable
+from sinkscope.present.trigger import render_task
 
 if TYPE_CHECKING:
     from sinkscope.run import Run
@@ -44,6 +45,8 @@ def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: s
         for domain, rows in _domains(heads):
             parts += [_heat_map(rows, domain, width, color is not None), _strongest(rows)]
         parts.append(_dormant(summary))
+    if "task" in run.summary:
+        parts.append(Text(f"\n{render_task(run.summary['task'])}", style="not bold"))
     parts.append(_files(written))
     buffer = io.StringIO()
     console = Console(

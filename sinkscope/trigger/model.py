@@ -46,7 +46,7 @@ KINDS = {
 }
 
 
-class TriggerConfig(PretrainedConfig):
+class TriggerConfig(PretrainedConfig):  # type: ignore[misc]
     """Sizes and attention of a trigger model, and how it was trained (`training`: seed, command, steps, errors).
 
     Raises SinkscopeError for an unknown attention, sizes below 1, d < 4, L < 4.
@@ -121,9 +121,14 @@ def plain_attention(
 
 
 class TriggerAttention(nn.Module):
-    """H heads of width d; reads hidden_states (B, L, d), returns what is written (B, L, d), and A where there is one."""
+    """H heads of width d; reads hidden_states (B, L, d), returns what is written, same shape, and A if it was made."""
 
     is_causal = True
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    o_proj: nn.Linear
+    gate_proj: nn.Linear
 
     def __init__(self, config: TriggerConfig) -> None:
         super().__init__()
@@ -168,14 +173,14 @@ class TriggerLayer(nn.Module):
         return (hidden_states + written if self.residual else written), weights
 
 
-class TriggerModel(PreTrainedModel):
+class TriggerModel(PreTrainedModel):  # type: ignore[misc]
     """Reads real vectors `inputs_embeds` (B, L, d); `last_hidden_state` is the prediction, same shape."""
 
     config_class = TriggerConfig
     base_model_prefix = "model"
     main_input_name = "inputs_embeds"
     _supports_sdpa = False
-    _no_split_modules = ["TriggerLayer"]
+    layers: Any
 
     def __init__(self, config: TriggerConfig) -> None:
         super().__init__(config)

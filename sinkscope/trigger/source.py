@@ -22,7 +22,7 @@ COLUMNS = {
     "bos_min": "smallest over non-trigger rows i >= 1 of A[i,0], mean over sequences",
     "bos_mean": "mean over non-trigger rows i >= 1 of A[i,0]",
     "bos_trigger": "A[j,0] of the trigger's row j",
-    "share_min": "smallest over non-trigger rows of |A[i,0]| / sum_t |A[i,t]| (0 where the row is 0), Gu et al.'s proxy",
+    "share_min": "smallest over non-trigger rows of |A[i,0]| / sum_t |A[i,t]| (0 in a zero row), Gu et al.'s proxy",
     "share_mean": "mean over non-trigger rows of that proxy",
     "share_trigger": "that proxy in the trigger's row",
 }

@@ -1,4 +1,4 @@
-"""Data and targets of the trigger-conditional task (Ran-Milo 2603.11487): "write the mean at the trigger, else nothing".
+"""Data and targets of the trigger-conditional task (Ran-Milo 2603.11487): the mean at the trigger, else nothing.
 
 Real vectors x_0 .. x_{L-1} of width d, no vocabulary. Coordinate 0: 1 at BOS (position 0) only; BOS is that unit
 vector. Coordinate 1: 1 at the trigger only. Coordinates 2 .. d-2: independent Uniform(-1, 1) at every position but 0,
@@ -21,6 +21,7 @@ BOS, TRIGGER = 0, 1
 EVALUATION_TRIGGER = 7
 EVALUATION_SEQUENCES = 1000
 SMALLEST = 4
+APART = 1_000_003
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,11 @@ def draw(count: int, length: int, dim: int, generator: torch.Generator, trigger:
 
 
 def evaluation(count: int, length: int, dim: int, seed: int) -> Draw:
-    """The evaluation sequences: trigger at position 7 (at L-1 where L is smaller than 8), drawn with `seed`."""
-    generator = torch.Generator().manual_seed(seed)
+    """The evaluation sequences: trigger at position 7 (at L-1 where L is smaller than 8), drawn with `seed`.
+
+    Their numbers are not those of the training that has the same seed.
+    """
+    generator = torch.Generator().manual_seed(seed + APART)
     return draw(count, length, dim, generator, trigger=evaluation_trigger(length))
 
 

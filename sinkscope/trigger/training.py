@@ -1,4 +1,4 @@
-"""Training a model of the task as Ran-Milo 2603.11487 does: MSE over all positions and coordinates, Adam, fresh batches.
+"""Training a model of the task as Ran-Milo 2603.11487 does: MSE over everything, Adam, fresh batches.
 
 The same recipe gives the same weights on the same machine, interrupted and resumed or not.
 """

@@ -1,0 +1,114 @@
+"""`sinkscope trigger`: train models of the trigger-conditional task, scan one, reproduce the paper."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sinkscope.cli.common import guarded, say
+
+app = typer.Typer(
+    help="The trigger-conditional task: sinks made to order.", no_args_is_help=True, rich_markup_mode=None
+)
+
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no summary; errors only.")]
+
+
+@app.callback()
+def trigger() -> None:
+    """The trigger-conditional task (Ran-Milo 2603.11487): attention sinks made to order, and models that need none.
+
+    Example: sinkscope trigger train --attention softmax --out runs/trigger-softmax
+    """
+
+
+def train(
+    out: Annotated[Path, typer.Option(help="Folder for config.json and model.safetensors.")],
+    attention: Annotated[
+        str, typer.Option(help="softmax, relu, sigmoid, softmax1, learned-sink or gated.")
+    ] = "softmax",
+    layers: Annotated[int, typer.Option(help="Attention layers; several have a residual stream.")] = 1,
+    heads: Annotated[int, typer.Option(help="Heads a layer, each of full width.")] = 1,
+    dim: Annotated[int, typer.Option(help="Width d of a token, at least 4.")] = 16,
+    length: Annotated[int, typer.Option(help="Positions L, at least 4.")] = 16,
+    seed: Annotated[int, typer.Option(help="Draws the weights and the batches.")] = 0,
+    steps: Annotated[
+        int, typer.Option(help="At most so many; fewer when the largest error falls below 0.005.")
+    ] = 50_000,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted training in --out.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a model of the task and write it as an ordinary transformers folder, ready for `sinkscope scan`.
+
+    Example: sinkscope trigger train --attention relu --layers 2 --heads 2 --out runs/trigger-relu-2x2
+    """
+    from sinkscope.present.progress import training_bar
+    from sinkscope.present.trigger import render_training
+    from sinkscope.trigger.training import Recipe
+    from sinkscope.trigger.training import train as run
+
+    recipe = Recipe(attention, layers, heads, dim, length, seed, steps)
+    with training_bar(quiet) as (begin, progress):
+        begin(recipe.name, steps)
+        model = run(recipe, out, resume=resume, progress=progress)
+    if not quiet:
+        sys.stdout.write(render_training(model.config.training, out))
+
+
+def scan(
+    model: Annotated[
+        str, typer.Argument(help="Folder of a trigger model, or example:trigger-softmax.", metavar="MODEL")
+    ],
+    num_sequences: Annotated[int, typer.Option(help="Evaluation sequences, trigger at position 7.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Draws the sequences.")] = 0,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV, all digits.")] = False,
+) -> None:
+    """Print each head's BOS mass, non-trigger rows and the trigger's row apart; `sinkscope scan` writes all tables.
+
+    Example: sinkscope trigger scan example:trigger-relu
+    """
+    from sinkscope.present.trigger import render_task, task_csv
+    from sinkscope.scan import scan as measure
+
+    run = measure(model, data="trigger", num_sequences=num_sequences, seed=seed)
+    sys.stdout.write(task_csv(run.summary["task"]) if as_csv else render_task(run.summary["task"]))
+
+
+def reproduce(
+    out: Annotated[
+        Path, typer.Option(help="Folder for models, tables, figures; models found there are taken as they are.")
+    ],
+    quick: Annotated[bool, typer.Option("--quick", help="1 x 1 and 2 x 2 with one seed.")] = False,
+    seeds: Annotated[int, typer.Option(help="Seeds 0 .. N-1 for each of the six models.")] = 3,
+    quiet: Quiet = False,
+) -> None:
+    """Train the paper's six models, measure them beside what it published, say whether its claim held.
+
+    Example: sinkscope trigger reproduce --quick --out runs/trigger
+    """
+    from sinkscope.present.progress import training_bar
+    from sinkscope.present.trigger import render_study
+    from sinkscope.trigger import reproduce as study
+    from sinkscope.trigger.figures import available
+    from sinkscope.trigger.training import Recipe
+
+    with training_bar(quiet) as (begin, progress):
+
+        def start(recipe: Recipe, number: int, total: int) -> None:
+            begin(f"{recipe.name} ({number + 1} of {total})", recipe.steps)
+
+        trained = study.reproduce(out, quick, seeds, start, progress)
+    if not available():
+        say("no figures: they need matplotlib (pip install 'sinkscope[figures]')")
+    if not quiet:
+        sys.stdout.write(
+            render_study(study.model_table(trained), study.head_table(trained), study.verdict(trained), out)
+        )
+
+
+app.command("train")(guarded(train))
+app.command("scan")(guarded(scan))
+app.command("reproduce")(guarded(reproduce))

@@ -1,0 +1,172 @@
+"""The paper's six models trained again, measured beside what it published, and what that says of its claim.
+
+The claim (Ran-Milo 2603.11487): a softmax model that solves the task has a sink at the first token; ReLU needs none.
+A softmax model that solves it while no head has a sink would refute it, and is looked for over seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.trigger import figures
+from sinkscope.trigger.measure import Evaluation, evaluate
+from sinkscope.trigger.source import SINK
+from sinkscope.trigger.theory import forced_curve
+from sinkscope.trigger.training import Progress, Recipe, train
+
+SIZES, QUICK_SIZES = (1, 2, 4), (1, 2)
+"""Layers, and as many heads in each."""
+
+ATTENTIONS = ("softmax", "relu")
+SEEDS = 3
+
+PUBLISHED: dict[tuple[str, int], list[list[float]]] = {
+    ("softmax", 1): [[1.0]],
+    ("softmax", 2): [[0.922, 1.0], [0.930, 1.0]],
+    ("softmax", 4): [
+        [0.304, 0.983, 0.272, 0.132], [1.0, 0.184, 1.0, 1.0], [1.0, 1.0, 0.906, 0.154], [0.188, 0.998, 0.214, 0.137],
+    ],
+    **{("relu", size): [[0.0] * size] * size for size in SIZES},
+}  # fmt: skip
+"""Mean BOS mass over non-trigger rows, [layer][head], read off the paper's figures to about 0.004. Seeds differ:
+counts and extremes compare, single heads do not."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One model of the study: how training ended, and its evaluation."""
+
+    recipe: Recipe
+    steps: int
+    solved: bool
+    batch_error: float
+    evaluation: Evaluation
+
+
+def recipes(quick: bool, seeds: int) -> list[Recipe]:
+    """The paper's six models for every seed, the quickest first; `quick`: four models, one seed."""
+    sizes, count = (QUICK_SIZES, 1) if quick else (SIZES, seeds)
+    return [
+        Recipe(attention, size, size, seed=seed) for size in sizes for seed in range(count) for attention in ATTENTIONS
+    ]
+
+
+def reproduce(
+    out: Path,
+    quick: bool = False,
+    seeds: int = SEEDS,
+    begin: Callable[[Recipe, int, int], None] = lambda recipe, number, total: None,
+    progress: Progress | None = None,
+) -> list[Trained]:
+    """Trains (or takes from `out`/models what an earlier call left there), evaluates, writes tables and figures.
+
+    Writes models.csv, heads.csv, forced_mass.csv, verdict.txt, and figures where matplotlib is installed. Raises
+    SinkscopeError where `out` cannot be written or `seeds` < 1.
+    """
+    if seeds < 1:
+        raise SinkscopeError(f"seeds {seeds}: at least 1 is needed")
+    if out.exists() and not out.is_dir():
+        raise SinkscopeError(f"{out} is a file: give another --out")
+    plans = recipes(quick, seeds)
+    study = []
+    for number, recipe in enumerate(plans):
+        begin(recipe, number, len(plans))
+        model = train(recipe, out / "models" / recipe.name, resume=True, progress=progress)
+        record = model.config.training
+        study.append(
+            Trained(
+                recipe, record["steps"], record["stopped"] == "criterion", record["batch_error"],
+                evaluate(model, seed=recipe.seed),
+            )
+        )  # fmt: skip
+        write(out, study)
+    return study
+
+
+def write(out: Path, study: list[Trained]) -> None:
+    """The tables, the verdict and the figures of what is trained so far."""
+    curve = pd.DataFrame(forced_curve())
+    for name, table in (("models", model_table(study)), ("heads", head_table(study)), ("forced_mass", curve)):
+        table.to_csv(out / f"{name}.csv", index=False, float_format="%.6g", lineterminator="\n")
+    (out / "verdict.txt").write_text(verdict(study) + "\n", encoding="utf-8")
+    if figures.available():
+        figures.forced_mass(curve, out / "forced_mass.png")
+        for trained in study:
+            figures.attention(
+                trained.evaluation.maps, trained.recipe.name, out / f"attention-{trained.recipe.name}.png"
+            )
+
+
+def head_table(study: list[Trained]) -> pd.DataFrame:
+    """heads.csv: one row a head, measured (see `measure.COLUMNS`) beside `published_bos_mean`."""
+    rows = []
+    for trained in study:
+        recipe = trained.recipe
+        published = PUBLISHED.get((recipe.attention, recipe.layers))
+        for row in trained.evaluation.heads:
+            value = published[row["layer"]][row["head"]] if published else float("nan")
+            rows.append({"model": recipe.name, **row, "published_bos_mean": value})
+    return pd.DataFrame(rows)
+
+
+def model_table(study: list[Trained]) -> pd.DataFrame:
+    """models.csv: one row a model; `sinks`: heads with a mean BOS mass of 0.9 or more over non-trigger rows."""
+    rows = []
+    for trained in study:
+        recipe, evaluation = trained.recipe, trained.evaluation
+        means = [row["bos_mean"] for row in evaluation.heads]
+        published = PUBLISHED.get((recipe.attention, recipe.layers))
+        flat = [value for layer in published or [] for value in layer]
+        rows.append({
+            "attention": recipe.attention, "layers": recipe.layers, "heads": recipe.heads, "seed": recipe.seed,
+            "steps": trained.steps, "solved": trained.solved, "batch_error": trained.batch_error,
+            "evaluation_error": evaluation.error, "sinks": evaluation.sinks,
+            "bos_mean_min": min(means), "bos_mean_max": max(means),
+            "bos_share_max": max(row["share_mean"] for row in evaluation.heads),
+            "published_sinks": sum(value >= SINK for value in flat) if flat else float("nan"),
+            "published_bos_mean_min": min(flat, default=float("nan")),
+            "published_bos_mean_max": max(flat, default=float("nan")),
+        })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def verdict(study: list[Trained]) -> str:
+    """Whether the claim held over the models trained, in words."""
+    softmax, relu = ([t for t in study if t.recipe.attention == kind and t.solved] for kind in ATTENTIONS)
+    unsolved = [t.recipe.name for t in study if not t.solved]
+    bare = [t for t in softmax if not t.evaluation.sinks]
+    lines = []
+    if bare:
+        names = ", ".join(f"{t.recipe.name} (largest {_largest(t):.3f})" for t in bare)
+        lines.append(f"REFUTED for softmax: {names} solved the task while no head has a sink.")
+    elif softmax:
+        weakest = min(_largest(t) for t in softmax)
+        lines.append(
+            f"The claim held for softmax: each of {len(softmax)} models that solved the task has a sink (a head with "
+            f"mean BOS mass >= {SINK:g} where no trigger stands; the largest head of the weakest model: {weakest:.3f})."
+        )
+    sunk = [
+        t.recipe.name for t in relu if t.evaluation.sinks or max(r["share_mean"] for r in t.evaluation.heads) >= SINK
+    ]
+    if sunk:
+        lines.append(
+            f"ReLU has a sink in {', '.join(sunk)}: that it never needs one is the claim, not that it has none."
+        )
+    elif relu:
+        raw, share = max(map(_largest, relu)), max(r["share_mean"] for t in relu for r in t.evaluation.heads)
+        lines.append(
+            f"The claim held for ReLU: {len(relu)} models solved the task and none has a sink (largest mean BOS score "
+            f"of any head {raw:.4f}, largest mean share of its row {share:.4f})."
+        )
+    if unsolved:
+        lines.append(f"Not solved within their steps, so no evidence either way: {', '.join(unsolved)}.")
+    return "\n".join(lines)
+
+
+def _largest(trained: Trained) -> float:
+    return max(float(row["bos_mean"]) for row in trained.evaluation.heads)
