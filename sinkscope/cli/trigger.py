@@ -70,10 +70,14 @@ def scan(
 
     Example: sinkscope trigger scan example:trigger-relu
     """
+    from sinkscope.checkpoints import open_checkpoint
     from sinkscope.present.trigger import render_task, task_csv
     from sinkscope.scan import scan as measure
+    from sinkscope.trigger.source import need_task
 
-    run = measure(model, data="trigger", num_sequences=num_sequences, seed=seed)
+    network = open_checkpoint(model).model
+    need_task(network, model)
+    run = measure(network, num_sequences=num_sequences, seed=seed)
     sys.stdout.write(task_csv(run.summary["task"]) if as_csv else render_task(run.summary["task"]))
 
 

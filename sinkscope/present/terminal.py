@@ -46,7 +46,7 @@ def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: s
             parts += [_heat_map(rows, domain, width, color is not None), _strongest(rows)]
         parts.append(_dormant(summary))
     if "task" in run.summary:
-        parts.append(Text(f"\n{render_task(run.summary['task'])}", style="not bold"))
+        parts.append(Text(render_task(run.summary["task"], width, meanings=False), style="not bold"))
     parts.append(_files(written))
     buffer = io.StringIO()
     console = Console(
@@ -62,7 +62,7 @@ def _title(run: Run) -> Text:
     model, first = run.manifest["model"], run.summary["first_token"]
     text = Text(printable(str(model["id"])), style="bold")
     text.append(
-        f"  {model['class']}, {model['parameters'] / 1e6:,.0f} M parameters, {model['dtype']} on {model['device']}\n",
+        f"  {model['class']}, {_size(model['parameters'])} parameters, {model['dtype']} on {model['device']}\n",
         style="not bold",
     )
     for data in run.manifest["data"]:
@@ -76,6 +76,10 @@ def _title(run: Run) -> Text:
     kind = {True: ", the tokenizer's BOS", False: ", not the tokenizer's BOS", None: ""}[first["is_bos"]]
     text.append(f"first token: {shown}{kind if first['id'] is not None else ''}\n", style="not bold")
     return text
+
+
+def _size(parameters: int) -> str:
+    return f"{parameters / 1e6:,.0f} M" if parameters >= 1e6 else f"{parameters:,}"
 
 
 def _answers(summary: dict[str, Any]) -> Text:

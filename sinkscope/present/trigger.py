@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 WIDTH = 100
 
 
-def render_task(task: dict[str, Any]) -> str:
+def render_task(task: dict[str, Any], width: int = WIDTH, meanings: bool = True) -> str:
     """What summary.json says of a task: the answer in words, a row a head, what the columns mean."""
     names = ["layer", "head", *task["columns"]]
     rows = [[_cell(row[name]) for name in names] for row in task["heads"]]
     title = f"{task['name']} task, {printable(task['attention'])} attention, trigger at {task['trigger_position']}"
-    meanings = [_wrapped(f"{name}: {meaning}", "    ") for name, meaning in task["columns"].items()]
-    return "\n".join([title, *map(_wrapped, task["in_words"]), "", *_table(names, rows), "", *meanings]) + "\n"
+    lines = [title, *(_wrapped(sentence, width) for sentence in task["in_words"]), "", *_table(names, rows)]
+    if meanings:
+        lines += ["", *(_wrapped(f"{name}: {text}", width, "  ") for name, text in task["columns"].items())]
+    return "\n".join(lines) + "\n"
 
 
 def task_csv(task: dict[str, Any]) -> str:
@@ -67,7 +69,7 @@ def render_study(models: pd.DataFrame, heads: pd.DataFrame, verdict: str, out: P
             _span(row["published_bos_mean_min"], row["published_bos_mean_max"]),
         ])  # fmt: skip
     lines = ["sinks: heads with bos_mean >= 0.9; bos_mean: smallest .. largest head; published: one seed, off figures"]
-    lines += ["", *_table(names, rows), "", *map(_wrapped, verdict.splitlines()), ""]
+    lines += ["", *_table(names, rows), "", *(_wrapped(line, WIDTH) for line in verdict.splitlines()), ""]
     lines.append(f"written to {printable(str(out))}: models.csv, heads.csv ({len(heads)} heads), forced_mass.csv")
     return "\n".join(lines) + "\n"
 
@@ -82,8 +84,8 @@ def _cell(value: Any) -> str:
 
 def _table(names: list[str], rows: list[list[str]]) -> list[str]:
     widths = [max(len(name), *(len(row[place]) for row in rows)) for place, name in enumerate(names)]
-    return ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in [names, *rows]]
+    return [" ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in [names, *rows]]
 
 
-def _wrapped(text: str, indent: str = "") -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent)
+def _wrapped(text: str, width: int, indent: str = "") -> str:
+    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
