@@ -12,19 +12,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sinkscope.engine import Interrupted, scan
     from sinkscope.errors import SinkscopeError
     from sinkscope.run import Run, load_run
-    from sinkscope.scan import Interrupted, scan
 
 __version__ = "0.1.0"
 __all__ = ["Interrupted", "Run", "SinkscopeError", "__version__", "load_run", "scan"]
 
 _HOMES = {
-    "Interrupted": "sinkscope.scan",
+    "Interrupted": "sinkscope.engine",
     "Run": "sinkscope.run",
     "SinkscopeError": "sinkscope.errors",
     "load_run": "sinkscope.run",
-    "scan": "sinkscope.scan",
+    "scan": "sinkscope.engine",
 }
 
 

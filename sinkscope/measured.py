@@ -91,7 +91,7 @@ class Collector:
 
     def __init__(self, length: int) -> None:
         self._prefixes = prefixes(length)
-        self._done: dict[str, list[_Part]] = defaultdict(list)
+        self._done: dict[str, list[_Part]] = {}
         self._batch: dict[str, list[_Part]] = {}
 
     def begin(self) -> None:
@@ -102,16 +102,17 @@ class Collector:
 
     def commit(self) -> None:
         """Moves the finished batch to the CPU and keeps it."""
-        for name, parts in self._batch.items():
-            self._done[name] += [_to_cpu(part) for part in parts]
+        ready = {name: [_to_cpu(part) for part in parts] for name, parts in self._batch.items()}
         self._batch = {}
+        self._done = {name: self._done.get(name, []) + parts for name, parts in ready.items()}
 
     def bad_site(self, sites: list[Site]) -> Site | None:
         """The first site of the batch under way whose numbers are NaN or infinite where they never may be."""
-        index = HEAD_NAMES.index("sink_score")
+        mass, peak = HEAD_NAMES.index("sink_score"), LAYER_NAMES.index("inf_norm")
         for site in sites:
             for part in self._batch.get(site.name, []):
-                if not torch.isfinite(part.heads[..., index]).all():
+                seen = part.first_unit is not None
+                if not part.heads[..., mass].isfinite().all() or (seen and not part.layers[..., peak].isfinite().all()):
                     return site
         return None
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-import os
-import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,12 @@ from sinkscope.errors import SinkscopeError
 
 CSV_TABLES = ("heads", "layers", "length_curve")
 PARQUET_TABLES = ("positions", "sequences")
+TABLES = CSV_TABLES + PARQUET_TABLES
 FORMATS = ("csv", "parquet")
+FILES = frozenset(
+    {"manifest.json", "summary.json", *(f"{name}.csv" for name in CSV_TABLES), *(f"{name}.parquet" for name in TABLES)}
+)
+"""All that a run folder may hold: what else is there is somebody's, and nothing is written beside it."""
 
 
 @dataclass
@@ -45,52 +49,81 @@ class Run:
     path: Path | None = field(default=None, compare=False)
 
     def save(self, folder: str | Path, force: bool = False, formats: tuple[str, ...] = ("csv",)) -> list[Path]:
-        """Writes the run folder: everything to a temporary folder beside it, then one rename.
+        """Writes the run folder: everything to a temporary folder first, then moved into place.
 
-        Raises SinkscopeError: the folder holds a finished run (without `force`) or something that is no run; the disk
-        is full or not writable. Nothing half-written is left in any of these cases.
+        Raises SinkscopeError: the folder holds a finished run (without `force`) or files that are not a run's; the
+        disk is full or not writable. In all these cases the folder is as it was.
         """
-        target = Path(folder)
+        target = Path(folder).resolve()
         check_target(target, force)
-        work = open_target(target)
+        made = [parent for parent in (target, *target.parents) if not parent.exists()]
         try:
-            self._write(work, formats)
-            _replace(work, target)
+            target.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".sinkscope-", dir=target) as work:
+                self._write(Path(work), formats)
+                _move_in(Path(work), target)
         except OSError as error:
-            raise SinkscopeError(f"cannot write {target}: {error.strerror or error}") from None
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-        self.path = target
-        return sorted(target.iterdir())
+            for parent in made:
+                with contextlib.suppress(OSError):
+                    parent.rmdir()
+            raise SinkscopeError(f"cannot write {folder}: {error.strerror or error}") from None
+        self.path = Path(folder)
+        return sorted(self.path / path.name for path in target.iterdir())
 
     def _write(self, folder: Path, formats: tuple[str, ...]) -> None:
+        self.manifest["tables"] = {name: _shape(self.table(name)) for name in TABLES}
         for name in CSV_TABLES:
-            table: pd.DataFrame = getattr(self, name)
+            table = self.table(name)
             table.to_csv(folder / f"{name}.csv", index=False, float_format="%.9g", lineterminator="\n")
             if "parquet" in formats:
                 table.to_parquet(folder / f"{name}.parquet", index=False)
         for name in PARQUET_TABLES:
-            getattr(self, name).to_parquet(folder / f"{name}.parquet", index=False)
-        for name in ("summary", "manifest"):
-            (folder / f"{name}.json").write_text(to_json(getattr(self, name)), encoding="utf-8")
+            self.table(name).to_parquet(folder / f"{name}.parquet", index=False)
+        (folder / "summary.json").write_text(to_json(self.summary), encoding="utf-8")
+        (folder / "manifest.json").write_text(to_json(self.manifest), encoding="utf-8")
+
+    def table(self, name: str) -> pd.DataFrame:
+        frame: pd.DataFrame = getattr(self, name)
+        return frame
 
 
 def load_run(path: str | Path) -> Run:
-    """Reads a run folder. Raises SinkscopeError where the folder is none, or a file of it is missing or damaged."""
+    """Reads a run folder. Raises SinkscopeError where it is none, or where a file of it is missing or damaged."""
     folder = Path(path)
-    if not (folder / "manifest.json").is_file():
-        raise SinkscopeError(f"{folder} is not a run folder: it holds no manifest.json")
+    manifest = _read_manifest(folder / "manifest.json")
+    if manifest is None:
+        raise SinkscopeError(f"{folder} is not a run folder: it holds no manifest of sinkscope's")
     try:
-        tables = {name: pd.read_csv(folder / f"{name}.csv", float_precision="round_trip") for name in CSV_TABLES}
-        tables["heads"]["dormant"] = tables["heads"]["dormant"].astype("boolean")
-        for name in ("max_abs_token", "max_abs_dim"):
-            tables["layers"][name] = tables["layers"][name].astype("Int64")
-        tables |= {name: pd.read_parquet(folder / f"{name}.parquet") for name in PARQUET_TABLES}
-        texts = {name: json.loads((folder / f"{name}.json").read_text("utf-8")) for name in ("summary", "manifest")}
-    except (OSError, ValueError, KeyError) as error:
-        line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise SinkscopeError(f"run {folder} is damaged: {line}") from None
-    return Run(**tables, summary=texts["summary"], manifest=texts["manifest"], path=folder)
+        summary = json.loads((folder / "summary.json").read_text("utf-8"))
+        if not isinstance(summary, dict) or "streams" not in summary:
+            raise ValueError("summary.json holds no summary")
+        tables = {name: _read_table(folder, name, manifest["tables"][name]) for name in TABLES}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SinkscopeError(f"run {folder} is damaged: {str(error).splitlines()[0]}") from None
+    return Run(**tables, summary=summary, manifest=manifest, path=folder)
+
+
+def _shape(table: pd.DataFrame) -> dict[str, Any]:
+    """Rows and column types of a table, kept in the manifest: a CSV cannot tell a column of zeros from integers."""
+    return {"rows": len(table), "columns": {str(name): str(dtype) for name, dtype in table.dtypes.items()}}
+
+
+def _read_table(folder: Path, name: str, shape: dict[str, Any]) -> pd.DataFrame:
+    is_csv = name in CSV_TABLES
+    table = pd.read_csv(folder / f"{name}.csv") if is_csv else pd.read_parquet(folder / f"{name}.parquet")
+    if list(table.columns) != list(shape["columns"]) or len(table) != shape["rows"]:
+        raise ValueError(f"{name} has {len(table)} rows where the manifest says {shape['rows']}, or other columns")
+    return table.astype(shape["columns"])
+
+
+def _read_manifest(path: Path) -> dict[str, Any] | None:
+    """The manifest of a run of ours; None where there is none."""
+    try:
+        manifest = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    ours = isinstance(manifest, dict) and {"schema_version", "sinkscope", "tables"} <= manifest.keys()
+    return manifest if ours else None
 
 
 def to_json(data: Any) -> str:
@@ -114,49 +147,53 @@ def plain(data: Any) -> Any:
 
 
 def check_target(target: Path, force: bool) -> None:
-    """Refuses a folder that a new run must not replace; called before the model is loaded and again before writing."""
+    """Refuses a folder that a new run must not be put into; called before the model is loaded and before writing."""
     if not target.exists():
+        _check_writable(target)
         return
     if not target.is_dir():
         raise SinkscopeError(f"{target} is a file: give another --out")
-    manifest = target / "manifest.json"
-    if not manifest.is_file():
-        if any(target.iterdir()):
-            raise SinkscopeError(f"{target} is not empty and holds no run: give another --out")
-        return
-    if not force and _finished(manifest):
+    foreign = sorted(path.name for path in target.iterdir() if path.name not in FILES)
+    if foreign:
+        raise SinkscopeError(f"{target} holds files that are not a run's ({foreign[0]}): give another --out")
+    if finished(target) and not force:
         raise SinkscopeError(f"{target} holds a finished run: pass --force to replace it, or another --out")
+    if any(target.iterdir()) and _read_manifest(target / "manifest.json") is None:
+        raise SinkscopeError(f"{target} holds no run of sinkscope's, but files named like one's: give another --out")
+    _check_writable(target)
 
 
-def open_target(target: Path) -> Path:
-    """A temporary folder beside the target: shows before the long part that results can be written."""
+def finished(folder: Path) -> bool:
+    """The folder holds a run that was not interrupted."""
+    manifest = _read_manifest(folder / "manifest.json")
+    return manifest is not None and bool(manifest.get("complete", True))
+
+
+def _check_writable(target: Path) -> None:
+    """Shows before the long part that results can be written: in the nearest folder that is there."""
+    there = next(path for path in (target, *target.absolute().parents) if path.exists())
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        with tempfile.TemporaryFile(dir=there):
+            pass
     except OSError as error:
         raise SinkscopeError(f"cannot write to {target.parent}: {error.strerror}; give another --out") from None
 
 
-def _finished(manifest: Path) -> bool:
+def _move_in(work: Path, target: Path) -> None:
+    """New files in, old ones out; on an error the old ones come back."""
+    new = sorted(path.name for path in work.iterdir())
+    old = work / "old"
+    old.mkdir()
+    moved: list[tuple[Path, Path]] = []
     try:
-        return bool(json.loads(manifest.read_text("utf-8")).get("complete", True))
-    except (OSError, ValueError):
-        return True
-
-
-def _replace(work: Path, target: Path) -> None:
-    """Puts the new folder in the old one's place; a run that is replaced goes only once the new one is whole."""
-    work.chmod(0o777 & ~_umask())
-    if target.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
-        target.rename(old / "run")
-        work.rename(target)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        work.rename(target)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+        for name in [path.name for path in target.iterdir() if path.name in FILES]:
+            moved.append((target / name, old / name))
+            (target / name).rename(old / name)
+        for name in new:
+            moved.append((work / name, target / name))
+            (work / name).rename(target / name)
+    except OSError:
+        for source, place in reversed(moved):
+            with contextlib.suppress(OSError):
+                place.rename(source)
+        raise

@@ -44,6 +44,8 @@ def self_check(model: nn.Module, plan: Plan, forward: Forward, ids: Tensor) -> d
         difference = _difference(ours[site.name], probabilities)
         if not difference <= worst:
             worst, where = difference, site.name
+    if worst != worst:
+        raise SinkscopeError(f"self-check: attention of {where} is NaN; the dtype overflows: try --dtype float32")
     record |= {"layers": len(maps), "max_difference": worst, "where": where}
     if worst <= bound:
         return record | {"status": "passed"}

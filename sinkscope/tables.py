@@ -52,7 +52,9 @@ def parse_rule(text: str) -> DormantRule:
     except ValueError:
         raise SinkscopeError(f'--dormant-rule {text!r}: write "NAME<x" or "NAME>x", e.g. "honor<0.4"') from None
     if match[1] not in METRICS["heads"]:
-        raise SinkscopeError(f"--dormant-rule: unknown column {match[1]!r}; `sinkscope metrics` lists them")
+        raise SinkscopeError(
+            f"--dormant-rule: {match[1]!r} is no per-sequence column of heads.csv; `sinkscope metrics` lists them"
+        )
     return DormantRule(match[1], match[2] == "<", bound)
 
 

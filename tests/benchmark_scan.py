@@ -64,7 +64,7 @@ def contenders(model: Any, ids: torch.Tensor, with_eager: bool) -> dict[str, Cal
 
 
 def peak_memory(run: Callable[[], Any]) -> float | None:
-    """Highest resident memory during a run, in MiB above what was resident before; None where the kernel has no count."""
+    """Highest resident memory during a run, MiB above what was resident before; None where the kernel counts none."""
     if not RESET.exists():
         return None
     RESET.write_text("5")

@@ -81,7 +81,7 @@ def convert_gguf(gguf: Path, folder: Path, architecture: str) -> None:
 
     from sinkscope.checkpoints.quiet import quiet_transformers
 
-    with quiet_transformers():
+    with quiet_transformers(bars_too=True):
         model = AutoModel.from_pretrained(gguf.parent, gguf_file=gguf.name, attn_implementation="sdpa")
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         folder.mkdir(parents=True)

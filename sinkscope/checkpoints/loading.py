@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sinkscope.checkpoints.quiet import quiet_transformers
-from sinkscope.checkpoints.sources import Source, find_source, first_line, weights_hash
+from sinkscope.checkpoints.sources import Source, find_source, first_line, pickled_files, shorten, weights_hash
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.vectors import KindNames, VectorTask, task_of
 
@@ -67,12 +67,22 @@ class Checkpoint:
         """Rows of the embedding: ids from 0 to this - 1 exist. The task's kinds of position where there is none."""
         if self.task is not None:
             return len(self.task.tokens)
-        embedding = self.model.get_input_embeddings()  # type: ignore[operator]
-        return int(embedding.weight.shape[0])
+        try:
+            embedding = self.model.get_input_embeddings()  # type: ignore[operator]
+            return int(embedding.weight.shape[0])
+        except (NotImplementedError, AttributeError):
+            raise SinkscopeError(f"{type(self.model).__name__} has no token embedding: only text models yet") from None
 
     @property
     def max_positions(self) -> int | None:
-        """Positions the configuration allows; None where it names no limit."""
+        """Positions the configuration allows; None where it names no limit.
+
+        RoBERTa and its kin count positions from past the padding id, and have that many fewer.
+        """
+        for module in self.model.modules():
+            table = getattr(module, "position_embeddings", None)
+            if isinstance(table, nn.Embedding) and table.padding_idx is not None:
+                return table.num_embeddings - table.padding_idx - 1
         config = self.model.config.get_text_config()  # type: ignore[union-attr, operator]
         for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
             limit = getattr(config, key, None)
@@ -86,12 +96,13 @@ def open_checkpoint(name: str, options: LoadOptions = LoadOptions()) -> Checkpoi
     device = pick_device(options.device)
     dtype = pick_dtype(options.dtype)
     source = find_source(name, options.revision, options.allow_pickle)
-    with quiet_transformers():
+    with quiet_transformers(bars_too=source.gguf is not None):
         model, warnings = _load_model(source, options, dtype)
         tokenizer, problem = _load_tokenizer(source, options)
     if options.device_map is None:
         model = _to_device(model, device)
     model.eval()
+    _check_finite(name, model)
     facts = {
         "id": name,
         "revision": source.revision,
@@ -114,6 +125,7 @@ def wrap_model(model: Any, tokenizer: Any = None) -> Checkpoint:
     if base.training:
         raise SinkscopeError("the model is in training mode (dropout on): call model.eval() first")
     name = getattr(model.config, "_name_or_path", "") or type(model).__name__
+    _check_finite(name, base)
     facts = {
         "id": name,
         "revision": None,
@@ -135,7 +147,7 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise SinkscopeError(f"device {name!r} is not to be had here ({first_line(error)}): use cpu or auto") from None
+        raise SinkscopeError(f"device {name!r} is not to be had here: use cpu or auto ({first_line(error)})") from None
     if device.type == "meta":
         raise SinkscopeError("device 'meta' holds no numbers: use cpu, cuda or auto")
     return device
@@ -174,6 +186,7 @@ def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) 
             use_safetensors=None if source.gguf else not source.pickled,
             weights_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # the report names them; transformers' own error does not
             **common,
         )
     except SinkscopeError:
@@ -200,17 +213,25 @@ def _implementation(config: Any) -> str | None:
 
 def _why(source: Source, error: Exception) -> str:
     text = str(error)
+    if source.pickled and "weights_only" in text:
+        return (
+            f"{source.name}: its pickled weights ({', '.join(pickled_files(source))}) are damaged or hold more than "
+            "tensors; convert them to safetensors"
+        )
     if "trust_remote_code" in text:
         return f"{source.name} carries its own Python code: pass --trust-remote-code if you trust it"
     if isinstance(error, ImportError):
         return f"{source.name} needs a package that is not installed: {first_line(error)}"
     if "Unrecognized model" in text or "does not recognize this architecture" in text:
         return f"{source.name} is of a model type this transformers does not know: {first_line(error)}"
-    return f"cannot load {source.name}: {type(error).__name__}: {first_line(error)}"
+    detail = " ".join(text.split()) or type(error).__name__
+    return f"cannot load {source.name}: {type(error).__name__}: {shorten(detail)}"
 
 
 def _check_keys(source: Source, model: nn.Module, report: dict[str, Any]) -> list[str]:
     """Refuses weights that the checkpoint lacks and a forward pass would read: they would be random numbers."""
+    for key, found, needed in sorted(report.get("mismatched_keys", ())):
+        raise SinkscopeError(f"{source.name}: {key} has shape {tuple(found)}, its config.json asks for {tuple(needed)}")
     missing = sorted(report.get("missing_keys", ()))
     harmless = [key for key in missing if "pooler" in key.lower()]
     harmful = [key for key in missing if key not in harmless]
@@ -230,7 +251,12 @@ def _load_tokenizer(source: Source, options: LoadOptions) -> tuple[Any, str | No
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.location, trust_remote_code=options.trust_remote_code, **extra)
     except Exception as error:  # absent, damaged, of an unknown class, missing package: the caller says which
+        if "trust_remote_code" in str(error):
+            return None, "it carries its own Python code: pass --trust-remote-code if you trust it"
         return None, first_line(error)
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        # Where the files are missing some families get an empty tokenizer without a word: all text would be [UNK].
+        return None, "no vocabulary files"
     return tokenizer, None
 
 
@@ -239,6 +265,15 @@ def _to_device(model: nn.Module, device: torch.device) -> nn.Module:
         return model.to(device)
     except torch.OutOfMemoryError:
         raise SinkscopeError(f"the model does not fit on {device}: try --dtype bfloat16 or --device-map auto") from None
+
+
+def _check_finite(name: str, model: nn.Module) -> None:
+    """Refuses weights that hold NaN or infinity, by name: some of them would show in no attention column at all."""
+    for key, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not parameter.is_meta and parameter.numel():
+            low, high = torch.aminmax(parameter.detach())
+            if not (torch.isfinite(low) and torch.isfinite(high)):
+                raise SinkscopeError(f"{name}: the weights {key} hold NaN or infinity; the checkpoint is damaged")
 
 
 def _add_facts(checkpoint: Checkpoint) -> None:

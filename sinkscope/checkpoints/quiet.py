@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 
 
 @contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Silences transformers' logging and bars until the block ends, then restores the user's settings."""
+def quiet_transformers(bars_too: bool = False) -> Iterator[None]:
+    """Silences transformers' logging and bars until the block ends, then restores the user's settings.
+
+    `bars_too`: also those a library draws past that setting (GGUF conversion does), by holding stderr back.
+    """
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings():
+        with ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
+            if bars_too:
+                stack.enter_context(redirect_stderr(io.StringIO()))
             yield
     finally:
         logging.set_verbosity(verbosity)

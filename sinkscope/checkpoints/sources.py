@@ -36,6 +36,10 @@ def find_source(name: str, revision: str | None = None, allow_pickle: bool = Fal
     Raises SinkscopeError: no such file, folder without config or weights, damaged files, pickled weights without
     leave, unknown or gated id, unknown revision, hub unreachable.
     """
+    if not name.strip():
+        raise SinkscopeError("no such model: the name is empty")
+    if revision is not None and (name.startswith("example:") or Path(name).expanduser().exists()):
+        raise SinkscopeError(f"--revision {revision!r} is for hub ids; {name} is on this machine")
     if name.startswith("example:"):
         return _folder(name, example_folder(name.removeprefix("example:")), allow_pickle)
     path = Path(name).expanduser()
@@ -43,7 +47,7 @@ def find_source(name: str, revision: str | None = None, allow_pickle: bool = Fal
         return _gguf_file(name, path)
     if path.is_dir():
         return _folder(name, path, allow_pickle)
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name:
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise SinkscopeError(f"no such model folder: {name}")
     return _hub(name, revision, allow_pickle)
 
@@ -77,7 +81,7 @@ def _folder(name: str, path: Path, allow_pickle: bool) -> Source:
         _check_safetensors(file)
     if safe:
         return Source(name, str(path))
-    if not any(path.glob(pattern) for pattern in ("*.bin", "*.safetensors.index.json")) and not _pickles(path):
+    if not _pickles(path):
         raise SinkscopeError(f"{name} holds no weights (*.safetensors)")
     _pickle_leave(name, allow_pickle)
     return Source(name, str(path), pickled=True)
@@ -85,6 +89,11 @@ def _folder(name: str, path: Path, allow_pickle: bool) -> Source:
 
 def _pickles(path: Path) -> list[Path]:
     return [file for pattern in PICKLED for file in path.glob(pattern)]
+
+
+def pickled_files(source: Source) -> list[str]:
+    """Names of the pickled weight files of a local folder."""
+    return sorted(file.name for file in _pickles(source.folder)) if source.folder else []
 
 
 def _pickle_leave(name: str, allow_pickle: bool) -> None:
@@ -179,5 +188,9 @@ def _file_hash(file: Path) -> str:
 
 
 def first_line(error: BaseException | Any) -> str:
-    """The first line of an error's text, or its class where it says nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """The first line of an error's text, cut to 200 characters, or its class where it says nothing."""
+    return shorten((str(error).strip().splitlines() or [type(error).__name__])[0])
+
+
+def shorten(text: str, limit: int = 200) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."

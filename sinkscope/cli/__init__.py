@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
 from sinkscope.cli import examples, metrics, scan, trigger
-from sinkscope.cli.common import guarded
+from sinkscope.cli.common import BAD_INPUT, discard_stdout, guarded, say
 
 app = typer.Typer(
     name="sinkscope",
@@ -39,4 +41,11 @@ def root(
 
 def main() -> None:
     """Entry point of the `sinkscope` command."""
-    app()
+    try:
+        app()
+    except BrokenPipeError:
+        discard_stdout()
+    except OSError as error:  # help or version to a full disk: not a failed check, which alone exits 1
+        say(f"error: {error.strerror or error}")
+        discard_stdout()
+        sys.exit(BAD_INPUT)

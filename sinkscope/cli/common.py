@@ -28,11 +28,13 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
             return command(*args, **kwargs)
         except SinkscopeError as error:
             fail(str(error))
+        except typer.Exit:
+            raise
         except KeyboardInterrupt:
             say("interrupted")
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard_stdout()
             raise typer.Exit(0) from None
         except MemoryError:
             fail("out of memory: try a smaller --seq-len or --batch-size")
@@ -46,6 +48,11 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
         raise AssertionError
 
     return run
+
+
+def discard_stdout() -> None:
+    """After the reader of a pipe has gone: Python's own last flush must not fail loudly."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def fail(message: str) -> None:

@@ -59,17 +59,16 @@ def scan(
     Example: sinkscope scan example:gemma-3-270m --data prose --data code --out runs/gemma
     """
     from sinkscope.errors import SinkscopeError
-    from sinkscope.run import FORMATS, check_target, open_target
+    from sinkscope.run import FORMATS, check_target, finished
 
     if formats not in FORMATS:
         raise SinkscopeError(f"--format {formats!r}: one of {', '.join(FORMATS)}")
     target = out or Path("runs") / slug(model)
     check_target(target, force)
-    open_target(target).rmdir()  # shows now, not after the scan, that the results can be written
     size = parse_batch_size(batch_size)
+    from sinkscope.engine import Interrupted
+    from sinkscope.engine import scan as measure
     from sinkscope.present.progress import progress_bar
-    from sinkscope.scan import Interrupted
-    from sinkscope.scan import scan as measure
 
     interrupted = False
     with progress_bar(quiet) as progress:
@@ -84,11 +83,13 @@ def scan(
             if stopped.run is None:
                 raise
             run, interrupted = stopped.run, True
+            if finished(target):  # --force meant to replace it by a whole run, not by a part
+                target = target.with_name(f"{target.name}-interrupted")
     run.manifest["command"] = shlex.join(["sinkscope", *sys.argv[1:]])
     written = run.save(target, force=force, formats=tuple({"csv", formats}))
     show(run, written, as_json, quiet)
     if interrupted:
-        say(f"interrupted: {run.manifest['sequences_done']} sequences are in {target}")
+        say(f"interrupted: what was done ({run.manifest['sequences_done']} sequences) is in {target}")
         raise typer.Exit(INTERRUPTED)
 
 

@@ -72,7 +72,7 @@ def scan(
     """
     from sinkscope.checkpoints import open_checkpoint
     from sinkscope.present.trigger import render_task, task_csv
-    from sinkscope.scan import scan as measure
+    from sinkscope.engine import scan as measure
     from sinkscope.trigger.source import need_task
 
     network = open_checkpoint(model).model

@@ -66,32 +66,47 @@ def token_data(data: Any, vocabulary: int) -> TokenData:
     mask = None
     if hasattr(data, "keys") and "input_ids" in data:
         mask, data = data.get("attention_mask"), data["input_ids"]
-    rows = [_row(row) for row in data]
+    rows = _rows(data, "data")
     if not rows or any(len(row) < 2 for row in rows):
         raise SinkscopeError("token ids: at least one sequence, each of at least 2 tokens, is needed")
-    for number, row in enumerate(rows):
-        check_ids(row, vocabulary, f"sequence {number}")
     length = max(map(len, rows))
-    ids = np.zeros((len(rows), length), dtype=np.int64)
-    kept = np.zeros_like(ids) if mask is None else np.array([_row(row) for row in mask], dtype=np.int64)
-    if kept.shape != ids.shape:
-        raise SinkscopeError(f"attention_mask has shape {kept.shape}, input_ids {ids.shape}")
-    for number, row in enumerate(rows):
-        ids[number, : len(row)] = row
-        if mask is None:
-            kept[number, : len(row)] = 1
+    ids = np.stack([np.pad(row, (0, length - len(row))) for row in rows])
+    if mask is None:
+        kept = np.stack([np.arange(length) < len(row) for row in rows]).astype(np.int64)
+    else:
+        marks = _rows(mask, "attention_mask")
+        if [len(mark) for mark in marks] != [len(row) for row in rows]:
+            raise SinkscopeError("attention_mask and input_ids differ in shape")
+        kept = np.stack([np.pad(mark != 0, (0, length - len(mark))) for mark in marks]).astype(np.int64)
+    for number, (row, valid) in enumerate(zip(ids, kept, strict=True)):
+        check_ids(row[slice(*_span(valid))].tolist(), vocabulary, f"sequence {number}")
     return TokenData(ids, None if kept.all() else kept)
 
 
 def as_corpus(data: TokenData) -> Corpus:
-    return Corpus("token ids", data.ids, [f"sequence {number}" for number in range(len(data.ids))])
+    """The valid ids of each sequence from its first on; -1 past its end, so that the fingerprint knows the padding."""
+    names = [f"sequence {number}" for number in range(len(data.ids))]
+    if data.mask is None:
+        return Corpus("token ids", data.ids, names)
+    aligned = np.full((len(data.ids), data.longest), -1, dtype=np.int64)
+    for number, (row, valid) in enumerate(zip(data.ids, data.mask, strict=True)):
+        first, last = _span(valid)
+        aligned[number, : last - first] = row[first:last]
+    return Corpus("token ids", aligned, names)
 
 
-def _row(row: Any) -> list[int]:
-    values = row.tolist() if hasattr(row, "tolist") else list(row)
-    if any(type(value) is not int for value in values):
-        raise SinkscopeError("token ids must be integers, one list of them a sequence")
-    return values
+def _rows(data: Any, name: str) -> list[np.ndarray]:
+    """One array of integers a sequence. Raises SinkscopeError for anything that is not that."""
+    try:
+        rows = [np.asarray(row.tolist() if hasattr(row, "tolist") else list(row)) for row in data]
+    except (TypeError, ValueError):
+        rows = []
+    if not rows or any(row.ndim != 1 or row.dtype.kind not in "biu" for row in rows):
+        raise SinkscopeError(
+            f"{name}: a SPEC, a list of them, or token ids (integers, [sequence, token]) are needed, not "
+            f"{type(data).__name__}"
+        )
+    return [row.astype(np.int64) for row in rows]
 
 
 def _span(row: np.ndarray) -> tuple[int, int]:

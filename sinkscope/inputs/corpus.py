@@ -60,21 +60,24 @@ class TokenRules:
     bos_id: int | None
     special: frozenset[int]
     vocabulary: int
+    drawable: int
 
 
 def token_rules(tokenizer: Any, vocabulary: int) -> TokenRules:
     """Reads the tokenizer's own habits by encoding a probe with and without special tokens.
 
     `vocabulary`: rows of the model's embedding; ids at or above it are refused. `tokenizer` may be None (ids only).
+    `drawable`: ids below it may be drawn at random; a padded embedding has rows that stand for no token.
     """
     if tokenizer is None:
-        return TokenRules([], [], None, frozenset(), vocabulary)
+        return TokenRules([], [], None, frozenset(), vocabulary, vocabulary)
     probe = "A probe text."
     body, full = _encode(tokenizer, probe, False), _encode(tokenizer, probe, True)
     starts = [i for i in range(len(full) - len(body) + 1) if full[i : i + len(body)] == body]
     prefix, suffix = (full[: starts[0]], full[starts[0] + len(body) :]) if starts else ([], [])
     bos = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.cls_token_id
-    return TokenRules(prefix, suffix, bos, frozenset(tokenizer.all_special_ids), min(vocabulary, len(tokenizer)))
+    special = frozenset(tokenizer.all_special_ids)
+    return TokenRules(prefix, suffix, bos, special, vocabulary, min(vocabulary, len(tokenizer)))
 
 
 def read_corpus(
@@ -116,6 +119,7 @@ def read_corpus(
         joined=sum(len(names) > 1 for _, _, names in taken),
         bos=bos,
     )
+    check_ids(corpus.ids.ravel().tolist(), rules.vocabulary, f"{spec} under this tokenizer")
     _warn(corpus, rules, num_sequences)
     return corpus
 
@@ -222,7 +226,7 @@ def check_ids(ids: Sequence[int], vocabulary: int, name: str) -> None:
 def _synthetic(spec: str, rules: TokenRules, seq_len: int, wanted: int, bos: str, seed: int) -> Corpus:
     """Gu et al. 2410.10781's controls. `random`: T ids drawn from the vocabulary; `repeated`: one drawn, T times."""
     generator = np.random.default_rng([seed, SYNTHETIC.index(spec)])
-    ordinary = np.array([token for token in range(rules.vocabulary) if token not in rules.special], dtype=np.int64)
+    ordinary = np.array([token for token in range(rules.drawable) if token not in rules.special], dtype=np.int64)
     count = seq_len if spec == "random" else 1
     ids = np.broadcast_to(generator.choice(ordinary, (wanted, count)), (wanted, seq_len)).copy()
     if bos == "always":

@@ -46,22 +46,36 @@ def read_source(spec: str) -> Source:
         return Source(spec, list(_built_in(spec)))
     if spec.startswith("hf:"):
         return Source(spec, list(_hub_dataset(spec)))
+    check_spec(spec)
     name, _, field = spec.partition("#")
     path = Path(name)
-    if path.suffix not in SUFFIXES:
+    if path.suffix.lower() == ".txt":
+        return Source(spec, [Document(path.name, text=_text(path))], running=True)
+    rows = _json_rows(path) if path.suffix.lower() == ".jsonl" else _parquet_rows(path, field)
+    documents = list(_documents(islice(rows, STREAM_LIMIT), field))
+    if not documents:
+        raise SinkscopeError(f"{name} holds neither text nor token ids")
+    return Source(spec, documents)
+
+
+def check_spec(spec: str) -> None:
+    """Refuses a SPEC that cannot be read whatever the model: called before a model is loaded."""
+    if spec in (*BUILT_IN, *SYNTHETIC):
+        return
+    if spec.startswith("hf:"):
+        _hub_names(spec)
+        return
+    name, _, field = spec.partition("#")
+    path = Path(name)
+    if path.suffix.lower() not in SUFFIXES:
         known = ", ".join((*BUILT_IN, *SYNTHETIC))
         raise SinkscopeError(
             f"unknown data {spec!r}: give one of {known}, a {', '.join(SUFFIXES)} file, or hf:NAME[:CONFIG]/SPLIT#FIELD"
         )
     if not path.is_file():
         raise SinkscopeError(f"no such data file: {name}")
-    if path.suffix == ".txt":
-        return Source(spec, [Document(path.name, text=_text(path))], running=True)
-    rows = _json_rows(path) if path.suffix == ".jsonl" else _parquet_rows(path, field)
-    documents = list(_documents(islice(rows, STREAM_LIMIT), path.name, field))
-    if not documents:
-        raise SinkscopeError(f"{name} holds no rows")
-    return Source(spec, documents)
+    if field and path.suffix.lower() == ".txt":
+        raise SinkscopeError(f"{name} is plain text and has no field {field!r}")
 
 
 def _built_in(name: str) -> Iterator[Document]:
@@ -72,7 +86,7 @@ def _built_in(name: str) -> Iterator[Document]:
 
 def _text(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise SinkscopeError(
             f"{path} is not UTF-8 text (byte {error.start}): convert it, or name another file"
@@ -87,7 +101,7 @@ def _text(path: Path) -> str:
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(_text(path).splitlines(), 1):
+    for number, line in enumerate(_text(path).split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -115,7 +129,7 @@ def _parquet_rows(path: Path, field: str) -> Iterator[tuple[str, Any]]:
         raise SinkscopeError(f"cannot read {path} as Parquet: {_first_line(error)}") from None
 
 
-def _documents(rows: Iterable[tuple[str, Any]], name: str, field: str) -> Iterator[Document]:
+def _documents(rows: Iterable[tuple[str, Any]], field: str) -> Iterator[Document]:
     for place, row in rows:
         if not isinstance(row, dict):
             raise SinkscopeError(f"{place}: an object with `text` or `input_ids` is expected, not {type(row).__name__}")
@@ -123,6 +137,8 @@ def _documents(rows: Iterable[tuple[str, Any]], name: str, field: str) -> Iterat
         if chosen not in row:
             raise SinkscopeError(_no_field(place, field, row))
         value = row[chosen]
+        if value is None:
+            continue
         if isinstance(value, str):
             if value.strip():
                 yield Document(place, text=value)
@@ -139,13 +155,7 @@ def _no_field(place: str, field: str, names: Iterable[str]) -> str:
 
 def _hub_dataset(spec: str) -> Iterator[Document]:
     """hf:NAME[:CONFIG]/SPLIT#FIELD, streamed: only as many rows as are looked at are fetched."""
-    path, _, field = spec.removeprefix("hf:").partition("#")
-    dataset, slash, split = path.rpartition("/")
-    if not slash or not dataset or not split:
-        raise SinkscopeError(
-            f"cannot read {spec!r}: write hf:NAME[:CONFIG]/SPLIT#FIELD, e.g. hf:allenai/c4:en/train#text"
-        )
-    name, _, config = dataset.partition(":")
+    name, config, split, field = _hub_names(spec)
     try:
         from datasets import load_dataset
     except ImportError:
@@ -153,11 +163,23 @@ def _hub_dataset(spec: str) -> Iterator[Document]:
     try:
         rows = load_dataset(name, config or None, split=split, streaming=True)
         numbered = ((f"{name}/{split}:{number}", row) for number, row in enumerate(islice(rows, 2_000)))
-        yield from _documents(numbered, name, field)
+        yield from _documents(numbered, field)
     except SinkscopeError:
         raise
     except Exception as error:  # the library raises many kinds: unknown dataset, config, split, network
         raise SinkscopeError(f"cannot read dataset {name!r}: {_first_line(error)}") from None
+
+
+def _hub_names(spec: str) -> tuple[str, str, str, str]:
+    """(dataset, config, split, field) of hf:NAME[:CONFIG]/SPLIT#FIELD."""
+    path, _, field = spec.removeprefix("hf:").partition("#")
+    dataset, slash, split = path.rpartition("/")
+    if not slash or not dataset or not split:
+        raise SinkscopeError(
+            f"cannot read {spec!r}: write hf:NAME[:CONFIG]/SPLIT#FIELD, e.g. hf:allenai/c4:en/train#text"
+        )
+    name, _, config = dataset.partition(":")
+    return name, config, split, field
 
 
 def _first_line(error: BaseException) -> str:

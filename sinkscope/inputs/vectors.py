@@ -14,6 +14,10 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.corpus import Corpus, TokenRules
 
 
+TASKS = ("trigger",)
+"""SPECs that name a task; only a model that brings it can read it."""
+
+
 class VectorTask(Protocol):
     """What the engine asks of a task.
 

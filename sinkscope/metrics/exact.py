@@ -50,9 +50,11 @@ def spectrum_entropy(x: Float[Tensor, "batch token channel"]) -> Float[Tensor, "
         light[rows, heavy] = 0.0
         outliers = x[rows, heavy].double()
         gram = torch.bmm(light.mT, light).double() + torch.bmm(outliers.mT, outliers)
-    values = _eigenvalues(gram).clamp(min=0.0)
+    finite = gram.isfinite().flatten(1).all(-1)  # LAPACK refuses the rest with an error of its own
+    values = _eigenvalues(torch.where(finite[:, None, None], gram, 0.0)).clamp(min=0.0)
     share = values / values.sum(-1, keepdim=True)
-    return torch.special.entr(share).sum(-1).to(x.dtype)
+    entropy = torch.special.entr(share).sum(-1)
+    return torch.where(finite, entropy, torch.nan).to(x.dtype)
 
 
 def _eigenvalues(gram: Float[Tensor, "batch n n"]) -> Float[Tensor, "batch n"]:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import datetime
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import release_memory
+from accelerate.utils.memory import should_reduce_batch_size
 
 import sinkscope
 from sinkscope.capture import Capture, LayerView, Plan, plan
 from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
 from sinkscope.errors import SinkscopeError
 from sinkscope.forward import Forward
-from sinkscope.inputs import Corpus, TokenRules, read_corpus, token_rules
+from sinkscope.inputs import BOS_MODES, Corpus, TokenRules, check_spec, read_corpus, token_rules
 from sinkscope.inputs.batches import Batch, TokenData, as_corpus, batches, token_data
-from sinkscope.inputs.vectors import read_task, task_rules
+from sinkscope.inputs.vectors import TASKS, read_task, task_rules
 from sinkscope.measured import Collector, Domain
 from sinkscope.metrics import columns
 from sinkscope.metrics.registry import TABLES
@@ -39,7 +42,7 @@ from sinkscope.tables import (
 SCHEMA_VERSION = 1
 DRY_RUN_TOKENS = 16
 CPU_BATCH_TOKENS, DEVICE_BATCH_TOKENS = 1024, 16384
-SEQ_LEN, NUM_SEQUENCES = 256, 32
+SEQ_LEN, NUM_SEQUENCES, DEFAULT_DATA = 256, 32, "prose"
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, sequences done, sequences in all); stages are `loading`, `checking`, `scanning`."""
@@ -69,6 +72,8 @@ class _Work:
     warnings: list[str] = field(default_factory=list)
     collectors: list[Collector] = field(default_factory=list)
     done: int = 0
+    smallest_batch: int | None = None
+    fits: int | None = None
     seconds: float = 0.0
 
     @property
@@ -120,21 +125,27 @@ def scan(
     started = time.perf_counter()
     report = progress or (lambda stage, done, total: None)
     settings = Settings(epsilon, dormant_rule)
-    _check_arguments(seq_len, num_sequences, batch_size, settings)
+    _check_arguments(seq_len, num_sequences, batch_size, bos, seed, settings)
+    specs = _specs(data)
+    for spec in specs:
+        if spec not in TASKS:
+            check_spec(spec)
     report("loading", 0, 0)
     options = LoadOptions(revision, device, device_map, dtype, trust_remote_code, allow_pickle)
     checkpoint = open_checkpoint(model, options) if isinstance(model, str) else wrap_model(model, tokenizer)
     forward = Forward(checkpoint.model)
     rules = _rules(checkpoint)
     probe = _probe(checkpoint)
-    found = plan(checkpoint.model, lambda: forward(probe))
-    corpora, tokens = _read(data, checkpoint, rules, seq_len, num_sequences, bos, seed)
+    with _memory_needed(f"a dry run of {DRY_RUN_TOKENS} tokens"):
+        found = plan(checkpoint.model, lambda: forward(probe))
+    corpora, tokens = _read(data, specs, checkpoint, rules, seq_len, num_sequences, bos, seed)
     work = _Work(checkpoint, found, forward, rules, corpora, settings, report, tokens, batch_size)
     work.warnings += [*checkpoint.warnings, *(warning for corpus in corpora for warning in corpus.warnings)]
     checked: dict[str, Any] = {"status": "skipped"}
     if self_check:
         report("checking", 0, work.total)
-        checked = check_against_eager(checkpoint.model, found, forward, _first_sequence(tokens[0], checkpoint))
+        with _memory_needed("the self-check (--no-self-check skips it)"):
+            checked = check_against_eager(checkpoint.model, found, forward, _first_sequence(tokens[0], checkpoint))
         if checked["status"] != "passed":
             work.warnings.append(_check_warning(checked))
     manifest = _manifest(work, seed, bos, checked)
@@ -145,7 +156,10 @@ def scan(
     return _build(work, manifest, started, complete=True)
 
 
-def _check_arguments(seq_len: int | None, num_sequences: int | None, batch: int | None, settings: Settings) -> None:
+def _check_arguments(
+    seq_len: int | None, num_sequences: int | None, batch: int | None, bos: str, seed: int, settings: Settings
+) -> None:
+    """What is wrong whatever the model: said before it is loaded."""
     parse_rule(settings.dormant_rule)
     if seq_len is not None and seq_len < 2:
         raise SinkscopeError(f"--seq-len {seq_len}: at least 2 tokens are needed (bos_mass starts at the second)")
@@ -153,6 +167,10 @@ def _check_arguments(seq_len: int | None, num_sequences: int | None, batch: int 
         raise SinkscopeError(f"--num-sequences {num_sequences}: at least 1 is needed")
     if batch is not None and batch < 1:
         raise SinkscopeError(f"--batch-size {batch}: at least 1 is needed")
+    if bos not in BOS_MODES:
+        raise SinkscopeError(f"--bos {bos!r}: one of {', '.join(BOS_MODES)}")
+    if seed < 0:
+        raise SinkscopeError(f"--seed {seed}: 0 or more is needed")
     if not 0 < settings.epsilon < 1:
         raise SinkscopeError(f"--epsilon {settings.epsilon}: a probability between 0 and 1 is needed")
 
@@ -171,33 +189,69 @@ def _probe(checkpoint: Checkpoint) -> torch.Tensor:
 
 
 def _read(
-    data: Any, checkpoint: Checkpoint, rules: TokenRules, seq_len: int | None, count: int | None, bos: str, seed: int
-) -> tuple[list[Corpus], list[TokenData]]:
-    """The sequences of every domain, checked against the model's positions."""
+    data: Any, specs: list[str], checkpoint: Checkpoint, rules: TokenRules, seq_len: int | None, count: int | None,
+    bos: str, seed: int,
+) -> tuple[list[Corpus], list[TokenData]]:  # fmt: skip
+    """The sequences of every domain: the model's own task, text, or token ids as given."""
     if checkpoint.task is not None:
         drawn = read_task(checkpoint.task, data, checkpoint.name, seq_len, count, seed)
         return [drawn], [TokenData(drawn.ids, vectors=drawn.vectors)]
-    data = "prose" if data is None else data
-    specs = [data] if isinstance(data, str) else data
-    if isinstance(specs, Sequence) and specs and all(isinstance(spec, str) for spec in specs):
-        length = seq_len or SEQ_LEN
-        _check_length(checkpoint, length)
-        if len(set(specs)) < len(specs):
-            raise SinkscopeError("--data names the same source twice")
-        tokenizer = checkpoint.tokenizer
-        if tokenizer is None and checkpoint.tokenizer_error and not all(_needs_no_tokenizer(spec) for spec in specs):
-            raise SinkscopeError(
-                f"{checkpoint.name} has no usable tokenizer ({checkpoint.tokenizer_error}): text cannot be read; "
-                "give token ids (.jsonl with `input_ids`) or --data random"
-            )
-        corpora = [read_corpus(spec, tokenizer, rules, length, count or NUM_SEQUENCES, bos, seed) for spec in specs]
+    for spec in specs:
+        check_spec(spec)  # the name of a task is none of the data that other models read
+    if specs:
+        corpora = _read_text(specs, checkpoint, rules, seq_len, count, bos, seed)
         return corpora, [TokenData(corpus.ids) for corpus in corpora]
-    tokens = token_data(data, checkpoint.vocabulary)
-    length = seq_len or tokens.ids.shape[1]
-    mask = None if tokens.mask is None else tokens.mask[:count, :length]
-    tokens = TokenData(tokens.ids[:count, :length], mask)
-    _check_length(checkpoint, tokens.longest)
+    tokens = _read_ids(data, checkpoint, seq_len, count)
     return [as_corpus(tokens)], [tokens]
+
+
+def _specs(data: Any) -> list[str]:
+    """The SPECs that `data` names, "prose" by default; none where it is token ids."""
+    if data is None:
+        return [DEFAULT_DATA]
+    specs = [data] if isinstance(data, str) else data
+    if not isinstance(specs, Sequence) or not specs or not all(isinstance(spec, str) for spec in specs):
+        return []
+    if len(set(specs)) < len(specs):
+        raise SinkscopeError("--data names the same source twice")
+    return list(specs)
+
+
+def _read_text(
+    specs: list[str], checkpoint: Checkpoint, rules: TokenRules, seq_len: int | None, count: int | None, bos: str,
+    seed: int,
+) -> list[Corpus]:  # fmt: skip
+    """One corpus a SPEC, checked against the model's positions."""
+    length = seq_len or SEQ_LEN
+    _check_length(checkpoint, length)
+    if checkpoint.tokenizer_error and not all(_needs_no_tokenizer(spec) for spec in specs):
+        raise SinkscopeError(
+            f"{checkpoint.name} has no usable tokenizer ({checkpoint.tokenizer_error}): text cannot be read; "
+            "give token ids (.jsonl with `input_ids`) or --data random"
+        )
+    return [read_corpus(spec, checkpoint.tokenizer, rules, length, count or NUM_SEQUENCES, bos, seed) for spec in specs]
+
+
+def _read_ids(data: Any, checkpoint: Checkpoint, seq_len: int | None, count: int | None) -> TokenData:
+    """Token ids as given; cut where `seq_len` or `num_sequences` say so."""
+    tokens = token_data(data, checkpoint.vocabulary)
+    mask = None if tokens.mask is None else tokens.mask[:count, :seq_len]
+    tokens = TokenData(tokens.ids[:count, :seq_len], mask)
+    _check_length(checkpoint, tokens.longest)
+    return tokens
+
+
+@contextmanager
+def _memory_needed(what: str) -> Iterator[None]:
+    """Out of memory inside the block becomes one line that says what did not fit."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and not should_reduce_batch_size(error):
+            raise
+        raise SinkscopeError(
+            f"out of memory in {what}: try --dtype bfloat16, --device-map auto or another --device"
+        ) from None
 
 
 def _needs_no_tokenizer(spec: str) -> bool:
@@ -236,41 +290,43 @@ def _measure(work: _Work) -> None:
 
 def _measure_domain(work: _Work, data: TokenData, collector: Collector) -> None:
     """All batches of one domain. Out of memory halves the batch and goes on where it stopped."""
-    from accelerate.utils import find_executable_batch_size
 
     def receive(view: LayerView, row: int) -> None:
         collector.add(view)
 
     capture = Capture(work.checkpoint.model, work.plan, receive, work.settings.epsilon)
-    start, finished = work.done, 0
     limit = CPU_BATCH_TOKENS if work.checkpoint.device.type == "cpu" else DEVICE_BATCH_TOKENS
-    size = work.batch_size or max(1, min(len(data.ids), limit // data.ids.shape[1]))
-
-    @find_executable_batch_size(starting_batch_size=size)
-    def run(batch_size: int) -> None:
-        nonlocal finished
-        work.batch_size = batch_size
-        for batch in batches(data, finished, batch_size, work.checkpoint.device):
-            began = time.perf_counter()
-            _one_batch(work, capture, collector, batch)
-            finished += len(batch)
-            work.done = start + finished
-            work.seconds += time.perf_counter() - began
-            work.progress("scanning", work.done, work.total)
-
+    size = work.fits or work.batch_size or max(1, min(len(data.ids), limit // data.ids.shape[1]))
+    start, finished = work.done, 0
     work.progress("scanning", work.done, work.total)
-    try:
-        run()
-    except RuntimeError as error:
-        if "No executable batch size" not in str(error):
-            raise
-        raise SinkscopeError(
-            f"out of memory with one sequence of {data.ids.shape[1]} tokens: try --seq-len {data.ids.shape[1] // 2}, "
-            "--dtype bfloat16, or --device-map auto"
-        ) from None
+    while finished < len(data.ids):
+        work.smallest_batch = size if work.smallest_batch is None else min(size, work.smallest_batch)
+        began = time.perf_counter()
+        try:
+            finished += _one_batch(
+                work, capture, collector, next(batches(data, finished, size, work.checkpoint.device))
+            )
+        except (RuntimeError, MemoryError) as error:
+            if isinstance(error, RuntimeError) and not should_reduce_batch_size(error):
+                raise
+            if size == 1:
+                raise SinkscopeError(_what_would_fit(data.ids.shape[1])) from None
+            work.fits = size = size // 2
+            release_memory()
+        work.done = start + finished
+        work.seconds += time.perf_counter() - began
+        work.progress("scanning", work.done, work.total)
 
 
-def _one_batch(work: _Work, capture: Capture, collector: Collector, batch: Batch) -> None:
+def _what_would_fit(length: int) -> str:
+    return (
+        f"out of memory with one sequence of {length} tokens: try --seq-len {max(2, length // 2)}, --dtype bfloat16, "
+        "or --device-map auto"
+    )
+
+
+def _one_batch(work: _Work, capture: Capture, collector: Collector, batch: Batch) -> int:
+    """Runs and keeps one batch; returns its number of sequences."""
     collector.begin()
     with capture.watching(batch.spans):
         work.forward(batch.inputs, batch.mask)
@@ -278,16 +334,14 @@ def _one_batch(work: _Work, capture: Capture, collector: Collector, batch: Batch
     if bad is not None:
         raise SinkscopeError(_why_not_finite(work.checkpoint, bad.layer, bad.module))
     collector.commit()
+    return len(batch)
 
 
 def _why_not_finite(checkpoint: Checkpoint, layer: int, module: str) -> str:
-    """NaN in attention: which weights hold it, or the dtype that overflowed."""
-    for name, parameter in checkpoint.model.named_parameters():
-        if parameter.is_floating_point() and not parameter.is_meta and not torch.isfinite(parameter).all():
-            return f"the weights {name} hold NaN or infinity (attention is NaN from layer {layer} on): it is damaged"
+    """The weights are finite (checked on loading): the dtype overflowed."""
     return (
-        f"attention of layer {layer} ({module}) is NaN although all weights are finite: {checkpoint.facts['dtype']} "
-        "overflows; try --dtype float32"
+        f"layer {layer} ({module}) gives NaN or infinity although all weights are finite: "
+        f"{checkpoint.facts['dtype']} overflows; try --dtype float32"
     )
 
 
@@ -309,7 +363,7 @@ def _build(work: _Work, manifest: dict[str, Any], started: float, complete: bool
     manifest |= {
         "complete": complete,
         "sequences_done": work.done,
-        "batch_size": work.batch_size,
+        "batch_size": work.smallest_batch,
         "warnings": work.warnings,
         "timing": {
             "scan_seconds": round(work.seconds, 3),
@@ -385,7 +439,7 @@ def not_softmax(model: torch.nn.Module, found: Plan) -> list[str]:
 
 def _shared_tokens(domain: Domain, tokenizer: Any) -> list[str | None]:
     """The token at each position where every sequence of the domain has the same one; None elsewhere."""
-    same = (domain.ids == domain.ids[0]).all(0)
+    same = (domain.ids == domain.ids[0]).all(0) & (domain.ids[0] >= 0)
     return [_token_text(tokenizer, int(t)) if s else None for t, s in zip(domain.ids[0], same, strict=True)]
 
 

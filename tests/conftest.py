@@ -1,0 +1,172 @@
+"""A tiny checkpoint on disk, and `sinkscope scan` called in process: what most tests share."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaModel, PreTrainedTokenizerFast
+from transformers.utils import logging
+from typer.testing import CliRunner
+
+logging.disable_progress_bar()
+
+POSITIONS, VOCABULARY = 512, 500
+SHORT = ("--seq-len", "32", "--num-sequences", "2")
+TABLES = ("heads.csv", "layers.csv", "length_curve.csv", "positions.parquet", "sequences.parquet")
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": POSITIONS,
+    "initializer_range": 0.2,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
+
+
+def corpus_texts(name: str) -> list[str]:
+    """The documents of a built-in corpus, in order."""
+    folder = files("sinkscope") / "data" / name
+    return [entry.read_text("utf-8") for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)]
+
+
+def make_tokenizer(bos: str = "<s>") -> PreTrainedTokenizerFast:
+    """Byte-level BPE over the built-in prose; like Llama's, it puts BOS first by itself."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[bos, "</s>", "<pad>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus_texts("prose"), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single=[bos, "$A"], special_tokens=[(bos, 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=bos, eos_token="</s>", pad_token="<pad>")
+
+
+def make_model(**overrides: Any) -> Any:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("llama", **{**SIZES, **overrides})
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Any:
+    """A 2-layer random Llama with its head, in eval mode. Shared: leave it as it is."""
+    return make_model()
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory, tiny_model: Any, tokenizer: Any) -> Path:
+    """`tiny_model` and its tokenizer as save_pretrained writes them. Shared: write only into a copy (`copied`)."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
+    tiny_model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def copied(tiny_folder: Path, tmp_path: Path) -> Path:
+    """A copy of `tiny_folder` for the test to damage."""
+    return Path(shutil.copytree(tiny_folder, tmp_path / "copied"))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command did: exit code, both streams, and the run folder it was told to write."""
+
+    code: int
+    stdout: str
+    stderr: str
+    folder: Path
+
+    @property
+    def warnings(self) -> list[str]:
+        prefix = "sinkscope: warning: "
+        return [line.removeprefix(prefix) for line in self.stderr.splitlines() if line.startswith(prefix)]
+
+    def json(self, name: str) -> Any:
+        return json.loads((self.folder / f"{name}.json").read_text("utf-8"))
+
+
+Scan = Callable[..., Outcome]
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def scan_cli(tmp_path: Path) -> Scan:
+    """`sinkscope scan MODEL ARGUMENTS --out tmp/results/NAME`, short sequences unless told otherwise."""
+
+    def scan(model: object, *args: object, name: str = "run", out: object = None, stdin: str | None = None) -> Outcome:
+        from sinkscope.cli import app
+
+        folder = Path(str(out)) if out is not None else tmp_path / "results" / name
+        if out is None:
+            folder.parent.mkdir(exist_ok=True)
+        words = [str(word) for word in args]
+        for option, value in zip(SHORT[::2], SHORT[1::2], strict=True):
+            words += [] if option in words else [option, value]
+        result = CliRunner().invoke(app, ["scan", str(model), *words, "--out", str(folder)], input=stdin)
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return Outcome(result.exit_code, result.stdout, result.stderr, folder)
+
+    return scan
+
+
+@pytest.fixture
+def refused(scan_cli: Scan, tmp_path: Path) -> Refused:
+    """Runs a scan that must be refused: one foreseen line on stderr, exit 2, nothing left behind. Returns the line."""
+
+    def run(model: object, *args: object, **kwargs: Any) -> str:
+        results = tmp_path / "results"
+        before = sorted(path.name for path in results.iterdir()) if results.exists() else []
+        outcome = scan_cli(model, *args, **kwargs)
+        assert outcome.code == 2, outcome
+        assert outcome.stdout == ""
+        lines = outcome.stderr.splitlines()
+        assert len(lines) == 1, outcome.stderr
+        assert lines[0].startswith("sinkscope: error: ")
+        assert "unexpected" not in lines[0], lines[0]
+        assert len(lines[0]) < 500, "one line, but one nobody reads"
+        if results.exists():
+            assert sorted(path.name for path in results.iterdir()) == before
+        return lines[0].removeprefix("sinkscope: error: ")
+
+    return run
+
+
+@pytest.fixture
+def patch_forward(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[torch.Tensor], None]], None]:
+    """Calls a function with the token ids before every forward of a Llama; what it raises comes out of the model."""
+    original = LlamaModel.forward
+
+    def patch(before: Callable[[torch.Tensor], None]) -> None:
+        @functools.wraps(original)
+        def forward(self: Any, input_ids: Any = None, **kwargs: Any) -> Any:
+            before(input_ids)
+            return original(self, input_ids=input_ids, **kwargs)
+
+        monkeypatch.setattr(LlamaModel, "forward", forward)
+
+    return patch

@@ -1,0 +1,443 @@
+"""Opening checkpoints: every way a name, a folder or a weight file can be wrong, in one line; and those that load."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import Refused, Scan, make_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModel
+
+from sinkscope import SinkscopeError, scan
+from sinkscope.checkpoints import LoadOptions, open_checkpoint, wrap_model
+
+Edit = Callable[[dict[str, torch.Tensor]], object]
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **changes}), "utf-8")
+
+
+def edit_weights(folder: Path, edit: Edit) -> None:
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    edit(weights)
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def pickle_weights(folder: Path, name: str = "pytorch_model.bin") -> Path:
+    weights = folder / "model.safetensors"
+    torch.save(load_file(weights), folder / name)
+    weights.unlink()
+    return folder / name
+
+
+def save_tiny(folder: Path, model_type: str, **sizes: Any) -> Path:
+    torch.manual_seed(0)
+    AutoModel.from_config(AutoConfig.for_model(model_type, **sizes)).save_pretrained(folder)
+    return folder
+
+
+BLOCKS = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+PICTURES = {**BLOCKS, "image_size": 32, "patch_size": 8}
+
+
+# Names and folders
+
+
+@pytest.mark.parametrize("name", ["no-such-organisation/no-such-model", "no-such-model"])
+def test_unknown_name_with_the_hub_out_of_reach(name: str, refused: Refused) -> None:
+    message = refused(name)
+    assert name in message
+    assert "hub" in message
+
+
+@pytest.mark.parametrize("name", ["./absent", "/absent/folder", "~/absent/folder", "a/b/c"])
+def test_absent_folder(name: str, refused: Refused) -> None:
+    assert refused(name) == f"no such model folder: {name}"
+
+
+def test_empty_name(refused: Refused) -> None:
+    assert refused("").startswith("no such model")
+
+
+def test_unknown_example(refused: Refused) -> None:
+    message = refused("example:nonesuch")
+    assert "nonesuch" in message
+    assert "gemma-3-270m" in message
+
+
+def test_folder_without_config(copied: Path, refused: Refused) -> None:
+    (copied / "config.json").unlink()
+    assert "config.json" in refused(copied)
+
+
+def test_file_that_is_no_checkpoint(copied: Path, refused: Refused) -> None:
+    assert "give its folder" in refused(copied / "model.safetensors")
+
+
+@pytest.mark.parametrize("text", ['{"model_type": "llama",', "", "[1, 2]", "{}", "null", '{"model_type": "nonesuch"}'])
+def test_damaged_config(text: str, copied: Path, refused: Refused) -> None:
+    (copied / "config.json").write_text(text, "utf-8")
+    assert copied.name in refused(copied)
+
+
+def test_binary_config(copied: Path, refused: Refused) -> None:
+    (copied / "config.json").write_bytes(bytes(range(128, 256)))
+    assert "config.json is damaged" in refused(copied)
+
+
+def test_config_with_a_value_of_the_wrong_type_names_the_field(copied: Path, refused: Refused) -> None:
+    edit_config(copied, hidden_size="many")
+    message = refused(copied)
+    assert "hidden_size" in message
+    assert not message.endswith(":")
+
+
+# Weights
+
+
+@pytest.mark.parametrize("keep", [0, 5, 200, 0.5, 0.999])
+def test_truncated_safetensors(keep: float, copied: Path, refused: Refused) -> None:
+    path = copied / "model.safetensors"
+    data = path.read_bytes()
+    path.write_bytes(data[: int(keep * len(data)) if keep < 1 else int(keep)])
+    message = refused(copied)
+    assert "model.safetensors" in message
+    assert "truncated" in message
+
+
+def test_folder_without_weights(copied: Path, refused: Refused) -> None:
+    (copied / "model.safetensors").unlink()
+    assert "holds no weights" in refused(copied)
+
+
+def test_absent_shard(copied: Path, refused: Refused) -> None:
+    names = list(load_file(copied / "model.safetensors"))
+    (copied / "model.safetensors").rename(copied / "model-00001-of-00002.safetensors")
+    shards = {name: f"model-0000{1 + ('layers.1' in name)}-of-00002.safetensors" for name in names}
+    (copied / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}), "utf-8")
+    assert "model-00002-of-00002.safetensors" in refused(copied)
+
+
+@pytest.mark.parametrize("name", ["layers.1.self_attn.k_proj.weight", "embed_tokens.weight", "norm.weight"])
+def test_missing_tensor_is_refused_by_name(name: str, copied: Path, refused: Refused) -> None:
+    edit_weights(copied, lambda weights: weights.pop(f"model.{name}"))
+    assert name in refused(copied)
+
+
+def test_missing_pooler_is_no_harm(tmp_path: Path, scan_cli: Scan) -> None:
+    folder = save_tiny(tmp_path / "bert", "bert", **BLOCKS, vocab_size=90, max_position_embeddings=64)
+
+    def drop(weights: dict[str, torch.Tensor]) -> None:
+        for key in [key for key in weights if "pooler" in key]:
+            del weights[key]
+
+    before = len(load_file(folder / "model.safetensors"))
+    edit_weights(folder, drop)
+    assert len(load_file(folder / "model.safetensors")) == before - 2
+    ids = tmp_path / "ids.jsonl"
+    ids.write_text(json.dumps({"input_ids": [3, 4] * 20}) + "\n", "utf-8")
+    model = open_checkpoint(str(folder)).model
+    assert scan(model, data=[[3, 4] * 8]).summary["complete"] is True
+
+
+def test_weights_of_another_shape_name_the_tensor(copied: Path, refused: Refused) -> None:
+    edit_config(copied, intermediate_size=128)
+    assert "mlp" in refused(copied)
+
+
+@pytest.mark.parametrize("check", [(), ("--no-self-check",)], ids=["checked", "unchecked"])
+@pytest.mark.parametrize(
+    "name", ["layers.1.self_attn.k_proj.weight", "layers.1.self_attn.v_proj.weight", "layers.0.mlp.up_proj.weight"]
+)
+def test_nan_weights_are_refused_by_name(name: str, check: tuple[str, ...], copied: Path, refused: Refused) -> None:
+    edit_weights(copied, lambda weights: weights[f"model.{name}"][3, 3].fill_(torch.nan))
+    assert name in refused(copied, *check)
+
+
+def test_overflow_in_half_precision_says_so(copied: Path, refused: Refused) -> None:
+    """Finite weights whose products exceed float16."""
+    edit_weights(copied, lambda weights: weights["model.layers.1.self_attn.q_proj.weight"].mul_(60_000.0))
+    assert "float32" in refused(copied, "--dtype", "float16")
+
+
+# Pickled weights
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.pth", "model.pt"])
+def test_pickled_weights_need_leave(name: str, copied: Path, refused: Refused) -> None:
+    pickle_weights(copied, name)
+    assert "--allow-pickle" in refused(copied)
+
+
+def test_pickled_weights_give_the_same_numbers(tiny_folder: Path, copied: Path, scan_cli: Scan) -> None:
+    pickle_weights(copied)
+    pickled, safe = scan_cli(copied, "--allow-pickle", name="a"), scan_cli(tiny_folder, name="b")
+    assert pickled.code == safe.code == 0
+    assert (pickled.folder / "heads.csv").read_bytes() == (safe.folder / "heads.csv").read_bytes()
+
+
+def test_pickled_code_is_never_run(copied: Path, refused: Refused, tmp_path: Path) -> None:
+    class Payload:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (tmp_path / "ran",)
+
+    torch.save({"weight": Payload()}, pickle_weights(copied))
+    assert copied.name in refused(copied, "--allow-pickle")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_damaged_pickle(copied: Path, refused: Refused) -> None:
+    pickle_weights(copied).write_bytes(b"nothing of the kind")
+    message = refused(copied, "--allow-pickle")
+    assert "pytorch_model.bin" in message
+    assert "weights_only" not in message, "advice to run code of a stranger's"
+
+
+# GGUF
+
+
+def write_gguf(path: Path, layers: int = 1, rows: int = 100) -> Path:
+    """A GGUF with sound headers and one tensor."""
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(path, "llama")
+    writer.add_block_count(layers)
+    writer.add_embedding_length(64)
+    writer.add_tensor("token_embd.weight", np.zeros((rows, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("data", [b"", b"GGUF", b"garbage" * 100, b"GGUF\x03\0\0\0" + b"\xff" * 64], ids=len)
+def test_damaged_gguf(data: bytes, tmp_path: Path, refused: Refused) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(data)
+    assert "model.gguf is damaged" in refused(path)
+
+
+@pytest.mark.parametrize("keep", [30, 60, 150, 0.5, 0.99])
+def test_truncated_gguf(keep: float, tmp_path: Path, refused: Refused) -> None:
+    path = write_gguf(tmp_path / "model.gguf")
+    data = path.read_bytes()
+    path.write_bytes(data[: int(keep * len(data)) if keep < 1 else int(keep)])
+    assert "model.gguf is damaged" in refused(path)
+
+
+def test_gguf_that_lacks_weights(tmp_path: Path, refused: Refused) -> None:
+    assert "model.gguf" in refused(write_gguf(tmp_path / "model.gguf"))
+
+
+def test_absent_gguf(tmp_path: Path, refused: Refused) -> None:
+    assert refused(tmp_path / "model.gguf").startswith("no such file")
+
+
+def test_folder_of_a_gguf_points_to_the_file(tmp_path: Path, refused: Refused) -> None:
+    path = write_gguf(tmp_path / "model.gguf")
+    assert str(path) in refused(tmp_path)
+
+
+# Code of the checkpoint's own
+
+
+@pytest.fixture
+def with_code(copied: Path) -> tuple[Path, Path]:
+    """A checkpoint of a type only its own module knows, and the file that shows that its code ran."""
+    ran = copied.parent / "ran"
+    edit_config(
+        copied,
+        model_type="mystery",
+        auto_map={"AutoConfig": "modeling_mystery.Config", "AutoModel": "modeling_mystery.Model"},
+    )
+    code = f"""
+from pathlib import Path
+from transformers import LlamaConfig, LlamaModel
+Path({str(ran)!r}).touch()
+class Config(LlamaConfig):
+    model_type = "mystery"
+class Model(LlamaModel):
+    config_class = Config
+"""
+    (copied / "modeling_mystery.py").write_text(code, "utf-8")
+    return copied, ran
+
+
+def test_code_of_the_checkpoint_is_refused_at_once(with_code: tuple[Path, Path], refused: Refused) -> None:
+    folder, ran = with_code
+    assert "--trust-remote-code" in refused(folder, stdin="y\ny\n")
+    assert not ran.exists()
+
+
+def test_code_of_the_checkpoint_runs_with_leave(
+    with_code: tuple[Path, Path], tiny_folder: Path, scan_cli: Scan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, ran = with_code
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(folder.parent / "modules"))
+    outcome = scan_cli(folder, "--trust-remote-code", name="a")
+    assert outcome.code == 0, outcome.stderr
+    assert ran.exists()
+    assert outcome.json("manifest")["model"]["class"] == "Model"
+    plain = scan_cli(tiny_folder, name="b")
+    assert (outcome.folder / "heads.csv").read_bytes() == (plain.folder / "heads.csv").read_bytes()
+
+
+def test_code_of_the_tokenizer_is_refused_too(copied: Path, refused: Refused) -> None:
+    path = copied / "tokenizer_config.json"
+    settings = json.loads(path.read_text("utf-8"))
+    settings |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
+    path.write_text(json.dumps(settings), "utf-8")
+    ran = copied.parent / "ran"
+    code = f"from pathlib import Path\nfrom transformers import PreTrainedTokenizerFast\nPath({str(ran)!r}).touch()\n"
+    (copied / "own.py").write_text(code + "class Own(PreTrainedTokenizerFast): pass\n", "utf-8")
+    assert "--trust-remote-code" in refused(copied, stdin="y\ny\n")
+    assert not ran.exists()
+
+
+# Models that are not for us
+
+
+def test_encoder_decoder_is_refused(tmp_path: Path, refused: Refused) -> None:
+    folder = save_tiny(
+        tmp_path / "t5", "t5", vocab_size=90, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4,
+    )  # fmt: skip
+    assert "encoder-decoder" in refused(folder)
+
+
+@pytest.mark.parametrize("spec", ["prose", "random"])
+def test_image_model_is_refused(spec: str, tmp_path: Path, refused: Refused) -> None:
+    folder = save_tiny(tmp_path / "vit", "vit", **PICTURES)
+    assert "text models" in refused(folder, "--data", spec)
+
+
+def test_two_towered_model_is_refused(tmp_path: Path, refused: Refused) -> None:
+    text = {**BLOCKS, "vocab_size": 90, "bos_token_id": 0, "eos_token_id": 1}
+    folder = save_tiny(tmp_path / "clip", "clip", text_config=text, vision_config=PICTURES)
+    assert "CLIPModel" in refused(folder, "--data", "random")
+
+
+def test_model_without_attention_is_refused(tmp_path: Path, refused: Refused) -> None:
+    folder = save_tiny(tmp_path / "mamba", "mamba", vocab_size=90, hidden_size=32, num_hidden_layers=1, state_size=4)
+    assert "no softmax attention" in refused(folder, "--data", "random")
+
+
+# Tokenizers
+
+
+def test_absent_tokenizer(copied: Path, refused: Refused, scan_cli: Scan, tmp_path: Path) -> None:
+    for path in copied.glob("tokenizer*"):
+        path.unlink()
+    message = refused(copied)
+    assert "tokenizer" in message
+    assert "input_ids" in message
+    ids = tmp_path / "ids.jsonl"
+    ids.write_text("".join(json.dumps({"input_ids": list(range(n, n + 40))}) + "\n" for n in (3, 9)), "utf-8")
+    outcome = scan_cli(copied, "--data", ids)
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.json("manifest")["model"]["tokenizer"] is None
+    assert scan_cli(copied, "--data", "random", name="random").code == 0
+    text = tmp_path / "text.jsonl"
+    text.write_text(json.dumps({"text": "some words of text " * 40}) + "\n", "utf-8")
+    assert "no tokenizer" in refused(copied, "--data", text, name="text")
+
+
+def test_damaged_tokenizer(copied: Path, refused: Refused, scan_cli: Scan) -> None:
+    (copied / "tokenizer.json").write_text("{", "utf-8")
+    assert "no usable tokenizer" in refused(copied)
+    assert scan_cli(copied, "--data", "random").code == 0
+
+
+# Loading
+
+
+def test_unknown_device_and_dtype(tiny_folder: Path, refused: Refused) -> None:
+    for device in ("toaster", "meta", "cuda:99", ""):
+        assert repr(device) in refused(tiny_folder, "--device", device)
+    assert "int8" in refused(tiny_folder, "--dtype", "int8")
+
+
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="this machine has mps")
+def test_absent_backend_is_told_briefly(tiny_folder: Path, refused: Refused) -> None:
+    assert len(refused(tiny_folder, "--device", "mps")) < 300
+
+
+def test_unknown_device_map(tiny_folder: Path, refused: Refused) -> None:
+    assert "toaster" in refused(tiny_folder, "--device-map", "toaster")
+
+
+def test_device_map_gives_the_same_numbers(tiny_folder: Path, scan_cli: Scan) -> None:
+    mapped, plain = scan_cli(tiny_folder, "--device-map", "cpu", name="a"), scan_cli(tiny_folder, name="b")
+    assert mapped.code == 0, mapped.stderr
+    assert (mapped.folder / "heads.csv").read_bytes() == (plain.folder / "heads.csv").read_bytes()
+
+
+def test_revision_of_a_folder_is_refused(tiny_folder: Path, refused: Refused) -> None:
+    """A folder has no revisions: taking the option silently would put a false claim into the command line."""
+    assert "--revision" in refused(tiny_folder, "--revision", "v2")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_dtype_is_obeyed_and_recorded(dtype: str, tiny_folder: Path, scan_cli: Scan) -> None:
+    outcome = scan_cli(tiny_folder, "--dtype", dtype)
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.json("manifest")["model"]["dtype"] == dtype
+    heads = pd.read_csv(outcome.folder / "heads.csv")
+    assert heads["bos_mass"].between(0, 1).all()
+
+
+def test_facts_of_a_checkpoint(tiny_folder: Path, tiny_model: Any, copied: Path) -> None:
+    checkpoint = open_checkpoint(str(tiny_folder))
+    facts = checkpoint.facts
+    assert facts["class"] == "LlamaModel"
+    assert facts["parameters"] == sum(p.numel() for p in tiny_model.base_model.parameters())
+    assert facts["max_positions"] == 512
+    assert not checkpoint.model.training
+    assert facts["weights_sha256"] == open_checkpoint(str(copied)).facts["weights_sha256"]
+    edit_weights(copied, lambda weights: weights["model.norm.weight"].add_(1e-3))
+    assert facts["weights_sha256"] != open_checkpoint(str(copied)).facts["weights_sha256"]
+
+
+def test_user_settings_of_transformers_are_restored(tiny_folder: Path) -> None:
+    from transformers.utils import logging
+
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    open_checkpoint(str(tiny_folder))
+    with pytest.raises(SinkscopeError):
+        open_checkpoint(str(tiny_folder), LoadOptions(dtype="int8"))
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
+def test_model_in_training_mode_is_refused() -> None:
+    with pytest.raises(SinkscopeError, match="training mode"):
+        wrap_model(make_model().train())
+
+
+@pytest.mark.parametrize("thing", [3, None, torch.nn.Linear(2, 2), {}])
+def test_things_that_are_no_model(thing: Any) -> None:
+    with pytest.raises(SinkscopeError, match="model"):
+        scan(thing, data=[[3, 4, 5]])
+
+
+@pytest.mark.parametrize(("family", "limit"), [("llama", 64), ("gpt2", 64), ("bert", 64), ("roberta", 62)])
+def test_length_is_checked_against_the_positions(
+    family: str, limit: int, tmp_path: Path, tokenizer: Any, refused: Refused, scan_cli: Scan
+) -> None:
+    """RoBERTa's positions start after the padding id: two of its rows are never used."""
+    key = "n_positions" if family == "gpt2" else "max_position_embeddings"
+    special = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
+    sizes = {**BLOCKS, **special, "vocab_size": 500, key: 64, "num_key_value_heads": 4}
+    folder = save_tiny(tmp_path / family, family, **sizes)
+    tokenizer.save_pretrained(folder)
+    assert f"give {limit} or less" in refused(folder, "--seq-len", limit + 1)
+    assert scan_cli(folder, "--seq-len", limit).code == 0
