@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from models import tiny
@@ -297,8 +300,14 @@ def test_verdict_says_what_happened(trained: dict[str, Path]) -> None:
 
 
 def test_study_tables() -> None:
-    assert len(recipes(quick=False, seeds=3)) == 18
-    assert {(r.layers, r.seed) for r in recipes(quick=True, seeds=3)} == {(1, 0), (2, 0)}
+    assert len(recipes()) == 18
+    assert [(r.attention, r.layers, r.seed) for r in recipes(["gated"], [2, 1], 1)] == [
+        ("gated", 2, 0),
+        ("gated", 1, 0),
+    ]
+    for wrong in ({"attentions": ["linear"]}, {"sizes": [0]}, {"seeds": 0}):
+        with pytest.raises(sinkscope.SinkscopeError):
+            recipes(**wrong)
     models = study(model_of("softmax"), "softmax")
     heads, table = head_table(models), model_table(models)
     assert heads["published_bos_mean"].tolist() == [0.922, 1.0, 0.930, 1.0]
@@ -340,6 +349,22 @@ def test_train_and_scan_commands(tmp_path: Path) -> None:
     assert table.exit_code == 0
     assert table.stdout.splitlines()[0].startswith("layer,head,bos_min")
     assert "gated attention" in call("scan", out, "--num-sequences", "10").stdout
+
+
+def test_reproduce_command(tmp_path: Path, trained: dict[str, Path]) -> None:
+    """Models that are there are taken as they are; tables, verdict and figures are written."""
+    for attention, folder in trained.items():
+        shutil.copytree(folder, tmp_path / "models" / Recipe(attention).name)
+    result = call("reproduce", "--out", str(tmp_path), "--size", "1", "--seeds", "1")
+    assert result.exit_code == 0, result.stderr
+    assert "The claim held for softmax" in " ".join(result.stdout.split())
+    assert "The claim held for ReLU" in (tmp_path / "verdict.txt").read_text()
+    models = pd.read_csv(tmp_path / "models.csv")
+    assert models["sinks"].tolist() == models["published_sinks"].tolist() == [1, 0]
+    assert pd.read_csv(tmp_path / "heads.csv")["bos_mean"].round(2).tolist() == [1.0, 0.0]
+    assert pd.read_csv(tmp_path / "forced_mass.csv")["loss"].is_monotonic_decreasing
+    assert (tmp_path / "forced_mass.png").exists() == (find_spec("matplotlib") is not None)
+    assert call("reproduce", "--out", str(tmp_path), "--attention", "linear").exit_code == 2
 
 
 def test_scan_of_another_model_says_so(tmp_path: Path) -> None:

@@ -71,8 +71,8 @@ def scan(
     Example: sinkscope trigger scan example:trigger-relu
     """
     from sinkscope.checkpoints import open_checkpoint
-    from sinkscope.present.trigger import render_task, task_csv
     from sinkscope.engine import scan as measure
+    from sinkscope.present.trigger import render_task, task_csv
     from sinkscope.trigger.source import need_task
 
     network = open_checkpoint(model).model
@@ -85,8 +85,14 @@ def reproduce(
     out: Annotated[
         Path, typer.Option(help="Folder for models, tables, figures; models found there are taken as they are.")
     ],
-    quick: Annotated[bool, typer.Option("--quick", help="1 x 1 and 2 x 2 with one seed.")] = False,
-    seeds: Annotated[int, typer.Option(help="Seeds 0 .. N-1 for each of the six models.")] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="1 x 1 and 2 x 2 with one seed: minutes.")] = False,
+    seeds: Annotated[int | None, typer.Option(help="Seeds 0 .. N-1 of each model. [default: 3]")] = None,
+    size: Annotated[
+        list[int] | None, typer.Option(help="Layers, and heads in each; repeat it. [default: 1, 2, 4]")
+    ] = None,
+    attention: Annotated[
+        list[str] | None, typer.Option(help="Kind of attention; repeat it. [default: softmax, relu]")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Train the paper's six models, measure them beside what it published, say whether its claim held.
@@ -99,12 +105,17 @@ def reproduce(
     from sinkscope.trigger.figures import available
     from sinkscope.trigger.training import Recipe
 
+    plans = study.recipes(
+        attention or study.ATTENTIONS,
+        size or (study.QUICK_SIZES if quick else study.SIZES),
+        seeds if seeds is not None else (study.QUICK_SEEDS if quick else study.SEEDS),
+    )
     with training_bar(quiet) as (begin, progress):
 
         def start(recipe: Recipe, number: int, total: int) -> None:
             begin(f"{recipe.name} ({number + 1} of {total})", recipe.steps)
 
-        trained = study.reproduce(out, quick, seeds, start, progress)
+        trained = study.reproduce(out, plans, start, progress)
     if not available():
         say("no figures: they need matplotlib (pip install 'sinkscope[figures]')")
     if not quiet:

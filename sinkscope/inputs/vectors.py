@@ -13,7 +13,6 @@ from torch import nn
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.corpus import Corpus, TokenRules
 
-
 TASKS = ("trigger",)
 """SPECs that name a task; only a model that brings it can read it."""
 
@@ -53,7 +52,7 @@ def task_of(model: nn.Module) -> VectorTask | None:
 
 
 def task_rules(task: VectorTask) -> TokenRules:
-    return TokenRules([], [], 0, frozenset({0}), len(task.tokens))
+    return TokenRules([], [], 0, frozenset({0}), len(task.tokens), 0)
 
 
 def read_task(

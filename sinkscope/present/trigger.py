@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import textwrap
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,7 @@ def render_study(models: pd.DataFrame, heads: pd.DataFrame, verdict: str, out: P
         rows.append([
             row["attention"], f"{row['layers']}x{row['heads']}", str(row["seed"]), str(row["steps"]),
             "yes" if row["solved"] else "no", f"{row['evaluation_error']:.4f}", str(row["sinks"]),
-            str(int(row["published_sinks"])), _span(row["bos_mean_min"], row["bos_mean_max"]),
+            "-" if isnan(row["published_sinks"]) else str(int(row["published_sinks"])), _span(row["bos_mean_min"], row["bos_mean_max"]),
             _span(row["published_bos_mean_min"], row["published_bos_mean_max"]),
         ])  # fmt: skip
     lines = ["sinks: heads with bos_mean >= 0.9; bos_mean: smallest .. largest head; published: one seed, off figures"]
@@ -75,7 +76,7 @@ def render_study(models: pd.DataFrame, heads: pd.DataFrame, verdict: str, out: P
 
 
 def _span(low: float, high: float) -> str:
-    return f"{low:.3f} .. {high:.3f}"
+    return "-" if isnan(low) else f"{low:.3f} .. {high:.3f}"
 
 
 def _cell(value: Any) -> str:

@@ -6,7 +6,7 @@ A softmax model that solves it while no head has a sink would refute it, and is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +19,10 @@ from sinkscope.trigger.source import SINK
 from sinkscope.trigger.theory import forced_curve
 from sinkscope.trigger.training import Progress, Recipe, train
 
-SIZES, QUICK_SIZES = (1, 2, 4), (1, 2)
-"""Layers, and as many heads in each."""
+ATTENTIONS, SIZES, SEEDS = ("softmax", "relu"), (1, 2, 4), 3
+"""The paper's: kinds of attention; layers, and as many heads in each. Seeds are ours."""
 
-ATTENTIONS = ("softmax", "relu")
-SEEDS = 3
+QUICK_SIZES, QUICK_SEEDS = (1, 2), 1
 
 PUBLISHED: dict[tuple[str, int], list[list[float]]] = {
     ("softmax", 1): [[1.0]],
@@ -48,31 +47,32 @@ class Trained:
     evaluation: Evaluation
 
 
-def recipes(quick: bool, seeds: int) -> list[Recipe]:
-    """The paper's six models for every seed, the quickest first; `quick`: four models, one seed."""
-    sizes, count = (QUICK_SIZES, 1) if quick else (SIZES, seeds)
-    return [
-        Recipe(attention, size, size, seed=seed) for size in sizes for seed in range(count) for attention in ATTENTIONS
-    ]
+def recipes(attentions: Sequence[str] = ATTENTIONS, sizes: Sequence[int] = SIZES, seeds: int = SEEDS) -> list[Recipe]:
+    """One training for every size, seed and attention, the quickest first. The defaults are the paper's six models.
+
+    Raises SinkscopeError for an attention or size that does not exist, and for `seeds` < 1.
+    """
+    if seeds < 1:
+        raise SinkscopeError(f"seeds {seeds}: at least 1 is needed")
+    plans = [Recipe(kind, size, size, seed=seed) for size in sizes for seed in range(seeds) for kind in attentions]
+    for recipe in plans:
+        recipe.config()
+    return plans
 
 
 def reproduce(
     out: Path,
-    quick: bool = False,
-    seeds: int = SEEDS,
+    plans: list[Recipe],
     begin: Callable[[Recipe, int, int], None] = lambda recipe, number, total: None,
     progress: Progress | None = None,
 ) -> list[Trained]:
     """Trains (or takes from `out`/models what an earlier call left there), evaluates, writes tables and figures.
 
-    Writes models.csv, heads.csv, forced_mass.csv, verdict.txt, and figures where matplotlib is installed. Raises
-    SinkscopeError where `out` cannot be written or `seeds` < 1.
+    Writes models.csv, heads.csv, forced_mass.csv, verdict.txt, and figures where matplotlib is installed; again after
+    each model, so that an interrupt loses nothing. Raises SinkscopeError where `out` cannot be written.
     """
-    if seeds < 1:
-        raise SinkscopeError(f"seeds {seeds}: at least 1 is needed")
     if out.exists() and not out.is_dir():
         raise SinkscopeError(f"{out} is a file: give another --out")
-    plans = recipes(quick, seeds)
     study = []
     for number, recipe in enumerate(plans):
         begin(recipe, number, len(plans))
@@ -163,9 +163,24 @@ def verdict(study: list[Trained]) -> str:
             f"The claim held for ReLU: {len(relu)} models solved the task and none has a sink (largest mean BOS score "
             f"of any head {raw:.4f}, largest mean share of its row {share:.4f})."
         )
+    lines += _others(study)
     if unsolved:
         lines.append(f"Not solved within their steps, so no evidence either way: {', '.join(unsolved)}.")
     return "\n".join(lines)
+
+
+def _others(study: list[Trained]) -> list[str]:
+    """The kinds beyond the paper: of what solved the task, what has a sink."""
+    lines = []
+    for kind in dict.fromkeys(t.recipe.attention for t in study if t.recipe.attention not in ATTENTIONS):
+        solved = [t for t in study if t.recipe.attention == kind and t.solved]
+        if solved:
+            lines.append(
+                f"Beyond the paper, {kind}: {sum(t.evaluation.sinks > 0 for t in solved)} of {len(solved)} models that "
+                f"solved the task have a sink (largest heads: {min(map(_largest, solved)):.3f} to "
+                f"{max(map(_largest, solved)):.3f})."
+            )
+    return lines
 
 
 def _largest(trained: Trained) -> float:
