@@ -45,6 +45,6 @@ def forced_mass(curve: pd.DataFrame, path: Path) -> None:
     axes.plot(1 - kept["mass"], kept["error"], marker="o", label="largest absolute error")
     axes.plot(1 - kept["mass"], kept["loss"], marker="s", label="mean squared error")
     axes.axhline(5e-3, color="grey", linestyle="--", linewidth=1, label="criterion: error < 0.005")
-    axes.set(xscale="log", yscale="log", xlabel="mass off BOS in non-trigger rows", ylabel="best possible error")
+    axes.set(xscale="log", yscale="log", xlabel="mass off BOS in non-trigger rows", ylabel="error of the best read-out")
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=130, metadata={"Software": None})
