@@ -147,8 +147,9 @@ def verdict(study: list[Trained]) -> str:
     elif softmax:
         weakest = min(_largest(t) for t in softmax)
         lines.append(
-            f"The claim held for softmax: every one of the {len(softmax)} models that solved the task has a sink (a head "
-            f"with mean BOS mass >= {SINK:g} where no trigger stands; the largest head of the weakest model: {weakest:.3f})."
+            f"The claim held for softmax: every one of the {len(softmax)} models that solved the task has a sink, a "
+            f"head with mean BOS mass >= {SINK:g} where no trigger stands (the largest head of the weakest model: "
+            f"{weakest:.3f})."
         )
     sunk = [
         t.recipe.name for t in relu if t.evaluation.sinks or max(r["share_mean"] for r in t.evaluation.heads) >= SINK
