@@ -12,14 +12,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sinkscope.comparison import Comparison, compare
     from sinkscope.errors import SinkscopeError
     from sinkscope.run import Run, load_run
     from sinkscope.scan import Interrupted, scan
 
 __version__ = "0.1.0"
-__all__ = ["Interrupted", "Run", "SinkscopeError", "__version__", "load_run", "scan"]
+__all__ = ["Comparison", "Interrupted", "Run", "SinkscopeError", "__version__", "compare", "load_run", "scan"]
 
 _HOMES = {
+    "Comparison": "sinkscope.comparison",
+    "compare": "sinkscope.comparison",
     "Interrupted": "sinkscope.scan",
     "Run": "sinkscope.run",
     "SinkscopeError": "sinkscope.errors",

@@ -81,7 +81,7 @@ def load_run(path: str | Path) -> Run:
     if not (folder / "manifest.json").is_file():
         raise SinkscopeError(f"{folder} is not a run folder: it holds no manifest.json")
     try:
-        tables = {name: pd.read_csv(folder / f"{name}.csv", float_precision="round_trip") for name in CSV_TABLES}
+        tables = {name: pd.read_csv(folder / f"{name}.csv") for name in CSV_TABLES}
         tables["heads"]["dormant"] = tables["heads"]["dormant"].astype("boolean")
         for name in ("max_abs_token", "max_abs_dim"):
             tables["layers"][name] = tables["layers"][name].astype("Int64")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from sinkscope.cli import examples, metrics, scan
+from sinkscope.cli import compare, examples, metrics, scan
 from sinkscope.cli.common import guarded
 
 app = typer.Typer(
@@ -17,6 +17,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("scan")(guarded(scan.scan))
+app.command("compare")(guarded(compare.compare))
 app.command("metrics")(guarded(metrics.metrics))
 app.command("examples")(guarded(examples.examples))
 
