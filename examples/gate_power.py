@@ -95,7 +95,7 @@ def scenes(layers: int, heads: int) -> list[Scene]:
     other = {"seed": BASE_SEED + 1}
     for text, options in (("same text", same), ("other texts", other)):
         found.append(Scene(f"BOS dropped, {text}", f"bos-{text[0]}", untouched, options | {"bos": "never"}))
-        for layer in range(1, layers, 3):
+        for layer in range(1, layers, 6):
             place = (layer, layer % heads)
             label = f"{layer}-{text[0]}"
             found += [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from sinkscope.cli import compare, examples, metrics, scan
+from sinkscope.cli import baseline, check, compare, examples, metrics, scan
 from sinkscope.cli.common import guarded
 
 app = typer.Typer(
@@ -18,6 +18,8 @@ app = typer.Typer(
 )
 app.command("scan")(guarded(scan.scan))
 app.command("compare")(guarded(compare.compare))
+app.command("baseline")(guarded(baseline.baseline))
+app.command("check")(guarded(check.check))
 app.command("metrics")(guarded(metrics.metrics))
 app.command("examples")(guarded(examples.examples))
 

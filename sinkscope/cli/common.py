@@ -26,6 +26,8 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
+        except typer.Exit:  # the command's own exit code; typer derives it from RuntimeError
+            raise
         except SinkscopeError as error:
             fail(str(error))
         except KeyboardInterrupt:
