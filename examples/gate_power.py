@@ -106,7 +106,7 @@ def scenes(layers: int, heads: int) -> list[Scene]:
     return found
 
 
-def measure(name: str, keep: Path, sequences: int) -> None:
+def measure(name: str, keep: Path, sequences: int, length: int) -> None:
     """Scans what the folder does not hold yet."""
     checkpoint = open_checkpoint(name, LoadOptions(dtype="float32"))
     base = Scene("baseline", "base", untouched, {"seed": BASE_SEED})
@@ -115,7 +115,7 @@ def measure(name: str, keep: Path, sequences: int) -> None:
         folder = keep / scene.name
         if folder.exists():
             continue
-        options = {"num_sequences": sequences, "self_check": False, **scene.options}
+        options = {"num_sequences": sequences, "seq_len": length, "self_check": False, **scene.options}
         if "dtype" in options:
             run = scan(name, **options)
         else:
@@ -146,11 +146,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--keep", type=Path, required=True, help="folder of the scans")
-    parser.add_argument("--sequences", type=int, default=16)
+    parser.add_argument("--sequences", type=int, default=8)
+    parser.add_argument("--seq-len", type=int, default=128)
     parser.add_argument("--policy", type=Path)
     parser.add_argument("--scan-only", action="store_true")
     arguments = parser.parse_args()
-    measure(arguments.model, arguments.keep, arguments.sequences)
+    measure(arguments.model, arguments.keep, arguments.sequences, arguments.seq_len)
     if not arguments.scan_only:
         print(table(arguments.model, arguments.keep, read_policy(arguments.policy)))
 

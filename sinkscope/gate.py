@@ -47,7 +47,9 @@ class Breach:
     def place(self) -> str:
         """`layer 3 head 2`, `layer 3`, or `all heads`; the stream where it is not text."""
         parts = [] if self.stream == "text" else [self.stream]
-        parts += [f"{name} {number}" for name, number in (("layer", self.layer), ("head", self.head)) if number is not None]
+        parts += [
+            f"{name} {number}" for name, number in (("layer", self.layer), ("head", self.head)) if number is not None
+        ]
         return " ".join(parts if self.layer is not None else [*parts, "all heads"])
 
 
@@ -105,7 +107,9 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
     same_text, notes = {}, []
     pairs = _pairs(now, baseline)
     for mine, theirs in pairs:
-        same_text[mine] = mine in now.fingerprints().values() and _fingerprint(now, mine) == _fingerprint(baseline, theirs)
+        same_text[mine] = mine in now.fingerprints().values() and _fingerprint(now, mine) == _fingerprint(
+            baseline, theirs
+        )
         if not same_text[mine]:
             notes.append(f"{mine}: other token sequences than the baseline's: a change counts where it is significant")
     first, before = (_first_token(each) for each in (now, baseline))
@@ -196,4 +200,6 @@ def _breach(
     layer, head = (None if place.get(key) is None else int(place[key]) for key in ("layer", "head"))
     numbers = (None if np.isnan(values[index]) else float(values[index]) for values in (a, b))
     chance = None if q is None or np.isnan(q[index]) else float(q[index])
-    return Breach(rule.metric, rule.level, domain, place["stream"], layer, head, *numbers, float(allowed[index]), chance)
+    return Breach(
+        rule.metric, rule.level, domain, place["stream"], layer, head, *numbers, float(allowed[index]), chance
+    )
