@@ -120,8 +120,8 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
         for mine, theirs in pairs
         for rule in policy.rules
     ]
-    models = (str(each.facts["model"]["id"]) for each in (now, baseline))
-    return Verdict(*models, same_text, tallies, notes)
+    model, before_model = (str(each.facts["model"]["id"]) for each in (now, baseline))
+    return Verdict(model, before_model, same_text, tallies, notes)
 
 
 def _pairs(now: Baseline, baseline: Baseline) -> list[tuple[str, str]]:
@@ -167,7 +167,7 @@ def _judge(rule: Rule, policy: Policy, domain: str, now: Level, then: Level, sam
         q = _beyond(change, allowed, then.sem.get(rule.metric, empty), now.sem.get(rule.metric, empty), then, now)
         failed = q < (rule.significance or policy.significance)
     failed |= np.isnan(a) != np.isnan(b)
-    breaches = [_breach(rule, domain, now, index, a, b, allowed, q) for index in np.flatnonzero(failed)]
+    breaches = [_breach(rule, domain, now, int(index), a, b, allowed, q) for index in np.flatnonzero(failed)]
     largest = None if np.isnan(change).all() else float(np.nanmax(change))
     return Tally(rule, domain, int((~np.isnan(change)).sum()), largest, breaches)
 
@@ -198,8 +198,7 @@ def _breach(
 ) -> Breach:
     place = level.places.iloc[index].to_dict()
     layer, head = (None if place.get(key) is None else int(place[key]) for key in ("layer", "head"))
-    numbers = (None if np.isnan(values[index]) else float(values[index]) for values in (a, b))
+    before, after = (None if np.isnan(values[index]) else float(values[index]) for values in (a, b))
     chance = None if q is None or np.isnan(q[index]) else float(q[index])
-    return Breach(
-        rule.metric, rule.level, domain, place["stream"], layer, head, *numbers, float(allowed[index]), chance
-    )
+    where = (rule.metric, rule.level, domain, str(place["stream"]), layer, head)
+    return Breach(*where, before, after, float(allowed[index]), chance)

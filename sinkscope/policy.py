@@ -38,7 +38,7 @@ class Rule(BaseModel):
 
 
 class Policy(BaseModel):
-    """All rules. `significance`: over other text, the false discovery rate at which a change beyond the bound counts."""
+    """All rules. `significance`: over other text, a change counts at a false discovery rate below it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

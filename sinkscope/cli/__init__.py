@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from sinkscope.cli import baseline, check, compare, examples, export, metrics, scan
+from sinkscope.cli import baseline, check, compare, examples, export, metrics, plot, scan
 from sinkscope.cli.common import guarded
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app.command("compare")(guarded(compare.compare))
 app.command("baseline")(guarded(baseline.baseline))
 app.command("check")(guarded(check.check))
 app.command("export")(guarded(export.export))
+app.command("plot")(guarded(plot.plot))
 app.command("metrics")(guarded(metrics.metrics))
 app.command("examples")(guarded(examples.examples))
 

@@ -41,7 +41,7 @@ def open_run(name: str, spot: SpotScan, like: dict[str, Any] | None = None) -> R
         return load_run(name)
     from sinkscope.cli.common import say
     from sinkscope.present.progress import progress_bar
-    from sinkscope.scan import scan
+    from sinkscope import scan
 
     with progress_bar(spot.quiet) as progress:
         run = scan(

@@ -44,7 +44,7 @@ def _cell(row: dict[Any, Any], column: Column, place: int) -> str:
 
 
 def bibtex(table: PaperTable, version: str) -> str:
-    """An entry for each arXiv paper that the metrics' sources name, and one for sinkscope; titles are not known here."""
+    """An entry for each arXiv paper that the metrics' sources name, and one for sinkscope. Titles are not known."""
     papers, others = arxiv_sources(table)
     lines = [f"% {name}: {printable(source) or 'no source'}" for name, source in others.items()]
     for number, paper in papers.items():
