@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from sinkscope.cli import baseline, check, compare, examples, export, metrics, plot, scan
+from sinkscope.cli import baseline, check, compare, examples, export, metrics, plot, report, scan
 from sinkscope.cli.common import guarded
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("baseline")(guarded(baseline.baseline))
 app.command("check")(guarded(check.check))
 app.command("export")(guarded(export.export))
 app.command("plot")(guarded(plot.plot))
+app.command("report")(guarded(report.report))
 app.command("metrics")(guarded(metrics.metrics))
 app.command("examples")(guarded(examples.examples))
 
