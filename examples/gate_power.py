@@ -101,8 +101,11 @@ def scenes(layers: int, heads: int) -> list[Scene]:
             found += [
                 Scene(f"a head's output zeroed, {text}", f"zero-o-{label}", zero_output(*place), options),
                 Scene(f"a head's queries zeroed, {text}", f"zero-q-{label}", zero_query(*place), options),
-                Scene(f"2 % noise on one q_proj, {text}", f"noise-{label}", noisy_query(layer), options),
             ]
+        # Same text: every layer, since this is the smallest of the changes.
+        for layer in range(layers) if options is same else range(1, layers, 6):
+            name = f"noise-{layer}-{text[0]}"
+            found.append(Scene(f"2 % noise on one q_proj, {text}", name, noisy_query(layer), options))
     return found
 
 

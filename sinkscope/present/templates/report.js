@@ -17,7 +17,7 @@
     const place = x => log ? Math.log2(x + 1) : x;
     const [low, high] = [place(Math.min(...xs)), place(Math.max(...xs))];
     const peak = Math.max(1e-9, ...ys.filter(y => y !== null));
-    const X = x => left + (w - left - 8) * (high > low ? (place(x) - low) / (high - low) : 0.5);
+    const X = x => left + (w - left - 18) * (high > low ? (place(x) - low) / (high - low) : 0.5);
     const Y = y => h - bottom - (h - bottom - top) * y / peak;
     svg.append(make("path", {class: "axis", d: `M${left} ${top}V${h - bottom}H${w - 8}`}));
     for (const share of [0, 0.5, 1])
