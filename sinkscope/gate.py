@@ -97,7 +97,8 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
     """Judges a run.
 
     Over the baseline's own token sequences a place fails where |now - baseline| exceeds what is allowed: both means
-    are over the same text, no sampling stands between them. Over other text it fails where the change exceeds what is
+    are over the same text, no sampling stands between them; where both ran in float32 the bounds are the policy's
+    `same_precision` share. Over other text it fails where the change exceeds what is
     allowed by more than sampling explains: Welch's one-sided t-test of |change| <= allowed, Benjamini-Hochberg over
     the places of the rule, q below the significance. A value missing on one side only always fails.
 
@@ -116,7 +117,11 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
     if first != before:
         notes.append(f"the first token is {first}, the baseline's {before}")
     tallies = [
-        _judge(rule, policy, mine, now.levels[mine, rule.level], baseline.levels[theirs, rule.level], same_text[mine])
+        _judge(
+            _tightened(rule, policy.same_precision) if same_text[mine] and _both_float32(now, baseline) else rule,
+            policy.significance, mine, now.levels[mine, rule.level], baseline.levels[theirs, rule.level],
+            same_text[mine],
+        )
         for mine, theirs in pairs
         for rule in policy.rules
     ]
@@ -148,7 +153,16 @@ def _first_token(baseline: Baseline) -> str:
     return "of several kinds" if first.get("id") is None else repr(first.get("text"))
 
 
-def _judge(rule: Rule, policy: Policy, domain: str, now: Level, then: Level, same_text: bool) -> Tally:
+def _both_float32(now: Baseline, baseline: Baseline) -> bool:
+    return {each.facts["model"].get("dtype") for each in (now, baseline)} == {"float32"}
+
+
+def _tightened(rule: Rule, share: float) -> Rule:
+    bounds = {"max_change": rule.max_change, "max_relative_change": rule.max_relative_change}
+    return rule.model_copy(update={name: None if bound is None else bound * share for name, bound in bounds.items()})
+
+
+def _judge(rule: Rule, significance: float, domain: str, now: Level, then: Level, same_text: bool) -> Tally:
     if not now.places.equals(then.places):
         raise SinkscopeError(
             f"the run has other layers or heads than the baseline ({len(now.places)} places at level {rule.level} "
@@ -165,7 +179,7 @@ def _judge(rule: Rule, policy: Policy, domain: str, now: Level, then: Level, sam
         failed = change > allowed
     else:
         q = _beyond(change, allowed, then.sem.get(rule.metric, empty), now.sem.get(rule.metric, empty), then, now)
-        failed = q < (rule.significance or policy.significance)
+        failed = q < (rule.significance or significance)
     failed |= np.isnan(a) != np.isnan(b)
     breaches = [_breach(rule, domain, now, int(index), a, b, allowed, q) for index in np.flatnonzero(failed)]
     largest = None if np.isnan(change).all() else float(np.nanmax(change))
