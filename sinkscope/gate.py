@@ -119,7 +119,10 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
     tallies = [
         _judge(
             _tightened(rule, policy.same_precision) if same_text[mine] and _both_float32(now, baseline) else rule,
-            policy.significance, mine, now.levels[mine, rule.level], baseline.levels[theirs, rule.level],
+            policy.significance,
+            mine,
+            now.levels[mine, rule.level],
+            baseline.levels[theirs, rule.level],
             same_text[mine],
         )
         for mine, theirs in pairs

@@ -94,7 +94,7 @@ def _column(name: str, level: str, interval: bool) -> Column:
     from sinkscope.metrics import columns
 
     for table in ("heads", "layers"):
-        found = columns(table).get(name.removeprefix("mean_"))  # type: ignore[arg-type]
+        found = columns(table).get(name.removeprefix("mean_"))
         if found is not None:
             return Column(name, found.unit, found.source, interval)
     return Column(name, "", "", interval)

@@ -75,10 +75,10 @@ DEFAULT = Policy(
         _rule("cos_first_residual", "layer", 0.01),
         _share("norm_first", "layer", 0.05),
         _share("inf_norm", "layer", 0.05),
-    ]
+    ],
 )
-"""Chosen from scans of Gemma-3-270M: over the same text bfloat16 stays under a quarter of each bound, another batch size
-in float32 under a thousandth of a tenth. examples/gate_power.py prints what the policy catches."""
+"""Chosen from scans of Gemma-3-270M over the same text: bfloat16 stays under a quarter of each bound, another batch
+size in float32 under a thousandth of what float32 is allowed. examples/gate_power.py shows what the policy catches."""
 
 
 def read_policy(path: Path | None, folder: Path | None = None) -> Policy:

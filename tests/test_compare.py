@@ -139,7 +139,7 @@ def test_cells_do_not_depend_on_the_order_of_rows() -> None:
 
 def test_other_text_is_refused_with_the_reason() -> None:
     a, b = scanned(), scanned(text=1)
-    with pytest.raises(SinkscopeError, match="token sequences .* differ .*--unpaired"):
+    with pytest.raises(SinkscopeError, match=r"token sequences .* differ .*--unpaired"):
         compare(a, b)
     result = compare(a, b, unpaired=True)
     assert not result.paired

@@ -39,9 +39,9 @@ def open_run(name: str, spot: SpotScan, like: dict[str, Any] | None = None) -> R
         from sinkscope.run import load_run
 
         return load_run(name)
+    from sinkscope import scan
     from sinkscope.cli.common import say
     from sinkscope.present.progress import progress_bar
-    from sinkscope import scan
 
     with progress_bar(spot.quiet) as progress:
         run = scan(

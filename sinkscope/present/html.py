@@ -86,7 +86,9 @@ def _view(run: Run, index: int) -> dict[str, Any]:
         "model": f"{model['id']} ({model.get('class')}, {model.get('parameters') or 0:,} parameters)",
         "computed in": f"{model.get('dtype')} on {model.get('device')}",
         "weights SHA-256": model.get("weights_sha256") or "-",
-        "data": "; ".join(f"{d['spec']}: {d['sequences']} sequences of {d['seq_len']} tokens" for d in manifest["data"]),
+        "data": "; ".join(
+            f"{d['spec']}: {d['sequences']} sequences of {d['seq_len']} tokens" for d in manifest["data"]
+        ),
         "first token": "differs between sequences" if first["id"] is None else f"{first['text']} (id {first['id']})",
         "sink": f"mean alpha_0 above {summary['epsilon']:g}",
         "dormant": manifest.get("dormant_rule"),

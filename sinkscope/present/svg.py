@@ -107,6 +107,21 @@ def _range(values: list[float], log: bool) -> tuple[float, float]:
     return (0.0 if 0 <= low < 0.5 * high else low - pad), high + pad
 
 
+def ticks(low: float, high: float) -> list[float]:
+    """About five round numbers between low and high."""
+    rough = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [index * step for index in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def decades(low: float, high: float) -> list[float]:
+    """Powers of ten between low and high, at most about six."""
+    first, last = round(math.log10(low)), round(math.log10(high))
+    return [10.0**power for power in range(first, last + 1, max(1, math.ceil((last - first) / 6)))]
+
+
 class Plane:
     """Maps data to the chart's area and draws its axes."""
 
@@ -131,14 +146,9 @@ class Plane:
     def axes(self, x_label: str, y_label: str) -> str:
         floor = HEIGHT - BOTTOM
         parts = [f'<path class="axis" d="M{LEFT} {TOP}V{floor}H{WIDTH - 10}"/>']
-        for step in range(5):
-            share = step / 4
-            if self.log:
-                value = self.low * (self.high / self.low) ** share
-            else:
-                value = self.low + (self.high - self.low) * share
-            parts.append(f'<text class="tick end" x="{LEFT - 5}" y="{self.y(value) + 4:.1f}">{value:.3g}</text>')
-            value = self.low_x + (self.high_x - self.low_x) * share
+        for value in decades(self.low, self.high) if self.log else ticks(self.low, self.high):
+            parts.append(f'<text class="tick end" x="{LEFT - 5}" y="{self.y(value) + 4:.1f}">{value:.4g}</text>')
+        for value in ticks(self.low_x, self.high_x):
             parts.append(f'<text class="tick mid" x="{self.x(value):.1f}" y="{floor + 14}">{value:.4g}</text>')
         middle = (TOP + floor) / 2
         parts.append(f'<text class="tick mid" x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 4}">{escape(x_label)}</text>')
