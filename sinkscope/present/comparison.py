@@ -23,18 +23,20 @@ CHANGED = {
 }
 RISE, FALL = (178, 24, 43), (33, 102, 172)
 """Red and blue of ColorBrewer's RdBu: safe for colour-blind readers."""
+NARROW = 76
+"""Below this width tables show the differences only: interval, p and q are in --csv and --json."""
 PLACES = {"layer": 6, "value": 4}
 
 
 def render_comparison(result: Comparison, width: int = 80, color: str | None = None) -> str:
     """The screen of one comparison as a string, with ANSI codes only if `color` names a colour system."""
-    parts: list[RenderableType] = [_title(result), _summary(result.summary)]
+    parts: list[RenderableType] = [_title(result), _summary(result.summary, width)]
     if len(result.heads):
         metric = result.metrics[0] if result.metrics[0] in set(result.heads["metric"]) else result.heads["metric"][0]
         rows = result.heads[result.heads["metric"] == metric]
         for keys, own in rows.groupby(["domain", "stream"], sort=False):
             parts.append(_map(own, metric, keys, rows, width, color is not None))
-        parts.append(_strongest(result.heads))
+        parts.append(_strongest(result.heads, width))
     if result.same_shape:
         parts.append(_changes(result.changes))
     return as_text(parts, width, color)
@@ -68,17 +70,18 @@ def _title(result: Comparison) -> Text:
     return text
 
 
-def _summary(rows: pd.DataFrame) -> Table:
+def _summary(rows: pd.DataFrame, width: int) -> Table:
     table = _table("mean over all heads")
     several = rows["domain"].nunique() > 1 or rows["stream"].nunique() > 1
-    for name in (*(["data"] if several else []), "metric", "A", "B", "difference", "95 % interval", "p"):
+    rest = ["95 % interval", "p"] if width >= NARROW else []
+    for name in (*(["data"] if several else []), "metric", "A", "B", "difference", *rest):
         table.add_column(name, justify="left" if name in ("data", "metric") else "right")
     for row in rows.to_dict("records"):
         place = [printable(f"{row['domain']} {row['stream']}")] if several else []
         interval = f"{signed(row['low'], 2)} to {signed(row['high'], 2)}" if not math.isnan(row["low"]) else "-"
         table.add_row(
             *place, row["metric"], figure(row["a"]), figure(row["b"]),
-            f"{signed(row['difference'])} ± {error(row['sem'])}", interval, probability(row["p"]),
+            f"{signed(row['difference'])} ± {error(row['sem'])}", *([interval, probability(row["p"])] if width >= NARROW else []),
         )  # fmt: skip
     return table
 
@@ -131,10 +134,10 @@ def _style(value: float, most: float) -> str:
     return f"not bold {'white' if share > 0.6 else 'black'} on #{mixed[0]:02x}{mixed[1]:02x}{mixed[2]:02x}"
 
 
-def _strongest(rows: pd.DataFrame) -> Table:
+def _strongest(rows: pd.DataFrame, width: int) -> Table:
     """The heads that moved most, by difference over standard error of metric; ties by size."""
     table = _table("\nheads that moved most")
-    for name in ("layer.head", "metric", "A", "B", "difference", "q"):
+    for name in ("layer.head", "metric", "A", "B", "difference", *(["q"] if width >= NARROW else [])):
         table.add_column(name, justify="left" if name in ("layer.head", "metric") else "right")
     metrics = rows["metric"].unique()
     each = max(2, STRONGEST // len(metrics))
@@ -144,7 +147,7 @@ def _strongest(rows: pd.DataFrame) -> Table:
         for row in own.loc[order].to_dict("records"):
             table.add_row(
                 f"{row['layer']}.{row['head']}", metric, figure(row["a"]), figure(row["b"]),
-                f"{signed(row['difference'])} ± {error(row['sem'])}", probability(row["q"]),
+                f"{signed(row['difference'])} ± {error(row['sem'])}", *([probability(row["q"])] if width >= NARROW else []),
             )  # fmt: skip
     return table
 
