@@ -218,11 +218,11 @@ difference of bos_mass, in units of 0.01: layers down, heads across
     1    -   . +25
 
 heads that moved most
-layer.head  metric      A      B     difference     q
-1.2         bos_mass  0.5   0.75   +0.25 ± 0.01  0.02
-0.2         bos_mass  0.5  0.448  -0.052 ± 0.01  0.02
-0.1         bos_mass  0.5  0.531  +0.031 ± 0.01  0.02
-1.1         bos_mass  0.5  0.496  -0.004 ± 0.01  0.02
+head  metric      A      B     difference     q
+1.2   bos_mass  0.5   0.75   +0.25 ± 0.01  0.02
+0.2   bos_mass  0.5  0.448  -0.052 ± 0.01  0.02
+0.1   bos_mass  0.5  0.531  +0.031 ± 0.01  0.02
+1.1   bos_mass  0.5  0.496  -0.004 ± 0.01  0.02
 
 gained a sink: 1.2 (0.2 to 0.45)
 lost its sink: none
@@ -242,6 +242,7 @@ def test_no_line_is_too_long(width: int, heads: int) -> None:
     run = enlarged(scanned(), 2, heads)
     text = render_comparison(compare(run, run, bootstrap=False), width=width)
     assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text, "no cell is cut"
 
 
 def test_the_command(tmp_path: Path) -> None:

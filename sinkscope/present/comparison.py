@@ -23,8 +23,8 @@ CHANGED = {
 }
 RISE, FALL = (178, 24, 43), (33, 102, 172)
 """Red and blue of ColorBrewer's RdBu: safe for colour-blind readers."""
-NARROW = 76
-"""Below this width tables show the differences only: interval, p and q are in --csv and --json."""
+NARROW, TINY = 76, 62
+"""Below the first width tables leave out interval, p and q, below the second errors too: --csv and --json have them."""
 PLACES = {"layer": 6, "value": 4}
 
 
@@ -81,9 +81,14 @@ def _summary(rows: pd.DataFrame, width: int) -> Table:
         interval = f"{signed(row['low'], 2)} to {signed(row['high'], 2)}" if not math.isnan(row["low"]) else "-"
         table.add_row(
             *place, row["metric"], figure(row["a"]), figure(row["b"]),
-            f"{signed(row['difference'])} ± {error(row['sem'])}", *([interval, probability(row["p"])] if width >= NARROW else []),
+            _change(row, width), *([interval, probability(row["p"])] if width >= NARROW else []),
         )  # fmt: skip
     return table
+
+
+def _change(row: dict[Any, Any], width: int) -> str:
+    """The difference, with its standard error where there is room."""
+    return signed(row["difference"]) + (f" ± {error(row['sem'])}" if width >= TINY else "")
 
 
 def _map(rows: pd.DataFrame, metric: str, keys: Any, all_rows: pd.DataFrame, width: int, color: bool) -> Text:
@@ -135,10 +140,17 @@ def _style(value: float, most: float) -> str:
 
 
 def _strongest(rows: pd.DataFrame, width: int) -> Table:
-    """The heads that moved most, by difference over standard error of metric; ties by size."""
+    """The heads whose difference is largest, some of each metric."""
     table = _table("\nheads that moved most")
-    for name in ("layer.head", "metric", "A", "B", "difference", *(["q"] if width >= NARROW else [])):
-        table.add_column(name, justify="left" if name in ("layer.head", "metric") else "right")
+    for name in (
+        "head",
+        "metric",
+        *(["A"] if width >= TINY else []),
+        "B",
+        "difference",
+        *(["q"] if width >= NARROW else []),
+    ):
+        table.add_column(name, justify="left" if name in ("head", "metric") else "right")
     metrics = rows["metric"].unique()
     each = max(2, STRONGEST // len(metrics))
     for metric in metrics[:STRONGEST]:
@@ -146,8 +158,9 @@ def _strongest(rows: pd.DataFrame, width: int) -> Table:
         order = own["difference"].abs().sort_values(ascending=False, kind="stable").index[:each]
         for row in own.loc[order].to_dict("records"):
             table.add_row(
-                f"{row['layer']}.{row['head']}", metric, figure(row["a"]), figure(row["b"]),
-                f"{signed(row['difference'])} ± {error(row['sem'])}", *([probability(row["q"])] if width >= NARROW else []),
+                f"{row['layer']}.{row['head']}", metric,
+                *([figure(row["a"])] if width >= TINY else []), figure(row["b"]),
+                _change(row, width), *([probability(row["q"])] if width >= NARROW else []),
             )  # fmt: skip
     return table
 
