@@ -12,15 +12,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sinkscope.comparison import Comparison, compare
     from sinkscope.engine import Interrupted, scan
     from sinkscope.errors import SinkscopeError
     from sinkscope.run import Run, load_run
 
 __version__ = "0.1.0"
-__all__ = ["Interrupted", "Run", "SinkscopeError", "__version__", "load_run", "scan"]
+__all__ = ["Comparison", "Interrupted", "Run", "SinkscopeError", "__version__", "compare", "load_run", "scan"]
 
 _HOMES = {
+    "Comparison": "sinkscope.comparison",
     "Interrupted": "sinkscope.engine",
+    "compare": "sinkscope.comparison",
     "Run": "sinkscope.run",
     "SinkscopeError": "sinkscope.errors",
     "load_run": "sinkscope.run",

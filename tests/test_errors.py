@@ -81,7 +81,7 @@ def test_unusable_parquet(tiny_folder: Path, refused: Refused, tmp_path: Path) -
     path.write_bytes(data[: len(data) // 2])
     assert "as Parquet" in refused(tiny_folder, "--data", path)
     pd.DataFrame({"text": pd.Series([], dtype="string")}).to_parquet(path)
-    assert "no rows" in refused(tiny_folder, "--data", path)
+    assert "neither text" in refused(tiny_folder, "--data", path)
 
 
 def test_rows_without_a_value_are_passed_over(tiny_folder: Path, scan_cli: Scan, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from sinkscope.cli import examples, metrics, scan, trigger
+from sinkscope.cli import baseline, check, compare, examples, export, metrics, plot, report, scan, trigger
 from sinkscope.cli.common import BAD_INPUT, discard_stdout, guarded, say
 
 app = typer.Typer(
@@ -19,6 +19,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("scan")(guarded(scan.scan))
+app.command("compare")(guarded(compare.compare))
+app.command("baseline")(guarded(baseline.baseline))
+app.command("check")(guarded(check.check))
+app.command("export")(guarded(export.export))
+app.command("plot")(guarded(plot.plot))
+app.command("report")(guarded(report.report))
 app.command("metrics")(guarded(metrics.metrics))
 app.command("examples")(guarded(examples.examples))
 app.add_typer(trigger.app, name="trigger")

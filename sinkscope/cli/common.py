@@ -26,10 +26,10 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
+        except typer.Exit:  # the command's own exit code; typer derives it from RuntimeError
+            raise
         except SinkscopeError as error:
             fail(str(error))
-        except typer.Exit:
-            raise
         except KeyboardInterrupt:
             say("interrupted")
             raise typer.Exit(INTERRUPTED) from None

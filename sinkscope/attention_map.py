@@ -1,0 +1,47 @@
+"""One head's full attention map over a short text, from the model's own eager attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sinkscope.errors import SinkscopeError
+
+MOST_TOKENS = 256
+
+
+def attention_map(
+    model: str, text: str, layer: int, head: int, *, device: str = "auto", dtype: str = "auto",
+    revision: str | None = None, trust_remote_code: bool = False,
+) -> tuple[np.ndarray, list[str]]:  # fmt: skip
+    """A[query, key] of one head, [T, T] float64, and the T tokens; special tokens as the tokenizer sets them.
+
+    Raises SinkscopeError: no tokenizer, a text of more than 256 tokens, no such layer or head, a model that returns no
+    maps.
+    """
+    import torch
+
+    from sinkscope.checkpoints import LoadOptions, open_checkpoint
+    from sinkscope.forward import Forward
+    from sinkscope.selfcheck import eager
+
+    options = LoadOptions(revision=revision, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    checkpoint = open_checkpoint(model, options)
+    if checkpoint.tokenizer is None:
+        raise SinkscopeError(f"{model} has no tokenizer: a text cannot be read")
+    ids = checkpoint.tokenizer(text, return_tensors="pt")["input_ids"]
+    if not 0 < ids.shape[1] <= MOST_TOKENS:
+        raise SinkscopeError(f"--text has {ids.shape[1]} tokens: give 1 to {MOST_TOKENS}, the map must stay readable")
+    forward = Forward(checkpoint.model)
+    with torch.no_grad(), eager(checkpoint.model):
+        output: Any = forward(ids.to(checkpoint.device), output_attentions=True)
+    maps = [each for each in getattr(output, "attentions", None) or () if each is not None]
+    if not maps:
+        raise SinkscopeError(f"{model} returns no attention maps")
+    if not 0 <= layer < len(maps):
+        raise SinkscopeError(f"--layer {layer}: the model has layers 0 to {len(maps) - 1}")
+    if not 0 <= head < maps[layer].shape[1]:
+        raise SinkscopeError(f"--head {head}: layer {layer} has heads 0 to {maps[layer].shape[1] - 1}")
+    tokens = [str(token) for token in checkpoint.tokenizer.convert_ids_to_tokens(ids[0].tolist())]
+    return maps[layer][0, head].double().cpu().numpy(), tokens

@@ -1,0 +1,96 @@
+"""`sinkscope check`: the release gate. Exit 0 passed, 1 a metric moved too far, 2 bad input."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sinkscope.cli.runs import (
+    Device,
+    Dtype,
+    Quiet,
+    SpotScan,
+    TrustRemoteCode,
+    check_writable,
+    is_run,
+    open_run,
+    write_file,
+)
+
+if TYPE_CHECKING:
+    from sinkscope.baseline import Baseline
+    from sinkscope.gate import Verdict
+
+FAILED = 1
+
+
+def check(
+    run: Annotated[
+        str, typer.Argument(help="Run folder, or a model: scanned over the baseline's text.", metavar="RUN_OR_MODEL")
+    ],
+    baseline: Annotated[str, typer.Option(metavar="FILE|RUN", help="File of `sinkscope baseline`, or a run folder.")],
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.toml",
+            help="How far metrics may move. [default: [tool.sinkscope.check] of ./pyproject.toml, else built in]",
+        ),
+    ] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result as JUnit XML.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+    quiet: Quiet = False,
+) -> None:
+    """Fail when a model's sinks moved from a baseline: exit 0 passed, 1 failed, 2 bad input.
+
+    Example: sinkscope check example:gemma-3-270m --baseline sinks.json --junit sinks.xml
+    """
+    from sinkscope.policy import read_policy
+
+    rules = read_policy(policy)
+    check_writable(junit)
+    expected = open_baseline(baseline)
+    from sinkscope.gate import check as judge
+
+    measured = open_run(run, SpotScan(device, dtype, trust_remote_code, quiet), expected.facts)
+    verdict = judge(measured, expected, rules)
+    show(verdict, junit, as_json)
+    if not verdict.passed:
+        raise typer.Exit(FAILED)
+
+
+def open_baseline(name: str) -> Baseline:
+    """A baseline file, or the baseline of a run folder."""
+    from sinkscope.baseline import make_baseline, read_baseline
+    from sinkscope.errors import SinkscopeError
+
+    if not Path(name).exists():
+        raise SinkscopeError(f"--baseline {name}: no such file or run folder")
+    if is_run(name):
+        from sinkscope.run import load_run
+
+        return make_baseline(load_run(name))
+    return read_baseline(Path(name))
+
+
+def show(verdict: Verdict, junit: Path | None, as_json: bool) -> None:
+    """The result to stdout and the file; under GitHub Actions also annotations and the step's summary."""
+    from sinkscope.present.gate import github_annotations, junit_xml, markdown_verdict, render_verdict
+    from sinkscope.run import to_json
+
+    if junit is not None:
+        write_file(junit, junit_xml(verdict))
+    sys.stdout.write(to_json(verdict.as_dict()) if as_json else render_verdict(verdict))
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        # With --json stdout is for the JSON alone; the runner reads commands from stderr as well.
+        (sys.stderr if as_json else sys.stdout).write(github_annotations(verdict))
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if summary:
+        with Path(summary).open("a", encoding="utf-8") as file:
+            file.write(markdown_verdict(verdict))

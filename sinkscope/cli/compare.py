@@ -1,0 +1,57 @@
+"""`sinkscope compare`: two runs, what differs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sinkscope.cli.runs import Device, Dtype, Quiet, SpotScan, TrustRemoteCode, check_writable, is_run, open_run
+from sinkscope.cli.runs import write_file as write
+
+
+def compare(
+    a: Annotated[str, typer.Argument(help="Run folder, or a model to scan on the spot.", metavar="A")],
+    b: Annotated[str, typer.Argument(help="The same; a model is scanned over A's text.", metavar="B")],
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(help="Metric to compare; repeat it. [default: bos_mass, sink_score, entropy, honor]"),
+    ] = None,
+    unpaired: Annotated[
+        bool, typer.Option("--unpaired", help="Runs over different text: Welch's test on separate samples.")
+    ] = False,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every difference as CSV.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare two runs head by head, sequence by sequence: differences, errors, intervals, p, q.
+
+    Example: sinkscope compare runs/base runs/finetuned --metric bos_mass --csv changes.csv
+    """
+    from sinkscope.comparison import compare as compare_runs
+
+    check_writable(csv)
+    spot = SpotScan(device, dtype, trust_remote_code, quiet)
+    if is_run(b) and not is_run(a):
+        second = open_run(b, spot)
+        first = open_run(a, spot, second.manifest)
+    else:
+        first = open_run(a, spot)
+        second = open_run(b, spot, first.manifest)
+    result = compare_runs(first, second, metrics=metric, unpaired=unpaired)
+    if csv is not None:
+        write(csv, result.as_table().to_csv(index=False, float_format="%.9g", lineterminator="\n"))
+    if as_json:
+        from sinkscope.run import to_json
+
+        sys.stdout.write(to_json(result.as_dict()))
+        return
+    from sinkscope.present.comparison import render_comparison
+    from sinkscope.present.terminal import terminal_style
+
+    sys.stdout.write(render_comparison(result, **terminal_style()))

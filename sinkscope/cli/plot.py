@@ -1,0 +1,50 @@
+"""`sinkscope plot`: figures for papers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sinkscope.cli.common import say
+from sinkscope.cli.runs import TrustRemoteCode, check_writable, write_file
+
+
+def plot(
+    run: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")],
+    figure: Annotated[str, typer.Option(help="heatmap, profile, length, scatter, attention.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="FILE.png, FILE.svg or FILE.pdf.")],
+    size: Annotated[str, typer.Option(help="column (3.35 in wide) or page (6.75 in).")] = "column",
+    metric: Annotated[str, typer.Option(help="heatmap: the column of heads.csv.")] = "bos_mass",
+    layer: Annotated[int | None, typer.Option(help="attention: the layer.")] = None,
+    head: Annotated[int | None, typer.Option(help="attention: the head.")] = None,
+    text: Annotated[str | None, typer.Option(help="attention: a short text; the run's model is loaded.")] = None,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Draw a figure of a run: PNG, SVG or PDF, the same bytes for the same run.
+
+    Example: sinkscope plot runs/gemma --figure heatmap -o heatmap.pdf --size page
+    """
+    from sinkscope.errors import SinkscopeError
+    from sinkscope.present.figures import draw, draw_attention
+    from sinkscope.run import load_run
+
+    check_writable(out)
+    loaded = load_run(run)
+    form = out.suffix.lower().lstrip(".")
+    if figure != "attention":
+        write_file(out, draw(loaded, figure, form, size, metric))
+        say(f"wrote {out}")
+        return
+    if layer is None or head is None or text is None:
+        raise SinkscopeError("--figure attention needs --layer, --head and --text")
+    from sinkscope.attention_map import attention_map
+
+    model = loaded.manifest["model"]
+    weights, tokens = attention_map(
+        model["id"], text, layer, head, dtype=model.get("dtype") or "auto", revision=model.get("revision"),
+        trust_remote_code=trust_remote_code,
+    )  # fmt: skip
+    write_file(out, draw_attention(loaded, weights, tokens, layer, head, form, size))
+    say(f"wrote {out}")

@@ -1,0 +1,100 @@
+"""Runs as arguments: a folder is loaded, a model is scanned on the spot; and files written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from sinkscope.run import Run
+
+Device = Annotated[str, typer.Option(help="For a model scanned on the spot: auto, cpu, cuda, cuda:N, mps.")]
+Dtype = Annotated[str, typer.Option(help="For a model scanned on the spot: auto, float32, bfloat16, float16.")]
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code of the model's.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no warnings.")]
+
+
+@dataclass(frozen=True)
+class SpotScan:
+    """How a model given in a run's place is scanned."""
+
+    device: str = "auto"
+    dtype: str = "auto"
+    trust_remote_code: bool = False
+    quiet: bool = False
+
+
+def is_run(name: str) -> bool:
+    return (Path(name) / "manifest.json").is_file()
+
+
+def open_run(name: str, spot: SpotScan, like: dict[str, Any] | None = None) -> Run:
+    """The run in a folder; anything else is a model, scanned over the data that the manifest `like` tells of."""
+    if is_run(name):
+        from sinkscope.run import load_run
+
+        return load_run(name)
+    from sinkscope import scan
+    from sinkscope.cli.common import say
+    from sinkscope.present.progress import progress_bar
+
+    with progress_bar(spot.quiet) as progress:
+        run = scan(
+            name, device=spot.device, dtype=spot.dtype, trust_remote_code=spot.trust_remote_code, progress=progress,
+            **data_settings(like),
+        )  # fmt: skip
+    for warning in [] if spot.quiet else run.manifest["warnings"]:
+        say(f"warning: {name}: {warning}")
+    return run
+
+
+def data_settings(manifest: dict[str, Any] | None) -> dict[str, Any]:
+    """The arguments of scan that read the same token sequences again."""
+    if manifest is None:
+        return {}
+    data = manifest["data"]
+    return {
+        "data": [entry["spec"] for entry in data],
+        "seq_len": max(entry["seq_len"] for entry in data),
+        "num_sequences": max(entry["sequences"] for entry in data),
+        "bos": manifest["bos"],
+        "seed": manifest["seed"],
+        "epsilon": manifest["epsilon"],
+        "dormant_rule": manifest["dormant_rule"],
+    }
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Writes to a temporary file beside the target, then renames it. Raises SinkscopeError where that cannot be."""
+    from sinkscope.errors import SinkscopeError
+
+    temporary = None
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+        mask = os.umask(0)
+        os.umask(mask)
+        Path(temporary).chmod(0o666 & ~mask)
+        Path(temporary).replace(path)
+    except OSError as error:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+        raise SinkscopeError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def check_writable(path: Path | None) -> None:
+    """Shows before the long part that a result can be written."""
+    from sinkscope.errors import SinkscopeError
+
+    if path is None:
+        return
+    if path.is_dir():
+        raise SinkscopeError(f"cannot write {path}: it is a folder")
+    if not path.parent.is_dir():
+        raise SinkscopeError(f"cannot write {path}: no folder {path.parent}")

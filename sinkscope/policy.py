@@ -1,0 +1,134 @@
+"""The gate's policy: how far a metric may move, at which level, read from TOML or the built-in default."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from sinkscope.errors import SinkscopeError
+
+SECTION = "tool.sinkscope.check"
+Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Rule(BaseModel):
+    """How far one metric may move at one level."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+
+    metric: str
+    """A column of heads.csv or layers.csv that has a value for each sequence."""
+    level: Literal["summary", "layer", "head"]
+    """head: each head. layer: each layer (head metrics averaged over its heads). summary: each stream's mean."""
+    max_change: Positive | None = None
+    """Largest allowed |now - baseline|, in the metric's unit."""
+    max_relative_change: Positive | None = None
+    """The same as a share of |baseline|. Where both are given the larger allowance holds."""
+    significance: Annotated[float, Field(gt=0, le=1)] | None = None
+    """For other text than the baseline's; None takes the policy's."""
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Rule:
+        if self.max_change is None and self.max_relative_change is None:
+            raise ValueError("give max_change or max_relative_change")
+        return self
+
+
+class Policy(BaseModel):
+    """All rules.
+
+    Attributes:
+        significance: over other text, a change counts at a false discovery rate below it.
+        same_precision: share of every bound that holds where the run has the baseline's text and both were computed in
+            float32: no rounding of half precision to make room for.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    significance: Annotated[float, Field(gt=0, le=1)] = 0.001
+    same_precision: Annotated[float, Field(gt=0, le=1)] = 1.0
+    rules: list[Rule] = Field(min_length=1)
+
+
+def _rule(metric: str, level: Literal["summary", "layer", "head"], change: float) -> Rule:
+    return Rule(metric=metric, level=level, max_change=change)
+
+
+def _share(metric: str, level: Literal["summary", "layer", "head"], share: float) -> Rule:
+    return Rule(metric=metric, level=level, max_relative_change=share)
+
+
+DEFAULT = Policy(
+    same_precision=0.1,
+    rules=[
+        _rule("bos_mass", "head", 0.03),
+        _rule("bos_mass", "layer", 0.015),
+        _rule("bos_mass", "summary", 0.005),
+        _rule("entropy", "head", 0.1),
+        _rule("honor", "head", 0.05),
+        _rule("residual_write_ln", "head", 0.05),
+        _rule("previous_mass", "head", 0.004),
+        _rule("qk_cos_first", "head", 0.004),
+        _rule("cos_first_residual", "layer", 0.01),
+        _share("norm_first", "layer", 0.05),
+        _share("inf_norm", "layer", 0.05),
+    ],
+)
+"""Chosen from scans of Gemma-3-270M over the same text: bfloat16 stays under a quarter of each bound, another batch
+size in float32 under a thousandth of what float32 is allowed. examples/gate_power.py shows what the policy catches."""
+
+
+def read_policy(path: Path | None, folder: Path | None = None) -> Policy:
+    """The policy of a TOML file; without one that of [tool.sinkscope.check] in ./pyproject.toml; else the default.
+
+    In a file of its own the keys stand at the top or under [tool.sinkscope.check].
+    Raises SinkscopeError for an unreadable file, an unknown key or metric, a rule that bounds nothing.
+    """
+    if path is None:
+        project = (folder or Path()) / "pyproject.toml"
+        if not project.is_file():
+            return DEFAULT
+        section = _section(_parsed(project))
+        return DEFAULT if section is None else _validated(section, f"{project} [{SECTION}]")
+    data = _parsed(path)
+    section = _section(data)
+    return _validated(data if section is None else section, str(path))
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise SinkscopeError(f"cannot read the policy {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SinkscopeError(f"policy {path} is not TOML: {error}") from None
+
+
+def _section(data: dict[str, Any]) -> dict[str, Any] | None:
+    for key in SECTION.split("."):
+        data = data.get(key)  # type: ignore[assignment]
+        if not isinstance(data, dict):
+            return None
+    return data
+
+
+def _validated(data: dict[str, Any], where: str) -> Policy:
+    try:
+        policy = Policy.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "policy"
+        kind = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
+        raise SinkscopeError(f"{where}: {place}: {kind}") from None
+    from sinkscope.metrics import METRICS
+
+    known = METRICS["heads"].keys() | METRICS["layers"].keys()
+    for rule in policy.rules:
+        if rule.metric not in known:
+            raise SinkscopeError(f"{where}: unknown metric {rule.metric!r}; `sinkscope metrics` lists them")
+        if rule.level == "head" and rule.metric not in METRICS["heads"]:
+            raise SinkscopeError(f"{where}: {rule.metric} is a metric of layers: level head has none")
+    return policy

@@ -1,0 +1,46 @@
+"""The comparison's part of the HTML report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sinkscope.present.comparison import CHANGED, error, figure, probability, signed
+from sinkscope.present.svg import DIVERGING, Cell, heat_map, legend
+
+if TYPE_CHECKING:
+    from sinkscope.comparison import Comparison
+
+
+def comparison_view(result: Comparison) -> dict[str, Any]:
+    """What the template shows: rows of the summary, a map of each metric's differences, the heads that changed."""
+    rows = [
+        {"place": f"{row['domain']} {row['stream']}", "metric": row["metric"], "a": figure(row["a"]),
+         "b": figure(row["b"]), "difference": f"{signed(row['difference'])} ± {error(row['sem'])}",
+         "interval": f"{signed(row['low'], 2)} to {signed(row['high'], 2)}", "p": probability(row["p"])}
+        for row in result.summary.to_dict("records")
+    ]  # fmt: skip
+    how = "the same token sequences in both (paired)" if result.paired else "separate samples (Welch's test)"
+    return {
+        "a": result.a, "b": result.b, "how": how, "notes": result.notes, "rows": rows, "maps": _maps(result),
+        "changes": [(CHANGED[name], heads) for name, heads in result.changes.items()] if result.same_shape else [],
+    }  # fmt: skip
+
+
+def _maps(result: Comparison) -> list[dict[str, Any]]:
+    maps: list[dict[str, Any]] = []
+    if not len(result.heads):
+        return maps
+    for (domain, stream, metric), rows in result.heads.groupby(["domain", "stream", "metric"], sort=False):
+        most = float(rows["difference"].abs().max()) or 1.0
+        layers = list(dict.fromkeys(rows["layer"]))
+        cells = [
+            Cell(layers.index(row["layer"]), int(row["head"]), row["difference"],
+                 f"layer {row['layer']}, head {row['head']}: {figure(row['a'])} to {figure(row['b'])} "
+                 f"({signed(row['difference'])}, q {probability(row['q'])})")
+            for row in rows.to_dict("records")
+        ]  # fmt: skip
+        label = f"difference of {metric} on {domain}, {stream}"
+        bounds = (-most, most)
+        drawn = heat_map(cells, [str(layer) for layer in layers], int(rows["head"].max()) + 1, bounds, label, DIVERGING)
+        maps.append({"caption": label, "svg": drawn, "legend": legend(bounds, f"{metric}, B - A", DIVERGING)})
+    return maps

@@ -1,0 +1,188 @@
+"""Figures for papers: matplotlib, sized for a column or a page, the same bytes for the same run."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.paper import describe_run
+from sinkscope.present.identity import run_id
+from sinkscope.present.text import printable
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from sinkscope.run import Run
+
+FIGURES = ("heatmap", "profile", "length", "scatter", "attention")
+FORMATS = ("png", "svg", "pdf")
+WIDTHS = {"column": 3.35, "page": 6.75}
+MAP = "cividis"
+COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
+"""Okabe and Ito's colours; cividis for maps: both safe for colour-blind readers."""
+STYLE = {
+    "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7,
+    "legend.fontsize": 7, "axes.spines.top": False, "axes.spines.right": False, "pdf.fonttype": 42,
+    "svg.hashsalt": "sinkscope", "svg.fonttype": "path", "savefig.dpi": 300,
+}  # fmt: skip
+PROFILES = (("mean_bos_mass", "BOS mass"), ("cos_first_residual", "cos(x_0, x_j)"), ("norm_ratio", "norm x_0 / x_j"))
+STRONGEST = 6
+
+
+def draw(run: Run, figure: str, form: str, size: str = "column", metric: str = "bos_mass") -> bytes:
+    """One of heatmap, profile, length, scatter of a run's first stream and domain, as PNG, SVG or PDF.
+
+    Raises SinkscopeError: unknown figure, format, size or metric; matplotlib is not installed.
+    """
+    painters = {"heatmap": _heatmap, "profile": _profile, "length": _length, "scatter": _scatter}
+    if figure not in painters:
+        raise SinkscopeError(f"--figure {figure!r}: one of {', '.join(FIGURES)}")
+
+    def paint(canvas: Figure) -> None:
+        painters[figure](canvas, run, metric)
+
+    heights = {"heatmap": 0.9, "profile": 1.25, "length": 0.95, "scatter": 0.85}
+    return _saved(run, paint, form, size, heights[figure])
+
+
+def draw_attention(
+    run: Run, weights: np.ndarray, tokens: list[str], layer: int, head: int, form: str, size: str = "column"
+) -> bytes:
+    """One head's full map A[query, key], [T, T], with its tokens along both sides."""
+
+    def paint(canvas: Figure) -> None:
+        axes = canvas.subplots()
+        image = axes.imshow(weights, cmap=MAP, vmin=0, vmax=1, interpolation="nearest")
+        names = [printable(token)[:12] for token in tokens]
+        axes.set_xticks(range(len(names)), names, rotation=90, parse_math=False)
+        axes.set_yticks(range(len(names)), names, parse_math=False)
+        axes.tick_params(labelsize=max(2.5, min(7.0, 160 / len(names))), length=0)
+        axes.set(xlabel="key", ylabel="query")
+        _title(axes, run, f"layer {layer}, head {head}")
+        canvas.colorbar(image, ax=axes, label="attention probability", shrink=0.8)
+
+    return _saved(run, paint, form, size, 0.95)
+
+
+def _saved(run: Run, paint: Any, form: str, size: str, height: float) -> bytes:
+    if form not in FORMATS:
+        raise SinkscopeError(f"a figure is written as .{', .'.join(FORMATS)}, not {form!r}")
+    if size not in WIDTHS:
+        raise SinkscopeError(f"--size {size!r}: one of {', '.join(WIDTHS)}")
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise SinkscopeError("figures need matplotlib: pip install 'sinkscope[figures]'") from None
+    about = printable(f"sinkscope run {run_id(run)}: {describe_run(run)}")
+    metadata: dict[str, dict[str, Any]] = {
+        "png": {"Software": None, "Description": about},
+        "svg": {"Date": None, "Creator": "sinkscope", "Description": about},
+        "pdf": {"CreationDate": None, "Creator": "sinkscope", "Subject": about},
+    }
+    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE, "backend": "agg"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        canvas = Figure(figsize=(WIDTHS[size], WIDTHS[size] * height), layout="constrained")
+        paint(canvas)
+        buffer = io.BytesIO()
+        canvas.savefig(buffer, format=form, metadata=metadata[form])
+    return buffer.getvalue()
+
+
+def _first(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the first stream, and of the first domain where there are several."""
+    own = table[table["stream"] == table["stream"].iloc[0]]
+    return own[own["domain"] == own["domain"].iloc[0]] if "domain" in own else own
+
+
+def _title(axes: Axes, run: Run, text: str) -> None:
+    name = str(run.manifest["model"]["id"]).rstrip("/").rpartition("/")[2]
+    axes.set_title(f"{printable(name)}: {text}", loc="left", parse_math=False)
+
+
+def _unit(name: str) -> str:
+    from sinkscope.metrics import columns
+
+    found = columns("heads").get(name)
+    return f" ({found.unit})" if found else ""
+
+
+def _heatmap(canvas: Figure, run: Run, metric: str) -> None:
+    rows = _first(run.heads)
+    if metric not in rows or not np.issubdtype(rows[metric].to_numpy().dtype, np.number):
+        raise SinkscopeError(f"--metric {metric!r}: no number of heads.csv; `sinkscope metrics` lists them")
+    grid = rows.pivot_table(index="layer", columns="head", values=metric, dropna=False)
+    axes = canvas.subplots()
+    bounds = (0, 1) if _unit(metric) in (" (probability)", " (share)") else (None, None)
+    image = axes.imshow(
+        grid.to_numpy(float), cmap=MAP, vmin=bounds[0], vmax=bounds[1], aspect="auto", interpolation="nearest"
+    )
+    axes.set(xlabel="head", ylabel="layer")
+    for axis, names in ((axes.xaxis, grid.columns), (axes.yaxis, grid.index)):
+        step = max(1, len(names) // 16)
+        axis.set_ticks(range(0, len(names), step), [str(name) for name in names[::step]])
+    _title(axes, run, metric)
+    canvas.colorbar(image, ax=axes, label=f"{metric}{_unit(metric)}")
+
+
+def _profile(canvas: Figure, run: Run, metric: str) -> None:
+    rows = _first(run.layers)
+    panels = canvas.subplots(len(PROFILES), 1, sharex=True)
+    for axes, (name, label), color in zip(panels, PROFILES, COLORS, strict=False):
+        _band(axes, rows["layer"], rows[name], rows.get(f"{name}_sem"), color, None)
+        axes.set_ylabel(label, parse_math=False)
+        if name == "norm_ratio" and (rows[name] > 0).any():
+            axes.set_yscale("log")
+    panels[-1].set_xlabel("layer")
+    panels[-1].xaxis.get_major_locator().set_params(integer=True)
+    _title(panels[0], run, "by layer")
+
+
+def _band(axes: Axes, x: Any, y: Any, error: Any, color: str, label: str | None) -> None:
+    """A line with the band of its standard error."""
+    axes.plot(x, y, color=color, marker="o", markersize=2, linewidth=1, label=label)
+    if error is not None:
+        axes.fill_between(x, y - error, y + error, color=color, alpha=0.25, linewidth=0)
+
+
+def _length(canvas: Figure, run: Run, metric: str) -> None:
+    curve = _first(run.length_curve)
+    heads = _first(run.heads).sort_values("sink_score", ascending=False, kind="stable")
+    axes = canvas.subplots()
+    for row, color in zip(heads.head(STRONGEST).to_dict("records"), COLORS, strict=False):
+        own = curve[(curve["layer"] == row["layer"]) & (curve["head"] == row["head"])]
+        label = f"head {row['layer']}.{row['head']}"
+        _band(axes, own["length"], own["sink_score"], own["sink_score_sem"], color, label)
+    lengths = np.sort(curve["length"].unique())
+    average = curve.groupby("length")["sink_score"].mean()
+    axes.plot(average.index, average, color="black", linewidth=1, label="mean of all heads")
+    uniform = [float((1.0 / np.arange(1, length + 1)).mean()) for length in lengths]
+    axes.plot(lengths, uniform, color="gray", linestyle="--", linewidth=1, label="uniform attention")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [str(length) for length in lengths])
+    axes.minorticks_off()
+    axes.set(xlabel="tokens", ylabel="alpha_0", ylim=(0, None))
+    canvas.legend(frameon=False, ncols=2, loc="outside lower center")
+    _title(axes, run, "the strongest sinks by length")
+
+
+def _scatter(canvas: Figure, run: Run, metric: str) -> None:
+    rows = _first(run.heads)
+    axes = canvas.subplots()
+    points = axes.scatter(rows["bos_mass"], rows["honor"], c=rows["layer"], cmap=MAP, s=8, linewidths=0)
+    dormant = rows[rows["dormant"].fillna(False).astype(bool)]
+    axes.scatter(
+        dormant["bos_mass"], dormant["honor"], s=28, facecolors="none", edgecolors=COLORS[5], linewidths=0.8,
+        label=f"dormant: {run.manifest['dormant_rule']}",
+    )  # fmt: skip
+    axes.set(xlabel="BOS mass (probability)", ylabel="HONOR (ratio)", xlim=(-0.02, 1.02), ylim=(0, None))
+    if len(dormant):
+        axes.legend(frameon=False)
+    _title(axes, run, "dormant scores, one dot a head")
+    canvas.colorbar(points, ax=axes, label="layer")

@@ -1,0 +1,66 @@
+"""A paper's table as Markdown, and the sources of its metrics as BibTeX."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from sinkscope.paper import Column, PaperTable, arxiv_sources, decimals
+from sinkscope.present.text import markdown_cell, printable
+
+
+def markdown_table(table: PaperTable) -> str:
+    """A GitHub table; cells are `mean ± half width` of the 95 % interval."""
+    heads = [markdown_cell(key) for key in table.keys]
+    heads += [
+        f"{markdown_cell(c.name)} ({markdown_cell(c.unit)})" if c.unit else markdown_cell(c.name) for c in table.columns
+    ]
+    marks = ["---"] * len(table.keys) + ["---:"] * len(table.columns)
+    lines = [_line(heads), _line(marks)]
+    places = [decimals(table, column) for column in table.columns]
+    for row in table.frame.to_dict("records"):
+        cells = [markdown_cell(str(row[key])) for key in table.keys]
+        cells += [_cell(row, column, place) for column, place in zip(table.columns, places, strict=True)]
+        lines.append(_line(cells))
+    notes = "; ".join(markdown_cell(note) for note in table.notes)
+    return "\n".join([*lines, "", f"± is the half width of the 95 % interval over sequences. {notes}", ""])
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(row: dict[Any, Any], column: Column, place: int) -> str:
+    value = row[column.name]
+    if pd.isna(value):
+        return "-"
+    if isinstance(value, str | bool):
+        return markdown_cell(str(value))
+    text = f"{float(value):.{place}f}"
+    if column.interval and not pd.isna(row[f"{column.name}_high"]):
+        text += f" ± {float(row[f'{column.name}_high'] - value):.{place}f}"
+    return text
+
+
+def bibtex(table: PaperTable, version: str) -> str:
+    """An entry for each arXiv paper that the metrics' sources name, and one for sinkscope. Titles are not known."""
+    papers, others = arxiv_sources(table)
+    lines = [f"% {name}: {printable(source) or 'no source'}" for name, source in others.items()]
+    for number, paper in papers.items():
+        fields = {
+            "author": f"{paper['author']} and others" if paper["author"] else None,
+            "year": f"20{number[:2]}",
+            "eprint": number,
+            "archivePrefix": "arXiv",
+            "url": f"https://arxiv.org/abs/{number}",
+            "note": "defines " + ", ".join(name.replace("_", r"\_") for name in paper["metrics"]),
+        }
+        lines.append(_entry("misc", f"arxiv{number.replace('.', '-')}", fields))
+    fields = {"title": "sinkscope: measures attention sinks in pretrained transformers", "version": version}
+    return "\n".join([*lines, _entry("software", "sinkscope", fields), ""])
+
+
+def _entry(kind: str, key: str, fields: dict[str, str | None]) -> str:
+    body = ",\n".join(f"  {name} = {{{value}}}" for name, value in fields.items() if value)
+    return f"@{kind}{{{key},\n{body}\n}}"

@@ -1,0 +1,205 @@
+"""Small charts as SVG: heat map, lines, dots. Text is escaped; colours that matter are attributes, the rest is CSS."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from markupsafe import Markup, escape
+
+from sinkscope.present.text import printable
+
+CIVIDIS = ("#00224e", "#35456c", "#666970", "#948e77", "#c8b866", "#fee838")
+DIVERGING = ("#2166ac", "#92c5de", "#d9d9d9", "#f4a582", "#b2182b")
+MISSING = "none"
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 460, 220, 52, 34, 8
+
+
+def color(value: float | None, low: float, high: float, scale: Sequence[str] = CIVIDIS) -> str:
+    """The scale's colour at `value`, mixed between its anchors; `none` for a missing value."""
+    if value is None or math.isnan(value):
+        return MISSING
+    share = 0.5 if high <= low else min(1.0, max(0.0, (value - low) / (high - low)))
+    place = share * (len(scale) - 1)
+    index = min(int(place), len(scale) - 2)
+    ends = [[int(anchor[i : i + 2], 16) for i in (1, 3, 5)] for anchor in scale[index : index + 2]]
+    mixed = [round(a + (b - a) * (place - index)) for a, b in zip(*ends, strict=True)]
+    return "#" + "".join(f"{channel:02x}" for channel in mixed)
+
+
+def number(value: float | None) -> str:
+    return "missing" if value is None or math.isnan(value) else f"{value:.4g}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One square of a heat map; `index`: its row in the embedded data, None where a click shows nothing."""
+
+    row: int
+    column: int
+    value: float | None
+    title: str
+    index: int | None = None
+
+
+def heat_map(
+    cells: list[Cell], rows: list[str], columns: int, bounds: tuple[float, float], label: str,
+    scale: Sequence[str] = CIVIDIS, run: int = 0,
+) -> Markup:  # fmt: skip
+    """Layers down, heads across; each square tells its value on hover."""
+    size = max(8, min(24, 760 // max(columns, 1)))
+    left, top = 44, 16
+    width, height = left + size * columns + 8, top + size * len(rows) + 6
+    parts = [
+        f'<svg class="map" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="group" '
+        f'aria-label="{escape(printable(label))}">'
+    ]
+    step = max(1, math.ceil(24 / size))
+    for column in range(0, columns, step):
+        parts.append(f'<text x="{left + size * (column + 0.5):g}" y="11" class="tick mid">{column}</text>')
+    for row, name in enumerate(rows):
+        if row % max(1, math.ceil(11 / size)) == 0:
+            y = top + size * (row + 0.5) + 3.5
+            parts.append(f'<text x="{left - 5}" y="{y:g}" class="tick end">{escape(printable(name))}</text>')
+    for cell in cells:
+        focus = ""
+        if cell.index is not None:
+            tab = 0 if cell is cells[0] else -1
+            focus = f' tabindex="{tab}" role="button" data-run="{run}" data-head="{cell.index}"'
+        parts.append(
+            f'<rect x="{left + size * cell.column}" y="{top + size * cell.row}" width="{size - 1}" height="{size - 1}" '
+            f'fill="{color(cell.value, *bounds, scale)}"{focus}><title>{escape(printable(cell.title))}</title></rect>'
+        )
+    return Markup("".join([*parts, "</svg>"]))
+
+
+def legend(bounds: tuple[float, float], label: str, scale: Sequence[str] = CIVIDIS) -> Markup:
+    """The colours from lowest to highest."""
+    steps = 24
+    parts = ['<svg class="legend" viewBox="0 0 330 30" width="330" height="30" role="img" aria-label="colour scale">']
+    for step in range(steps):
+        fill = color(step / (steps - 1), 0, 1, scale)
+        parts.append(f'<rect x="{40 + step * 6}" y="4" width="6" height="12" fill="{fill}"/>')
+    parts.append(f'<text x="36" y="14" class="tick end">{bounds[0]:.3g}</text>')
+    parts.append(f'<text x="{44 + steps * 6}" y="14" class="tick">{bounds[1]:.3g} {escape(printable(label))}</text>')
+    return Markup("".join([*parts, "</svg>"]))
+
+
+@dataclass(frozen=True)
+class Line:
+    """A series; its class `c0`... gives the colour."""
+
+    label: str
+    x: list[float]
+    y: list[float]
+    error: list[float] = field(default_factory=list)
+
+
+def _range(values: list[float], log: bool) -> tuple[float, float]:
+    there = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
+    if not there:
+        return (0.1, 1.0) if log else (0.0, 1.0)
+    low, high = min(there), max(there)
+    if log:
+        return 10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high) + 1e-9)
+    pad = 0.05 * (high - low) or 0.5
+    return (0.0 if 0 <= low < 0.5 * high else low - pad), high + pad
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """About five round numbers between low and high."""
+    rough = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [index * step for index in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def decades(low: float, high: float) -> list[float]:
+    """Powers of ten between low and high, at most about six."""
+    first, last = round(math.log10(low)), round(math.log10(high))
+    return [10.0**power for power in range(first, last + 1, max(1, math.ceil((last - first) / 6)))]
+
+
+class Plane:
+    """Maps data to the chart's area and draws its axes."""
+
+    def __init__(self, x: list[float], y: list[float], log: bool = False) -> None:
+        there = [value for value in x if math.isfinite(value)] or [0.0, 1.0]
+        self.low_x, self.high_x = min(there), max(there)
+        if self.low_x == self.high_x:
+            self.low_x, self.high_x = self.low_x - 0.5, self.high_x + 0.5
+        self.low, self.high = _range(y, log)
+        self.log = log
+
+    def x(self, value: float) -> float:
+        return LEFT + (WIDTH - LEFT - 10) * (value - self.low_x) / (self.high_x - self.low_x)
+
+    def y(self, value: float) -> float:
+        if self.log:
+            share = math.log10(max(value, self.low) / self.low) / math.log10(self.high / self.low)
+        else:
+            share = (value - self.low) / (self.high - self.low)
+        return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * share
+
+    def axes(self, x_label: str, y_label: str) -> str:
+        floor = HEIGHT - BOTTOM
+        parts = [f'<path class="axis" d="M{LEFT} {TOP}V{floor}H{WIDTH - 10}"/>']
+        for value in decades(self.low, self.high) if self.log else ticks(self.low, self.high):
+            parts.append(f'<text class="tick end" x="{LEFT - 5}" y="{self.y(value) + 4:.1f}">{value:.4g}</text>')
+        for value in ticks(self.low_x, self.high_x):
+            parts.append(f'<text class="tick mid" x="{self.x(value):.1f}" y="{floor + 14}">{value:.4g}</text>')
+        middle = (TOP + floor) / 2
+        parts.append(f'<text class="tick mid" x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 4}">{escape(x_label)}</text>')
+        parts.append(
+            f'<text class="tick mid" transform="translate(11 {middle}) rotate(-90)">{escape(printable(y_label))}</text>'
+        )
+        return "".join(parts)
+
+
+def line_chart(lines: list[Line], x_label: str, y_label: str, log: bool = False) -> Markup:
+    """Lines with dots; a dot tells its value on hover. Missing values leave gaps."""
+    plane = Plane([x for line in lines for x in line.x], [y for line in lines for y in line.y], log)
+    parts = [_open(y_label), plane.axes(x_label, y_label)]
+    for order, line in enumerate(lines):
+        shown = [(x, y) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y) and (y > 0 or not log)]
+        path = "".join(f"{'ML'[i > 0]}{plane.x(x):.1f} {plane.y(y):.1f}" for i, (x, y) in enumerate(shown))
+        parts.append(f'<path class="line c{order}" d="{path}"/>')
+        for x, y in shown:
+            title = f"{line.label}, {x_label} {x:g}: {number(y)}"
+            parts.append(
+                f'<circle class="dot c{order}" cx="{plane.x(x):.1f}" cy="{plane.y(y):.1f}" r="2.5">'
+                f"<title>{escape(printable(title))}</title></circle>"
+            )
+    return Markup("".join([*parts, "</svg>"]))
+
+
+@dataclass(frozen=True)
+class Dot:
+    x: float
+    y: float
+    fill: str
+    title: str
+    marked: bool = False
+
+
+def scatter(dots: list[Dot], x_label: str, y_label: str) -> Markup:
+    """One dot a head; `marked` ones have a ring."""
+    dots = [dot for dot in dots if math.isfinite(dot.x) and math.isfinite(dot.y)]
+    plane = Plane([0.0, *(dot.x for dot in dots)], [0.0, *(dot.y for dot in dots)])
+    parts = [_open(y_label), plane.axes(x_label, y_label)]
+    for dot in dots:
+        kind = "head marked" if dot.marked else "head"
+        parts.append(
+            f'<circle class="{kind}" cx="{plane.x(dot.x):.1f}" cy="{plane.y(dot.y):.1f}" r="3.5" fill="{dot.fill}">'
+            f"<title>{escape(printable(dot.title))}</title></circle>"
+        )
+    return Markup("".join([*parts, "</svg>"]))
+
+
+def _open(label: str) -> str:
+    return (
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img" '
+        f'aria-label="{escape(printable(label))}">'
+    )

@@ -1,0 +1,80 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const SVG = "http://www.w3.org/2000/svg";
+  const make = (name, attributes = {}, text = null, space = SVG) => {
+    const element = space ? document.createElementNS(space, name) : document.createElement(name);
+    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+    if (text !== null) element.textContent = text;
+    return element;
+  };
+  const html = (name, text) => make(name, {}, text, null);
+  const show = value => value === null ? "missing" : String(value);
+
+  function chart(xs, ys, xLabel, title, log) {
+    const [w, h, left, bottom, top] = [400, 190, 46, 32, 8];
+    const svg = make("svg", {class: "chart", viewBox: `0 0 ${w} ${h}`, width: w, height: h, role: "img", "aria-label": title});
+    const place = x => log ? Math.log2(x + 1) : x;
+    const [low, high] = [place(Math.min(...xs)), place(Math.max(...xs))];
+    const peak = Math.max(1e-9, ...ys.filter(y => y !== null));
+    const X = x => left + (w - left - 18) * (high > low ? (place(x) - low) / (high - low) : 0.5);
+    const Y = y => h - bottom - (h - bottom - top) * y / peak;
+    svg.append(make("path", {class: "axis", d: `M${left} ${top}V${h - bottom}H${w - 8}`}));
+    for (const share of [0, 0.5, 1])
+      svg.append(make("text", {class: "tick end", x: left - 4, y: Y(share * peak) + 4}, (share * peak).toPrecision(2)));
+    const step = Math.max(1, Math.floor(xs.length / 5));
+    xs.forEach((x, i) => {
+      if (log ? [0, 1, 4, 15].includes(x) || i === xs.length - 1 || x % 128 === 0 : i % step === 0 || xs.length < 8)
+        svg.append(make("text", {class: "tick mid", x: X(x), y: h - bottom + 13}, x));
+    });
+    svg.append(make("text", {class: "tick mid", x: (left + w) / 2, y: h - 4}, xLabel));
+    const there = xs.map((x, i) => [x, ys[i]]).filter(([, y]) => y !== null);
+    svg.append(make("path", {class: "line c0", d: there.map(([x, y], i) => `${i ? "L" : "M"}${X(x)} ${Y(y)}`).join("")}));
+    for (const [x, y] of there) {
+      const dot = make("circle", {class: "dot c0", cx: X(x), cy: Y(y), r: 2.2});
+      dot.append(make("title", {}, `${xLabel} ${x}: ${y}`));
+      svg.append(dot);
+    }
+    const figure = html("figure");
+    figure.append(html("figcaption", title), svg);
+    return figure;
+  }
+
+  function choose(cell) {
+    const run = data[cell.dataset.run], head = run.heads[cell.dataset.head];
+    const panel = document.getElementById(`detail-${cell.dataset.run}`);
+    for (const other of document.querySelectorAll(`.map rect.chosen[data-run="${cell.dataset.run}"]`)) other.classList.remove("chosen");
+    cell.classList.add("chosen");
+    const table = html("table");
+    run.scores.forEach((name, i) => {
+      const row = table.insertRow();
+      row.append(make("th", {scope: "row"}, name, null), html("td", show(head.scores[i])));
+    });
+    panel.replaceChildren(html("h4", head.name),
+      chart(head.lengths, head.curve, "tokens", "alpha_0 by length", false),
+      chart(head.positions, head.alpha, "key position", "alpha by key position", true), table);
+  }
+
+  const moves = {ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1]};
+  for (const map of document.querySelectorAll("svg.map")) {
+    const cells = [...map.querySelectorAll("rect[data-head]")];
+    const at = (x, y) => cells.find(cell => +cell.getAttribute("x") === x && +cell.getAttribute("y") === y);
+    map.addEventListener("click", event => { const cell = event.target.closest("rect[data-head]"); if (cell) choose(cell); });
+    map.addEventListener("keydown", event => {
+      const cell = event.target.closest("rect[data-head]");
+      if (!cell) return;
+      if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(cell); return; }
+      if (!(event.key in moves)) return;
+      event.preventDefault();
+      const size = +cell.getAttribute("width") + 1, [dx, dy] = moves[event.key];
+      const next = at(+cell.getAttribute("x") + dx * size, +cell.getAttribute("y") + dy * size);
+      if (!next) return;
+      cell.tabIndex = -1; next.tabIndex = 0; next.focus();
+    });
+  }
+  data.forEach((run, index) => {
+    const cells = [...document.querySelectorAll(`rect[data-run="${index}"]`)];
+    const score = cell => run.heads[cell.dataset.head].scores[run.scores.indexOf("bos_mass")] ?? -1;
+    if (cells.length) choose(cells.reduce((best, cell) => score(cell) > score(best) ? cell : best));
+  });
+})();
