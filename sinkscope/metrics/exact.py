@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -51,14 +50,8 @@ def spectrum_entropy(x: Float[Tensor, "batch token channel"]) -> Float[Tensor, "
         outliers = x[rows, heavy].double()
         gram = torch.bmm(light.mT, light).double() + torch.bmm(outliers.mT, outliers)
     finite = gram.isfinite().flatten(1).all(-1)  # LAPACK refuses the rest with an error of its own
-    values = _eigenvalues(torch.where(finite[:, None, None], gram, 0.0)).clamp(min=0.0)
+    # torch's LAPACK, not numpy's: two libraries' thread pools on the same cores slow each other down.
+    values = torch.linalg.eigvalsh(torch.where(finite[:, None, None], gram, 0.0)).clamp(min=0.0)
     share = values / values.sum(-1, keepdim=True)
     entropy = torch.special.entr(share).sum(-1)
     return torch.where(finite, entropy, torch.nan).to(x.dtype)
-
-
-def _eigenvalues(gram: Float[Tensor, "batch n n"]) -> Float[Tensor, "batch n"]:
-    """On a CPU numpy's LAPACK is a third faster than torch's."""
-    if gram.device.type == "cpu":
-        return torch.from_numpy(np.linalg.eigvalsh(gram.numpy()))
-    return torch.linalg.eigvalsh(gram)
