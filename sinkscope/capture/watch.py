@@ -172,7 +172,8 @@ class Capture:
     def _end_block(self, path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             hidden = output[0] if isinstance(output, tuple) else output
-            self._finish(self._waiting.pop(path, []), hidden if isinstance(hidden, Tensor) else None)
+            plain = isinstance(hidden, Tensor) and hidden.dim() == 3  # hyper-connections carry several streams
+            self._finish(self._waiting.pop(path, []), hidden if plain else None)
             self._inputs.pop(path, None)
 
         return hook
