@@ -90,7 +90,7 @@ def _has(run: Run, level: str, name: str) -> bool:
 
 
 def _column(name: str, level: str, interval: bool) -> Column:
-    import sinkscope.tables  # noqa: F401  registers the run columns
+    import sinkscope.run_columns  # noqa: F401  registers the run columns
     from sinkscope.metrics import columns
 
     for table in ("heads", "layers"):

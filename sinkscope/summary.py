@@ -9,10 +9,12 @@ import pandas as pd
 
 from sinkscope.capture import Site
 from sinkscope.capture.blocks import EARLY
+from sinkscope.dormancy import dormant_in_some
 from sinkscope.measured import Domain, SiteValues
 from sinkscope.metrics.mass import eligible_keys
+from sinkscope.run_columns import Settings
 from sinkscope.statistics import mean, sem, uniform_alpha
-from sinkscope.tables import Settings
+from sinkscope.words import in_words
 
 EPSILONS = (0.2, 0.3, 0.5, 0.8)
 TOP_POSITIONS = 5
@@ -21,6 +23,26 @@ JUMP = 5.0
 
 Stream = list[tuple[Site, list[SiteValues]]]
 """The sites of one stream, each with its values in every domain."""
+
+
+def domain_summaries(
+    domains: list[Domain], sites: list[Site], heads: pd.DataFrame, layers: pd.DataFrame,
+    tokens: dict[str, list[str | None]], settings: Settings,
+) -> dict[str, Any]:  # fmt: skip
+    """`streams` over all sequences; `domains`, each by itself, and what sets them apart, where there are several."""
+    summary: dict[str, Any] = {"streams": stream_summaries(domains, sites, heads, layers, tokens, settings)}
+    if len(domains) > 1:
+        summary["domains"] = {
+            domain.name: {
+                "streams": stream_summaries(
+                    [domain], sites, heads[heads["domain"] == domain.name],
+                    layers[layers["domain"] == domain.name], tokens, settings,
+                )
+            }
+            for domain in domains
+        }  # fmt: skip
+        summary["dormant_in_some_domains"] = dormant_in_some(heads)
+    return summary
 
 
 def stream_summaries(
@@ -68,7 +90,7 @@ def _stream(
         "windows": _windows(stream, queries),
     }
     scores = sorted({site.score for site, _ in stream} - {"softmax"})
-    summary["in_words"] = _raw_words(scores) if scores else _words(summary, settings)
+    summary["in_words"] = in_words(summary, scores, settings)
     return summary
 
 
@@ -167,48 +189,3 @@ def _windows(stream: Stream, queries: int) -> dict[str, Any]:
     """Layers whose window is shorter than T: key 0 is out of reach for their later queries."""
     sizes = {site.layer: int(site.kind.partition(":")[2]) for site, _ in stream if ":" in site.kind}
     return {"layers_out_of_reach": sorted(layer for layer, size in sizes.items() if size < queries)}
-
-
-def _raw_words(scores: list[str]) -> list[str]:
-    return [
-        f"Attention is not normalised ({', '.join(scores)}): masses are raw scores, no share of 1, and thresholds on "
-        "them say nothing; entropy, uniformity, sink_margin and learned_sink_mass are empty. bos_share in "
-        "positions.parquet is |A[i,0]| over the row's sum."
-    ]
-
-
-def _words(summary: dict[str, Any], settings: Settings) -> list[str]:
-    words = []
-    rate = summary["sink_rate_percent"][f"{settings.epsilon:g}"]["T"]
-    base = summary["uniform_alpha_0"]["T"]
-    top = summary["top_positions"][0]
-    heads, sinks = summary["heads"], summary["sink_heads"]
-    if sinks:
-        words.append(
-            f"Attention sink: {sinks} of {heads} heads give the first token a mean alpha_0 above {settings.epsilon:g} "
-            f"(uniform attention gives {base:.3f}); sink rate {rate:.1f} %."
-        )
-    else:
-        words.append(
-            f"No sink at the first token: no head's mean alpha_0 exceeds {settings.epsilon:g} "
-            f"(uniform attention gives {base:.3f})."
-        )
-    if top["position"] != 0 and top["heads_over_epsilon"]:
-        words.append(f"The strongest sink is position {top['position']}, in {top['heads_over_epsilon']} heads.")
-    massive = summary["massive_activations"]
-    if massive["present"]:
-        words.append(
-            f"Massive activation: {massive['max_abs']:.4g} entering layer {massive['layer']}, position "
-            f"{massive['position']}, channel {massive['channel']}."
-        )
-    elif massive["present"] is False:
-        words.append("No massive activation: no element is above 100 and above 1000 x its layer's median.")
-    dormant = summary["dormant"]
-    words.append(f"Dormant by {dormant['rule']}: {dormant['count'] or 'none'} of {heads} heads.")
-    far = len(summary["windows"]["layers_out_of_reach"])
-    if far:
-        words.append(
-            f"{far} of {summary['layers']} layers have a window shorter than T: their later queries cannot reach the "
-            "first token."
-        )
-    return words

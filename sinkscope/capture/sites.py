@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from sinkscope.capture.view import Site
+
 CROSS_NAMES = ("encoder_attn", "encdecattention", "crossattention", "cross_attn", "cross_attention")
 STREAM_NAMES = {
     "vision": ("vision", "visual", "image", "vit"),
@@ -67,6 +69,18 @@ def kind_of(module: nn.Module, window: int | None, cross: bool, layer: int | Non
     if types and chunk and layer is not None and layer < len(types) and types[layer] == "chunked_attention":
         return f"chunked:{chunk}"
     return "full"
+
+
+def not_softmax(model: nn.Module, sites: Iterable[Site]) -> list[str]:
+    """Blocks beside the attention blocks that made no attention call: Mamba, linear attention, convolutions."""
+    blocks = {site.block for site in sites if site.block is not None}
+    parents = {block.rpartition(".")[0] for block in blocks}
+    return [
+        f"{parent}.{name}"
+        for parent in sorted(parents)
+        for name, _ in model.get_submodule(parent).named_children()
+        if f"{parent}.{name}" not in blocks
+    ]
 
 
 def _under(path: str, ancestor: str) -> bool:

@@ -47,7 +47,7 @@ class Metric:
 class RunColumn:
     """A column known for the whole run only (a maximum over sequences, a rule): no standard error.
 
-    The value is derived in `sinkscope.tables`; it is declared there beside its function.
+    The value is derived in `sinkscope.run_columns`; it is declared there beside its function.
     """
 
     name: str
@@ -98,7 +98,7 @@ def layer_metric(*, unit: str, range: str, source: str = "ours", shown: bool = T
 
 
 def run_column(table: Table, *, unit: str, range: str, source: str = "ours") -> Callable[..., Callable[..., object]]:
-    """Registers a function of the whole run's values; see `sinkscope.tables`."""
+    """Registers a function of the whole run's values; see `sinkscope.run_columns`."""
 
     def register(compute: Callable[..., object]) -> Callable[..., object]:
         name, formula = compute.__name__, _formula(compute)

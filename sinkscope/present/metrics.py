@@ -21,7 +21,7 @@ WIDTH = 100
 def metric_list(names: list[str]) -> list[dict[str, Any]]:
     """Every column, or those named. Raises SinkscopeError for a name that is no column."""
     # The run columns of the tables register themselves when their module is read.
-    import sinkscope.tables  # noqa: F401
+    import sinkscope.run_columns  # noqa: F401
     from sinkscope.metrics import RunColumn
     from sinkscope.metrics import columns as columns_of
     from sinkscope.metrics.registry import TABLES
