@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from sinkscope import manifest
 from sinkscope.capture import not_softmax, plan
 from sinkscope.checkpoints import LoadOptions, open_checkpoint, wrap_model
+from sinkscope.contrast import contrast_summary, contrast_table
 from sinkscope.dormancy import DEFAULT_RULE
 from sinkscope.errors import SinkscopeError
 from sinkscope.forward import Forward
 from sinkscope.inputs.naming import shared_tokens
 from sinkscope.loop import Loop, Progress, memory_needed
+from sinkscope.published import published_for
 from sinkscope.reading import DRY_RUN_TOKENS, Request, probe, read_inputs
 from sinkscope.run import Run
 from sinkscope.run_columns import Settings
@@ -36,7 +39,7 @@ def scan(
     seq_len: int | None = None,
     num_sequences: int | None = None,
     batch_size: int | None = None,
-    bos: str = "auto",
+    bos: str | Sequence[str] = "auto",
     tokenizer: Any = None,
     device: str = "auto",
     device_map: str | None = None,
@@ -59,6 +62,7 @@ def scan(
             needed for token ids. A model that reads real vectors (the trigger task's) brings its data itself.
         seq_len, num_sequences: tokens a sequence and sequences a SPEC; 256 and 32 for text, all there is for token ids,
             the task's own length and number for a model that brings a task.
+        bos: the first token: auto (the tokenizer's habit), always, never; a list of them makes a domain of each.
         batch_size: None = chosen by the device and halved when memory runs out.
         tokenizer: for a model object; a name brings its own.
         epsilon: the sink threshold. dormant_rule: "NAME<x" on a head column.
@@ -131,6 +135,7 @@ def _build(loop: Loop, facts: dict[str, Any], settings: Settings, started: float
     heads = head_table(domains, sites, settings)
     layers = layer_table(domains, sites, heads, settings)
     positions = position_table(domains, sites, tokens)
+    contrast = contrast_table(domains, sites) if len(domains) > 1 else None
     summary = {
         "schema_version": manifest.SCHEMA_VERSION,
         "model": checkpoint.facts["id"],
@@ -140,6 +145,8 @@ def _build(loop: Loop, facts: dict[str, Any], settings: Settings, started: float
         "epsilon": settings.epsilon,
         "first_token": loop.reading.first_token(len(domains)),
         **domain_summaries(domains, sites, heads, layers, tokens, settings),
+        "domains_compared": [] if contrast is None else contrast_summary(contrast),
+        "published": published_for(checkpoint.facts["id"]),
         "not_softmax": not_softmax(checkpoint.model, sites),
         "joined_sequences": sum(corpus.joined for corpus in loop.reading.corpora),
         "warnings": facts["warnings"],
@@ -153,6 +160,7 @@ def _build(loop: Loop, facts: dict[str, Any], settings: Settings, started: float
         positions=positions,
         length_curve=curve_table(domains, sites, settings),
         sequences=sequence_table(domains, sites),
+        domains=contrast,
         summary=summary,
         manifest=facts | {"complete": complete, "batch_size": loop.smallest_batch} | timing,
     )

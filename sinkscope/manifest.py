@@ -11,6 +11,7 @@ import sinkscope
 from sinkscope.capture import Site
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.inputs import Corpus
+from sinkscope.inputs.naming import first_token
 from sinkscope.metrics import columns
 from sinkscope.metrics.registry import TABLES
 from sinkscope.reading import Reading, Request
@@ -32,9 +33,12 @@ def describe(
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
         "model": checkpoint.facts,
-        "data": [_describe_corpus(corpus) for corpus in reading.corpora],
+        "data": [
+            _describe_corpus(corpus) | {"first_token": first_token([corpus.ids], reading.rules, reading.tokenizer)}
+            for corpus in reading.corpora
+        ],
         "first_token": reading.first_token(),
-        "bos": request.bos,
+        "bos": request.bos if isinstance(request.bos, str) else list(request.bos),
         "seed": request.seed,
         "epsilon": settings.epsilon,
         "dormant_rule": settings.dormant_rule,
@@ -59,6 +63,7 @@ def progress(done: int, scan_seconds: float, total_seconds: float) -> dict[str, 
 def _describe_corpus(corpus: Corpus) -> dict[str, Any]:
     return {
         "spec": corpus.domain,
+        "source": corpus.source,
         "fingerprint": corpus.fingerprint,
         "sequences": len(corpus.ids),
         "seq_len": int(corpus.ids.shape[1]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +14,7 @@ from sinkscope.capture.blocks import EARLY
 from sinkscope.metrics import METRICS
 from sinkscope.metrics.mass import alpha, early_alpha
 from sinkscope.metrics.registry import Table
+from sinkscope.metrics.residual import massive_elements
 
 HEAD_NAMES = tuple(METRICS["heads"])
 LAYER_NAMES = tuple(METRICS["layers"])
@@ -30,6 +31,7 @@ class SiteValues:
         curve: [N, H, prefix, (bos_mass, sink_score)] at `prefixes`.
         alpha, early: mean over sequences of alpha_k, [H, K] and [H, 64] (None where T < 64).
         first_unit: x_0 / norm x_0 of each sequence, [N, D]; None where the block's input was not seen.
+        massive: (position, channel) -> number of sequences in which that element of x is massive.
         causal, queries, keys: as the attention call was.
         first, first_share: mean over sequences of A[i,0], and of |A[i,0]| / sum_j |A[i,j]|, by query i, [H, T].
     """
@@ -46,6 +48,7 @@ class SiteValues:
     keys: int
     first: np.ndarray
     first_share: np.ndarray
+    massive: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     def head(self, name: str) -> np.ndarray:
         """[N, H] values of one head metric."""
@@ -81,6 +84,7 @@ class _Part:
     keys: int
     first: Tensor
     first_share: Tensor
+    massive: Tensor | None
 
 
 class Collector:
@@ -149,6 +153,7 @@ def _reduce(view: LayerView, lengths: list[int]) -> _Part:
         keys=view.keys,
         first=first,
         first_share=view.attention.first_share,
+        massive=None if view.residual_in is None else massive_elements(view)[:, 1:],
     )
 
 
@@ -184,6 +189,7 @@ def _to_cpu(part: _Part) -> _Part:
         keys=part.keys,
         first=part.first.double().sum(0, keepdim=True).cpu(),
         first_share=part.first_share.double().sum(0, keepdim=True).cpu(),
+        massive=None if part.massive is None else part.massive.cpu(),
     )
 
 
@@ -203,6 +209,7 @@ def _join(parts: list[_Part], lengths: list[int]) -> SiteValues:
         keys=max(part.keys for part in parts),
         first=_mean_places([(part.first, len(part.heads)) for part in parts]),
         first_share=_mean_places([(part.first_share, len(part.heads)) for part in parts]),
+        massive=Counter(tuple(pair) for part in parts if part.massive is not None for pair in part.massive.tolist()),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,12 +26,13 @@ class Request:
     Attributes:
         data: a SPEC, a list of them, token ids, or None = "prose" (or the task a model brings).
         seq_len, num_sequences: None = 256 and 32 for text, all there is for token ids, the task's own for a task.
+        bos: auto, always or never; several make a domain each.
     """
 
     data: Any
     seq_len: int | None
     num_sequences: int | None
-    bos: str
+    bos: str | Sequence[str]
     seed: int
 
     def __post_init__(self) -> None:
@@ -41,8 +42,11 @@ class Request:
             )
         if self.num_sequences is not None and self.num_sequences < 1:
             raise SinkscopeError(f"--num-sequences {self.num_sequences}: at least 1 is needed")
-        if self.bos not in BOS_MODES:
-            raise SinkscopeError(f"--bos {self.bos!r}: one of {', '.join(BOS_MODES)}")
+        for mode in self.bos_modes:
+            if mode not in BOS_MODES:
+                raise SinkscopeError(f"--bos {mode!r}: one of {', '.join(BOS_MODES)}")
+        if not self.bos_modes or len(set(self.bos_modes)) < len(self.bos_modes):
+            raise SinkscopeError("--bos names the same mode twice, or none")
         if self.seed < 0:
             raise SinkscopeError(f"--seed {self.seed}: 0 or more is needed")
         if len(set(self.specs)) < len(self.specs):
@@ -50,6 +54,10 @@ class Request:
         for spec in self.specs:
             if spec not in TASKS:
                 check_spec(spec)
+
+    @property
+    def bos_modes(self) -> list[str]:
+        return [self.bos] if isinstance(self.bos, str) else list(self.bos)
 
     @property
     def specs(self) -> list[str]:
@@ -119,7 +127,7 @@ def read_inputs(request: Request, checkpoint: Checkpoint) -> Reading:
 
 
 def _read_text(request: Request, checkpoint: Checkpoint, rules: TokenRules) -> list[Corpus]:
-    """One corpus a SPEC, checked against the model's positions."""
+    """One corpus a SPEC and BOS mode, checked against the model's positions."""
     length, count = request.seq_len or SEQ_LEN, request.num_sequences or NUM_SEQUENCES
     _check_length(checkpoint, length)
     if checkpoint.tokenizer_error and not all(_needs_no_tokenizer(spec) for spec in request.specs):
@@ -127,10 +135,13 @@ def _read_text(request: Request, checkpoint: Checkpoint, rules: TokenRules) -> l
             f"{checkpoint.name} has no usable tokenizer ({checkpoint.tokenizer_error}): text cannot be read; "
             "give token ids (.jsonl with `input_ids`) or --data random"
         )
-    return [
-        read_corpus(spec, checkpoint.tokenizer, rules, length, count, request.bos, request.seed)
-        for spec in request.specs
-    ]
+    corpora = []
+    for spec in request.specs:
+        for mode in request.bos_modes:
+            corpus = read_corpus(spec, checkpoint.tokenizer, rules, length, count, mode, request.seed)
+            name = spec if len(request.bos_modes) == 1 else f"{spec} bos={mode}"
+            corpora.append(replace(corpus, domain=name))
+    return corpora
 
 
 def _read_ids(request: Request, checkpoint: Checkpoint) -> TokenData:

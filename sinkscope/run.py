@@ -14,9 +14,12 @@ import pandas as pd
 
 from sinkscope.errors import SinkscopeError
 
-CSV_TABLES = ("heads", "layers", "length_curve")
+CSV_TABLES = ("heads", "layers", "length_curve", "domains")
 PARQUET_TABLES = ("positions", "sequences")
 TABLES = CSV_TABLES + PARQUET_TABLES
+OPTIONAL = frozenset({"domains"})
+"""Tables that only some runs have."""
+
 FORMATS = ("csv", "parquet")
 FILES = frozenset(
     {"manifest.json", "summary.json", *(f"{name}.csv" for name in CSV_TABLES), *(f"{name}.parquet" for name in TABLES)}
@@ -36,6 +39,7 @@ class Run:
         sequences: every metric of every sequence: what all means, errors and paired tests come from.
         summary: the answer in some dozens of numbers (summary.json).
         manifest: how it was measured (manifest.json).
+        domains: BOS mass of every head in one domain against another; None where there is one domain.
         path: the folder it was saved to or loaded from; None before.
     """
 
@@ -46,6 +50,7 @@ class Run:
     sequences: pd.DataFrame
     summary: dict[str, Any]
     manifest: dict[str, Any]
+    domains: pd.DataFrame | None = None
     path: Path | None = field(default=None, compare=False)
 
     def save(self, folder: str | Path, force: bool = False, formats: tuple[str, ...] = ("csv",)) -> list[Path]:
@@ -71,20 +76,21 @@ class Run:
         return sorted(self.path / path.name for path in target.iterdir())
 
     def _write(self, folder: Path, formats: tuple[str, ...]) -> None:
-        self.manifest["tables"] = {name: _shape(self.table(name)) for name in TABLES}
-        for name in CSV_TABLES:
-            table = self.table(name)
+        tables = self.tables()
+        self.manifest["tables"] = {name: _shape(table) for name, table in tables.items()}
+        for name, table in tables.items():
+            if name in PARQUET_TABLES:
+                table.to_parquet(folder / f"{name}.parquet", index=False)
+                continue
             table.to_csv(folder / f"{name}.csv", index=False, float_format="%.9g", lineterminator="\n")
             if "parquet" in formats:
                 table.to_parquet(folder / f"{name}.parquet", index=False)
-        for name in PARQUET_TABLES:
-            self.table(name).to_parquet(folder / f"{name}.parquet", index=False)
         (folder / "summary.json").write_text(to_json(self.summary), encoding="utf-8")
         (folder / "manifest.json").write_text(to_json(self.manifest), encoding="utf-8")
 
-    def table(self, name: str) -> pd.DataFrame:
-        frame: pd.DataFrame = getattr(self, name)
-        return frame
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Every table this run has, by its name."""
+        return {name: getattr(self, name) for name in TABLES if getattr(self, name) is not None}
 
 
 def load_run(path: str | Path) -> Run:
@@ -97,7 +103,8 @@ def load_run(path: str | Path) -> Run:
         summary = json.loads((folder / "summary.json").read_text("utf-8"))
         if not isinstance(summary, dict) or "streams" not in summary:
             raise ValueError("summary.json holds no summary")
-        tables = {name: _read_table(folder, name, manifest["tables"][name]) for name in TABLES}
+        there = [name for name in TABLES if name not in OPTIONAL or name in manifest["tables"]]
+        tables = {name: _read_table(folder, name, manifest["tables"][name]) for name in there}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SinkscopeError(f"run {folder} is damaged: {str(error).splitlines()[0]}") from None
     return Run(**tables, summary=summary, manifest=manifest, path=folder)

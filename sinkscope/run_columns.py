@@ -71,7 +71,9 @@ def pattern(run: HeadRun) -> np.ndarray:
     return np.select(conditions, ["sink", "diagonal", "previous", "uniform"], "mixed")
 
 
-@run_column("heads", unit="bool", range="true, false", source="ours (rule); scores of 2504.03889")
+@run_column(
+    "heads", unit="bool", range="true, false", source="ours (rule); scores of Sandoval-Segura et al. 2504.03889"
+)
 def dormant(run: HeadRun) -> pd.arrays.BooleanArray:
     """The dormant rule on the head's means: honor < 0.4 by default; empty where the score is missing."""
     rule = parse_rule(run.settings.dormant_rule)

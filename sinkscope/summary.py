@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pandas as pd
 
 from sinkscope.capture import Site
 from sinkscope.capture.blocks import EARLY
-from sinkscope.dormancy import dormant_in_some
+from sinkscope.dormancy import agreement, dormant_in_some
 from sinkscope.measured import Domain, SiteValues
 from sinkscope.metrics.mass import eligible_keys
 from sinkscope.run_columns import Settings
@@ -17,7 +18,7 @@ from sinkscope.statistics import mean, sem, uniform_alpha
 from sinkscope.words import in_words
 
 EPSILONS = (0.2, 0.3, 0.5, 0.8)
-TOP_POSITIONS = 5
+TOP_POSITIONS, TOP_ELEMENTS = 5, 8
 JUMP = 5.0
 """The first token's norm jumps (or falls) where one block changes it by this factor or more."""
 
@@ -82,11 +83,12 @@ def _stream(
     for metric in ("bos_mass", "sink_score", "entropy", "first_argmax"):
         summary[metric] = _average(stream, metric)
     summary |= {
-        "sink_heads": int(layers["sink_heads"].sum()),
+        "sink_heads": int((mean(_per_sequence(stream, "sink_score")) > settings.epsilon).sum()),
         "top_positions": _top_positions(stream, tokens, settings.epsilon),
         "dormant": _dormant(heads, settings),
+        "dormancy_scores": agreement(heads),
         "first_token_norm": _jumps(stream),
-        "massive_activations": _massive(layers, tokens),
+        "massive_activations": _massive(stream, layers, tokens),
         "windows": _windows(stream, queries),
     }
     scores = sorted({site.score for site, _ in stream} - {"softmax"})
@@ -129,7 +131,7 @@ def _top_positions(stream: Stream, tokens: list[str | None], epsilon: float) -> 
     return [
         {
             "position": int(k),
-            "token": tokens[k] if k < len(tokens) else None,
+            "token": _token(tokens, int(k)),
             "mean_alpha": float(average[k]),
             "heads_over_epsilon": int((alpha[:, k] > epsilon).sum()),
         }
@@ -167,8 +169,8 @@ def _jumps(stream: Stream) -> dict[str, Any]:
     return result
 
 
-def _massive(layers: pd.DataFrame, tokens: list[str | None]) -> dict[str, Any]:
-    """Where the largest activation of the run sits, and the layers with massive ones (Sun et al.'s two bounds)."""
+def _massive(stream: Stream, layers: pd.DataFrame, tokens: list[str | None]) -> dict[str, Any]:
+    """Where the largest activation of the run sits, and which elements are massive (Sun et al.'s two bounds)."""
     if layers["max_abs"].isna().all():
         return {"present": None, "layers": [], "max_abs": None}
     row = layers.loc[layers["max_abs"].idxmax()]
@@ -180,9 +182,36 @@ def _massive(layers: pd.DataFrame, tokens: list[str | None]) -> dict[str, Any]:
         "max_abs": float(row["max_abs"]),
         "layer": int(row["layer"]),
         "position": position,
-        "token": tokens[position] if position < len(tokens) else None,
+        "token": _token(tokens, position),
         "channel": int(row["max_abs_dim"]),
+        "over_token_median": float(row["max_over_token_median"]),
+        "over_layer_median": float(row["max_over_layer_median"]),
+        "elements": _elements(stream, tokens),
     }
+
+
+def _elements(stream: Stream, tokens: list[str | None]) -> list[dict[str, Any]]:
+    """The massive elements seen most often: position, channel, the layers, and in how many of their sequences."""
+    seen: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+    for site, parts in stream:
+        for element, count in sum((values.massive for values in parts), Counter()).items():
+            seen[element][site.layer] = count
+    sequences = sum(len(values.heads) for values in stream[0][1])
+    ranked = sorted(seen.items(), key=lambda item: (-sum(item[1].values()), item[0]))
+    return [
+        {
+            "position": position,
+            "token": _token(tokens, position),
+            "channel": channel,
+            "layers": sorted(counts),
+            "sequences_percent": 100 * sum(counts.values()) / (len(counts) * sequences),
+        }
+        for (position, channel), counts in ranked[:TOP_ELEMENTS]
+    ]
+
+
+def _token(tokens: list[str | None], position: int) -> str | None:
+    return tokens[position] if position < len(tokens) else None
 
 
 def _windows(stream: Stream, queries: int) -> dict[str, Any]:

@@ -357,7 +357,8 @@ def test_escape_codes_in_data_files(tiny_folder: Path, scan_cli: Scan, tmp_path:
 def test_saved_run_reads_back(data: Any, tiny_model: Any, tokenizer: Any, tmp_path: Path) -> None:
     run = scan(tiny_model, tokenizer=tokenizer, data=data, seq_len=70, num_sequences=3, self_check=False)
     written = run.save(tmp_path / "run")
-    assert {path.name for path in written} == {*TABLES, "summary.json", "manifest.json"}
+    own = {"domains.csv"} if isinstance(data, list) else set()
+    assert {path.name for path in written} == {*TABLES, *own, "summary.json", "manifest.json"}
     assert run.path == tmp_path / "run"
     loaded = load_run(tmp_path / "run")
     assert loaded.path == run.path

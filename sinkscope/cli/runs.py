@@ -59,7 +59,7 @@ def data_settings(manifest: dict[str, Any] | None) -> dict[str, Any]:
         return {}
     data = manifest["data"]
     return {
-        "data": [entry["spec"] for entry in data],
+        "data": list(dict.fromkeys(entry.get("source", entry["spec"]) for entry in data)),
         "seq_len": max(entry["seq_len"] for entry in data),
         "num_sequences": max(entry["sequences"] for entry in data),
         "bos": manifest["bos"],

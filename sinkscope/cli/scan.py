@@ -28,7 +28,12 @@ def scan(
     ] = None,
     seq_len: Annotated[int | None, typer.Option(help="Tokens a sequence. [default: 256]")] = None,
     num_sequences: Annotated[int | None, typer.Option(help="Sequences for each --data. [default: 32]")] = None,
-    bos: Annotated[str, typer.Option(help="First token: auto (the tokenizer's habit), always, never.")] = "auto",
+    bos: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="First token: auto (the tokenizer's habit), always, never. Repeat it to compare. [default: auto]"
+        ),
+    ] = None,
     batch_size: Annotated[
         str, typer.Option(help="Sequences a forward pass; auto halves when memory runs out.")
     ] = "auto",
@@ -74,7 +79,8 @@ def scan(
     with progress_bar(quiet) as progress:
         try:
             run = measure(
-                model, data=data or None, seq_len=seq_len, num_sequences=num_sequences, batch_size=size, bos=bos,
+                model, data=data or None, seq_len=seq_len, num_sequences=num_sequences, batch_size=size,
+                bos=single(bos) or "auto",
                 device=device, device_map=device_map, dtype=dtype, revision=revision,
                 trust_remote_code=trust_remote_code, allow_pickle=allow_pickle, seed=seed, epsilon=epsilon,
                 dormant_rule=dormant_rule, self_check=not no_self_check, progress=progress,
@@ -113,6 +119,11 @@ def slug(model: str) -> str:
     if Path(model).exists():
         model = Path(model).resolve().name
     return re.sub(r"[^\w.-]+", "-", model.replace("/", "--")).strip("-.") or "model"
+
+
+def single(values: list[str] | None) -> str | list[str] | None:
+    """The one value of an option that may be repeated, or all of them."""
+    return values[0] if values is not None and len(values) == 1 else values or None
 
 
 def parse_batch_size(text: str) -> int | None:

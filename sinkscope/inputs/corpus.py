@@ -23,7 +23,7 @@ class Corpus:
     """Sequences of equal length T from one SPEC.
 
     Attributes:
-        domain: the SPEC as given.
+        domain: its name in the tables, the SPEC as given.
         ids: token ids, [sequence, T].
         documents: what each sequence was read from; several names joined by ` + `.
         fingerprint: SHA-256 of the token ids (little-endian int64, with the shape), then of the vectors (float32).
@@ -31,6 +31,7 @@ class Corpus:
         dropped: documents too short to use.
         bos: how the first token was chosen.
         vectors: what the model reads instead of ids, [sequence, T, d]; `ids` are then kinds of position.
+        source: the SPEC; `domain` tells it apart from the same SPEC read another way.
     """
 
     domain: str
@@ -41,6 +42,11 @@ class Corpus:
     bos: str = "as given"
     warnings: list[str] = field(default_factory=list)
     vectors: np.ndarray | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.source:
+            object.__setattr__(self, "source", self.domain)
 
     @property
     def fingerprint(self) -> str:

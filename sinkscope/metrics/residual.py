@@ -99,8 +99,7 @@ def max_over_layer_median(view: LayerView) -> LayerValues:
 @layer_metric(unit="tokens", range="[0, T]", source=SUN)
 def massive_tokens(view: LayerView) -> LayerValues:
     """Tokens per sequence with an element whose abs is > 100 and > 1000 x the median abs of the sequence's x."""
-    bound = (MASSIVE_RATIO * layer_median(view)).clamp(min=MASSIVE_ABS)
-    return (view.x_peaks > bound[:, None]).float().sum(-1)
+    return (view.x_peaks > massive_bound(view)[:, None]).float().sum(-1)
 
 
 @layer_metric(unit="kurtosis", range="[-2, inf)", source="Kaul et al. 2410.17174")
@@ -137,6 +136,20 @@ def max_abs_dim(view: LayerView) -> Int[Tensor, " batch"]:
 def norm_first_output(view: LayerView) -> LayerValues:
     """Norm of e_0, the first token leaving the block: tells in the summary where its norm rises and falls."""
     return torch.linalg.vector_norm(need(view.residual_out)[:, 0], dim=-1)
+
+
+def massive_bound(view: LayerView) -> LayerValues:
+    """What an abs must exceed to be massive: 100 and 1000 x the median abs of the sequence's x."""
+    return (MASSIVE_RATIO * layer_median(view)).clamp(min=MASSIVE_ABS)
+
+
+def massive_elements(view: LayerView) -> Int[Tensor, "element three"]:
+    """(sequence, position, channel) of every massive element of x: the tokens are few, so only they are searched."""
+    bound = massive_bound(view)
+    tokens = (view.x_peaks > bound[:, None]).nonzero()
+    rows = view.x[tokens[:, 0], tokens[:, 1]].abs() > bound[tokens[:, 0], None]
+    found = rows.nonzero()
+    return torch.cat([tokens[found[:, 0]], found[:, 1:]], dim=1)
 
 
 def loudest_token(view: LayerView) -> Float[Tensor, "batch channel"]:

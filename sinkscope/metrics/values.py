@@ -13,7 +13,7 @@ from sinkscope.capture.view import LayerView
 from sinkscope.metrics import mass
 from sinkscope.metrics.registry import head_metric
 
-DORMANT = "2504.03889"
+DORMANT = "Sandoval-Segura et al. 2504.03889"
 GUO = "Guo et al. 2410.13835"
 
 HeadValues = Float[Tensor, "batch head"]

@@ -15,7 +15,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sinkscope.present.text import printable
+from sinkscope.present.domains import contrast_rows, domain_answers, domain_rows, published_rows
+from sinkscope.present.text import number, printable
 from sinkscope.present.trigger import render_task
 
 if TYPE_CHECKING:
@@ -41,12 +42,16 @@ def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: s
         heads = run.heads[run.heads["stream"] == stream]
         if len(run.summary["streams"]) > 1:
             parts.append(Text(f"\nstream {stream}", style="bold"))
-        parts += [_answers(summary), _rates(summary, run.summary["epsilon"])]
+        if "domains" in run.summary:
+            parts += [*domain_answers(run, stream), *domain_rows(run, stream), *contrast_rows(run, stream)]
+        else:
+            parts += [_answers(summary), _rates(summary, run.summary["epsilon"])]
         for domain, rows in _domains(heads):
             parts += [_heat_map(rows, domain, width, color is not None), _strongest(rows)]
         parts.append(_dormant(summary))
     if "task" in run.summary:
         parts.append(Text(render_task(run.summary["task"], width, meanings=False), style="not bold"))
+    parts += published_rows(run)
     parts.append(_files(written))
     buffer = io.StringIO()
     console = Console(
@@ -84,8 +89,8 @@ def _size(parameters: int) -> str:
 
 def _answers(summary: dict[str, Any]) -> Text:
     text = Text()
-    for number, sentence in enumerate(summary["in_words"]):
-        text.append(f"{printable(sentence)}\n", style="bold" if number == 0 else "")
+    for place, sentence in enumerate(summary["in_words"]):
+        text.append(f"{printable(sentence)}\n", style="bold" if place == 0 else "")
     return text
 
 
@@ -108,7 +113,7 @@ def _rates(summary: dict[str, Any], epsilon: float) -> Table:
         if base[key] is None:
             continue
         mean = f"{summary['sink_score']['mean']:.3f}" if key == "T" else ""
-        table.add_row(label, *(_number(rate[key], 1) for rate in rates.values()), mean, f"{base[key]:.3f}")
+        table.add_row(label, *(number(rate[key], 1) for rate in rates.values()), mean, f"{base[key]:.3f}")
     return table
 
 
@@ -183,8 +188,8 @@ def _strongest(heads: pd.DataFrame) -> Table:
     for row in heads.sort_values("bos_mass", ascending=False, kind="stable").head(STRONGEST).to_dict("records"):
         error = "" if pd.isna(row["bos_mass_sem"]) else f" ± {row['bos_mass_sem']:.3f}"
         table.add_row(
-            f"{row['layer']}.{row['head']}", f"{_number(row['bos_mass'], 3)}{error}", _number(row["sink_score"], 3),
-            _number(row["sink_margin"], 2), _number(row["entropy"], 2), _number(row["honor"], 2), row["pattern"],
+            f"{row['layer']}.{row['head']}", f"{number(row['bos_mass'], 3)}{error}", number(row["sink_score"], 3),
+            number(row["sink_margin"], 2), number(row["entropy"], 2), number(row["honor"], 2), row["pattern"],
         )  # fmt: skip
     return table
 
@@ -206,7 +211,3 @@ def _files(written: Iterable[Path]) -> Text:
     text = Text("written to ", style="bold")
     text.append(f"{printable(str(paths[0].parent))}: {names}", style="not bold")
     return text
-
-
-def _number(value: Any, digits: int) -> str:
-    return "-" if value is None or pd.isna(value) else f"{value:.{digits}f}"
