@@ -18,7 +18,7 @@ from sinkscope.inputs.batches import Batch, TokenData, batches
 from sinkscope.measured import Collector, Domain
 from sinkscope.reading import Reading
 
-CPU_BATCH_TOKENS, DEVICE_BATCH_TOKENS = 1024, 16384
+CPU_BATCH_TOKENS, DEVICE_BATCH_TOKENS = 2048, 16384
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, sequences done, sequences in all); stages are `loading`, `checking`, `scanning`."""

@@ -2,8 +2,9 @@
 
     pytest tests/benchmark_scan.py -s
 
-One process, Gemma-3-270M, one sequence; every contender in turn in each of five rounds, so that a machine's moods hit
-all alike. Prints seconds, ratios (median and range over rounds) and the peak memory of each.
+One process, Gemma-3-270M, one batch as a scan cuts it (2,048 tokens, or one longer sequence). All contenders by turns in
+each of five rounds, so that a machine's moods hit all alike. Prints seconds, ratios (median, range over rounds) and
+the peak memory of each.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sinkscope
 from sinkscope.capture import Capture, plan
 from sinkscope.checkpoints.examples import example_folder
 from sinkscope.forward import Forward
+from sinkscope.loop import CPU_BATCH_TOKENS
 from sinkscope.measured import Collector
 from sinkscope.selfcheck import eager
 
@@ -36,10 +38,10 @@ def model() -> Any:
 
 
 def contenders(model: Any, ids: torch.Tensor, with_eager: bool) -> dict[str, Callable[[], Any]]:
-    """`metrics` is one sequence's share of a scan (forward, capture, all metrics); `scan` adds set-up and tables."""
+    """`metrics` is one batch's share of a scan (forward, capture, all metrics); `scan` adds set-up and tables."""
     base = model.base_model
     forward = Forward(base)
-    found = plan(base, lambda: forward(ids[:, :16]))
+    found = plan(base, lambda: forward(ids[:1, :16]))
     holder: list[Collector] = []
     capture = Capture(base, found, lambda view, row: holder[0].add(view))
 
@@ -81,7 +83,8 @@ def _resident(field: str) -> float:
 @pytest.mark.parametrize("length", [256, 1024, 2048, 4096])
 def test_cost_of_a_scan(benchmark: Any, model: Any, length: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(4, 200_000, (1, length), generator=generator)
+    rows = max(1, CPU_BATCH_TOKENS // length)
+    ids = torch.randint(4, 200_000, (rows, length), generator=generator)
     ids[:, 0] = 2
     runs = contenders(model, ids, with_eager=length <= 2048)
     seconds: dict[str, list[float]] = {name: [] for name in runs}
@@ -96,7 +99,7 @@ def test_cost_of_a_scan(benchmark: Any, model: Any, length: int) -> None:
     benchmark.pedantic(one_round, rounds=ROUNDS, warmup_rounds=1, iterations=1)
     with torch.no_grad():
         memory = {name: peak_memory(run) for name, run in runs.items()}
-    print(f"\nT = {length}, {ROUNDS} interleaved rounds, {torch.get_num_threads()} threads")
+    print(f"\nT = {length}, batch {rows}, {ROUNDS} interleaved rounds, {torch.get_num_threads()} threads")
     print(f"{'':>16} {'seconds':>8} {'/ plain':>20} {'/ backbone':>20} {'peak MiB':>9}")
     for name, times in seconds.items():
         kept = times[-ROUNDS:]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -50,8 +53,21 @@ def spectrum_entropy(x: Float[Tensor, "batch token channel"]) -> Float[Tensor, "
         outliers = x[rows, heavy].double()
         gram = torch.bmm(light.mT, light).double() + torch.bmm(outliers.mT, outliers)
     finite = gram.isfinite().flatten(1).all(-1)  # LAPACK refuses the rest with an error of its own
-    # torch's LAPACK, not numpy's: two libraries' thread pools on the same cores slow each other down.
-    values = torch.linalg.eigvalsh(torch.where(finite[:, None, None], gram, 0.0)).clamp(min=0.0)
+    values = eigenvalues(torch.where(finite[:, None, None], gram, 0.0)).clamp(min=0.0)
     share = values / values.sum(-1, keepdim=True)
     entropy = torch.special.entr(share).sum(-1)
     return torch.where(finite, entropy, torch.nan).to(x.dtype)
+
+
+def eigenvalues(matrices: Float[Tensor, "batch n n"]) -> Float[Tensor, "batch n"]:
+    """Eigenvalues of symmetric matrices, ascending. On a CPU each matrix has a thread of its own: LAPACK's reduction to
+    tridiagonal form gains nothing from more, and keeps the others spinning."""
+    if matrices.device.type != "cpu":
+        return torch.linalg.eigvalsh(matrices)
+    # torch's LAPACK, not numpy's: two libraries' thread pools on the same cores slow each other down.
+    return torch.stack(list(_single_threads(torch.get_num_threads()).map(torch.linalg.eigvalsh, matrices)))
+
+
+@cache
+def _single_threads(workers: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(workers, "sinkscope-eigenvalues", initializer=lambda: torch.set_num_threads(1))
