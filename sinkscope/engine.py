@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from sinkscope import manifest
@@ -20,6 +21,7 @@ from sinkscope.reading import DRY_RUN_TOKENS, Request, probe, read_inputs
 from sinkscope.run import Run
 from sinkscope.run_columns import Settings
 from sinkscope.selfcheck import self_check as check_against_eager
+from sinkscope.shards import Shards
 from sinkscope.summary import domain_summaries
 from sinkscope.tables import curve_table, head_table, layer_table, position_table, sequence_table
 
@@ -51,6 +53,8 @@ def scan(
     epsilon: float = 0.3,
     dormant_rule: str = DEFAULT_RULE,
     self_check: bool = True,
+    shards: str | Path | None = None,
+    resume: bool = False,
     progress: Progress | None = None,
 ) -> Run:
     """Measures every attention head of a model while it reads text once.
@@ -67,6 +71,8 @@ def scan(
         tokenizer: for a model object; a name brings its own.
         epsilon: the sink threshold. dormant_rule: "NAME<x" on a head column.
         self_check: compare one short sequence with the model's own eager attention first.
+        shards: a folder that keeps every finished batch until the run is saved there. resume: go on with what an
+            earlier scan of the same model, data and settings left in it; the result is the same to the last bit.
 
     Returns:
         A Run: tables as pandas frames, summary and manifest as dicts. Nothing is written; use `run.save(folder)`.
@@ -84,10 +90,15 @@ def scan(
     checked = _check(loop) if self_check else {"status": "skipped"}
     facts = manifest.describe(loop.checkpoint, loop.plan.sites, loop.reading, request, settings, checked)
     facts["warnings"] = [*loop.checkpoint.warnings, *loop.reading.warnings, *_check_warnings(checked)]
+    if shards is not None:
+        loop.shards = Shards.open(shards, facts | {"batch_size": batch_size}, resume)
     try:
         loop.run()
     except KeyboardInterrupt:
         raise Interrupted(_build(loop, facts, settings, started, False) if loop.done else None) from None
+    finally:
+        if loop.shards is not None:
+            loop.shards.discard_if_empty()
     return _build(loop, facts, settings, started, True)
 
 
@@ -162,5 +173,6 @@ def _build(loop: Loop, facts: dict[str, Any], settings: Settings, started: float
         sequences=sequence_table(domains, sites),
         domains=contrast,
         summary=summary,
+        shards=loop.shards.folder if loop.shards is not None else None,
         manifest=facts | {"complete": complete, "batch_size": loop.smallest_batch} | timing,
     )

@@ -15,8 +15,9 @@ from sinkscope.checkpoints import Checkpoint
 from sinkscope.errors import SinkscopeError
 from sinkscope.forward import Forward
 from sinkscope.inputs.batches import Batch, TokenData, batches
-from sinkscope.measured import Collector, Domain
+from sinkscope.measured import Collector, Domain, Parts
 from sinkscope.reading import Reading
+from sinkscope.shards import Shards
 
 CPU_BATCH_TOKENS, DEVICE_BATCH_TOKENS = 2048, 16384
 
@@ -30,6 +31,7 @@ class Loop:
 
     Attributes:
         batch_size: sequences a forward pass; None = chosen by the device.
+        shards: where each batch is kept on disk, and read from when the scan goes on; None keeps none.
         done: sequences measured so far, over all domains.
         smallest_batch: the smallest batch that was tried.
         seconds: time spent in forward passes and metrics.
@@ -42,6 +44,7 @@ class Loop:
     epsilon: float
     report: Progress
     batch_size: int | None = None
+    shards: Shards | None = None
     done: int = 0
     smallest_batch: int | None = None
     seconds: float = 0.0
@@ -53,9 +56,9 @@ class Loop:
 
         Raises SinkscopeError: out of memory with one sequence; a layer that gives NaN or infinity.
         """
-        for data in self.reading.tokens:
+        for number, data in enumerate(self.reading.tokens):
             self._collectors.append(Collector(data.longest))
-            self._run_domain(data, self._collectors[-1])
+            self._run_domain(number, data, self._collectors[-1])
 
     def domains(self) -> list[Domain]:
         """What was measured so far, by domain."""
@@ -66,21 +69,22 @@ class Loop:
                 domains.append(Domain(corpus.domain, corpus.ids, corpus.documents, values))
         return domains
 
-    def _run_domain(self, data: TokenData, collector: Collector) -> None:
+    def _run_domain(self, number: int, data: TokenData, collector: Collector) -> None:
         def receive(view: LayerView, row: int) -> None:
             collector.add(view)
 
         device = self.checkpoint.device
         capture = Capture(self.checkpoint.model, self.plan, receive, self.epsilon)
         limit = CPU_BATCH_TOKENS if device.type == "cpu" else DEVICE_BATCH_TOKENS
+        start, finished = self.done, self._restore(number, collector)
         size = self._fits or self.batch_size or max(1, min(len(data.ids), limit // data.ids.shape[1]))
-        start, finished = self.done, 0
+        self.done += finished
         self.report("scanning", self.done, self.reading.total)
         while finished < len(data.ids):
-            self.smallest_batch = size if self.smallest_batch is None else min(size, self.smallest_batch)
+            self._note(size)
             began = time.perf_counter()
             try:
-                finished += self._one_batch(capture, collector, next(batches(data, finished, size, device)))
+                parts = self._one_batch(capture, collector, next(batches(data, finished, size, device)))
             except (RuntimeError, MemoryError) as error:
                 if not _is_out_of_memory(error):
                     raise
@@ -88,20 +92,36 @@ class Loop:
                     raise SinkscopeError(_what_would_fit(data.ids.shape[1])) from None
                 self._fits = size = size // 2
                 release_memory()
+                continue
+            if self.shards is not None:
+                self.shards.write(number, finished, size, self._fits, parts)
+            finished += min(size, len(data.ids) - finished)
             self.done = start + finished
             self.seconds += time.perf_counter() - began
             self.report("scanning", self.done, self.reading.total)
 
-    def _one_batch(self, capture: Capture, collector: Collector, batch: Batch) -> int:
-        """Runs and keeps one batch; returns its number of sequences."""
+    def _restore(self, number: int, collector: Collector) -> int:
+        """Takes a domain's batches from disk; returns their number of sequences."""
+        finished = 0
+        for shard in self.shards.read(number) if self.shards is not None else ():
+            collector.restore(shard.parts)
+            finished += shard.count
+            self._fits = shard.fits
+            self._note(shard.size)
+        return finished
+
+    def _note(self, size: int) -> None:
+        self.smallest_batch = size if self.smallest_batch is None else min(size, self.smallest_batch)
+
+    def _one_batch(self, capture: Capture, collector: Collector, batch: Batch) -> Parts:
+        """Runs, keeps and returns one batch."""
         collector.begin()
         with capture.watching(batch.spans):
             self.forward(batch.inputs, batch.mask)
         bad = collector.bad_site(self.plan.sites)
         if bad is not None:
             raise SinkscopeError(_why_not_finite(self.checkpoint, bad.layer, bad.module))
-        collector.commit()
-        return len(batch)
+        return collector.commit()
 
 
 @contextmanager

@@ -70,8 +70,8 @@ class Domain:
 
 
 @dataclass
-class _Part:
-    """What one LayerView gave, still on its device."""
+class Part:
+    """What one LayerView gave: on its device until the batch is committed."""
 
     heads: Tensor
     layers: Tensor
@@ -87,6 +87,10 @@ class _Part:
     massive: Tensor | None
 
 
+Parts = dict[str, list[Part]]
+"""What one batch gave, by the name of the site."""
+
+
 class Collector:
     """Takes LayerViews batch by batch; a batch that failed half-way leaves no trace (begin, add..., commit).
 
@@ -95,8 +99,8 @@ class Collector:
 
     def __init__(self, length: int) -> None:
         self._prefixes = prefixes(length)
-        self._done: dict[str, list[_Part]] = {}
-        self._batch: dict[str, list[_Part]] = {}
+        self._done: Parts = {}
+        self._batch: Parts = {}
 
     def begin(self) -> None:
         self._batch = defaultdict(list)
@@ -104,11 +108,16 @@ class Collector:
     def add(self, view: LayerView) -> None:
         self._batch[view.site.name].append(_reduce(view, self._prefixes))
 
-    def commit(self) -> None:
-        """Moves the finished batch to the CPU and keeps it."""
+    def commit(self) -> Parts:
+        """Moves the finished batch to the CPU, keeps it and returns it."""
         ready = {name: [_to_cpu(part) for part in parts] for name, parts in self._batch.items()}
         self._batch = {}
-        self._done = {name: self._done.get(name, []) + parts for name, parts in ready.items()}
+        self.restore(ready)
+        return ready
+
+    def restore(self, parts: Parts) -> None:
+        """Keeps a batch that was measured before."""
+        self._done = {name: self._done.get(name, []) + own for name, own in parts.items()}
 
     def bad_site(self, sites: list[Site]) -> Site | None:
         """The first site of the batch under way whose numbers are NaN or infinite where they never may be."""
@@ -135,13 +144,13 @@ def prefixes(queries: int) -> list[int]:
     return [*lengths, queries]
 
 
-def _reduce(view: LayerView, lengths: list[int]) -> _Part:
+def _reduce(view: LayerView, lengths: list[int]) -> Part:
     first = view.attention.first
     curve = [_curve_point(first, length) for length in lengths]
     unit = None
     if view.residual_in is not None:
         unit = torch.nn.functional.normalize(view.residual_in[:, 0].float(), dim=-1)
-    return _Part(
+    return Part(
         heads=_all(view, "heads"),
         layers=_all(view, "layers"),
         curve=torch.stack(curve, -2),
@@ -176,8 +185,8 @@ def _all(view: LayerView, table: Table) -> Tensor:
     return torch.stack(columns, -1)
 
 
-def _to_cpu(part: _Part) -> _Part:
-    return _Part(
+def _to_cpu(part: Part) -> Part:
+    return Part(
         heads=part.heads.cpu(),
         layers=part.layers.cpu(),
         curve=part.curve.cpu(),
@@ -193,7 +202,7 @@ def _to_cpu(part: _Part) -> _Part:
     )
 
 
-def _join(parts: list[_Part], lengths: list[int]) -> SiteValues:
+def _join(parts: list[Part], lengths: list[int]) -> SiteValues:
     early = [(part.early, len(part.heads)) for part in parts if part.early is not None]
     units = [part.first_unit for part in parts if part.first_unit is not None]
     return SiteValues(

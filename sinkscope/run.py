@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +22,13 @@ OPTIONAL = frozenset({"domains"})
 """Tables that only some runs have."""
 
 FORMATS = ("csv", "parquet")
+WORK, SHARDS = ".sinkscope-", "shards"
+"""Inside the run folder: what is being written (a prefix), and what an unfinished scan has measured."""
+
 FILES = frozenset(
     {"manifest.json", "summary.json", *(f"{name}.csv" for name in CSV_TABLES), *(f"{name}.parquet" for name in TABLES)}
 )
-"""All that a run folder may hold: what else is there is somebody's, and nothing is written beside it."""
+"""All that a finished run folder may hold: what else is there is somebody's, and nothing is written beside it."""
 
 
 @dataclass
@@ -40,6 +44,7 @@ class Run:
         summary: the answer in some dozens of numbers (summary.json).
         manifest: how it was measured (manifest.json).
         domains: BOS mass of every head in one domain against another; None where there is one domain.
+        shards: the folder its scan kept shards in: saved there, it takes their place.
         path: the folder it was saved to or loaded from; None before.
     """
 
@@ -52,6 +57,7 @@ class Run:
     manifest: dict[str, Any]
     domains: pd.DataFrame | None = None
     path: Path | None = field(default=None, compare=False)
+    shards: Path | None = field(default=None, compare=False)
 
     def save(self, folder: str | Path, force: bool = False, formats: tuple[str, ...] = ("csv",)) -> list[Path]:
         """Writes the run folder: everything to a temporary folder first, then moved into place.
@@ -60,11 +66,14 @@ class Run:
         disk is full or not writable. In all these cases the folder is as it was.
         """
         target = Path(folder).resolve()
-        check_target(target, force)
+        own = self.shards is not None and self.shards.resolve() == target
+        check_target(target, force, resume=own)
         made = [parent for parent in (target, *target.parents) if not parent.exists()]
         try:
             target.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".sinkscope-", dir=target) as work:
+            for left in target.glob(f"{WORK}*"):  # by a process that was killed while it wrote
+                shutil.rmtree(left, ignore_errors=True)
+            with tempfile.TemporaryDirectory(prefix=WORK, dir=target) as work:
                 self._write(Path(work), formats)
                 _move_in(Path(work), target)
         except OSError as error:
@@ -72,8 +81,10 @@ class Run:
                 with contextlib.suppress(OSError):
                     parent.rmdir()
             raise SinkscopeError(f"cannot write {folder}: {error.strerror or error}") from None
+        if self.manifest.get("complete", True) and (own or force):
+            shutil.rmtree(target / SHARDS, ignore_errors=True)
         self.path = Path(folder)
-        return sorted(self.path / path.name for path in target.iterdir())
+        return sorted(self.path / path.name for path in target.iterdir() if path.name in FILES)
 
     def _write(self, folder: Path, formats: tuple[str, ...]) -> None:
         tables = self.tables()
@@ -153,19 +164,26 @@ def plain(data: Any) -> Any:
     return data
 
 
-def check_target(target: Path, force: bool) -> None:
-    """Refuses a folder that a new run must not be put into; called before the model is loaded and before writing."""
+def check_target(target: Path, force: bool, resume: bool = False) -> None:
+    """Refuses a folder that a new run must not be put into; called before the model is loaded.
+
+    A scan that was killed leaves shards: `resume` goes on with them, `force` throws them away.
+    """
     if not target.exists():
         _check_writable(target)
         return
     if not target.is_dir():
         raise SinkscopeError(f"{target} is a file: give another --out")
-    foreign = sorted(path.name for path in target.iterdir() if path.name not in FILES)
+    names = [path.name for path in target.iterdir() if not path.name.startswith(WORK)]
+    foreign = sorted(name for name in names if name not in FILES and name != SHARDS)
     if foreign:
         raise SinkscopeError(f"{target} holds files that are not a run's ({foreign[0]}): give another --out")
-    if finished(target) and not force:
+    unfinished = SHARDS in names
+    if unfinished and not (force or resume):
+        raise SinkscopeError(f"{target} holds an unfinished scan: --resume goes on with it, --force starts anew")
+    if finished(target) and not force and not unfinished:
         raise SinkscopeError(f"{target} holds a finished run: pass --force to replace it, or another --out")
-    if any(target.iterdir()) and _read_manifest(target / "manifest.json") is None:
+    if names and not unfinished and _read_manifest(target / "manifest.json") is None:
         raise SinkscopeError(f"{target} holds no run of sinkscope's, but files named like one's: give another --out")
     _check_writable(target)
 

@@ -2,7 +2,7 @@
 
     pytest tests/benchmark_scan.py -s
 
-One process, Gemma-3-270M, one batch as a scan cuts it (2,048 tokens, or one longer sequence). All contenders by turns in
+One process, Gemma-3-270M, one batch as a scan cuts it (2,048 tokens or one longer sequence). All contenders by turns in
 each of five rounds, so that a machine's moods hit all alike. Prints seconds, ratios (median, range over rounds) and
 the peak memory of each.
 """

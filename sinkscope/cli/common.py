@@ -28,26 +28,31 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
             return command(*args, **kwargs)
         except typer.Exit:  # the command's own exit code; typer derives it from RuntimeError
             raise
-        except SinkscopeError as error:
-            fail(str(error))
         except KeyboardInterrupt:
             say("interrupted")
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             discard_stdout()
             raise typer.Exit(0) from None
-        except MemoryError:
-            fail("out of memory: try a smaller --seq-len or --batch-size")
-        except OSError as error:
-            fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
         except Exception as error:
-            if os.environ.get("SINKSCOPE_TRACEBACK"):
-                traceback.print_exc()
-            detail = (str(error).strip().splitlines() or [""])[0]
-            fail(f"unexpected {type(error).__name__}: {detail} (SINKSCOPE_TRACEBACK=1 shows where)")
+            fail(in_one_line(error))
         raise AssertionError
 
     return run
+
+
+def in_one_line(error: Exception) -> str:
+    """What went wrong, for stderr."""
+    if isinstance(error, SinkscopeError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "out of memory: try a smaller --seq-len or --batch-size"
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+    if os.environ.get("SINKSCOPE_TRACEBACK"):
+        traceback.print_exception(error)
+    detail = (str(error).strip().splitlines() or [""])[0]
+    return f"unexpected {type(error).__name__}: {detail} (SINKSCOPE_TRACEBACK=1 shows where)"
 
 
 def discard_stdout() -> None:

@@ -5,19 +5,23 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sinkscope.cli.common import INTERRUPTED, say
+from sinkscope.cli.common import BAD_INPUT, INTERRUPTED, in_one_line, say
 
 if TYPE_CHECKING:
     from sinkscope.run import Run
 
 
 def scan(
-    model: Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or example:NAME.", metavar="MODEL")],
+    model: Annotated[
+        list[str] | None,
+        typer.Argument(help="Hub id, folder, .gguf file, or example:NAME; several in turn.", metavar="MODEL..."),
+    ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(
@@ -53,7 +57,14 @@ def scan(
     no_self_check: Annotated[
         bool, typer.Option("--no-self-check", help="Skip the comparison with eager attention.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/MODEL-SLUG]")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a scan that was killed.")] = False,
+    names: Annotated[
+        Path | None, typer.Option("--models", metavar="FILE", help="More models: a file of names, one a line.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Run folder, or the folder of several. [default: runs/MODEL-SLUG]"),
+    ] = None,
     formats: Annotated[str, typer.Option("--format", help="csv, or parquet for the tables in Parquet too.")] = "csv",
     force: Annotated[bool, typer.Option("--force", help="Replace a finished run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json alone to stdout.")] = False,
@@ -64,39 +75,109 @@ def scan(
     Example: sinkscope scan example:gemma-3-270m --data prose --data code --out runs/gemma
     """
     from sinkscope.errors import SinkscopeError
-    from sinkscope.run import FORMATS, check_target, finished
+    from sinkscope.run import FORMATS
 
     if formats not in FORMATS:
         raise SinkscopeError(f"--format {formats!r}: one of {', '.join(FORMATS)}")
-    target = out or Path("runs") / slug(model)
-    check_target(target, force)
-    size = parse_batch_size(batch_size)
-    from sinkscope.engine import Interrupted
-    from sinkscope.engine import scan as measure
-    from sinkscope.present.progress import progress_bar
+    models = list(dict.fromkeys([*(model or []), *names_in(names)]))
+    if not models:
+        raise SinkscopeError("no model: name one, or give --models FILE")
+    options = {
+        "data": data or None, "seq_len": seq_len, "num_sequences": num_sequences,
+        "batch_size": parse_batch_size(batch_size), "bos": single(bos) or "auto", "device": device,
+        "device_map": device_map, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code,
+        "allow_pickle": allow_pickle, "seed": seed, "epsilon": epsilon, "dormant_rule": dormant_rule,
+        "self_check": not no_self_check,
+    }  # fmt: skip
+    job = Job(options, resume, force, tuple({"csv", formats}), quiet)
+    if len(models) == 1:
+        run, written = job.scan(models[0], out or Path("runs") / slug(models[0]))
+        show(run, written, as_json, quiet)
+        return
+    scan_all(job, models, out or Path("runs"), as_json)
 
-    interrupted = False
-    with progress_bar(quiet) as progress:
+
+@dataclass(frozen=True)
+class Job:
+    """How each model is scanned and saved. `options`: keyword arguments of sinkscope.scan."""
+
+    options: dict[str, Any]
+    resume: bool
+    force: bool
+    formats: tuple[str, ...]
+    quiet: bool
+
+    def scan(self, model: str, target: Path) -> tuple[Run, list[Path]]:
+        """The run and its files. Raises SinkscopeError; after Ctrl-C saves what was done and exits 130."""
+        from sinkscope.run import check_target
+
+        check_target(target, self.force, self.resume)
+        from sinkscope.engine import Interrupted, scan
+        from sinkscope.present.progress import progress_bar
+
+        with progress_bar(self.quiet) as progress:
+            try:
+                run = scan(model, shards=target, resume=self.resume, progress=progress, **self.options)
+            except Interrupted as stopped:
+                if stopped.run is None:
+                    raise
+                self._save_part(stopped.run, target)
+                raise typer.Exit(INTERRUPTED) from None
+        return run, self._save(run, target)
+
+    def _save(self, run: Run, target: Path) -> list[Path]:
+        run.manifest["command"] = shlex.join(["sinkscope", *sys.argv[1:]])
+        return run.save(target, force=self.force, formats=self.formats)
+
+    def _save_part(self, run: Run, target: Path) -> None:
+        from sinkscope.run import finished
+
+        if finished(target):  # --force meant to replace it by a whole run, not by a part
+            target = target.with_name(f"{target.name}-interrupted")
+        self._save(run, target)
+        say(f"interrupted: what was done ({run.manifest['sequences_done']} sequences) is in {target}; --resume goes on")
+
+
+def scan_all(job: Job, models: list[str], folder: Path, as_json: bool) -> None:
+    """Several models, each into its own folder. One that fails does not stop the rest; then the exit code is 2."""
+    from sinkscope.run import SHARDS, finished, load_run, to_json
+
+    runs, failed = [], []
+    for model in models:
+        target = folder / slug(model)
         try:
-            run = measure(
-                model, data=data or None, seq_len=seq_len, num_sequences=num_sequences, batch_size=size,
-                bos=single(bos) or "auto",
-                device=device, device_map=device_map, dtype=dtype, revision=revision,
-                trust_remote_code=trust_remote_code, allow_pickle=allow_pickle, seed=seed, epsilon=epsilon,
-                dormant_rule=dormant_rule, self_check=not no_self_check, progress=progress,
-            )  # fmt: skip
-        except Interrupted as stopped:
-            if stopped.run is None:
-                raise
-            run, interrupted = stopped.run, True
-            if finished(target):  # --force meant to replace it by a whole run, not by a part
-                target = target.with_name(f"{target.name}-interrupted")
-    run.manifest["command"] = shlex.join(["sinkscope", *sys.argv[1:]])
-    written = run.save(target, force=force, formats=tuple({"csv", formats}))
-    show(run, written, as_json, quiet)
-    if interrupted:
-        say(f"interrupted: what was done ({run.manifest['sequences_done']} sequences) is in {target}")
-        raise typer.Exit(INTERRUPTED)
+            if job.resume and finished(target) and not (target / SHARDS).exists():
+                say(f"{model}: finished before, in {target}")
+                runs.append(load_run(target))
+                continue
+            run, written = job.scan(model, target)
+        except typer.Exit:  # interrupted; typer derives it from RuntimeError
+            raise
+        except Exception as error:  # whatever it is, the others have their turn
+            say(f"error: {model}: {in_one_line(error)}")
+            failed.append(model)
+            continue
+        runs.append(run)
+        if not as_json:
+            show(run, written, False, job.quiet)
+    if as_json:
+        sys.stdout.write(to_json([run.summary for run in runs]))
+    if failed:
+        say(f"error: {len(failed)} of {len(models)} models failed: {', '.join(failed)}")
+        raise typer.Exit(BAD_INPUT)
+
+
+def names_in(path: Path | None) -> list[str]:
+    """Names of models, one a line; blank lines and what follows # are left out. Raises SinkscopeError."""
+    from sinkscope.errors import SinkscopeError
+
+    if path is None:
+        return []
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SinkscopeError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
+    return [name for line in lines if (name := line.partition("#")[0].strip())]
 
 
 def show(run: Run, written: list[Path], as_json: bool, quiet: bool) -> None:
