@@ -253,21 +253,14 @@ def test_shipped_examples_are_what_the_command_trains(attention: str, trained: d
     assert sum(file.stat().st_size for file in folder.iterdir()) < 8192
 
 
-def test_a_lucky_batch_does_not_solve_the_task(trained: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Below the bound in a batch, above it on the evaluation sequences: training goes on."""
-    training = Training(Recipe())
+def test_a_lucky_batch_does_not_solve_the_task(trained: dict[str, Path]) -> None:
+    """The batch meets the bound, the evaluation after its step does not (Adam's first step is a large one)."""
+    training = Training(Recipe(steps=1))
     training.model.load_state_dict(TriggerModel.from_pretrained(trained["softmax"]).state_dict())
-    training.advance()
-    assert training.error < STOP
-    assert training.evaluation_error == pytest.approx(evaluate(training.model).error, abs=1e-6)
-    training.evaluation_error = 0.9
+    training.run()
+    assert training.error < STOP < training.evaluation_error
+    assert training.evaluation_error == pytest.approx(evaluate(training.model).error, rel=1e-3)
     assert not training.solved
-    monkeypatch.setattr(Training, "evaluated", lambda self: 1.1 * STOP)
-    unlucky = Training(Recipe(steps=3))
-    unlucky.model.load_state_dict(training.model.state_dict())
-    unlucky.run()
-    assert unlucky.step == 3
-    assert not unlucky.solved
 
 
 def test_an_interrupt_in_the_middle_of_a_step_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,10 +294,10 @@ def test_a_state_saved_at_the_end_is_not_trained_past_it(tmp_path: Path, trained
     training = Training(Recipe())
     training.model.load_state_dict(TriggerModel.from_pretrained(trained["softmax"]).state_dict())
     training.advance()
-    assert training.solved
+    training.error = training.evaluation_error = 0.9 * STOP
     training.save(tmp_path)
     model = train(Recipe(), tmp_path, resume=True)
-    assert model.config.training["steps"] == training.step
+    assert model.config.training["steps"] == 1
     assert model.config.training["stopped"] == "criterion"
 
 

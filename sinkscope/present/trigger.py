@@ -70,7 +70,7 @@ def render_study(models: pd.DataFrame, heads: pd.DataFrame, verdict: str, out: P
         published = "-" if isnan(row["published_sinks"]) else str(int(row["published_sinks"]))
         rows.append([
             row["attention"], f"{row['layers']}x{row['heads']}", str(row["seed"]), str(row["steps"]),
-            "yes" if row["solved"] else "no", f"{row['evaluation_error']:.4f}", str(row["sinks"]), published,
+            "yes" if row["solved"] else "no", f"{row['evaluation_error']:.3g}", str(row["sinks"]), published,
             _span(row["bos_mean_min"], row["bos_mean_max"]),
             _span(row["published_bos_mean_min"], row["published_bos_mean_max"]),
         ])  # fmt: skip
