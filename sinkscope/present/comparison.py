@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import math
 from typing import Any
 
 import pandas as pd
-from rich.console import Console, Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from sinkscope.comparison import Comparison
+from sinkscope.present.console import as_text
 from sinkscope.present.text import printable
 
 STRONGEST, LISTED = 8, 12
@@ -34,24 +34,16 @@ def render_comparison(result: Comparison, width: int = 80, color: str | None = N
     if len(result.heads):
         metric = result.metrics[0] if result.metrics[0] in set(result.heads["metric"]) else result.heads["metric"][0]
         rows = result.heads[result.heads["metric"] == metric]
-        for keys, own in rows.groupby(["domain", "stream"], sort=False):
-            parts.append(_map(own, metric, keys, rows, width, color is not None))
-        parts.append(_strongest(result.heads, width))
+        if (rows["difference"].abs() > 0).any():
+            for keys, own in rows.groupby(["domain", "stream"], sort=False):
+                parts.append(_map(own, metric, keys, rows, width, color is not None))
+        else:
+            parts.append(Text(f"\n{metric}: no difference in any head\n", style="bold"))
+        if (result.heads["difference"].abs() > 0).any():
+            parts.append(_strongest(result.heads, width))
     if result.same_shape:
         parts.append(_changes(result.changes))
     return as_text(parts, width, color)
-
-
-def as_text(parts: list[RenderableType], width: int, color: str | None) -> str:
-    """Renders with rich into a string; no line ends in blanks."""
-    buffer = io.StringIO()
-    console = Console(
-        file=buffer, width=width, color_system=color, # type: ignore[arg-type]
-        force_terminal=color is not None, no_color=color is None,
-        highlight=False, markup=False, emoji=False, legacy_windows=False,
-    )  # fmt: skip
-    console.print(Group(*parts))
-    return "".join(line.rstrip() + "\n" for line in buffer.getvalue().splitlines())
 
 
 def _title(result: Comparison) -> Text:
@@ -141,7 +133,7 @@ def _style(value: float, most: float) -> str:
 
 def _strongest(rows: pd.DataFrame, width: int) -> Table:
     """The heads whose difference is largest, some of each metric."""
-    table = _table("\nheads that moved most")
+    table = _table("heads that moved most")
     for name in (
         "head",
         "metric",
