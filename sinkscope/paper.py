@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -161,6 +162,37 @@ def decimals(table: PaperTable, column: Column) -> int:
         return 0
     top = float(numbers.abs().max())
     return int(min(6, max(0, 2 - math.floor(math.log10(top))))) if top > 0 else 0
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How a format writes a cell: `escape` for any text, `missing` for no value, `between` mean and half width."""
+
+    escape: Callable[[str], str]
+    missing: str
+    between: str
+
+
+def written_rows(table: PaperTable, writing: Writing) -> list[list[str]]:
+    """Every cell as text: the keys, then `mean ± half width` of the 95 % interval, each column with its decimals."""
+    places = [decimals(table, column) for column in table.columns]
+    return [
+        [writing.escape(str(row[key])) for key in table.keys]
+        + [_written(row, column, place, writing) for column, place in zip(table.columns, places, strict=True)]
+        for row in table.frame.to_dict("records")
+    ]
+
+
+def _written(row: dict[Any, Any], column: Column, place: int, writing: Writing) -> str:
+    value = row[column.name]
+    if pd.isna(value):
+        return writing.missing
+    if isinstance(value, str | bool):
+        return writing.escape(str(value))
+    text = f"{float(value):.{place}f}"
+    if column.interval and not pd.isna(row[f"{column.name}_high"]):
+        text += f"{writing.between}{float(row[f'{column.name}_high'] - value):.{place}f}"
+    return text
 
 
 def selected_heads(run: Run, selection: str) -> dict[str, Any]:
