@@ -67,7 +67,7 @@ def paper_table(runs: list[Run], level: str | None = None, metrics: list[str] | 
         if not all(_has(run, level, name) for run in runs):
             raise SinkscopeError(f"no metric {name!r} at level {level}; `sinkscope metrics` lists all")
     build = {"head": _rows, "layer": _rows, "model": _models}[level]
-    frames = [build(run, level, names) for run in runs]
+    frames = [build(run, level, names).assign(model=label) for run, label in zip(runs, model_labels(runs), strict=True)]
     frame = pd.concat(frames, ignore_index=True)
     keys = [key for key in ("model", "domain", "stream", "layer", "head") if key in frame]
     dull = {"model": level != "model" and len(runs) == 1, "domain": True, "stream": True}
@@ -105,7 +105,7 @@ def _rows(run: Run, level: str, names: list[str]) -> pd.DataFrame:
     table = run.heads if level == "head" else run.layers
     counts = {data["spec"]: data["sequences"] for data in domains(run)}
     only = domains(run)[0]["spec"]
-    frame = pd.DataFrame({"model": run.manifest["model"]["id"], "domain": table.get("domain", only)}, index=table.index)
+    frame = pd.DataFrame({"model": "", "domain": table.get("domain", only)}, index=table.index)
     for key in ("stream", "layer", "head"):
         if key in table:
             frame[key] = table[key]
@@ -122,7 +122,7 @@ def _models(run: Run, level: str, names: list[str]) -> pd.DataFrame:
     frames = []
     for data in domains(run):
         found = cells(run, data["spec"], "summary", names)
-        frame = pd.DataFrame({"model": run.manifest["model"]["id"], "domain": data["spec"]}, index=found.places.index)
+        frame = pd.DataFrame({"model": "", "domain": data["spec"]}, index=found.places.index)
         frame["stream"] = found.places["stream"]
         averages, errors = mean(found.values), sem(found.values)
         for index, name in enumerate(found.names):
@@ -138,6 +138,17 @@ def _add_interval(frame: pd.DataFrame, name: str, average: Any, error: Any, coun
     half = np.asarray(error, float) * t.ppf(0.5 + CONFIDENCE / 2, np.maximum(count - 1, 1))
     frame[f"{name}_sem"] = error
     frame[f"{name}_low"], frame[f"{name}_high"] = average - half, average + half
+
+
+def model_labels(runs: list[Run]) -> list[str]:
+    """A name for each run: the model's; where several share it also the dtype, or else the run's number."""
+    ids = [str(run.manifest["model"]["id"]) for run in runs]
+    long = [f"{name} ({run.manifest['model'].get('dtype')})" for name, run in zip(ids, runs, strict=True)]
+    numbered = [f"{name} (run {number})" for number, name in enumerate(ids, 1)]
+    return [
+        name if ids.count(name) == 1 else dtype if long.count(dtype) == 1 else last
+        for name, dtype, last in zip(ids, long, numbered, strict=True)
+    ]
 
 
 def describe_run(run: Run) -> str:
