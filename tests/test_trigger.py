@@ -401,6 +401,20 @@ def test_wrong_arguments_get_one_line_and_exit_2(options: list[str], message: st
     assert not (tmp_path / "out").exists()
 
 
+def test_scan_of_a_seed_that_no_generator_takes() -> None:
+    result = call("scan", "example:trigger-relu", "--seed", str(2**63))
+    assert result.exit_code == 2
+    assert result.stderr == f"sinkscope: error: seed {2**63}: one of 0 to 2**62 - 1 is needed\n"
+
+
+def test_out_may_not_be_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    result = call("train", "--out", str(tmp_path / "file"))
+    assert result.exit_code == 2
+    assert "is a file" in result.stderr
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_train_and_scan_commands(tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     result = call("train", "--out", out, "--attention", "gated", "--steps", "20")

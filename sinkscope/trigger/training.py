@@ -28,9 +28,6 @@ BATCH, BETAS, STOP = 128, (0.9, 0.95), 5e-3
 """Sequences a step; Adam's betas; the largest absolute error of a solved task is below STOP."""
 
 REPORT_STEPS, SAVE_SECONDS = 50, 15.0
-SEEDS = 2**62
-"""Seeds are below this: room for the evaluation's own, in 64 bits."""
-
 STATE = "training-state.safetensors"
 """In the output folder while training is under way: weights, Adam's moments, the generator's state."""
 
@@ -70,8 +67,7 @@ class Recipe:
         """Raises SinkscopeError for sizes or an attention that do not exist."""
         if self.steps < 1:
             raise SinkscopeError(f"steps {self.steps}: at least 1 is needed")
-        if not 0 <= self.seed < SEEDS:
-            raise SinkscopeError(f"seed {self.seed}: one of 0 to 2**62 - 1 is needed")
+        task.check_seed(self.seed)
         return TriggerConfig(
             attention=self.attention,
             hidden_size=self.dim,
@@ -192,8 +188,10 @@ def train(recipe: Recipe, folder: Path, resume: bool = False, progress: Progress
         return _finished(recipe, folder, resume)
     if state.exists() and not resume:
         raise SinkscopeError(f"{folder} holds an unfinished training: pass --resume to go on, or another --out")
+    if folder.exists() and not folder.is_dir():
+        raise SinkscopeError(f"{folder} is a file: give another --out")
     half = folder / f"{STATE}.new"  # what a kill in the first save leaves
-    if not state.exists() and folder.exists() and (not folder.is_dir() or set(folder.iterdir()) - {half}):
+    if not state.exists() and folder.exists() and set(folder.iterdir()) - {half}:
         raise SinkscopeError(f"{folder} is not empty: give another --out")
     training = Training(recipe)
     folder.mkdir(parents=True, exist_ok=True)
