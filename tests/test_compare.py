@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import Scan
 from desk import enlarged, scanned
 from scipy import stats
 from typer.testing import CliRunner
@@ -312,3 +313,22 @@ def test_the_command(tmp_path: Path) -> None:
     scanned(text=1).save(tmp_path / "other")
     refused = CliRunner().invoke(app, ["compare", str(tmp_path / "a"), str(tmp_path / "other")])
     assert refused.exit_code == 2
+
+
+def test_a_model_in_a_runs_place_is_scanned_as_asked(tiny_folder: Path, scan_cli: Scan) -> None:
+    run = str(scan_cli(tiny_folder).folder)
+    for arguments in ([run, str(tiny_folder)], [str(tiny_folder), run]):
+        result = CliRunner().invoke(app, ["compare", *arguments, "--dtype", "bfloat16", "--quiet", "--json"])
+        assert result.exit_code == 0, result.output
+        data = json.loads(result.stdout)
+        sides = {Path(data[side]["model"]).name + data[side]["dtype"] for side in "ab"}
+        assert sides == {"tinyfloat32", "tinybfloat16"}
+        assert data["paired"]
+
+
+@pytest.mark.parametrize("command", ["compare", "check", "baseline"])
+def test_every_command_that_may_scan_has_its_options(command: str) -> None:
+    text = CliRunner().invoke(app, [command, "--help"]).stdout
+    for option in ("--device", "--dtype", "--trust-remote-code", "--quiet"):
+        assert option in text
+    assert "spot" not in text.replace("on the spot", "")

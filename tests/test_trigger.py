@@ -240,9 +240,10 @@ def test_relu_solves_it_without(trained: dict[str, Path]) -> None:
 def test_shipped_examples_are_what_the_command_trains(attention: str, trained: dict[str, Path]) -> None:
     """Same recipe; same numbers on scan as a model trained here, and as their own config says."""
     shipped, own = sinkscope.scan(f"example:trigger-{attention}"), sinkscope.scan(str(trained[attention]))
-    for name in ("bos_mean", "bos_min", "bos_trigger", "share_mean"):
+    # Another machine rounds otherwise and stops some steps apart; what ReLU gives BOS in the trigger's row still moves.
+    for name, room in (("bos_mean", 0.005), ("bos_min", 0.005), ("share_mean", 0.005), ("bos_trigger", 0.02)):
         ours, theirs = (run.summary["task"]["heads"][0][name] for run in (own, shipped))
-        assert theirs == pytest.approx(ours, abs=0.005), name
+        assert theirs == pytest.approx(ours, abs=room), name
     folder = Path(sinkscope.__file__).parent / "data" / f"trigger-{attention}"
     model = TriggerModel.from_pretrained(folder).eval()
     record = model.config.training
