@@ -29,7 +29,7 @@ def attention_map(
 
     options = LoadOptions(revision=revision, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     checkpoint = open_checkpoint(model, options)
-    if checkpoint.tokenizer is None:
+    if not callable(checkpoint.tokenizer):  # None, or the names of what a model of vectors reads
         raise SinkscopeError(f"{model} has no tokenizer: a text cannot be read")
     ids = checkpoint.tokenizer(text, return_tensors="pt")["input_ids"]
     if not 0 < ids.shape[1] <= MOST_TOKENS:

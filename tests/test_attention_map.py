@@ -62,8 +62,9 @@ def test_what_is_not_there_is_refused(tiny_folder: Path, text: str, layer: int, 
 
 def test_a_model_without_tokenizer_is_refused(tmp_path: Path) -> None:
     tiny("llama").save_pretrained(tmp_path)
-    with pytest.raises(SinkscopeError, match="no tokenizer"):
-        attention_map(str(tmp_path), TEXT, [0, 1, 2], 0, 0)
+    for model in (str(tmp_path), "example:trigger-relu"):
+        with pytest.raises(SinkscopeError, match="has no tokenizer"):
+            attention_map(model, TEXT, [0, 1, 2], 0, 0)
 
 
 def test_the_command_draws_it(tiny_folder: Path, scan_cli: Scan, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from desk import enlarged, scanned
 from scipy import stats
 from typer.testing import CliRunner
 
+import sinkscope
 from sinkscope.cells import cells
 from sinkscope.cli import app
 from sinkscope.comparison import Comparison, compare
@@ -229,6 +230,16 @@ def test_gained_lost_woke_fell() -> None:
     changes = compare(a, b, bootstrap=False).changes
     places = {name: [(row["layer"], row["head"]) for row in rows] for name, rows in changes.items()}
     assert places == {"lost_sink": [(0, 0)], "gained_sink": [(0, 1)], "woke": [(0, 2)], "fell_dormant": [(0, 3)]}
+
+
+def test_what_one_run_lacks_is_left_out_of_the_default_and_told() -> None:
+    softmax, relu = (sinkscope.scan(f"example:trigger-{kind}", num_sequences=20) for kind in ("softmax", "relu"))
+    result = compare(softmax, relu)
+    assert result.metrics == ["bos_mass", "sink_score", "honor"]
+    assert result.notes == ["not measured in both runs, so not compared: entropy"]
+    assert result.a["shape"] == "1 layer x 1 head"
+    with pytest.raises(SinkscopeError, match="'entropy': not measured in all"):
+        compare(softmax, relu, metrics=["entropy"])
 
 
 def test_unknown_metric() -> None:
