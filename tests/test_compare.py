@@ -27,7 +27,7 @@ from sinkscope.paired import (
     paired_difference,
     welch_difference,
 )
-from sinkscope.present.comparison import render_comparison
+from sinkscope.present.comparison import interval, render_comparison
 
 RANDOM = np.random.default_rng(3)
 A = RANDOM.normal(0.4, 0.1, (9, 5))
@@ -300,6 +300,16 @@ fell dormant: none
 def test_the_screen() -> None:
     text = render_comparison(_by_hand())
     assert [line for line in text.splitlines() if line] == [line for line in SCREEN.splitlines() if line]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [(0.011, 0.051, "+0.011 to +0.051"), (-0.921007, -0.920993, "-0.921007 to -0.920993"), (0.0, 0.0, "+0 to +0"),
+     (-0.00014, -7.2e-05, "-0.00014 to -7.2e-05"), (0.9234, 0.9312, "+0.9234 to +0.9312"), (np.nan, np.nan, "-"),
+     (0.5, 0.5, "+0.5 to +0.5")],
+)  # fmt: skip
+def test_an_interval_shows_both_its_ends(low: float, high: float, text: str) -> None:
+    assert interval(low, high) == text
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])

@@ -70,10 +70,10 @@ def _summary(rows: pd.DataFrame, width: int) -> Table:
         table.add_column(name, justify="left" if name in ("data", "metric") else "right")
     for row in rows.to_dict("records"):
         place = [printable(f"{row['domain']} {row['stream']}")] if several else []
-        interval = f"{signed(row['low'], 2)} to {signed(row['high'], 2)}" if not math.isnan(row["low"]) else "-"
         table.add_row(
             *place, row["metric"], figure(row["a"]), figure(row["b"]),
-            _change(row, width), *([interval, probability(row["p"])] if width >= NARROW else []),
+            _change(row, width),
+            *([interval(row["low"], row["high"]), probability(row["p"])] if width >= NARROW else []),
         )  # fmt: skip
     return table
 
@@ -181,6 +181,15 @@ def figure(value: float | None) -> str:
 
 def signed(value: float | None, digits: int = 3) -> str:
     return "-" if value is None or pd.isna(value) else f"{value:+.{digits}g}"
+
+
+def interval(low: float, high: float) -> str:
+    """`low to high` with as many digits as tell the two apart, two at least and six at most; a dash where missing."""
+    if pd.isna(low) or pd.isna(high):
+        return "-"
+    largest, width = max(abs(low), abs(high)), high - low
+    digits = 2 if width == 0 else min(6, max(2, 1 + math.ceil(math.log10(largest / width))))
+    return f"{signed(low, digits)} to {signed(high, digits)}"
 
 
 def error(value: float | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sinkscope.present.comparison import CHANGED, error, figure, probability, signed
+from sinkscope.present.comparison import CHANGED, error, figure, interval, probability, signed
 from sinkscope.present.svg import DIVERGING, Cell, heat_map, legend
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def comparison_view(result: Comparison) -> dict[str, Any]:
         {"place": _where(result.summary, row["domain"], row["stream"]) or row["domain"], "metric": row["metric"],
          "a": figure(row["a"]), "b": figure(row["b"]),
          "difference": f"{signed(row['difference'])} ± {error(row['sem'])}",
-         "interval": f"{signed(row['low'], 2)} to {signed(row['high'], 2)}", "p": probability(row["p"])}
+         "interval": interval(row["low"], row["high"]), "p": probability(row["p"])}
         for row in result.summary.to_dict("records")
     ]  # fmt: skip
     how = "Paired: the same token sequences in both" if result.paired else "Separate samples: Welch's test"
