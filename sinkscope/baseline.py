@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from sinkscope.cells import LEVELS, PLACE, cells, chosen_metrics, domains
+from sinkscope.cells import LEVELS, PLACE, Cells, cells, chosen_metrics, domains
 from sinkscope.errors import SinkscopeError
 from sinkscope.statistics import mean, sem
 
@@ -27,12 +27,23 @@ DATA = ("spec", "fingerprint", "sequences", "seq_len")
 
 @dataclass(frozen=True)
 class Level:
-    """Attributes: places: one row a cell; mean, sem: [cell] by metric, NaN where missing; count: sequences."""
+    """Attributes: places: one row a cell; mean, sem: [cell] by metric, NaN where missing or infinite; count:
+    sequences; fewer: [cell] sequences that have a value, for the metrics that some sequences lack."""
 
     places: pd.DataFrame
     mean: dict[str, np.ndarray]
     sem: dict[str, np.ndarray]
     count: int
+    fewer: dict[str, np.ndarray]
+
+    def means(self, metric: str) -> np.ndarray:
+        return self.mean.get(metric, np.full(len(self.places), np.nan))
+
+    def errors(self, metric: str) -> np.ndarray:
+        return self.sem.get(metric, np.full(len(self.places), np.nan))
+
+    def counts(self, metric: str) -> np.ndarray:
+        return self.fewer.get(metric, np.full(len(self.places), float(self.count)))
 
 
 @dataclass(frozen=True)
@@ -48,24 +59,33 @@ class Baseline:
 
 
 def make_baseline(run: Run) -> Baseline:
-    """Every metric of a run at every level: mean, standard error, count."""
+    """Every metric of a run at every level: mean, standard error, count.
+
+    Raises SinkscopeError for an interrupted run: its means are over part of the text that its fingerprint names.
+    """
+    if not run.manifest.get("complete", True):
+        raise SinkscopeError(f"the run of {run.manifest['model']['id']} was interrupted: scan it to the end")
     names = chosen_metrics([run], [])
-    levels = {}
-    for data in domains(run):
-        for level in LEVELS:
-            found = cells(run, data["spec"], level, names)
-            levels[data["spec"], level] = Level(
-                found.places,
-                dict(zip(found.names, mean(found.values).T, strict=True)),
-                dict(zip(found.names, sem(found.values).T, strict=True)),
-                len(found.values),
-            )
+    levels = {
+        (data["spec"], level): _measured(cells(run, data["spec"], level, names))
+        for data in domains(run)
+        for level in LEVELS
+    }
     facts = {
         "model": {key: run.manifest["model"].get(key) for key in MODEL},
         "data": [{key: data[key] for key in DATA} for data in domains(run)],
         **{key: run.manifest.get(key) for key in HEADER},
     }
     return Baseline(facts, levels)
+
+
+def _measured(found: Cells) -> Level:
+    averages = mean(found.values)
+    averages[~np.isfinite(averages)] = np.nan
+    there = (~np.isnan(found.values)).sum(0).astype(float)
+    columns = [dict(zip(found.names, table.T, strict=True)) for table in (averages, sem(found.values), there)]
+    fewer = {name: own for name, own in columns[2].items() if ((own > 0) & (own < len(found.values))).any()}
+    return Level(found.places, columns[0], columns[1], len(found.values), fewer)
 
 
 def baseline_text(baseline: Baseline, version: str) -> str:
@@ -80,11 +100,13 @@ def baseline_text(baseline: Baseline, version: str) -> str:
         places = values.places.to_dict("list")
         own = [f'"domain": {_dump(domain)}', f'"level": {_dump(level)}', f'"sequences": {values.count}']
         own += [f"{_dump(key)}: {_dump(places[key])}" for key in PLACE[level]]
-        for label, digits, columns in (("mean", MEAN_DIGITS, values.mean), ("sem", ERROR_DIGITS, values.sem)):
+        for label, digits, columns in (
+            ("mean", MEAN_DIGITS, values.mean), ("sem", ERROR_DIGITS, values.sem), ("count", MEAN_DIGITS, values.fewer)
+        ):  # fmt: skip
             metrics = ",\n".join(
                 f"    {_dump(name)}: {_dump(_rounded(column, digits))}"
                 for name, column in columns.items()
-                if not np.isnan(column).all() or label == "sem"
+                if not np.isnan(column).all() or label != "mean"
             )
             own.append(f'"{label}": {{\n{metrics}\n  }}')
         blocks.append("{\n  " + ",\n  ".join(own) + "\n}")
@@ -128,8 +150,8 @@ def read_baseline(path: Path) -> Baseline:
 def _level(entry: dict[str, Any]) -> Level:
     places = pd.DataFrame({key: entry[key] for key in PLACE[entry["level"]]})
     columns = {}
-    for label in ("mean", "sem"):
+    for label in ("mean", "sem", "count"):
         columns[label] = {name: np.array(values, dtype=float) for name, values in entry[label].items()}
         if any(len(values) != len(places) for values in columns[label].values()):
             raise ValueError("a metric has another number of values than there are places")
-    return Level(places, columns["mean"], columns["sem"], int(entry["sequences"]))
+    return Level(places, columns["mean"], columns["sem"], int(entry["sequences"]), columns["count"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from sinkscope.cells import LEVELS, PLACE, cells, chosen_metrics, domains
+from sinkscope.cells import LEVELS, PLACE, cells, chosen_metrics, domains, metric_names
 from sinkscope.errors import SinkscopeError
 from sinkscope.paired import bootstrap_interval, false_discovery, paired_difference, welch_difference
 
@@ -77,8 +77,7 @@ def compare(
             metric.
     """
     pairs, notes = _matched(a, b, unpaired)
-    default = [name for name in DEFAULT_METRICS if name in a.sequences and name in b.sequences]
-    names = chosen_metrics([a, b], default if metrics is None else metrics)
+    names = chosen_metrics([a, b], _default_metrics(a, b, notes) if metrics is None else metrics)
     same = _shape(a) == _shape(b)
     if not same:
         notes.append(
@@ -98,6 +97,16 @@ def compare(
     return Comparison(
         *facts, not unpaired, same, names, tables["head"], tables["layer"], tables["summary"], changes, notes
     )
+
+
+def _default_metrics(a: Run, b: Run, notes: list[str]) -> list[str]:
+    """The default metrics that both runs have (attention that is no distribution has no entropy); [] means all."""
+    measured = [set().union(*metric_names(run)) for run in (a, b)]
+    kept = [name for name in DEFAULT_METRICS if all(name in own for own in measured)]
+    missing = [name for name in DEFAULT_METRICS if name not in kept]
+    if missing:
+        notes.append(f"not measured in both runs, so not compared: {', '.join(missing)}")
+    return kept
 
 
 Pair = tuple[str, str, int | None]
@@ -163,9 +172,15 @@ def _shape(run: Run) -> list[tuple[str, int, int]]:
 def describe_shape(run: Run) -> str:
     """`18 layers x 4 heads`, or the total where layers differ."""
     shape = _shape(run)
-    heads = {count for _, _, count in shape}
-    each = f"{heads.pop()} heads" if len(heads) == 1 else f"{sum(c for _, _, c in shape)} heads in all"
-    return f"{len(shape)} layers x {each}" if "all" not in each else f"{len(shape)} layers, {each}"
+    counts = {count for _, _, count in shape}
+    layers = _counted(len(shape), "layer")
+    if len(counts) > 1:
+        return f"{layers}, {_counted(sum(count for _, _, count in shape), 'head')} in all"
+    return f"{layers} x {_counted(counts.pop(), 'head')}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _rows(a: Run, b: Run, pair: Pair, level: str, names: list[str], paired: bool, bootstrap: bool) -> pd.DataFrame:

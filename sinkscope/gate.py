@@ -9,7 +9,7 @@ import numpy as np
 
 from sinkscope.baseline import Baseline, Level, make_baseline, read_baseline
 from sinkscope.errors import SinkscopeError
-from sinkscope.paired import false_discovery
+from sinkscope.paired import beyond, false_discovery
 from sinkscope.policy import DEFAULT, Policy, Rule, read_policy
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ class Breach:
 
     Attributes:
         baseline, now: the two means. allowed: the largest |now - baseline| the rule lets pass.
-        q: over other text, the false discovery rate of "it moved beyond `allowed`"; None over the same text.
+        q: over other text, the false discovery rate of "it moved beyond `allowed`" among all comparisons of the
+            check; None over the same text.
     """
 
     metric: str
@@ -98,11 +99,13 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
 
     Over the baseline's own token sequences a place fails where |now - baseline| exceeds what is allowed: both means
     are over the same text, no sampling stands between them; where both ran in float32 the bounds are the policy's
-    `same_precision` share. Over other text it fails where the change exceeds what is
-    allowed by more than sampling explains: Welch's one-sided t-test of |change| <= allowed, Benjamini-Hochberg over
-    the places of the rule, q below the significance. A value missing on one side only always fails.
+    `same_precision` share. Over other text it fails where the change exceeds what is allowed by more than sampling
+    explains: Welch's t-test of |change| <= allowed, Benjamini-Hochberg over all places of all rules and domains, q
+    below the significance, which so bounds the chance that an unchanged model fails. A value missing on one side only
+    always fails.
 
-    Raises SinkscopeError: other layers or heads than the baseline's; no domain in common; a metric it does not hold.
+    Raises SinkscopeError: other layers or heads than the baseline's; no domain in common; a metric it does not hold;
+    an interrupted run; other text and fewer than 2 sequences.
     """
     now = make_baseline(run)
     same_text, notes = {}, []
@@ -116,10 +119,9 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
     first, before = (_first_token(each) for each in (now, baseline))
     if first != before:
         notes.append(f"the first token is {first}, the baseline's {before}")
-    tallies = [
+    judged = [
         _judge(
             _tightened(rule, policy.same_precision) if same_text[mine] and _both_float32(now, baseline) else rule,
-            policy.significance,
             mine,
             now.levels[mine, rule.level],
             baseline.levels[theirs, rule.level],
@@ -128,6 +130,7 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
         for mine, theirs in pairs
         for rule in policy.rules
     ]
+    tallies = [_tally(each, q, policy.significance) for each, q in zip(judged, _pooled(judged), strict=True)]
     model, before_model = (str(each.facts["model"]["id"]) for each in (now, baseline))
     return Verdict(model, before_model, same_text, tallies, notes)
 
@@ -165,28 +168,58 @@ def _tightened(rule: Rule, share: float) -> Rule:
     return rule.model_copy(update={name: None if bound is None else bound * share for name, bound in bounds.items()})
 
 
-def _judge(rule: Rule, significance: float, domain: str, now: Level, then: Level, same_text: bool) -> Tally:
+@dataclass(frozen=True)
+class _Judged:
+    """One rule on one domain, place by place. Attributes: p: of "it moved no farther than allowed"; None over the
+    same text, where no sampling stands between the means."""
+
+    rule: Rule
+    domain: str
+    level: Level
+    a: np.ndarray
+    b: np.ndarray
+    allowed: np.ndarray
+    p: np.ndarray | None
+
+
+def _judge(rule: Rule, domain: str, now: Level, then: Level, same_text: bool) -> _Judged:
     if not now.places.equals(then.places):
         raise SinkscopeError(
             f"the run has other layers or heads than the baseline ({len(now.places)} places at level {rule.level} "
             f"against {len(then.places)}): write a new baseline"
         )
-    empty = np.full(len(now.places), np.nan)
     if rule.metric not in then.mean and rule.metric not in now.mean:
         raise SinkscopeError(f"neither the run nor the baseline holds {rule.metric} at level {rule.level}")
-    a, b = then.mean.get(rule.metric, empty), now.mean.get(rule.metric, empty)
-    change = np.abs(b - a)
+    if not same_text and min(now.count, then.count) < 2:
+        raise SinkscopeError(
+            f"{domain}: other text than the baseline's can be judged from 2 sequences on "
+            f"({now.count} in the run, {then.count} in the baseline)"
+        )
+    a, b = then.means(rule.metric), now.means(rule.metric)
     allowed = _allowed(rule, a)
-    q = None
-    if same_text:
-        failed = change > allowed
-    else:
-        q = _beyond(change, allowed, then.sem.get(rule.metric, empty), now.sem.get(rule.metric, empty), then, now)
-        failed = q < (rule.significance or significance)
+    p = None
+    if not same_text:
+        errors = (then.errors(rule.metric), then.counts(rule.metric), now.errors(rule.metric), now.counts(rule.metric))
+        p = beyond(np.abs(b - a), allowed, *errors)
+    return _Judged(rule, domain, now, a, b, allowed, p)
+
+
+def _pooled(judged: list[_Judged]) -> list[np.ndarray | None]:
+    """q of each: Benjamini-Hochberg over all places of all rules together, since any one of them fails the check."""
+    there = [each.p for each in judged if each.p is not None]
+    q = iter(np.split(false_discovery(np.concatenate(there)), np.cumsum([len(p) for p in there])[:-1]) if there else [])
+    return [None if each.p is None else next(q) for each in judged]
+
+
+def _tally(judged: _Judged, q: np.ndarray | None, significance: float) -> Tally:
+    rule, a, b = judged.rule, judged.a, judged.b
+    change = np.abs(b - a)
+    failed = change > judged.allowed if q is None else q < (rule.significance or significance)
     failed |= np.isnan(a) != np.isnan(b)
-    breaches = [_breach(rule, domain, now, int(index), a, b, allowed, q) for index in np.flatnonzero(failed)]
+    breaches = [_breach(judged, int(index), q) for index in np.flatnonzero(failed)]
     largest = None if np.isnan(change).all() else float(np.nanmax(change))
-    return Tally(rule, domain, int((~np.isnan(change)).sum()), largest, breaches)
+    places = int((~np.isnan(change if judged.p is None else judged.p)).sum())
+    return Tally(rule, judged.domain, places, largest, breaches)
 
 
 def _allowed(rule: Rule, baseline: np.ndarray) -> np.ndarray:
@@ -196,26 +229,11 @@ def _allowed(rule: Rule, baseline: np.ndarray) -> np.ndarray:
     return np.maximum(absolute, relative)
 
 
-def _beyond(
-    change: np.ndarray, allowed: np.ndarray, a_sem: np.ndarray, b_sem: np.ndarray, then: Level, now: Level
-) -> np.ndarray:
-    """q of "|change| exceeds `allowed`": one-sided Welch over the places."""
-    from scipy.stats import t
-
-    va, vb = a_sem**2, b_sem**2
-    with np.errstate(all="ignore"):
-        freedom = (va + vb) ** 2 / (va**2 / (then.count - 1) + vb**2 / (now.count - 1))
-        p = np.asarray(t.sf((change - allowed) / np.sqrt(va + vb), freedom), float)
-    p = np.where(va + vb == 0, np.where(change > allowed, 0.0, 1.0), p)
-    return false_discovery(np.where(np.isnan(change), np.nan, p))
-
-
-def _breach(
-    rule: Rule, domain: str, level: Level, index: int, a: np.ndarray, b: np.ndarray, allowed: np.ndarray, q: Any
-) -> Breach:
+def _breach(judged: _Judged, index: int, q: np.ndarray | None) -> Breach:
+    rule, level = judged.rule, judged.level
     place = level.places.iloc[index].to_dict()
     layer, head = (None if place.get(key) is None else int(place[key]) for key in ("layer", "head"))
-    before, after = (None if np.isnan(values[index]) else float(values[index]) for values in (a, b))
+    before, after = (None if np.isnan(values[index]) else float(values[index]) for values in (judged.a, judged.b))
     chance = None if q is None or np.isnan(q[index]) else float(q[index])
-    where = (rule.metric, rule.level, domain, str(place["stream"]), layer, head)
-    return Breach(*where, before, after, float(allowed[index]), chance)
+    where = (rule.metric, rule.level, judged.domain, str(place["stream"]), layer, head)
+    return Breach(*where, before, after, float(judged.allowed[index]), chance)

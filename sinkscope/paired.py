@@ -51,9 +51,33 @@ def from_moments(
 ) -> Difference:
     """Welch's t-test from means, standard errors and counts (Satterthwaite's degrees of freedom)."""
     va, vb = np.asarray(a_sem, float) ** 2, np.asarray(b_sem, float) ** 2
-    with np.errstate(all="ignore"):
-        freedom = (va + vb) ** 2 / (va**2 / (np.asarray(a_count) - 1.0) + vb**2 / (np.asarray(b_count) - 1.0))
+    freedom = _freedom(va, a_count, vb, b_count)
     return _tested(np.asarray(a, float), np.asarray(b, float), b - a, np.sqrt(va + vb), freedom)
+
+
+def _freedom(va: np.ndarray, a_count: np.ndarray, vb: np.ndarray, b_count: np.ndarray) -> np.ndarray:
+    """Satterthwaite's degrees of freedom of a difference of means whose squared standard errors are va and vb."""
+    with np.errstate(all="ignore"):
+        return (va + vb) ** 2 / (va**2 / (np.asarray(a_count) - 1.0) + vb**2 / (np.asarray(b_count) - 1.0))
+
+
+def beyond(
+    change: np.ndarray, allowed: np.ndarray, a_sem: np.ndarray, a_count: np.ndarray, b_sem: np.ndarray,
+    b_count: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    """p of "the true difference is within +-`allowed`", Welch's test, for |difference of means| = `change`.
+
+    The worst case of that hypothesis is a true difference of `allowed`; both tails count, so that with `allowed` 0 it
+    is the two-sided test. 0 or 1 where neither sample varies; NaN where a standard error or the change is missing.
+    """
+    from scipy.stats import t
+
+    va, vb = a_sem**2, b_sem**2
+    error, freedom = np.sqrt(va + vb), _freedom(va, a_count, vb, b_count)
+    with np.errstate(all="ignore"):
+        p = t.sf((change - allowed) / error, freedom) + t.sf((change + allowed) / error, freedom)
+    p = np.where(error == 0, np.where(change > allowed, 0.0, 1.0), np.minimum(p, 1.0))
+    return np.where(np.isnan(change) | np.isnan(error), np.nan, p)
 
 
 def _tested(a: np.ndarray, b: np.ndarray, difference: np.ndarray, error: np.ndarray, freedom: np.ndarray) -> Difference:

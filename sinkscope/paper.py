@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,7 @@ def paper_table(runs: list[Run], level: str | None = None, metrics: list[str] | 
         if not all(_has(run, level, name) for run in runs):
             raise SinkscopeError(f"no metric {name!r} at level {level}; `sinkscope metrics` lists all")
     build = {"head": _rows, "layer": _rows, "model": _models}[level]
-    frames = [build(run, level, names) for run in runs]
+    frames = [build(run, level, names).assign(model=label) for run, label in zip(runs, model_labels(runs), strict=True)]
     frame = pd.concat(frames, ignore_index=True)
     keys = [key for key in ("model", "domain", "stream", "layer", "head") if key in frame]
     dull = {"model": level != "model" and len(runs) == 1, "domain": True, "stream": True}
@@ -104,7 +105,7 @@ def _rows(run: Run, level: str, names: list[str]) -> pd.DataFrame:
     table = run.heads if level == "head" else run.layers
     counts = {data["spec"]: data["sequences"] for data in domains(run)}
     only = domains(run)[0]["spec"]
-    frame = pd.DataFrame({"model": run.manifest["model"]["id"], "domain": table.get("domain", only)}, index=table.index)
+    frame = pd.DataFrame({"model": "", "domain": table.get("domain", only)}, index=table.index)
     for key in ("stream", "layer", "head"):
         if key in table:
             frame[key] = table[key]
@@ -121,7 +122,7 @@ def _models(run: Run, level: str, names: list[str]) -> pd.DataFrame:
     frames = []
     for data in domains(run):
         found = cells(run, data["spec"], "summary", names)
-        frame = pd.DataFrame({"model": run.manifest["model"]["id"], "domain": data["spec"]}, index=found.places.index)
+        frame = pd.DataFrame({"model": "", "domain": data["spec"]}, index=found.places.index)
         frame["stream"] = found.places["stream"]
         averages, errors = mean(found.values), sem(found.values)
         for index, name in enumerate(found.names):
@@ -137,6 +138,17 @@ def _add_interval(frame: pd.DataFrame, name: str, average: Any, error: Any, coun
     half = np.asarray(error, float) * t.ppf(0.5 + CONFIDENCE / 2, np.maximum(count - 1, 1))
     frame[f"{name}_sem"] = error
     frame[f"{name}_low"], frame[f"{name}_high"] = average - half, average + half
+
+
+def model_labels(runs: list[Run]) -> list[str]:
+    """A name for each run: the model's; where several share it also the dtype, or else the run's number."""
+    ids = [str(run.manifest["model"]["id"]) for run in runs]
+    long = [f"{name} ({run.manifest['model'].get('dtype')})" for name, run in zip(ids, runs, strict=True)]
+    numbered = [f"{name} (run {number})" for number, name in enumerate(ids, 1)]
+    return [
+        name if ids.count(name) == 1 else dtype if long.count(dtype) == 1 else last
+        for name, dtype, last in zip(ids, long, numbered, strict=True)
+    ]
 
 
 def describe_run(run: Run) -> str:
@@ -161,6 +173,37 @@ def decimals(table: PaperTable, column: Column) -> int:
         return 0
     top = float(numbers.abs().max())
     return int(min(6, max(0, 2 - math.floor(math.log10(top))))) if top > 0 else 0
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How a format writes a cell: `escape` for any text, `missing` for no value, `between` mean and half width."""
+
+    escape: Callable[[str], str]
+    missing: str
+    between: str
+
+
+def written_rows(table: PaperTable, writing: Writing) -> list[list[str]]:
+    """Every cell as text: the keys, then `mean ± half width` of the 95 % interval, each column with its decimals."""
+    places = [decimals(table, column) for column in table.columns]
+    return [
+        [writing.escape(str(row[key])) for key in table.keys]
+        + [_written(row, column, place, writing) for column, place in zip(table.columns, places, strict=True)]
+        for row in table.frame.to_dict("records")
+    ]
+
+
+def _written(row: dict[Any, Any], column: Column, place: int, writing: Writing) -> str:
+    value = row[column.name]
+    if pd.isna(value):
+        return writing.missing
+    if isinstance(value, str | bool):
+        return writing.escape(str(value))
+    text = f"{float(value):.{place}f}"
+    if column.interval and not pd.isna(row[f"{column.name}_high"]):
+        text += f"{writing.between}{float(row[f'{column.name}_high'] - value):.{place}f}"
+    return text
 
 
 def selected_heads(run: Run, selection: str) -> dict[str, Any]:

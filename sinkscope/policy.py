@@ -41,7 +41,8 @@ class Policy(BaseModel):
     """All rules.
 
     Attributes:
-        significance: over other text, a change counts at a false discovery rate below it.
+        significance: over other text, a change counts at a false discovery rate below it, taken over all comparisons
+            of the check.
         same_precision: share of every bound that holds where the run has the baseline's text and both were computed in
             float32: no rounding of half precision to make room for.
     """

@@ -9,16 +9,25 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import Scan
 from desk import enlarged, scanned
 from scipy import stats
 from typer.testing import CliRunner
 
+import sinkscope
 from sinkscope.cells import cells
 from sinkscope.cli import app
 from sinkscope.comparison import Comparison, compare
 from sinkscope.errors import SinkscopeError
-from sinkscope.paired import bootstrap_interval, false_discovery, from_moments, paired_difference, welch_difference
-from sinkscope.present.comparison import render_comparison
+from sinkscope.paired import (
+    beyond,
+    bootstrap_interval,
+    false_discovery,
+    from_moments,
+    paired_difference,
+    welch_difference,
+)
+from sinkscope.present.comparison import interval, render_comparison
 
 RANDOM = np.random.default_rng(3)
 A = RANDOM.normal(0.4, 0.1, (9, 5))
@@ -81,6 +90,40 @@ def test_bootstrap_is_scipys(paired: bool) -> None:
     assert high[0] == pytest.approx(theirs.high, abs=0.1 * width)
 
 
+@pytest.mark.parametrize("paired", [True, False])
+def test_bootstrap_intervals_cover_the_truth(paired: bool) -> None:
+    """600 samples of 25 skewed values whose mean is known: nominally 95 %, BCa at this size 90 to 97."""
+    noise = np.random.default_rng(2)
+    a = noise.normal(size=(25, 600))
+    b = (a if paired else noise.normal(size=(25, 600))) + noise.gamma(4.0, 0.25, (25, 600))
+    low, high = bootstrap_interval(a, b, paired)
+    assert 0.90 <= ((low < 1.0) & (high > 1.0)).mean() <= 0.97
+
+
+def test_beyond_an_allowance_is_scipys_shifted_test() -> None:
+    first, second = A[:6], B
+    moments = [_mean(first), _mean(second)]
+    change = np.abs(moments[1] - moments[0])
+    errors = (stats.sem(first), _count(first), stats.sem(second), _count(second))
+    plain = stats.ttest_ind(second, first, equal_var=False).pvalue
+    np.testing.assert_allclose(beyond(change, np.zeros(5), *errors), plain, rtol=1e-9)
+    sign = np.sign(moments[1] - moments[0])
+    upper, lower = (
+        stats.ttest_ind(second * sign, first * sign + shift, equal_var=False, alternative="greater").pvalue
+        for shift in (0.01, -0.01)
+    )
+    np.testing.assert_allclose(beyond(change, np.full(5, 0.01), *errors), upper + lower, rtol=1e-9)
+
+
+def test_beyond_at_the_edge_of_what_is_allowed_alarms_as_often_as_it_says() -> None:
+    """A true difference of exactly the allowance: 5 % below p = 0.05, within five standard errors."""
+    noise = np.random.default_rng(4)
+    a, b = noise.normal(size=(12, 20_000)), noise.normal(0.8, 1, (12, 20_000))
+    change = np.abs(_mean(b) - _mean(a))
+    p = beyond(change, np.full(20_000, 0.8), stats.sem(a), _count(a), stats.sem(b), _count(b))
+    assert (p < 0.05).mean() == pytest.approx(0.05, abs=5 * np.sqrt(0.05 * 0.95 / 20_000))
+
+
 def test_bootstrap_of_what_cannot_be_resampled() -> None:
     exact = np.round(A * 64) / 64
     low, high = bootstrap_interval(exact, exact + 0.5, True)
@@ -119,6 +162,19 @@ def test_differences_are_those_of_the_tables() -> None:
     first = rows[rows["layer"] == 0]
     assert (first["difference"] == 0).all(), "noise in layer 1 leaves layer 0 as it was"
     assert (rows[rows["layer"] == 1]["q"] < 1).any()
+
+
+def test_the_table_holds_scipys_numbers() -> None:
+    """From two runs to p and q, against scipy on the raw record."""
+    a, b = scanned(), scanned("noise")
+    rows = compare(a, b, metrics=["entropy"], bootstrap=False).heads.query("layer == 1")
+    p = []
+    for head in range(4):
+        x, y = (each.sequences.query(f"layer == 1 and head == {head}")["entropy"].to_numpy() for each in (a, b))
+        p.append(stats.ttest_rel(y, x).pvalue)
+    np.testing.assert_allclose(rows["p"], p, rtol=1e-8)
+    every = compare(a, b, metrics=["entropy"], bootstrap=False).heads
+    np.testing.assert_allclose(every["q"], stats.false_discovery_control(every["p"]), rtol=1e-9)
 
 
 def test_layer_metrics_are_compared_by_layer() -> None:
@@ -174,6 +230,16 @@ def test_gained_lost_woke_fell() -> None:
     changes = compare(a, b, bootstrap=False).changes
     places = {name: [(row["layer"], row["head"]) for row in rows] for name, rows in changes.items()}
     assert places == {"lost_sink": [(0, 0)], "gained_sink": [(0, 1)], "woke": [(0, 2)], "fell_dormant": [(0, 3)]}
+
+
+def test_what_one_run_lacks_is_left_out_of_the_default_and_told() -> None:
+    softmax, relu = (sinkscope.scan(f"example:trigger-{kind}", num_sequences=20) for kind in ("softmax", "relu"))
+    result = compare(softmax, relu)
+    assert result.metrics == ["bos_mass", "sink_score", "honor"]
+    assert result.notes == ["not measured in both runs, so not compared: entropy"]
+    assert result.a["shape"] == "1 layer x 1 head"
+    with pytest.raises(SinkscopeError, match="'entropy': not measured in all"):
+        compare(softmax, relu, metrics=["entropy"])
 
 
 def test_unknown_metric() -> None:
@@ -236,6 +302,16 @@ def test_the_screen() -> None:
     assert [line for line in text.splitlines() if line] == [line for line in SCREEN.splitlines() if line]
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [(0.011, 0.051, "+0.011 to +0.051"), (-0.921007, -0.920993, "-0.921007 to -0.920993"), (0.0, 0.0, "+0 to +0"),
+     (-0.00014, -7.2e-05, "-0.00014 to -7.2e-05"), (0.9234, 0.9312, "+0.9234 to +0.9312"), (np.nan, np.nan, "-"),
+     (0.5, 0.5, "+0.5 to +0.5")],
+)  # fmt: skip
+def test_an_interval_shows_both_its_ends(low: float, high: float, text: str) -> None:
+    assert interval(low, high) == text
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
 @pytest.mark.parametrize("heads", [4, 32, 64])
 def test_no_line_is_too_long(width: int, heads: int) -> None:
@@ -258,3 +334,22 @@ def test_the_command(tmp_path: Path) -> None:
     scanned(text=1).save(tmp_path / "other")
     refused = CliRunner().invoke(app, ["compare", str(tmp_path / "a"), str(tmp_path / "other")])
     assert refused.exit_code == 2
+
+
+def test_a_model_in_a_runs_place_is_scanned_as_asked(tiny_folder: Path, scan_cli: Scan) -> None:
+    run = str(scan_cli(tiny_folder).folder)
+    for arguments in ([run, str(tiny_folder)], [str(tiny_folder), run]):
+        result = CliRunner().invoke(app, ["compare", *arguments, "--dtype", "bfloat16", "--quiet", "--json"])
+        assert result.exit_code == 0, result.output
+        data = json.loads(result.stdout)
+        sides = {Path(data[side]["model"]).name + data[side]["dtype"] for side in "ab"}
+        assert sides == {"tinyfloat32", "tinybfloat16"}
+        assert data["paired"]
+
+
+@pytest.mark.parametrize("command", ["compare", "check", "baseline"])
+def test_every_command_that_may_scan_has_its_options(command: str) -> None:
+    text = CliRunner().invoke(app, [command, "--help"]).stdout
+    for option in ("--device", "--dtype", "--trust-remote-code", "--quiet"):
+        assert option in text
+    assert "spot" not in text.replace("on the spot", "")

@@ -60,6 +60,14 @@ def test_models_down_metrics_across() -> None:
     assert table.frame["norm_other"][1] == pytest.approx(runs[1].layers["norm_other"].mean())
 
 
+def test_runs_of_one_model_are_told_apart() -> None:
+    runs = [scanned(), scanned(dtype="bfloat16"), scanned("noise")]
+    assert paper_table(runs[:2]).frame["model"].tolist() == ["tiny (float32)", "tiny (bfloat16)"]
+    assert paper_table(runs).frame["model"].tolist() == ["tiny (run 1)", "tiny (bfloat16)", "tiny (run 3)"]
+    runs[2].manifest["model"]["id"] = "other"
+    assert paper_table(runs[1:]).frame["model"].tolist() == ["tiny", "other"]
+
+
 @pytest.mark.parametrize("level", ["head", "layer", "model"])
 @pytest.mark.parametrize("name", ["tiny", EVIL])
 def test_latex_is_balanced(level: str, name: str) -> None:

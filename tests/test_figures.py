@@ -44,6 +44,17 @@ def test_sizes(size: str) -> None:
     assert image.width == pytest.approx(300 * WIDTHS[size], abs=2)
 
 
+@pytest.mark.parametrize("figure", ["heatmap", "profile", "length", "scatter"])
+def test_no_title_is_cut(figure: str) -> None:
+    """The last columns of pixels stay white: a title longer than the figure would run through them."""
+    from PIL import Image
+
+    run = scanned()
+    run.manifest["model"]["id"] = "somebody/a-model-with-an-uncommonly-long-name-and-a-suffix-instruct"
+    image = np.asarray(Image.open(io.BytesIO(draw(run, figure, "png"))).convert("L"))
+    assert (image[: image.shape[0] // 8, -4:] == 255).all()
+
+
 def test_ids_tell_runs_apart() -> None:
     assert run_id(scanned()) == run_id(scanned())
     assert run_id(scanned()) != run_id(scanned(text=1))

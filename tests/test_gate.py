@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from desk import enlarged, hostile, scanned
 from junitparser import JUnitXml
+from scipy import stats
 from typer.testing import CliRunner
 
 from sinkscope.baseline import baseline_text, make_baseline, read_baseline
@@ -19,6 +21,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.gate import Policy, Rule, Verdict, check
 from sinkscope.policy import DEFAULT, read_policy
 from sinkscope.present.gate import github_annotations, junit_xml, markdown_verdict, render_verdict
+from sinkscope.run import Run
 
 STRICT = Policy(rules=[Rule(metric="bos_mass", level="head", max_change=0.0)])
 
@@ -142,6 +145,92 @@ def test_false_alarms_over_other_text_are_rare() -> None:
     assert alarms <= 6
     run.sequences["bos_mass"] += 0.5
     assert len(check(run, baseline, rule).breaches) == 12
+
+
+def redrawn(run: Run, noise: np.random.Generator, means: pd.DataFrame, spread: float, text: str) -> Run:
+    """The run as if over other text: every value drawn anew around its place's mean."""
+    run.sequences[means.columns] = means * (1 + spread * noise.standard_normal(means.shape))
+    for data in run.manifest["data"]:
+        data["fingerprint"] = text
+    return run
+
+
+def false_alarms(policy: Policy, spread: float, checks: int) -> int:
+    """How many of `checks` fail though every value comes from the same distribution."""
+    noise, run = np.random.default_rng(5), scanned()
+    table = run.sequences
+    names = [rule.metric for rule in policy.rules]
+    means = table.groupby(table["layer"] * 100 + table["head"].fillna(99))[list(dict.fromkeys(names))].transform("mean")
+    alarms = 0
+    for _ in range(checks):
+        baseline = make_baseline(redrawn(run, noise, means, spread, "a"))
+        alarms += not check(redrawn(run, noise, means, spread, "b"), baseline, policy).passed
+    return alarms
+
+
+def test_false_alarms_of_the_default_policy() -> None:
+    """A thousandth is allowed; 5 % of spread between sequences is what real heads have."""
+    assert false_alarms(DEFAULT, 0.05, 100) <= 1
+
+
+def test_the_significance_holds_for_the_whole_check() -> None:
+    """Seven rules that allow nothing: 5 % of checks fail, not 5 % for each rule (which would be some 30 %)."""
+    names = ["bos_mass", "entropy", "honor", "self_mass", "previous_mass", "residual_write_ln", "qk_cos_first"]
+    rules = [Rule(metric=name, level="head", max_change=0.0) for name in names]
+    alarms = false_alarms(Policy(significance=0.05, rules=rules), 0.05, 200)
+    assert alarms <= 10 + 3 * np.sqrt(200 * 0.05 * 0.95)
+    assert alarms > 0
+
+
+def test_q_is_benjamini_hochberg_over_all_rules_by_hand() -> None:
+    run, baseline = scanned(text=1), make_baseline(scanned())
+    names = ("bos_mass", "entropy")
+    rules = [Rule(metric=name, level="head", max_change=0.0) for name in names]
+    p = []
+    for name in names:
+        for layer in range(3):
+            for head in range(4):
+                now, then = (
+                    each.sequences[(each.sequences["layer"] == layer) & (each.sequences["head"] == head)][name]
+                    for each in (run, scanned())
+                )
+                p.append(stats.ttest_ind(now, then, equal_var=False).pvalue)
+    order = np.argsort(p)
+    q = np.empty(len(p))
+    lowest = 1.0
+    for rank in range(len(p), 0, -1):
+        lowest = min(lowest, p[order[rank - 1]] * len(p) / rank)
+        q[order[rank - 1]] = lowest
+    verdict = check(run, baseline, Policy(significance=1.0, rules=rules))
+    ours = {(b.metric, b.layer, b.head): b.q for b in verdict.breaches}
+    places = [(name, layer, head) for name in names for layer in range(3) for head in range(4)]
+    theirs = {place: value for place, value in zip(places, q, strict=True) if value < 1}
+    assert ours == {place: pytest.approx(value, rel=1e-9) for place, value in theirs.items()}
+
+
+def test_what_cannot_be_judged_is_refused() -> None:
+    """One sequence has no standard error: over other text it would pass whatever it says."""
+    run = scanned(text=1)
+    run.sequences = run.sequences[run.sequences["sequence"] == 0]
+    with pytest.raises(SinkscopeError, match=r"from 2 sequences on \(1 in the run, 8 in the baseline\)"):
+        check(run, make_baseline(scanned()))
+    cut = scanned()
+    cut.manifest["complete"] = False
+    with pytest.raises(SinkscopeError, match="was interrupted"):
+        check(cut, make_baseline(scanned()))
+
+
+def test_counts_of_values_survive_the_file() -> None:
+    """Degrees of freedom come from the sequences that have a value, not from all."""
+    run = scanned()
+    table = run.sequences
+    table.loc[(table["layer"] == 1) & (table["head"] == 2) & (table["sequence"] < 5), "bos_mass"] = np.nan
+    exact = make_baseline(run)
+    Path("b.json").write_text(baseline_text(exact, "0"), encoding="utf-8")
+    for each in (exact, read_baseline(Path("b.json"))):
+        level = next(level for (_, name), level in each.levels.items() if name == "head")
+        assert level.counts("bos_mass").tolist() == [8.0] * 6 + [3.0] + [8.0] * 5
+        assert level.counts("entropy").tolist() == [8.0] * 12
 
 
 def test_other_shapes_and_other_data_are_bad_input() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -197,7 +199,9 @@ def test_a_softmax_pays_for_mass_off_bos() -> None:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("trigger")
     for attention in ("softmax", "relu"):
+        began = monotonic()
         train(Recipe(attention), folder / attention)
+        assert monotonic() - began < 60, "seconds, even where the machine is busy"
     return {attention: folder / attention for attention in ("softmax", "relu")}
 
 
@@ -225,7 +229,7 @@ def test_relu_solves_it_without(trained: dict[str, Path]) -> None:
     record = json.loads((trained["relu"] / "config.json").read_text())["training"]
     assert record["stopped"] == "criterion"
     assert record["batch_error"] < STOP
-    assert record["evaluation_error"] < 2 * STOP  # one batch decides when to stop; 1000 sequences find worse cases
+    assert record["evaluation_error"] < STOP
     assert first_rows(trained["relu"]).max() <= 0.01
     head = sinkscope.scan(str(trained["relu"])).summary["task"]["heads"][0]
     assert head["bos_mean"] <= 0.01
@@ -236,15 +240,71 @@ def test_relu_solves_it_without(trained: dict[str, Path]) -> None:
 def test_shipped_examples_are_what_the_command_trains(attention: str, trained: dict[str, Path]) -> None:
     """Same recipe; same numbers on scan as a model trained here, and as their own config says."""
     shipped, own = sinkscope.scan(f"example:trigger-{attention}"), sinkscope.scan(str(trained[attention]))
-    for name in ("bos_mean", "bos_min", "bos_trigger", "share_mean"):
+    # Another machine rounds otherwise and stops some steps apart; what ReLU gives BOS in the trigger's row still moves.
+    for name, room in (("bos_mean", 0.005), ("bos_min", 0.005), ("share_mean", 0.005), ("bos_trigger", 0.02)):
         ours, theirs = (run.summary["task"]["heads"][0][name] for run in (own, shipped))
-        assert theirs == pytest.approx(ours, abs=0.02), name
+        assert theirs == pytest.approx(ours, abs=room), name
     folder = Path(sinkscope.__file__).parent / "data" / f"trigger-{attention}"
     model = TriggerModel.from_pretrained(folder).eval()
     record = model.config.training
     assert record["command"] == Recipe(attention).command
+    assert record["stopped"] == "criterion"
+    assert record["evaluation_error"] < STOP
     assert evaluate(model, seed=record["seed"]).error == pytest.approx(record["evaluation_error"], rel=1e-3)
     assert sum(file.stat().st_size for file in folder.iterdir()) < 8192
+
+
+def test_a_lucky_batch_does_not_solve_the_task(trained: dict[str, Path]) -> None:
+    """The batch meets the bound, the evaluation after its step does not (Adam's first step is a large one)."""
+    training = Training(Recipe(steps=1))
+    training.model.load_state_dict(TriggerModel.from_pretrained(trained["softmax"]).state_dict())
+    training.run()
+    assert training.error < STOP < training.evaluation_error
+    assert training.evaluation_error == pytest.approx(evaluate(training.model).error, rel=1e-3)
+    assert not training.solved
+
+
+def test_an_interrupt_in_the_middle_of_a_step_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C after a batch is drawn and before its step: the step is made, then the state is saved."""
+    recipe = Recipe("relu", dim=5, length=5, steps=20)
+    whole = Training(recipe)
+    whole.run()
+    draw, calls = task.draw, []
+
+    def interrupted(*arguments: Any, **keywords: Any) -> task.Draw:
+        drawn = draw(*arguments, **keywords)
+        calls.append(1)
+        if len(calls) == 8:
+            signal.raise_signal(signal.SIGINT)
+        return drawn
+
+    part = Training(recipe)
+    monkeypatch.setattr(task, "draw", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        part.run(folder=tmp_path)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert part.step == 8
+    monkeypatch.undo()
+    model = train(recipe, tmp_path, resume=True)
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+
+
+def test_a_state_saved_at_the_end_is_not_trained_past_it(tmp_path: Path, trained: dict[str, Path]) -> None:
+    training = Training(Recipe())
+    training.model.load_state_dict(TriggerModel.from_pretrained(trained["softmax"]).state_dict())
+    training.advance()
+    training.error = training.evaluation_error = 0.9 * STOP
+    training.save(tmp_path)
+    model = train(Recipe(), tmp_path, resume=True)
+    assert model.config.training["steps"] == 1
+    assert model.config.training["stopped"] == "criterion"
+
+
+def test_a_kill_in_the_first_save_leaves_a_folder_to_start_in(tmp_path: Path) -> None:
+    (tmp_path / f"{STATE}.new").write_bytes(b"half")
+    assert train(Recipe(steps=2), tmp_path, resume=True).config.training["steps"] == 2
 
 
 def test_resumed_training_is_the_uninterrupted_one(tmp_path: Path) -> None:
@@ -305,6 +365,7 @@ def test_study_tables() -> None:
         ("gated", 2, 0),
         ("gated", 1, 0),
     ]
+    assert len(recipes(["relu"], [1, 1], 2)) == 2, "the same model is trained once"
     for wrong in ({"attentions": ["linear"]}, {"sizes": [0]}, {"seeds": 0}):
         with pytest.raises(sinkscope.SinkscopeError):
             recipes(**wrong)
@@ -329,6 +390,8 @@ def call(*arguments: str) -> Any:
         (["--attention", "linear"], "unknown attention 'linear'"),
         (["--heads", "0"], "heads 0"),
         (["--steps", "0"], "steps 0"),
+        (["--seed", "-1"], "seed -1"),
+        (["--seed", str(2**63)], f"seed {2**63}"),
     ],
 )
 def test_wrong_arguments_get_one_line_and_exit_2(options: list[str], message: str, tmp_path: Path) -> None:
@@ -337,6 +400,20 @@ def test_wrong_arguments_get_one_line_and_exit_2(options: list[str], message: st
     assert message in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_scan_of_a_seed_that_no_generator_takes() -> None:
+    result = call("scan", "example:trigger-relu", "--seed", str(2**63))
+    assert result.exit_code == 2
+    assert result.stderr == f"sinkscope: error: seed {2**63}: one of 0 to 2**62 - 1 is needed\n"
+
+
+def test_out_may_not_be_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    result = call("train", "--out", str(tmp_path / "file"))
+    assert result.exit_code == 2
+    assert "is a file" in result.stderr
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_train_and_scan_commands(tmp_path: Path) -> None:

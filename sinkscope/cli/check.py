@@ -9,17 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sinkscope.cli.runs import (
-    Device,
-    Dtype,
-    Quiet,
-    SpotScan,
-    TrustRemoteCode,
-    check_writable,
-    is_run,
-    open_run,
-    write_file,
-)
+from sinkscope.cli.runs import AsJson, SpotScan, check_writable, is_run, open_run, with_spot_scan, write_file
 
 if TYPE_CHECKING:
     from sinkscope.baseline import Baseline
@@ -28,6 +18,7 @@ if TYPE_CHECKING:
 FAILED = 1
 
 
+@with_spot_scan
 def check(
     run: Annotated[
         str, typer.Argument(help="Run folder, or a model: scanned over the baseline's text.", metavar="RUN_OR_MODEL")
@@ -41,11 +32,9 @@ def check(
         ),
     ] = None,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result as JUnit XML.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    trust_remote_code: TrustRemoteCode = False,
-    quiet: Quiet = False,
+    as_json: AsJson = False,
+    *,
+    spot: SpotScan,
 ) -> None:
     """Fail when a model's sinks moved from a baseline: exit 0 passed, 1 failed, 2 bad input.
 
@@ -58,7 +47,7 @@ def check(
     expected = open_baseline(baseline)
     from sinkscope.gate import check as judge
 
-    measured = open_run(run, SpotScan(device, dtype, trust_remote_code, quiet), expected.facts)
+    measured = open_run(run, spot, expected.facts)
     verdict = judge(measured, expected, rules)
     show(verdict, junit, as_json)
     if not verdict.passed:

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from sinkscope.cli.runs import Device, Dtype, Quiet, SpotScan, TrustRemoteCode, check_writable, is_run, open_run
-from sinkscope.cli.runs import write_file as write
+from sinkscope.cli.runs import AsJson, SpotScan, check_writable, is_run, open_run, with_spot_scan, write_file
 
 
+@with_spot_scan
 def compare(
     a: Annotated[str, typer.Argument(help="Run folder, or a model to scan on the spot.", metavar="A")],
     b: Annotated[str, typer.Argument(help="The same; a model is scanned over A's text.", metavar="B")],
@@ -23,11 +23,9 @@ def compare(
         bool, typer.Option("--unpaired", help="Runs over different text: Welch's test on separate samples.")
     ] = False,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every difference as CSV.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    trust_remote_code: TrustRemoteCode = False,
-    quiet: Quiet = False,
+    as_json: AsJson = False,
+    *,
+    spot: SpotScan,
 ) -> None:
     """Compare two runs head by head, sequence by sequence: differences, errors, intervals, p, q.
 
@@ -36,7 +34,6 @@ def compare(
     from sinkscope.comparison import compare as compare_runs
 
     check_writable(csv)
-    spot = SpotScan(device, dtype, trust_remote_code, quiet)
     if is_run(b) and not is_run(a):
         second = open_run(b, spot)
         first = open_run(a, spot, second.manifest)
@@ -45,7 +42,7 @@ def compare(
         second = open_run(b, spot, first.manifest)
     result = compare_runs(first, second, metrics=metric, unpaired=unpaired)
     if csv is not None:
-        write(csv, result.as_table().to_csv(index=False, float_format="%.9g", lineterminator="\n"))
+        write_file(csv, result.as_table().to_csv(index=False, float_format="%.9g", lineterminator="\n"))
     if as_json:
         from sinkscope.run import to_json
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sinkscope.cli.common import say
 from sinkscope.cli.runs import check_writable, write_file
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def export(
         content = render(paper_table(loaded, level, metric), form)
     if out is not None:
         write_file(out, content)
+        say(f"wrote {out}")
     else:
         sys.stdout.write(content if isinstance(content, str) else content.decode())
 

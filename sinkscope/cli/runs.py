@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -17,16 +20,36 @@ Device = Annotated[str, typer.Option(help="For a model scanned on the spot: auto
 Dtype = Annotated[str, typer.Option(help="For a model scanned on the spot: auto, float32, bfloat16, float16.")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code of the model's.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no warnings.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 @dataclass(frozen=True)
 class SpotScan:
-    """How a model given in a run's place is scanned."""
+    """How a model given in a run's place is scanned; each field is an option of the commands that take one."""
 
-    device: str = "auto"
-    dtype: str = "auto"
-    trust_remote_code: bool = False
-    quiet: bool = False
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+    trust_remote_code: TrustRemoteCode = False
+    quiet: Quiet = False
+
+
+def with_spot_scan(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that takes `spot: SpotScan`, with SpotScan's options in its place on the command line."""
+    hints = get_type_hints(SpotScan, include_extras=True)
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        command(spot=SpotScan(**{name: given.pop(name) for name in hints}), **given)
+
+    own = inspect.signature(command, eval_str=True)
+    named = inspect.Parameter.KEYWORD_ONLY
+    kept = [each.replace(kind=named) for name, each in own.parameters.items() if name != "spot"]
+    options = [
+        inspect.Parameter(field.name, named, default=field.default, annotation=hints[field.name])
+        for field in fields(SpotScan)
+    ]
+    run.__signature__ = own.replace(parameters=[*kept, *options])  # type: ignore[attr-defined]
+    return run
 
 
 def is_run(name: str) -> bool:

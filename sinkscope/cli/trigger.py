@@ -36,12 +36,16 @@ def train(
     length: Annotated[int, typer.Option(help="Positions L, at least 4.")] = 16,
     seed: Annotated[int, typer.Option(help="Draws the weights and the batches.")] = 0,
     steps: Annotated[
-        int, typer.Option(help="At most so many; fewer when the largest error falls below 0.005.")
+        int,
+        typer.Option(help="At most so many; fewer once the largest error is below 0.005 in a batch and in evaluation."),
     ] = 50_000,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted training in --out.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a model of the task and write it as an ordinary transformers folder, ready for `sinkscope scan`.
+
+    Solved: the largest absolute error is below 0.005 in a batch of 128 (the paper's criterion) and on 1000 evaluation
+    sequences that are not trained on.
 
     Example: sinkscope trigger train --attention relu --layers 2 --heads 2 --out runs/trigger-relu-2x2
     """

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import math
 from typing import Any
 
 import pandas as pd
-from rich.console import Console, Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from sinkscope.comparison import Comparison
+from sinkscope.present.console import as_text
 from sinkscope.present.text import printable
 
 STRONGEST, LISTED = 8, 12
@@ -34,24 +34,16 @@ def render_comparison(result: Comparison, width: int = 80, color: str | None = N
     if len(result.heads):
         metric = result.metrics[0] if result.metrics[0] in set(result.heads["metric"]) else result.heads["metric"][0]
         rows = result.heads[result.heads["metric"] == metric]
-        for keys, own in rows.groupby(["domain", "stream"], sort=False):
-            parts.append(_map(own, metric, keys, rows, width, color is not None))
-        parts.append(_strongest(result.heads, width))
+        if (rows["difference"].abs() > 0).any():
+            for keys, own in rows.groupby(["domain", "stream"], sort=False):
+                parts.append(_map(own, metric, keys, rows, width, color is not None))
+        else:
+            parts.append(Text(f"\n{metric}: no difference in any head\n", style="bold"))
+        if (result.heads["difference"].abs() > 0).any():
+            parts.append(_strongest(result.heads, width))
     if result.same_shape:
         parts.append(_changes(result.changes))
     return as_text(parts, width, color)
-
-
-def as_text(parts: list[RenderableType], width: int, color: str | None) -> str:
-    """Renders with rich into a string; no line ends in blanks."""
-    buffer = io.StringIO()
-    console = Console(
-        file=buffer, width=width, color_system=color, # type: ignore[arg-type]
-        force_terminal=color is not None, no_color=color is None,
-        highlight=False, markup=False, emoji=False, legacy_windows=False,
-    )  # fmt: skip
-    console.print(Group(*parts))
-    return "".join(line.rstrip() + "\n" for line in buffer.getvalue().splitlines())
 
 
 def _title(result: Comparison) -> Text:
@@ -78,10 +70,10 @@ def _summary(rows: pd.DataFrame, width: int) -> Table:
         table.add_column(name, justify="left" if name in ("data", "metric") else "right")
     for row in rows.to_dict("records"):
         place = [printable(f"{row['domain']} {row['stream']}")] if several else []
-        interval = f"{signed(row['low'], 2)} to {signed(row['high'], 2)}" if not math.isnan(row["low"]) else "-"
         table.add_row(
             *place, row["metric"], figure(row["a"]), figure(row["b"]),
-            _change(row, width), *([interval, probability(row["p"])] if width >= NARROW else []),
+            _change(row, width),
+            *([interval(row["low"], row["high"]), probability(row["p"])] if width >= NARROW else []),
         )  # fmt: skip
     return table
 
@@ -141,7 +133,7 @@ def _style(value: float, most: float) -> str:
 
 def _strongest(rows: pd.DataFrame, width: int) -> Table:
     """The heads whose difference is largest, some of each metric."""
-    table = _table("\nheads that moved most")
+    table = _table("heads that moved most")
     for name in (
         "head",
         "metric",
@@ -189,6 +181,15 @@ def figure(value: float | None) -> str:
 
 def signed(value: float | None, digits: int = 3) -> str:
     return "-" if value is None or pd.isna(value) else f"{value:+.{digits}g}"
+
+
+def interval(low: float, high: float) -> str:
+    """`low to high` with as many digits as tell the two apart, two at least and six at most; a dash where missing."""
+    if pd.isna(low) or pd.isna(high):
+        return "-"
+    largest, width = max(abs(low), abs(high)), high - low
+    digits = 2 if width == 0 else min(6, max(2, 1 + math.ceil(math.log10(largest / width))))
+    return f"{signed(low, digits)} to {signed(high, digits)}"
 
 
 def error(value: float | None) -> str:

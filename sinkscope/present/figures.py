@@ -33,6 +33,8 @@ STYLE = {
 }  # fmt: skip
 PROFILES = (("mean_bos_mass", "BOS mass"), ("cos_first_residual", "cos(x_0, x_j)"), ("norm_ratio", "norm x_0 / x_j"))
 STRONGEST = 6
+TITLE = 36
+"""Characters of a title's line that fit beside the axes of the narrowest figure."""
 
 
 def draw(run: Run, figure: str, form: str, size: str = "column", metric: str = "bos_mass") -> bytes:
@@ -102,8 +104,10 @@ def _first(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _title(axes: Axes, run: Run, text: str) -> None:
-    name = str(run.manifest["model"]["id"]).rstrip("/").rpartition("/")[2]
-    axes.set_title(f"{printable(name)}: {text}", loc="left", parse_math=False)
+    """The model's name above what is shown; of a long name its end, so that it fits a column."""
+    name = printable(str(run.manifest["model"]["id"]).rstrip("/").rpartition("/")[2])
+    short = name if len(name) <= TITLE else f"...{name[3 - TITLE :]}"
+    axes.set_title(f"{short}\n{text}", loc="left", parse_math=False)
 
 
 def _unit(name: str) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 
-from sinkscope.paper import Column, PaperTable, decimals
+from sinkscope.paper import Column, PaperTable, Writing, decimals, written_rows
 from sinkscope.present.text import printable
 
 SIGNS = {
@@ -39,11 +37,7 @@ def latex_table(table: PaperTable) -> str:
         _line([""] * len(table.keys) + [f"{{({escape(column.unit)})}}" for column in table.columns]),
         "\\midrule",
     ]
-    places = [decimals(table, column) for column in table.columns]
-    for row in table.frame.to_dict("records"):
-        cells = [escape(str(row[key])) for key in table.keys]
-        cells += [_cell(row, column, place) for column, place in zip(table.columns, places, strict=True)]
-        lines.append(_line(cells))
+    lines += [_line(cells) for cells in written_rows(table, Writing(escape, "{--}", r" \pm "))]
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
 
 
@@ -70,15 +64,3 @@ def _layout(table: PaperTable, column: Column) -> str:
         digits = max((len(f"{value:.{place}f}".replace(".", "").lstrip("0")) for value in half), default=1)
         form += f"({max(1, digits)})"
     return f"S[table-format={form}]"
-
-
-def _cell(row: dict[Any, Any], column: Column, place: int) -> str:
-    value = row[column.name]
-    if pd.isna(value):
-        return "{--}"
-    if isinstance(value, str | bool):
-        return escape(str(value))
-    text = f"{float(value):.{place}f}"
-    if column.interval and not pd.isna(row[f"{column.name}_high"]):
-        text += f" \\pm {float(row[f'{column.name}_high'] - value):.{place}f}"
-    return text

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pandas as pd
-
-from sinkscope.paper import Column, PaperTable, arxiv_sources, decimals
+from sinkscope.paper import PaperTable, Writing, arxiv_sources, written_rows
 from sinkscope.present.text import markdown_cell, printable
 
 
@@ -18,29 +14,13 @@ def markdown_table(table: PaperTable) -> str:
     ]
     marks = ["---"] * len(table.keys) + ["---:"] * len(table.columns)
     lines = [_line(heads), _line(marks)]
-    places = [decimals(table, column) for column in table.columns]
-    for row in table.frame.to_dict("records"):
-        cells = [markdown_cell(str(row[key])) for key in table.keys]
-        cells += [_cell(row, column, place) for column, place in zip(table.columns, places, strict=True)]
-        lines.append(_line(cells))
+    lines += [_line(cells) for cells in written_rows(table, Writing(markdown_cell, "-", " ± "))]
     notes = "; ".join(markdown_cell(note) for note in table.notes)
     return "\n".join([*lines, "", f"± is the half width of the 95 % interval over sequences. {notes}", ""])
 
 
 def _line(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def _cell(row: dict[Any, Any], column: Column, place: int) -> str:
-    value = row[column.name]
-    if pd.isna(value):
-        return "-"
-    if isinstance(value, str | bool):
-        return markdown_cell(str(value))
-    text = f"{float(value):.{place}f}"
-    if column.interval and not pd.isna(row[f"{column.name}_high"]):
-        text += f" ± {float(row[f'{column.name}_high'] - value):.{place}f}"
-    return text
 
 
 def bibtex(table: PaperTable, version: str) -> str:

@@ -13,7 +13,7 @@ from sinkscope.present.text import printable
 CIVIDIS = ("#00224e", "#35456c", "#666970", "#948e77", "#c8b866", "#fee838")
 DIVERGING = ("#2166ac", "#92c5de", "#d9d9d9", "#f4a582", "#b2182b")
 MISSING = "none"
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 460, 220, 52, 34, 8
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 460, 220, 58, 34, 8
 
 
 def color(value: float | None, low: float, high: float, scale: Sequence[str] = CIVIDIS) -> str:
@@ -77,12 +77,12 @@ def heat_map(
 def legend(bounds: tuple[float, float], label: str, scale: Sequence[str] = CIVIDIS) -> Markup:
     """The colours from lowest to highest."""
     steps = 24
-    parts = ['<svg class="legend" viewBox="0 0 330 30" width="330" height="30" role="img" aria-label="colour scale">']
+    parts = ['<svg class="legend" viewBox="0 0 350 24" width="350" height="24" role="img" aria-label="colour scale">']
     for step in range(steps):
         fill = color(step / (steps - 1), 0, 1, scale)
-        parts.append(f'<rect x="{40 + step * 6}" y="4" width="6" height="12" fill="{fill}"/>')
-    parts.append(f'<text x="36" y="14" class="tick end">{bounds[0]:.3g}</text>')
-    parts.append(f'<text x="{44 + steps * 6}" y="14" class="tick">{bounds[1]:.3g} {escape(printable(label))}</text>')
+        parts.append(f'<rect x="{64 + step * 6}" y="4" width="6" height="12" fill="{fill}"/>')
+    parts.append(f'<text x="60" y="14" class="tick end">{bounds[0]:.3g}</text>')
+    parts.append(f'<text x="{68 + steps * 6}" y="14" class="tick">{bounds[1]:.3g} {escape(printable(label))}</text>')
     return Markup("".join([*parts, "</svg>"]))
 
 

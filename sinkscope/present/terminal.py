@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import sys
@@ -11,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from sinkscope.present.console import as_text
 from sinkscope.present.domains import contrast_rows, domain_answers, domain_rows, published_rows
 from sinkscope.present.text import number, printable
 from sinkscope.present.trigger import render_task
@@ -53,14 +53,7 @@ def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: s
         parts.append(Text(render_task(run.summary["task"], width, meanings=False), style="not bold"))
     parts += published_rows(run)
     parts.append(_files(written))
-    buffer = io.StringIO()
-    console = Console(
-        file=buffer, width=width, color_system=color, # type: ignore[arg-type]
-        force_terminal=color is not None, no_color=color is None,
-        highlight=False, markup=False, emoji=False, legacy_windows=False,
-    )  # fmt: skip
-    console.print(Group(*parts))
-    return "".join(line.rstrip() + "\n" for line in buffer.getvalue().splitlines())
+    return as_text(parts, width, color)
 
 
 def _title(run: Run) -> Text:

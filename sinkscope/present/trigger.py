@@ -38,11 +38,15 @@ def task_csv(task: dict[str, Any]) -> str:
 
 
 def render_training(record: dict[str, Any], folder: Path) -> str:
-    """How a training ended, in two lines."""
-    end = {"criterion": "solved: the batch's largest error fell below 0.005", "steps": "not solved within its steps"}
+    """How a training ended, in three lines."""
+    end = {
+        "criterion": "solved: the largest error is below 0.005",
+        "steps": "not solved: the largest error is not below 0.005",
+    }
     return (
-        f"{end[record['stopped']]} ({record['steps']} steps, batch error {record['batch_error']:.4g}); largest "
-        f"absolute error on {record['evaluation_sequences']} evaluation sequences: {record['evaluation_error']:.4g}\n"
+        f"{end[record['stopped']]} ({record['steps']} steps)\n"
+        f"largest absolute error: {record['batch_error']:.4g} in the last batch, {record['evaluation_error']:.4g} on "
+        f"{record['evaluation_sequences']} evaluation sequences\n"
         f"written to {printable(str(folder))}: measure it with `sinkscope scan {printable(str(folder))}`\n"
     )
 
@@ -66,7 +70,7 @@ def render_study(models: pd.DataFrame, heads: pd.DataFrame, verdict: str, out: P
         published = "-" if isnan(row["published_sinks"]) else str(int(row["published_sinks"]))
         rows.append([
             row["attention"], f"{row['layers']}x{row['heads']}", str(row["seed"]), str(row["steps"]),
-            "yes" if row["solved"] else "no", f"{row['evaluation_error']:.4f}", str(row["sinks"]), published,
+            "yes" if row["solved"] else "no", f"{row['evaluation_error']:.3g}", str(row["sinks"]), published,
             _span(row["bos_mean_min"], row["bos_mean_max"]),
             _span(row["published_bos_mean_min"], row["published_bos_mean_max"]),
         ])  # fmt: skip

@@ -57,7 +57,7 @@ def recipes(attentions: Sequence[str] = ATTENTIONS, sizes: Sequence[int] = SIZES
     plans = [Recipe(kind, size, size, seed=seed) for size in sizes for seed in range(seeds) for kind in attentions]
     for recipe in plans:
         recipe.config()
-    return plans
+    return list(dict.fromkeys(plans))
 
 
 def reproduce(

@@ -22,6 +22,8 @@ EVALUATION_TRIGGER = 7
 EVALUATION_SEQUENCES = 1000
 SMALLEST = 4
 APART = 1_000_003
+SEEDS = 2**62
+"""Seeds are below this: what is added for the evaluation's own must fit into 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,12 @@ def check_sizes(dim: int, length: int) -> None:
         raise SinkscopeError(
             f"length {length}: the task needs at least {SMALLEST} positions (BOS, a token, two triggers)"
         )
+
+
+def check_seed(seed: int) -> None:
+    """Raises SinkscopeError where no generator takes the seed."""
+    if not 0 <= seed < SEEDS:
+        raise SinkscopeError(f"seed {seed}: one of 0 to 2**62 - 1 is needed")
 
 
 def draw(count: int, length: int, dim: int, generator: torch.Generator, trigger: int | None = None) -> Draw:
@@ -67,6 +75,7 @@ def evaluation(count: int, length: int, dim: int, seed: int) -> Draw:
 
     Their numbers are not those of the training that has the same seed.
     """
+    check_seed(seed)
     generator = torch.Generator().manual_seed(seed + APART)
     return draw(count, length, dim, generator, trigger=evaluation_trigger(length))
 

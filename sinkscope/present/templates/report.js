@@ -50,9 +50,10 @@
       const row = table.insertRow();
       row.append(make("th", {scope: "row"}, name, null), html("td", show(head.scores[i])));
     });
-    panel.replaceChildren(html("h4", head.name),
-      chart(head.lengths, head.curve, "tokens", "alpha_0 by length", false),
-      chart(head.positions, head.alpha, "key position", "alpha by key position", true), table);
+    const curves = html("div");
+    curves.append(chart(head.lengths, head.curve, "tokens", "alpha_0 by length", false),
+      chart(head.positions, head.alpha, "key position", "alpha by key position", true));
+    panel.replaceChildren(html("h4", head.name), curves, table);
   }
 
   const moves = {ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1]};
