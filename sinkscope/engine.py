@@ -328,7 +328,7 @@ def _what_would_fit(length: int) -> str:
 def _one_batch(work: _Work, capture: Capture, collector: Collector, batch: Batch) -> int:
     """Runs and keeps one batch; returns its number of sequences."""
     collector.begin()
-    with capture.watching(batch.spans):
+    with capture.watching(batch.spans, batch.inputs.shape[1]):
         work.forward(batch.inputs, batch.mask)
     bad = collector.bad_site(work.plan.sites)
     if bad is not None:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.capture import Site
-from sinkscope.capture.blocks import EARLY
+from sinkscope.capture.sums import EARLY
 from sinkscope.measured import Domain, SiteValues
 from sinkscope.metrics.mass import eligible_keys
 from sinkscope.statistics import mean, sem, uniform_alpha

@@ -7,6 +7,18 @@ from collections.abc import Iterable
 from torch import nn
 
 CROSS_NAMES = ("encoder_attn", "encdecattention", "crossattention", "cross_attn", "cross_attention")
+HEAD_COUNTS = (
+    "num_heads",
+    "num_attention_heads",
+    "n_heads",
+    "n_head",
+    "heads",
+    "decoder_attention_heads",
+    "encoder_attention_heads",
+    "num_attn_heads",
+    "num_decoder_attention_heads",
+    "num_encoder_attention_heads",
+)
 STREAM_NAMES = {
     "vision": ("vision", "visual", "image", "vit"),
     "audio": ("audio", "speech"),
@@ -67,6 +79,19 @@ def kind_of(module: nn.Module, window: int | None, cross: bool, layer: int | Non
     if types and chunk and layer is not None and layer < len(types) and types[layer] == "chunked_attention":
         return f"chunked:{chunk}"
     return "full"
+
+
+def head_counts(model: nn.Module, path: str) -> set[int]:
+    """Numbers of heads that the attention module, its parent and their configurations name; empty where none does."""
+    found: set[int] = set()
+    for owner_path in (path, path.rpartition(".")[0]):
+        owner = model.get_submodule(owner_path)
+        for holder in (owner, getattr(owner, "config", None), getattr(model, "config", None)):
+            counts = (getattr(holder, name, None) for name in HEAD_COUNTS)
+            found.update(count for count in counts if isinstance(count, int))
+            several = (getattr(holder, name, None) for name in HEAD_COUNTS)
+            found.update(n for counts in several if isinstance(counts, list | tuple) for n in counts)
+    return found
 
 
 def _under(path: str, ancestor: str) -> bool:
