@@ -35,6 +35,11 @@ def lengths(call: RawCall) -> tuple[int, int]:
     return call.query.shape[2], call.key.shape[2]
 
 
+def of_positions(call: RawCall) -> bool:
+    """Whether positions attend to positions: not one query (pooling), nor layers attending to earlier layers."""
+    return call.query.shape[2] > 1
+
+
 def from_sdpa(call: SdpaCall, module: nn.Module, heads: int | None) -> RawCall:
     """A call of torch's own attention function as one of the interface; `heads` unfolds (B * H, T, d)."""
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor, nn
 
 from sinkscope.capture.blocks import attend
-from sinkscope.capture.calls import from_sdpa, lengths, normalise
+from sinkscope.capture.calls import from_sdpa, lengths, normalise, of_positions
 from sinkscope.capture.dispatch import RawCall, shadowed
 from sinkscope.capture.inline import InlineWatch
 from sinkscope.capture.inline_calls import InlineCall, SdpaCall
@@ -59,6 +61,18 @@ def plan(model: nn.Module, forward: Callable[[], Any]) -> Plan:
 
     Raises SinkscopeError when none can be read.
     """
+    seen = _dry_run(model, forward)
+    if any(one.path == INLINE for one in seen):
+        seen = _dry_run(model, forward)  # BigBird replaces its attention modules while its first forward runs
+    if not seen:
+        raise SinkscopeError(
+            f"no attention of {type(model).__name__} could be read: it has no softmax attention, or none that is one "
+            "map of queries and keys"
+        )
+    return Plan(_sites(model, seen))
+
+
+def _dry_run(model: nn.Module, forward: Callable[[], Any]) -> list[_Seen]:
     names = {module: name for name, module in model.named_modules()}
     seen: list[_Seen] = []
 
@@ -66,27 +80,40 @@ def plan(model: nn.Module, forward: Callable[[], Any]) -> Plan:
         if call.module not in names:
             raise SinkscopeError(f"an attention module outside the model called: {type(call.module).__name__}")
         with watch.rest():
-            seen.append(_seen(names[call.module], call, INTERFACE))
+            if of_positions(call):
+                seen.append(_seen(names[call.module], call, INTERFACE))
             return attend(normalise(call, read_mask(call.mask, call.causal, *lengths(call), call.query.device)))[0]
 
     def inline(call: InlineCall | SdpaCall) -> None:
         if isinstance(call, SdpaCall):
-            seen.append(_seen(call.module, from_sdpa(call, model.get_submodule(call.module), None), INLINE))
+            raw = from_sdpa(call, model.get_submodule(call.module), None)
+            if of_positions(raw):
+                seen.append(_seen(call.module, raw, INLINE))
         else:
             found = _seen_map(model, call)
             if found is not None:
                 seen.append(found)
 
     watch = InlineWatch(inline)
-    with torch.no_grad(), shadowed(dispatched), watch.watched(model):
+    with torch.no_grad(), shadowed(dispatched), watch.watched(model), _readable(model):
         forward()
-    seen = [one for one in seen if one.module not in watch.split]
-    if not seen:
+    return [one for one in seen if one.module not in watch.split]
+
+
+@contextmanager
+def _readable(model: nn.Module) -> Iterator[None]:
+    """What a model raises on a few token ids becomes one line: it wants inputs that no text gives."""
+    try:
+        yield
+    except (SinkscopeError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, RuntimeError) and should_reduce_batch_size(error):
+            raise
+        detail = " ".join(str(error).split())[:200]
         raise SinkscopeError(
-            f"no attention of {type(model).__name__} could be read: it has no softmax attention, or none that is one "
-            "map of queries and keys"
-        )
-    return Plan(_sites(model, seen))
+            f"{type(model).__name__} cannot be run on token ids alone: {type(error).__name__}: {detail}"
+        ) from error
 
 
 def _seen(module: str, call: RawCall, path: str) -> _Seen:
@@ -106,12 +133,12 @@ def _seen(module: str, call: RawCall, path: str) -> _Seen:
 
 
 def _seen_map(model: nn.Module, call: InlineCall) -> _Seen | None:
-    """None where the softmax is no attention of heads over keys: it is not square and names no known head count."""
+    """None where the softmax is no attention of heads over keys: one query, or not square and no known head count."""
     heads = call.seen.probabilities.shape[-3]
     known = head_counts(model, call.module)
     seen = call.unfolded(heads)
     queries, keys = seen.probabilities.shape[-2:]
-    if heads not in known if known else queries != keys:
+    if queries < 2 or (heads not in known if known else queries != keys):
         return None
     return _Seen(
         module=call.module,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture.blocks import attend
-from sinkscope.capture.calls import Cut, Span, from_sdpa, lengths, normalise
+from sinkscope.capture.calls import Cut, Span, from_sdpa, lengths, normalise, of_positions
 from sinkscope.capture.dispatch import RawCall, shadowed
 from sinkscope.capture.inline import InlineWatch
 from sinkscope.capture.inline_calls import InlineCall, SdpaCall
@@ -46,6 +46,7 @@ class _Pending:
 class Capture:
     """Watches forward passes of `model` and calls `on_layer` with one LayerView for each site and sequence group.
 
+    `on_call` is shown each call itself, before it is measured; it must not keep what it is shown.
     Use as `with capture.watching(): model(...)`. Afterwards, also after an exception, the model has no hook of ours
     and the attention registry is as it was. Nothing of a layer is kept once its block has ended.
     """
@@ -54,6 +55,7 @@ class Capture:
     plan: Plan
     on_layer: Callable[[LayerView, int], None]
     epsilon: float = 0.3
+    on_call: Callable[[Site, RawCall | AttentionMap], None] | None = None
     _factors: dict[str, Tensor] = field(default_factory=dict)
 
     @contextmanager
@@ -148,9 +150,12 @@ class Capture:
         return site
 
     def _dispatched(self, call: RawCall) -> Tensor:
+        if not of_positions(call):
+            with self._watch.rest():
+                return attend(normalise(call, self._visibility(call, None)))[0]
         site = self._next_site(self._names.get(call.module, ""))
         with self._watch.rest():
-            output, parts = self._measure(call)
+            output, parts = self._measure(site, call)
         self._keep(_Pending(site, parts, len(output), call.query, call.key, call.value, output))
         return output
 
@@ -160,10 +165,12 @@ class Capture:
         site = self._next_site(made.module)
         if isinstance(made, InlineCall):
             seen = made.unfolded(site.heads)
+            if self.on_call is not None:
+                self.on_call(site, seen)
             parts: list[Part] = [(rows, cut, map_sums(part)) for rows, cut, part in self._cut_map(seen)]
         else:
             call = from_sdpa(made, self.model.get_submodule(made.module), site.heads)
-            _, parts = self._measure(call)
+            _, parts = self._measure(site, call)
             output = made.output if made.output.dim() == 4 else made.output.unflatten(0, (-1, site.heads))
             seen = AttentionMap(output, None, call.query, call.key, call.value, output.transpose(1, 2))
         batch = seen.probabilities.shape[0]
@@ -180,7 +187,9 @@ class Capture:
         else:
             yield from ((cut.one, cut, cut.map(seen)) for cut in self.cuts)
 
-    def _measure(self, call: RawCall) -> tuple[Tensor, list[Part]]:
+    def _measure(self, site: Site, call: RawCall) -> tuple[Tensor, list[Part]]:
+        if self.on_call is not None:
+            self.on_call(site, call)
         batch = call.query.shape[0]
         if self.cuts is None or len(self.cuts) != batch:
             output, sums = attend(normalise(call, self._visibility(call, None)))

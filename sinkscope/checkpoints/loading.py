@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,7 +122,7 @@ def wrap_model(model: Any, tokenizer: Any = None) -> Checkpoint:
     """
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
         raise SinkscopeError(f"a transformers model or a name is needed, not {type(model).__name__}")
-    base = getattr(model, "base_model", model)
+    base = unwrapped(getattr(model, "base_model", model))
     if base.training:
         raise SinkscopeError("the model is in training mode (dropout on): call model.eval() first")
     name = getattr(model.config, "_name_or_path", "") or type(model).__name__
@@ -135,6 +136,14 @@ def wrap_model(model: Any, tokenizer: Any = None) -> Checkpoint:
     checkpoint = Checkpoint(name, base, tokenizer, facts)
     _add_facts(checkpoint)
     return checkpoint
+
+
+def unwrapped(base: nn.Module) -> nn.Module:
+    """What reads the tokens: the decoder of an encoder-decoder used alone stands in a wrapper without a signature."""
+    kinds = {parameter.kind for parameter in inspect.signature(base.forward).parameters.values()}
+    hands_on = kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    decoder = getattr(base, "decoder", None)
+    return decoder if hands_on and isinstance(decoder, nn.Module) and hasattr(decoder, "config") else base
 
 
 def pick_device(name: str) -> torch.device:
