@@ -9,6 +9,9 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from sinkscope.checkpoints import wrap_model
+from sinkscope.forward import Forward
+
 LENGTH, VOCABULARY = 32, 99
 
 SIZES: dict[str, Any] = {
@@ -64,8 +67,23 @@ EXTRA: dict[str, dict[str, Any]] = {
         "intermediate_size": [48] * 4,
         "activation_sparsity_pattern": [0.0] * 4,
     },
-    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
-    "gemma4_unified_assistant": {"text_config": {"num_kv_shared_layers": 2}},
+    "cpmant": {"prompt_length": 0},
+    "gemma4_assistant": {
+        "backbone_hidden_size": 32,
+        "text_config": {
+            "hidden_size_per_layer_input": 0,
+            "vocab_size_per_layer_input": 0,
+            "num_hidden_layers": 2,
+            "num_kv_shared_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    },
+    "gemma4_unified_assistant": {
+        "backbone_hidden_size": 32,
+        "text_config": {"num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+    },
+    "musicgen": {"decoder": {"num_codebooks": 1}},
+    "musicgen_melody": {"decoder": {"num_codebooks": 1}},
     "falcon_h1": {"mamba_d_ssm": 64},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 8},
     "granitemoehybrid": MIXED,
@@ -97,22 +115,33 @@ EXTRA: dict[str, dict[str, Any]] = {
 """What a family's own checks ask of a tiny configuration beyond the sizes."""
 
 
+NO_DEFAULT = ("gemma4_assistant",)
+"""Configurations that their own defaults make invalid."""
+
+WHOLE_PARTS = ("dots3_note_text",)
+"""Parts whose defaults would mix with the sizes given for them."""
+
+
 def overrides(config: Any) -> dict[str, Any]:
     """The sizes a configuration knows, under its own names."""
     aliases = getattr(config, "attribute_map", {})
     names = {*config.to_dict(), *aliases}
     sizes = {name: value for name, value in SIZES.items() if name in names}
+    if "kv_lora_rank" in sizes:
+        sizes["num_key_value_heads"] = 4  # latent attention has a key for each head
     return {name: value for name, value in sizes.items() if aliases.get(name) not in sizes}
 
 
 def tiny_config(model_type: str) -> Any:
     """A configuration of that type, 2 layers and 4 heads of 8 where it lets us choose."""
     family = CONFIG_MAPPING[model_type]
-    whole = family()
+    whole = family(**(EXTRA[model_type] if model_type in NO_DEFAULT else {}))
     values = overrides(whole)
     for name in getattr(family, "sub_configs", None) or {}:
         part = getattr(whole, name, None)
-        if part is not None:
+        if part is not None and part.model_type in WHOLE_PARTS:
+            values = {name: tiny_config(part.model_type)}
+        elif part is not None:
             kind = {"model_type": part.model_type} if getattr(part, "model_type", "") else {}
             values[name] = merged(overrides(part) | kind, EXTRA.get(part.model_type, {}))
     return family(**merged(values, EXTRA.get(model_type, {})))
@@ -128,30 +157,34 @@ def merged(values: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
 
 
 def tiny_model(auto: Any, model_type: str, implementation: str | None = None) -> PreTrainedModel:
-    """A float32 model in eval mode. Vectors (norm gains, biases, learned sinks) start where mistakes would not show."""
+    """A float32 model in eval mode. All weights are moved a little: what starts at 0 or 1 would not show mistakes."""
     torch.manual_seed(0)
     chosen = {} if implementation is None else {"attn_implementation": implementation}
-    model = auto.from_config(tiny_config(model_type), dtype=torch.float32, **chosen).eval()
+    config = tiny_config(model_type)
+    if model_type in DECODER_ALONE:  # the automatic class hands the whole configuration to the decoder's class
+        model = auto._model_mapping[type(config)]._from_config(config.decoder, dtype=torch.float32, **chosen)
+    else:
+        model = auto.from_config(config, dtype=torch.float32, **chosen)
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
-            noise = torch.randn(parameter.shape)
-            parameter.add_(0.2 * noise)
-    return model
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    return model.eval()
 
 
+DECODER_ALONE = ("musicgen", "musicgen_melody")
 STREAMS = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
 
 
 def eager_maps(
-    model: PreTrainedModel, forward: Any, ids: Tensor, mask: Tensor, streams: list[str], plain: Tensor
+    model: PreTrainedModel, ids: Tensor, mask: Tensor, streams: list[str], plain: Tensor
 ) -> list[Tensor] | None:
-    """The model's own maps under its eager attention, one for each entry of `streams`.
+    """The maps of `model`, which is an eager one, for each entry of `streams`.
 
     None where it returns another number of them, where they leave out learned sinks, or where its eager attention
     computes another output than `plain`.
     """
-    model.set_attn_implementation("eager")
+    forward = Forward(wrap_model(model).model)
     with torch.no_grad():
         try:
             outputs = forward(ids, mask, output_attentions=True)
@@ -198,12 +231,13 @@ def dense_maps(forward: Any, ids: Tensor, mask: Tensor) -> list[Tensor]:
             logits = logits.where(attention_mask, -torch.inf)
         else:
             logits = logits + attention_mask.double()
+        blind = (logits < -1e30).all(-1, keepdim=True)  # a query that sees no key attends to nothing
         if s_aux is not None:
             logits = torch.cat([logits, s_aux.double().view(1, -1, 1, 1).expand(*logits.shape[:3], 1)], -1)
-        probabilities = logits.softmax(-1)[..., : key.shape[2]]
+        probabilities = logits.softmax(-1)[..., : key.shape[2]].masked_fill(blind, 0.0)
         if query.shape[2] > 1:
             maps.append(probabilities)
-        output = probabilities.nan_to_num() @ values
+        output = probabilities @ values
         return output.to(query.dtype).transpose(1, 2).contiguous(), None
 
     own = ALL_ATTENTION_FUNCTIONS._local_mapping

@@ -10,6 +10,7 @@ from sinkscope.capture.inline_calls import SdpaCall
 from sinkscope.capture.maps import AttentionMap
 from sinkscope.capture.masks import Visibility
 from sinkscope.capture.sums import AttentionCall
+from sinkscope.errors import SinkscopeError
 
 Span = tuple[int, int]
 """First and past-the-last valid position of one sequence."""
@@ -74,6 +75,14 @@ class Cut:
 
     def __init__(self, index: int, span: Span, length: int) -> None:
         self.one, self.span, self.length = slice(index, index + 1), slice(*span), length
+
+    def check(self, name: str, batch: int, queries: int, sequences: int) -> None:
+        """Refuses an attention whose rows are not the sequences' positions: padding could not be told from text."""
+        if batch != sequences or queries != self.length:
+            raise SinkscopeError(
+                f"{name} has {batch} x {queries} queries for {sequences} padded sequences of {self.length}: padding "
+                "cannot be told from text there; give sequences of equal length"
+            )
 
     def rows(self, size: int) -> slice:
         """The valid part of an axis of that size."""

@@ -167,7 +167,7 @@ class Capture:
             seen = made.unfolded(site.heads)
             if self.on_call is not None:
                 self.on_call(site, seen)
-            parts: list[Part] = [(rows, cut, map_sums(part)) for rows, cut, part in self._cut_map(seen)]
+            parts: list[Part] = [(rows, cut, map_sums(part)) for rows, cut, part in self._cut_map(site, seen)]
         else:
             call = from_sdpa(made, self.model.get_submodule(made.module), site.heads)
             _, parts = self._measure(site, call)
@@ -180,23 +180,26 @@ class Capture:
         self._waiting.setdefault(pending.site.block, []).append(pending)
         self._latest[pending.site.module] = pending
 
-    def _cut_map(self, seen: AttentionMap) -> Iterator[tuple[slice, Cut | None, AttentionMap]]:
-        batch = seen.probabilities.shape[0]
-        if self.cuts is None or len(self.cuts) != batch:
+    def _cut_map(self, site: Site, seen: AttentionMap) -> Iterator[tuple[slice, Cut | None, AttentionMap]]:
+        batch, _, queries, _ = seen.probabilities.shape
+        if self.cuts is None:
             yield slice(0, batch), None, seen
-        else:
-            yield from ((cut.one, cut, cut.map(seen)) for cut in self.cuts)
+            return
+        for cut in self.cuts:
+            cut.check(site.name, batch, queries, len(self.cuts))
+            yield cut.one, cut, cut.map(seen)
 
     def _measure(self, site: Site, call: RawCall) -> tuple[Tensor, list[Part]]:
         if self.on_call is not None:
             self.on_call(site, call)
         batch = call.query.shape[0]
-        if self.cuts is None or len(self.cuts) != batch:
+        if self.cuts is None:
             output, sums = attend(normalise(call, self._visibility(call, None)))
             return output, [(slice(0, batch), None, sums)]
         output = call.query.new_zeros(batch, call.query.shape[2], call.query.shape[1], call.value.shape[-1])
         parts: list[Part] = []
         for index, cut in enumerate(self.cuts):
+            cut.check(site.name, batch, output.shape[1], len(self.cuts))
             part = cut.call(call)
             rows, sums = attend(normalise(part, self._visibility(part, index, call.mask)))
             output[index, cut.rows(output.shape[1])] = rows[0]

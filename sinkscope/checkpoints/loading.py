@@ -65,13 +65,19 @@ class Checkpoint:
 
     @property
     def vocabulary(self) -> int:
-        """Rows of the embedding: ids from 0 to this - 1 exist. The task's kinds of position where there is none."""
+        """Rows of the embedding: ids from 0 to this - 1 exist; the task's kinds of position for a model of a task.
+
+        Where the base model has several embeddings or shows none, what its configuration says.
+        """
         if self.task is not None:
             return len(self.task.tokens)
         try:
             embedding = self.model.get_input_embeddings()  # type: ignore[operator]
             return int(embedding.weight.shape[0])
         except (NotImplementedError, AttributeError):
+            size = getattr(self.model.config.get_text_config(), "vocab_size", None)  # type: ignore[union-attr, operator]
+            if isinstance(size, int) and size > 0:
+                return size
             raise SinkscopeError(f"{type(self.model).__name__} has no token embedding: only text models yet") from None
 
     @property
