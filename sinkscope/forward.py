@@ -19,7 +19,7 @@ class Forward:
 
     def __init__(self, model: nn.Module) -> None:
         needs = getattr(model, "main_input_name", "input_ids")
-        if needs not in ("input_ids", "inputs_embeds"):
+        if needs not in ("input_ids", "inputs_embeds", "inputs"):
             raise SinkscopeError(f"{type(model).__name__} reads {needs}, not token ids: only text models yet")
         self.model = model
         self._accepted = set(inspect.signature(model.forward).parameters)
@@ -36,4 +36,5 @@ class Forward:
         accepted = {name: value for name, value in arguments.items() if name in self._accepted or name in extra}
         if inputs.is_floating_point():
             return self.model(inputs_embeds=inputs.to(next(self.model.parameters()).dtype), **accepted)
-        return self.model(input_ids=inputs, **accepted)
+        name = "input_ids" if "input_ids" in self._accepted else "inputs"  # Perceiver's are of any kind
+        return self.model(**{name: inputs}, **accepted)

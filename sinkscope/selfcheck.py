@@ -132,6 +132,8 @@ def _eager_reference(
             views = ours[site.name].attention
             if probabilities.shape != (*views.first.shape, views.columns.shape[-1]):
                 reference.reason = f"the eager attention map of {site.name} has the shape {tuple(probabilities.shape)}"
+            elif bool((probabilities < 0).any()) or bool((probabilities.sum(-1) - 1).max() > bound):
+                reference.reason = "what the model returns as attention maps are no probabilities"
             elif site.name in hides_sinks and bool((probabilities.sum(-1) - 1).abs().max() < bound):
                 reference.reason = "the model's eager attention maps leave its learned sinks out"
             _keep(reference, site, probabilities)

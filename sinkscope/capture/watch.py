@@ -30,11 +30,14 @@ Part = tuple[slice, Cut | None, AttentionSums]
 
 @dataclass
 class _Pending:
-    """One attention call of the pass under way, until its block has ended. Shapes as in AttentionMap."""
+    """One attention call of the pass under way, until its block has ended; `rows`: sequences, queries.
+
+    Shapes as in AttentionMap.
+    """
 
     site: Site
     parts: list[Part]
-    batch: int
+    rows: tuple[int, int]
     query: Tensor | None
     key: Tensor | None
     value: Tensor | None
@@ -156,7 +159,7 @@ class Capture:
         site = self._next_site(self._names.get(call.module, ""))
         with self._watch.rest():
             output, parts = self._measure(site, call)
-        self._keep(_Pending(site, parts, len(output), call.query, call.key, call.value, output))
+        self._keep(_Pending(site, parts, (output.shape[0], output.shape[1]), call.query, call.key, call.value, output))
         return output
 
     def _inline(self, made: InlineCall | SdpaCall) -> None:
@@ -173,8 +176,8 @@ class Capture:
             _, parts = self._measure(site, call)
             output = made.output if made.output.dim() == 4 else made.output.unflatten(0, (-1, site.heads))
             seen = AttentionMap(output, None, call.query, call.key, call.value, output.transpose(1, 2))
-        batch = seen.probabilities.shape[0]
-        self._keep(_Pending(site, parts, batch, seen.query, seen.key, seen.value, seen.output))
+        rows = (seen.probabilities.shape[0], seen.probabilities.shape[-2])
+        self._keep(_Pending(site, parts, rows, seen.query, seen.key, seen.value, seen.output))
 
     def _keep(self, pending: _Pending) -> None:
         self._waiting.setdefault(pending.site.block, []).append(pending)
@@ -226,7 +229,8 @@ class Capture:
             return tensor if cut is None or tensor is None else cut.axis(tensor, axis)
 
         def tokens(tensor: Tensor | None) -> Tensor | None:
-            fits = tensor is not None and tensor.shape[0] == pending.batch
+            # Code of a model's own may put channels, or time, first: then x is not read, rather than read wrongly.
+            fits = tensor is not None and tensor.shape[:2] == pending.rows
             return part(tensor, 1) if fits else None
 
         residual = self._inputs.get(site.block) if site.block is not None else None
