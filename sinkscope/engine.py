@@ -141,6 +141,10 @@ def scan(
     corpora, tokens = _read(data, specs, checkpoint, rules, seq_len, num_sequences, bos, seed)
     work = _Work(checkpoint, found, forward, rules, corpora, settings, report, tokens, batch_size)
     work.warnings += [*checkpoint.warnings, *(warning for corpus in corpora for warning in corpus.warnings)]
+    if found.unread:
+        work.warnings.append(
+            f"attention in a form that is no map of queries and keys was not read: {', '.join(found.unread)}"
+        )
     checked: dict[str, Any] = {"status": "skipped"}
     if self_check:
         report("checking", 0, work.total)
@@ -482,6 +486,7 @@ def _manifest(work: _Work, seed: int, bos: str, checked: dict[str, Any]) -> dict
         ],
         "first_token": _first_token([Domain(c.domain, c.ids, c.documents) for c in work.corpora], work),
         "bos": bos,
+        "decoder_input": work.forward.decoder_input,
         "seed": seed,
         "epsilon": work.settings.epsilon,
         "dormant_rule": work.settings.dormant_rule,

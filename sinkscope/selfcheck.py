@@ -125,9 +125,7 @@ def _eager_reference(
     except (TypeError, ValueError, KeyError, RuntimeError, AttributeError):
         reference.reason = "the model gives no eager attention maps"
         return reference
-    for stream in dict.fromkeys(site.stream for site in plan.sites):
-        sites = [site for site in plan.sites if site.stream == stream]
-        maps = [m for m in getattr(outputs, MAPS.get(stream, "attentions"), None) or () if isinstance(m, Tensor)]
+    for sites, maps in _pairs(outputs, plan.sites):
         for site, probabilities in zip(sites, maps, strict=False):
             views = ours[site.name].attention
             if probabilities.shape != (*views.first.shape, views.columns.shape[-1]):
@@ -143,6 +141,19 @@ def _eager_reference(
     if reference.reason is None and not apart <= bound:
         reference.reason = f"eager attention computes another output (relative difference {apart:.2g})"
     return reference
+
+
+def _pairs(outputs: Any, sites: list[Site]) -> Iterator[tuple[list[Site], list[Tensor]]]:
+    """Sites and the maps returned for them: all in one list, or a list for each stream."""
+
+    def maps(name: str) -> list[Tensor]:
+        return [each for each in getattr(outputs, name, None) or () if isinstance(each, Tensor)]
+
+    if len(maps("attentions")) == len(sites):
+        yield sites, maps("attentions")
+        return
+    for stream in dict.fromkeys(site.stream for site in sites):
+        yield [site for site in sites if site.stream == stream], maps(MAPS.get(stream, "attentions"))
 
 
 def _apart(plain: Any, other: Any) -> float:

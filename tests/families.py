@@ -72,7 +72,9 @@ EXTRA: dict[str, dict[str, Any]] = {
     "esmc": {"num_key_value_heads": 4},
     "funnel": {"bos_token_id": 1, "eos_token_id": 2},
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
+    "mobilebert": {"intra_bottleneck_size": 16},
     "luke": {"entity_vocab_size": 9, "entity_emb_size": 8},
+    "nemo_speechlm": {"audio_config": {"blank_token_id": 98}, "word_timestamp_config": {"blank_token_id": 98}},
     "neomme": {"head_dim": 16},
     "perceiver": {"num_self_attends_per_block": 2, "d_latents": 32, "num_latents": 8},
     "musicgen": {"decoder": {"num_codebooks": 1}},
@@ -112,7 +114,7 @@ NO_DEFAULT = ("gemma4_assistant",)
 """Configurations that their own defaults make invalid."""
 
 WHOLE_PARTS = ("dots3_note_text",)
-"""Parts whose defaults would mix with the sizes given for them."""
+"""Parts whose sizes stand on the top level too, where they would mix with ours."""
 
 
 def overrides(config: Any) -> dict[str, Any]:
@@ -129,16 +131,21 @@ def tiny_config(model_type: str) -> Any:
     """A configuration of that type, 2 layers and 4 heads of 8 where it lets us choose."""
     family = CONFIG_MAPPING[model_type]
     whole = family(**(EXTRA[model_type] if model_type in NO_DEFAULT else {}))
-    values = overrides(whole)
-    for name in getattr(family, "sub_configs", None) or {}:
-        part = getattr(whole, name, None)
-        if part is not None and part.model_type in WHOLE_PARTS:
-            values = {name: tiny_config(part.model_type)}  # its own sizes stand on the top level too
-            break
-        if part is not None:
-            kind = {"model_type": part.model_type} if getattr(part, "model_type", "") else {}
-            values[name] = merged(overrides(part) | kind, EXTRA.get(part.model_type, {}))
-    return family(**merged(values, EXTRA.get(model_type, {})))
+    return family(**merged(sized(whole), EXTRA.get(model_type, {})))
+
+
+def sized(config: Any) -> dict[str, Any]:
+    """The sizes of a configuration and of its parts."""
+    values = overrides(config)
+    for name in getattr(type(config), "sub_configs", None) or {}:
+        part = getattr(config, name, None)
+        if part is None:
+            continue
+        if part.model_type in WHOLE_PARTS:
+            return {name: tiny_config(part.model_type)}
+        kind = {"model_type": part.model_type} if getattr(part, "model_type", "") else {}
+        values[name] = merged(sized(part) | kind, EXTRA.get(part.model_type, {}))
+    return values
 
 
 def merged(values: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
@@ -188,13 +195,19 @@ def eager_maps(outputs: Any, family: str, streams: list[str]) -> list[Tensor] | 
 
     None where there is another number of them, or where they leave out learned sinks.
     """
+    if len(getattr(outputs, "attentions", None) or ()) == len(streams):
+        streams = ["text"] * len(streams)
     kept = {stream: list(getattr(outputs, STREAMS.get(stream, "attentions"), None) or ()) for stream in streams}
     if any(len(maps) != streams.count(stream) for stream, maps in kept.items()) or family in SINKS_ON_OUTPUT:
         return None
-    if family == "squeezebert":  # it returns the scores
-        kept = {stream: [scores.softmax(-1) for scores in maps] for stream, maps in kept.items()}
-    return [kept[stream].pop(0) for stream in streams]
+    maps = [kept[stream].pop(0) for stream in streams]
+    if family in RETURN_SCORES:
+        maps = [each.softmax(-1) if (each < 0).any() else each for each in maps]
+    return maps
 
+
+RETURN_SCORES = ("squeezebert", "prophetnet")
+"""They return the scores before the softmax, ProphetNet in its encoder and in cross-attention."""
 
 SINKS_ON_OUTPUT = ("granite_swa", "granitemoe_swa")
 """Their eager attention scales its output by what the sinks leave, and returns maps that sum to 1."""

@@ -7,6 +7,7 @@ is then the left factor of a matrix product is attention; a router's or an outpu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -64,7 +65,8 @@ class InlineWatch(TorchFunctionMode):
 
     `watched(model)` keeps the stack of modules whose forward is under way. Tensors are tracked by weak references: a
     layer's map lives as long as the model's own code keeps it. `split`: modules that multiply maps with each other
-    (low-rank approximations), whose attention is no single map.
+    (low-rank approximations), whose attention is no single map. `unmet`: how many softmaxes of products a module
+    took whose values they could not be seen to meet.
     """
 
     def __init__(self, handler: InlineHandler) -> None:
@@ -73,6 +75,7 @@ class InlineWatch(TorchFunctionMode):
         self.modules: list[str] = [""]
         self.resting = 0
         self.split: set[str] = set()
+        self.unmet: Counter[str] = Counter()
         self.tracked: Any = WeakTensorKeyDictionary()
 
     @contextmanager
@@ -139,6 +142,8 @@ class InlineWatch(TorchFunctionMode):
         axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
         if axis in (-1, result.dim() - 1) and result.dim() in (3, 4):
             self.tracked[result] = _Softmax(self.modules[-1], logits, products)
+        if products:
+            self.unmet[self.modules[-1]] += 1
 
     def _multiplied(self, product: Product, result: Tensor) -> None:
         """A product with a tracked map: with values on its right it is attention, with another map it is none."""
@@ -151,6 +156,7 @@ class InlineWatch(TorchFunctionMode):
             seen = map_of(left.logits, product, left.products, left.plain)
             if seen is not None:
                 left.met.append(True)
+                self.unmet[left.module] -= bool(left.products)
                 self.handler(InlineCall(left.module, seen))
 
 

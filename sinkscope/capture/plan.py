@@ -32,6 +32,8 @@ class Plan:
     """The attention calls of one forward pass, in their order, as the dry run found them."""
 
     sites: list[Site]
+    unread: tuple[str, ...] = ()
+    """Modules that compute attention in a form that is no map of queries and keys."""
 
     @property
     def inline(self) -> bool:
@@ -61,18 +63,18 @@ def plan(model: nn.Module, forward: Callable[[], Any]) -> Plan:
 
     Raises SinkscopeError when none can be read.
     """
-    seen = _dry_run(model, forward)
+    seen, unread = _dry_run(model, forward)
     if any(one.path == INLINE for one in seen):
-        seen = _dry_run(model, forward)  # BigBird replaces its attention modules while its first forward runs
+        seen, unread = _dry_run(model, forward)  # BigBird replaces its attention modules while its first forward runs
     if not seen:
         raise SinkscopeError(
             f"no attention of {type(model).__name__} could be read: it has no softmax attention, or none that is one "
             "map of queries and keys"
         )
-    return Plan(_sites(model, seen))
+    return Plan(_sites(model, seen), unread)
 
 
-def _dry_run(model: nn.Module, forward: Callable[[], Any]) -> list[_Seen]:
+def _dry_run(model: nn.Module, forward: Callable[[], Any]) -> tuple[list[_Seen], tuple[str, ...]]:
     names = {module: name for name, module in model.named_modules()}
     seen: list[_Seen] = []
 
@@ -97,7 +99,10 @@ def _dry_run(model: nn.Module, forward: Callable[[], Any]) -> list[_Seen]:
     watch = InlineWatch(inline)
     with torch.no_grad(), shadowed(dispatched), watch.watched(model), _readable(model):
         forward()
-    return [one for one in seen if one.module not in watch.split]
+    unmet = {module for module, count in watch.unmet.items() if count > 0}
+    # Beside a softmax that was not read, a map that is not square is a part of an attention (global tokens), not all.
+    parts = watch.split | {one.module for one in seen if one.module in unmet and one.queries != one.keys}
+    return [one for one in seen if one.module not in parts], tuple(sorted(parts | unmet))
 
 
 @contextmanager

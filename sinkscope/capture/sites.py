@@ -54,7 +54,8 @@ def stream_of(model: nn.Module, path: str, cross: bool) -> str:
         return "cross"
     config = getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False):
-        first = next((part for part in lowered.split(".") if part in ("encoder", "decoder")), None)
+        sides = (part.rpartition("_")[2] for part in lowered.split("."))  # `encoder`, `text_encoder`
+        first = next((side for side in sides if side in ("encoder", "decoder")), None)
         if first:
             return first
     for stream, names in STREAM_NAMES.items():

@@ -189,10 +189,6 @@ def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) 
         common["gguf_file"] = source.gguf
     try:
         config = AutoConfig.from_pretrained(source.location, **common)
-        if getattr(config, "is_encoder_decoder", False):
-            raise SinkscopeError(
-                f"{source.name} is an encoder-decoder ({config.model_type}): only decoders and encoders yet"
-            )
         model, report = AutoModel.from_pretrained(
             source.location,
             dtype=torch.float32 if source.gguf and dtype == "auto" else dtype,
