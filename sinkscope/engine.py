@@ -89,7 +89,9 @@ def scan(
     loop = _prepare(model, tokenizer, options, request, settings, batch_size, progress or _silent)
     checked = _check(loop) if self_check else {"status": "skipped"}
     facts = manifest.describe(loop.checkpoint, loop.plan.sites, loop.reading, request, settings, checked)
-    facts["warnings"] = [*loop.checkpoint.warnings, *loop.reading.warnings, *_check_warnings(checked)]
+    facts["decoder_input"] = loop.forward.decoder_input
+    warnings = [*loop.checkpoint.warnings, *loop.reading.warnings, *_unread(loop), *_check_warnings(checked)]
+    facts["warnings"] = warnings
     if shards is not None:
         loop.shards = Shards.open(shards, facts | {"batch_size": batch_size}, resume)
     try:
@@ -126,6 +128,11 @@ def _check(loop: Loop) -> dict[str, Any]:
     with memory_needed("the self-check (--no-self-check skips it)"):
         sequence = loop.reading.first_sequence(loop.checkpoint.device)
         return check_against_eager(loop.checkpoint.model, loop.plan, loop.forward, sequence)
+
+
+def _unread(loop: Loop) -> list[str]:
+    names = loop.plan.unread
+    return [f"attention that is no map of queries and keys was not read: {', '.join(names)}"] if names else []
 
 
 def _check_warnings(checked: dict[str, Any]) -> list[str]:

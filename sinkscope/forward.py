@@ -14,15 +14,29 @@ from sinkscope.errors import SinkscopeError
 class Forward:
     """Runs a base model on token ids, or on the vectors of a model that reads those.
 
+    An encoder-decoder reads the same text on both sides, the decoder after its start token; `decoder_input` says so.
     Raises SinkscopeError for a model whose input is neither.
     """
 
     def __init__(self, model: nn.Module) -> None:
         needs = getattr(model, "main_input_name", "input_ids")
-        if needs not in ("input_ids", "inputs_embeds"):
+        if needs not in ("input_ids", "inputs_embeds", "inputs"):
             raise SinkscopeError(f"{type(model).__name__} reads {needs}, not token ids: only text models yet")
         self.model = model
         self._accepted = set(inspect.signature(model.forward).parameters)
+        config: Any = model.config
+        self.decodes = "decoder_input_ids" in self._accepted and bool(getattr(config, "is_encoder_decoder", False))
+        start = getattr(config, "decoder_start_token_id", None)
+        self._start = start if isinstance(start, int) else None
+
+    @property
+    def decoder_input(self) -> str | None:
+        """What the decoder of an encoder-decoder reads, for the manifest; None for other models."""
+        if not self.decodes:
+            return None
+        if self._start is None:
+            return "the encoder's text"
+        return f"the encoder's text after decoder_start_token_id {self._start}, without its last token"
 
     def __call__(self, inputs: torch.Tensor, mask: torch.Tensor | None = None, **extra: Any) -> Any:
         """`inputs`: ids (B, T), or vectors (B, T, d) in any float dtype; `mask`: 1 = token, 0 = padding.
@@ -33,7 +47,19 @@ class Forward:
             arguments["attention_mask"] = mask
             if (mask[:, 0] == 0).any():
                 arguments["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
+        if self.decodes:
+            arguments |= {"decoder_input_ids": self._decoder_ids(inputs, mask), "decoder_attention_mask": mask}
         accepted = {name: value for name, value in arguments.items() if name in self._accepted or name in extra}
         if inputs.is_floating_point():
             return self.model(inputs_embeds=inputs.to(next(self.model.parameters()).dtype), **accepted)
-        return self.model(input_ids=inputs, **accepted)
+        name = "input_ids" if "input_ids" in self._accepted else "inputs"  # Perceiver's are of any kind
+        return self.model(**{name: inputs}, **accepted)
+
+    def _decoder_ids(self, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """The text as the decoder would be fed it: moved on by one, its start token in the first valid place."""
+        if self._start is None:
+            return ids
+        moved = torch.cat([ids[:, :1], ids[:, :-1]], -1)
+        first = torch.zeros_like(ids[:, 0]) if mask is None else mask.argmax(-1)
+        moved[torch.arange(len(ids), device=ids.device), first] = self._start
+        return moved

@@ -116,7 +116,7 @@ class Loop:
     def _one_batch(self, capture: Capture, collector: Collector, batch: Batch) -> Parts:
         """Runs, keeps and returns one batch."""
         collector.begin()
-        with capture.watching(batch.spans):
+        with capture.watching(batch.spans, batch.inputs.shape[1]):
             self.forward(batch.inputs, batch.mask)
         bad = collector.bad_site(self.plan.sites)
         if bad is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sinkscope.capture import LayerView, Missing, Site
-from sinkscope.capture.blocks import EARLY
+from sinkscope.capture.sums import EARLY
 from sinkscope.metrics import METRICS
 from sinkscope.metrics.mass import alpha, early_alpha
 from sinkscope.metrics.registry import Table

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.capture import Site
-from sinkscope.capture.blocks import EARLY
+from sinkscope.capture.sums import EARLY
 from sinkscope.dormancy import agreement, dormant_in_some
 from sinkscope.measured import Domain, SiteValues
 from sinkscope.metrics.mass import eligible_keys

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sinkscope.capture.blocks import AttentionCall, attend, block_edges
+from sinkscope.capture.blocks import attend
 from sinkscope.capture.masks import read_mask
+from sinkscope.capture.sums import AttentionCall, block_edges
 
 MASKS = ("causal", "full", "window", "bool", "additive", "alibi", "holes")
 
@@ -185,7 +186,7 @@ def test_half_precision_inputs_are_summed_in_float32(dtype: torch.dtype) -> None
 def test_blocks_cover_every_query_once_with_an_edge_at_64() -> None:
     for queries in (1, 15, 64, 65, 100, 700):
         for size in (1, 10_000, 10**9):
-            edges = block_edges(queries, 4 * queries, size)
+            edges = block_edges(queries, 4 * queries, torch.device("cpu"), size)
             assert edges[0][0] == 0
             assert edges[-1][1] == queries
             assert all(a[1] == b[0] for a, b in pairwise(edges))

@@ -6,9 +6,10 @@ import pytest
 import torch
 from test_blocks import make_mask
 
-from sinkscope.capture.blocks import AttentionCall, attend
+from sinkscope.capture.blocks import attend
 from sinkscope.capture.masks import read_mask
 from sinkscope.capture.scores import SCORES
+from sinkscope.capture.sums import AttentionCall
 from sinkscope.errors import SinkscopeError
 
 SIZES = [(1, 1, 1, 5, 4), (2, 4, 2, 33, 8), (1, 2, 1, 80, 3)]

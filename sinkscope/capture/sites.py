@@ -9,6 +9,18 @@ from torch import nn
 from sinkscope.capture.view import Site
 
 CROSS_NAMES = ("encoder_attn", "encdecattention", "crossattention", "cross_attn", "cross_attention")
+HEAD_COUNTS = (
+    "num_heads",
+    "num_attention_heads",
+    "n_heads",
+    "n_head",
+    "heads",
+    "decoder_attention_heads",
+    "encoder_attention_heads",
+    "num_attn_heads",
+    "num_decoder_attention_heads",
+    "num_encoder_attention_heads",
+)
 STREAM_NAMES = {
     "vision": ("vision", "visual", "image", "vit"),
     "audio": ("audio", "speech"),
@@ -44,7 +56,8 @@ def stream_of(model: nn.Module, path: str, cross: bool) -> str:
         return "cross"
     config = getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False):
-        first = next((part for part in lowered.split(".") if part in ("encoder", "decoder")), None)
+        sides = (part.rpartition("_")[2] for part in lowered.split("."))  # `encoder`, `text_encoder`
+        first = next((side for side in sides if side in ("encoder", "decoder")), None)
         if first:
             return first
     for stream, names in STREAM_NAMES.items():
@@ -81,6 +94,19 @@ def not_softmax(model: nn.Module, sites: Iterable[Site]) -> list[str]:
         for name, _ in model.get_submodule(parent).named_children()
         if f"{parent}.{name}" not in blocks
     ]
+
+
+def head_counts(model: nn.Module, path: str) -> set[int]:
+    """Numbers of heads that the attention module, its parent and their configurations name; empty where none does."""
+    found: set[int] = set()
+    for owner_path in (path, path.rpartition(".")[0]):
+        owner = model.get_submodule(owner_path)
+        for holder in (owner, getattr(owner, "config", None), getattr(model, "config", None)):
+            counts = (getattr(holder, name, None) for name in HEAD_COUNTS)
+            found.update(count for count in counts if isinstance(count, int))
+            several = (getattr(holder, name, None) for name in HEAD_COUNTS)
+            found.update(n for counts in several if isinstance(counts, list | tuple) for n in counts)
+    return found
 
 
 def _under(path: str, ancestor: str) -> bool:

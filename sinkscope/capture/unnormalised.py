@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinkscope.capture.blocks import WALKS, AttentionCall, AttentionSums, Walk, grouped
+from sinkscope.capture.blocks import WALKS, Walk, grouped
 from sinkscope.capture.scores import SCORES, Score
+from sinkscope.capture.sums import AttentionCall, AttentionSums
 
 
 class UnnormalisedWalk(Walk):

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sinkscope.capture.blocks import AttentionSums
+from sinkscope.capture.sums import AttentionSums
 
 
 class Missing(Exception):
@@ -25,7 +25,9 @@ class Site:
         layer: the model's own number of the block (index in its ModuleList); a running number where there is none.
         module: dotted path of the attention module; `path[n]` for its n-th call when it is called more than once.
         kind: `full`, `sliding:W`, `chunked:C` or `cross`.
-        path: how it is read (`dispatch`: our function in the attention interface).
+        head_dim, value_dim: None where q and k, or v, could not be seen.
+        path: how it is read: `interface` (our function in transformers' attention interface), `inline` (the map the
+            model forms itself).
         score: how logits become attention: softmax, or one whose rows are no distribution (`capture.scores`).
         block, projection: paths of the owning block and of the output projection, None where there is none.
     """
@@ -37,12 +39,12 @@ class Site:
     kind: str
     heads: int
     kv_groups: int
-    head_dim: int
-    value_dim: int
+    head_dim: int | None
+    value_dim: int | None
     causal: bool
     block: str | None
     projection: str | None
-    path: str = "dispatch"
+    path: str = "interface"
     score: str = "softmax"
 
     @property
@@ -62,7 +64,7 @@ class LayerView:
     site: Site
     epsilon: float
     attention: AttentionSums
-    output: Tensor
+    output: Tensor | None
     raw_query: Tensor | None = None
     raw_key: Tensor | None = None
     raw_value: Tensor | None = None

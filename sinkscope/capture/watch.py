@@ -1,104 +1,47 @@
-"""The context that watches a model: finds its attention calls in a dry run, then hands over a LayerView for each."""
+"""The context that watches a model's forward passes and hands over a LayerView for each attention call."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sinkscope.capture.blocks import AttentionCall, AttentionSums, attend
+from sinkscope.capture.blocks import attend
+from sinkscope.capture.calls import Cut, Span, from_sdpa, lengths, normalise, of_positions
 from sinkscope.capture.dispatch import RawCall, shadowed
+from sinkscope.capture.inline import InlineWatch
+from sinkscope.capture.inline_calls import InlineCall, SdpaCall
+from sinkscope.capture.maps import AttentionMap, map_sums
 from sinkscope.capture.masks import Visibility, read_mask
-from sinkscope.capture.projection import head_factors, output_projection
-from sinkscope.capture.sites import block_of, kind_of, stream_of
+from sinkscope.capture.plan import INLINE, Plan
+from sinkscope.capture.projection import head_factors
+from sinkscope.capture.sums import AttentionSums
 from sinkscope.capture.view import LayerView, Site
 from sinkscope.errors import SinkscopeError
 
-Span = tuple[int, int]
-"""First and past-the-last valid position of one sequence."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The attention calls of one forward pass, in their order, as the dry run found them."""
-
-    sites: list[Site]
-
-
-def plan(model: nn.Module, forward: Callable[[], Any]) -> Plan:
-    """Runs `forward` once (8 to 16 tokens are enough) and notes every attention call the model makes.
-
-    Raises SinkscopeError when none reaches us: the model has no softmax attention, or computes it inline.
-    """
-    names = {module: name for name, module in model.named_modules()}
-    seen: list[tuple[str, RawCall, bool]] = []
-
-    def note(call: RawCall) -> Tensor:
-        if call.module not in names:
-            raise SinkscopeError(f"an attention module outside the model called: {type(call.module).__name__}")
-        normal = normalise(call, read_mask(call.mask, call.causal, *_lengths(call), call.query.device))
-        seen.append((names[call.module], call, normal.visible.causal))
-        return attend(normal)[0]
-
-    with torch.no_grad(), shadowed(note):
-        forward()
-    if not seen:
-        raise SinkscopeError(
-            f"no attention call of {type(model).__name__} could be read: it has no softmax attention, or computes it "
-            "outside transformers' attention interface; use a model whose attention goes through that interface"
-        )
-    return Plan(_sites(model, seen))
-
-
-def _sites(model: nn.Module, seen: list[tuple[str, RawCall, bool]]) -> list[Site]:
-    paths = {path for path, _, _ in seen}
-    calls: Counter[str] = Counter()
-    unplaced: Counter[str] = Counter()
-    sites = []
-    for path, call, causal in seen:
-        cross = call.query.shape[2] != call.key.shape[2]
-        stream = stream_of(model, path, cross)
-        block = block_of(model, path, paths)
-        if block is None:
-            layer = unplaced[stream]
-            unplaced[stream] += 1
-        else:
-            layer = block[1]
-        heads, value_dim = call.query.shape[1], call.value.shape[-1]
-        sites.append(
-            Site(
-                stream=stream,
-                layer=layer,
-                module=path,
-                call=calls[path],
-                kind=kind_of(call.module, call.window, stream == "cross", layer),
-                heads=heads,
-                kv_groups=call.key.shape[1],
-                head_dim=call.query.shape[-1],
-                value_dim=value_dim,
-                causal=causal,
-                block=block[0] if block else None,
-                projection=output_projection(model, path, heads * value_dim),
-                score=call.score,
-            )
-        )
-        calls[path] += 1
-    return sites
+Part = tuple[slice, Cut | None, AttentionSums]
+"""Sums over some rows of a batch: all of it, or one sequence cut out of a padded one."""
 
 
 @dataclass
 class _Pending:
-    """One attention call of the pass under way, until its block has ended."""
+    """One attention call of the pass under way, until its block has ended; `rows`: sequences, queries.
+
+    Shapes as in AttentionMap.
+    """
 
     site: Site
-    call: RawCall
-    parts: list[tuple[slice, Span | None, AttentionSums]]
-    output: Tensor
+    parts: list[Part]
+    rows: tuple[int, int]
+    query: Tensor | None
+    key: Tensor | None
+    value: Tensor | None
+    output: Tensor | None
     projected: Tensor | None = None
 
 
@@ -106,6 +49,7 @@ class _Pending:
 class Capture:
     """Watches forward passes of `model` and calls `on_layer` with one LayerView for each site and sequence group.
 
+    `on_call` is shown each call itself, before it is measured; it must not keep what it is shown.
     Use as `with capture.watching(): model(...)`. Afterwards, also after an exception, the model has no hook of ours
     and the attention registry is as it was. Nothing of a layer is kept once its block has ended.
     """
@@ -114,22 +58,29 @@ class Capture:
     plan: Plan
     on_layer: Callable[[LayerView, int], None]
     epsilon: float = 0.3
-    spans: list[Span] | None = None
+    on_call: Callable[[Site, RawCall | AttentionMap], None] | None = None
     _factors: dict[str, Tensor] = field(default_factory=dict)
 
     @contextmanager
-    def watching(self, spans: list[Span] | None = None) -> Iterator[None]:
-        """Watches until the block ends. `spans`: valid positions of each sequence where a batch holds padding."""
-        self.spans = spans
+    def watching(self, spans: list[Span] | None = None, length: int = 0) -> Iterator[None]:
+        """Watches until the block ends.
+
+        `spans`: valid positions of each sequence where a batch holds padding; `length`: positions of that batch.
+        Raises SinkscopeError where the model makes other attention calls than in the dry run.
+        """
+        self.cuts = None if spans is None else [Cut(row, span, length) for row, span in enumerate(spans)]
         self._reset()
+        self._watch = InlineWatch(self._inline)
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            stack.enter_context(shadowed(self._attention))
+            stack.enter_context(shadowed(self._dispatched))
             for handle in self._hooks():
                 stack.callback(handle.remove)
             stack.callback(self._reset)
+            stack.enter_context(self._watch.watched(self.model) if self.plan.inline else nullcontext())
             yield
             self._finish([pending for waiting in self._waiting.values() for pending in waiting])
+            self._check_calls()
 
     def _reset(self) -> None:
         self._calls: Counter[str] = Counter()
@@ -137,6 +88,11 @@ class Capture:
         self._inputs: dict[str, Tensor] = {}
         self._masks: dict[tuple[Any, ...], tuple[Tensor | None, Visibility]] = {}
         self._latest: dict[str, _Pending] = {}
+
+    def _check_calls(self) -> None:
+        for site in self.plan.sites:
+            if self._calls[site.module] <= site.call:
+                raise SinkscopeError(f"attention {site.name!r} was called in the dry run, but not on this text")
 
     def _hooks(self) -> Iterator[Any]:
         self._names = {module: name for name, module in self.model.named_modules()}
@@ -164,10 +120,21 @@ class Capture:
     def _keep_projected(self, path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
             pending = self._latest.get(path)
-            if pending is not None and args and args[0].numel() == pending.output.numel():
-                pending.projected = args[0].reshape(pending.output.shape)
+            if pending is None or pending.output is None or not args or args[0].numel() != pending.output.numel():
+                return
+            read = args[0].reshape(pending.output.shape)
+            # The interface fixes the layout (B, T, H * dv); code of a model's own must show that it has it.
+            if pending.site.path != INLINE or torch.allclose(read, pending.output, rtol=1e-3, atol=1e-6):
+                pending.projected = read
 
-        return hook
+        return self._resting(hook)
+
+    def _resting(self, hook: Callable[..., None]) -> Callable[..., None]:
+        def rested(*args: Any) -> None:
+            with self._watch.rest():
+                hook(*args)
+
+        return rested
 
     def _end_block(self, path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -176,67 +143,106 @@ class Capture:
             self._finish(self._waiting.pop(path, []), hidden if plain else None)
             self._inputs.pop(path, None)
 
-        return hook
+        return self._resting(hook)
 
-    def _attention(self, call: RawCall) -> Tensor:
-        path = self._names.get(call.module, "")
+    def _next_site(self, path: str) -> Site:
         site = self._by_call.get((path, self._calls[path]))
         if site is None:
             raise SinkscopeError(f"attention module {path!r} was called once more than in the dry run")
         self._calls[path] += 1
-        output, parts = self._measure(call)
-        pending = _Pending(site, call, parts, output)
-        self._waiting.setdefault(site.block, []).append(pending)
-        self._latest[path] = pending
+        return site
+
+    def _dispatched(self, call: RawCall) -> Tensor:
+        if not of_positions(call):
+            with self._watch.rest():
+                return attend(normalise(call, self._visibility(call, None)))[0]
+        site = self._next_site(self._names.get(call.module, ""))
+        with self._watch.rest():
+            output, parts = self._measure(site, call)
+        self._keep(_Pending(site, parts, (output.shape[0], output.shape[1]), call.query, call.key, call.value, output))
         return output
 
-    def _measure(self, call: RawCall) -> tuple[Tensor, list[tuple[slice, Span | None, AttentionSums]]]:
+    def _inline(self, made: InlineCall | SdpaCall) -> None:
+        if (made.module, 0) not in self._by_call:
+            return  # no attention, as the dry run found
+        site = self._next_site(made.module)
+        if isinstance(made, InlineCall):
+            seen = made.unfolded(site.heads)
+            if self.on_call is not None:
+                self.on_call(site, seen)
+            parts: list[Part] = [(rows, cut, map_sums(part)) for rows, cut, part in self._cut_map(site, seen)]
+        else:
+            call = from_sdpa(made, self.model.get_submodule(made.module), site.heads)
+            _, parts = self._measure(site, call)
+            output = made.output if made.output.dim() == 4 else made.output.unflatten(0, (-1, site.heads))
+            seen = AttentionMap(output, None, call.query, call.key, call.value, output.transpose(1, 2))
+        rows = (seen.probabilities.shape[0], seen.probabilities.shape[-2])
+        self._keep(_Pending(site, parts, rows, seen.query, seen.key, seen.value, seen.output))
+
+    def _keep(self, pending: _Pending) -> None:
+        self._waiting.setdefault(pending.site.block, []).append(pending)
+        self._latest[pending.site.module] = pending
+
+    def _cut_map(self, site: Site, seen: AttentionMap) -> Iterator[tuple[slice, Cut | None, AttentionMap]]:
+        batch, _, queries, _ = seen.probabilities.shape
+        if self.cuts is None:
+            yield slice(0, batch), None, seen
+            return
+        for cut in self.cuts:
+            cut.check(site.name, batch, queries, len(self.cuts))
+            yield cut.one, cut, cut.map(seen)
+
+    def _measure(self, site: Site, call: RawCall) -> tuple[Tensor, list[Part]]:
+        if self.on_call is not None:
+            self.on_call(site, call)
         batch = call.query.shape[0]
-        if self.spans is None or len(self.spans) != batch:
+        if self.cuts is None:
             output, sums = attend(normalise(call, self._visibility(call, None)))
             return output, [(slice(0, batch), None, sums)]
         output = call.query.new_zeros(batch, call.query.shape[2], call.query.shape[1], call.value.shape[-1])
-        parts: list[tuple[slice, Span | None, AttentionSums]] = []
-        for index, (first, last) in enumerate(self.spans):
-            part = _cut(call, index, first, last)
+        parts: list[Part] = []
+        for index, cut in enumerate(self.cuts):
+            cut.check(site.name, batch, output.shape[1], len(self.cuts))
+            part = cut.call(call)
             rows, sums = attend(normalise(part, self._visibility(part, index, call.mask)))
-            output[index, first:last] = rows[0]
-            parts.append((slice(index, index + 1), (first, last), sums))
+            output[index, cut.rows(output.shape[1])] = rows[0]
+            parts.append((cut.one, cut, sums))
         return output, parts
 
     def _visibility(self, call: RawCall, index: int | None, owner: Tensor | None = None) -> Visibility:
         """Each mask of a pass is read once: layers of one kind share one tensor, kept here so that its id stays its."""
         owner = call.mask if owner is None else owner
-        key = (id(owner), index, call.causal, *_lengths(call))
+        key = (id(owner), index, call.causal, *lengths(call))
         if key not in self._masks:
-            self._masks[key] = (owner, read_mask(call.mask, call.causal, *_lengths(call), call.query.device))
+            self._masks[key] = (owner, read_mask(call.mask, call.causal, *lengths(call), call.query.device))
         return self._masks[key][1]
 
     def _finish(self, ended: list[_Pending], residual_out: Tensor | None = None) -> None:
         for pending in ended:
-            for rows, span, sums in pending.parts:
-                self.on_layer(self._view(pending, rows, span, sums, residual_out), rows.start)
+            for rows, cut, sums in pending.parts:
+                self.on_layer(self._view(pending, cut, sums, residual_out), rows.start)
 
-    def _view(
-        self, pending: _Pending, rows: slice, span: Span | None, sums: AttentionSums, residual_out: Tensor | None
-    ) -> LayerView:
-        site, call = pending.site, pending.call
-        cut = slice(None) if span is None else slice(*span)
+    def _view(self, pending: _Pending, cut: Cut | None, sums: AttentionSums, residual_out: Tensor | None) -> LayerView:
+        site = pending.site
+
+        def part(tensor: Tensor | None, axis: int) -> Tensor | None:
+            return tensor if cut is None or tensor is None else cut.axis(tensor, axis)
 
         def tokens(tensor: Tensor | None) -> Tensor | None:
-            fits = tensor is not None and tensor.shape[0] == call.query.shape[0]
-            return tensor[rows, cut] if fits and tensor is not None else None
+            # Code of a model's own may put channels, or time, first: then x is not read, rather than read wrongly.
+            fits = tensor is not None and tensor.shape[:2] == pending.rows
+            return part(tensor, 1) if fits else None
 
         residual = self._inputs.get(site.block) if site.block is not None else None
         return LayerView(
             site=site,
             epsilon=self.epsilon,
             attention=sums,
-            output=pending.output[rows, cut],
-            raw_query=call.query[rows, :, cut],
-            raw_key=call.key[rows, :, cut],
-            raw_value=call.value[rows, :, cut],
-            raw_projected=tokens(pending.projected),
+            output=part(pending.output, 1),
+            raw_query=part(pending.query, 2),
+            raw_key=part(pending.key, 2),
+            raw_value=part(pending.value, 2),
+            raw_projected=part(pending.projected, 1),
             factors=self._head_factors(site),
             residual_in=tokens(residual),
             attention_input=tokens(self._inputs.get(site.module)),
@@ -244,59 +250,9 @@ class Capture:
         )
 
     def _head_factors(self, site: Site) -> Tensor | None:
-        if site.projection is None:
+        if site.projection is None or site.value_dim is None:
             return None
         if site.projection not in self._factors:
             projection = self.model.get_submodule(site.projection)
             self._factors[site.projection] = head_factors(projection, site.heads, site.value_dim)
         return self._factors[site.projection]
-
-
-def normalise(call: RawCall, visible: Visibility) -> AttentionCall:
-    """The call as the kernel takes it."""
-    return AttentionCall(
-        query=call.query,
-        key=call.key,
-        value=call.value,
-        visible=visible,
-        scaling=call.scaling,
-        softcap=call.softcap,
-        bias=call.bias,
-        sinks=call.sinks,
-        score=call.score,
-    )
-
-
-def _lengths(call: RawCall) -> tuple[int, int]:
-    return call.query.shape[2], call.key.shape[2]
-
-
-def _cut(call: RawCall, index: int, first: int, last: int) -> RawCall:
-    """One sequence of a padded batch, its valid positions only: everything after this is free of padding."""
-    one, span = slice(index, index + 1), slice(first, last)
-
-    def square(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None:
-            return None
-        row = tensor[one] if tensor.shape[0] > 1 else tensor
-        return row[..., span, span] if row.shape[-2] > 1 else row[..., span]
-
-    sinks = call.sinks
-    if sinks is not None and sinks.shape[0] > 1:
-        sinks = sinks[one]
-    if sinks is not None and sinks.shape[2] > 1:
-        sinks = sinks[:, :, span]
-    return RawCall(
-        module=call.module,
-        query=call.query[one, :, span],
-        key=call.key[one, :, span],
-        value=call.value[one, :, span],
-        mask=square(call.mask),
-        causal=call.causal,
-        scaling=call.scaling,
-        softcap=call.softcap,
-        bias=square(call.bias),
-        sinks=sinks,
-        window=call.window,
-        score=call.score,
-    )

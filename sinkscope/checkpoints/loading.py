@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,13 +65,19 @@ class Checkpoint:
 
     @property
     def vocabulary(self) -> int:
-        """Rows of the embedding: ids from 0 to this - 1 exist. The task's kinds of position where there is none."""
+        """Rows of the embedding: ids from 0 to this - 1 exist; the task's kinds of position for a model of a task.
+
+        Where the base model has several embeddings or shows none, what its configuration says.
+        """
         if self.task is not None:
             return len(self.task.tokens)
         try:
             embedding = self.model.get_input_embeddings()  # type: ignore[operator]
             return int(embedding.weight.shape[0])
         except (NotImplementedError, AttributeError):
+            size = getattr(self.model.config.get_text_config(), "vocab_size", None)  # type: ignore[union-attr, operator]
+            if isinstance(size, int) and size > 0:
+                return size
             raise SinkscopeError(f"{type(self.model).__name__} has no token embedding: only text models yet") from None
 
     @property
@@ -121,7 +128,7 @@ def wrap_model(model: Any, tokenizer: Any = None) -> Checkpoint:
     """
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
         raise SinkscopeError(f"a transformers model or a name is needed, not {type(model).__name__}")
-    base = getattr(model, "base_model", model)
+    base = unwrapped(getattr(model, "base_model", model))
     if base.training:
         raise SinkscopeError("the model is in training mode (dropout on): call model.eval() first")
     name = getattr(model.config, "_name_or_path", "") or type(model).__name__
@@ -135,6 +142,14 @@ def wrap_model(model: Any, tokenizer: Any = None) -> Checkpoint:
     checkpoint = Checkpoint(name, base, tokenizer, facts)
     _add_facts(checkpoint)
     return checkpoint
+
+
+def unwrapped(base: nn.Module) -> nn.Module:
+    """What reads the tokens: the decoder of an encoder-decoder used alone stands in a wrapper without a signature."""
+    kinds = {parameter.kind for parameter in inspect.signature(base.forward).parameters.values()}
+    hands_on = kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    decoder = getattr(base, "decoder", None)
+    return decoder if hands_on and isinstance(decoder, nn.Module) and hasattr(decoder, "config") else base
 
 
 def pick_device(name: str) -> torch.device:
@@ -174,10 +189,6 @@ def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) 
         common["gguf_file"] = source.gguf
     try:
         config = AutoConfig.from_pretrained(source.location, **common)
-        if getattr(config, "is_encoder_decoder", False):
-            raise SinkscopeError(
-                f"{source.name} is an encoder-decoder ({config.model_type}): only decoders and encoders yet"
-            )
         model, report = AutoModel.from_pretrained(
             source.location,
             dtype=torch.float32 if source.gguf and dtype == "auto" else dtype,

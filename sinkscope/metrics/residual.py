@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sinkscope.capture.blocks import wide
+from sinkscope.capture.sums import wide
 from sinkscope.capture.view import LayerView, inverse, need
 from sinkscope.metrics.exact import median_abs, spectrum_entropy
 from sinkscope.metrics.registry import layer_metric

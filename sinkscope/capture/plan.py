@@ -1,0 +1,194 @@
+"""The dry run: which attention calls a model makes in a pass, where they stand, and how each can be read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate.utils.memory import should_reduce_batch_size
+from torch import Tensor, nn
+
+from sinkscope.capture.blocks import attend
+from sinkscope.capture.calls import from_sdpa, lengths, normalise, of_positions
+from sinkscope.capture.dispatch import RawCall, shadowed
+from sinkscope.capture.inline import InlineWatch
+from sinkscope.capture.inline_calls import InlineCall, SdpaCall
+from sinkscope.capture.maps import map_sums
+from sinkscope.capture.masks import read_mask
+from sinkscope.capture.projection import output_projection
+from sinkscope.capture.sites import block_of, head_counts, kind_of, stream_of
+from sinkscope.capture.view import Site
+from sinkscope.errors import SinkscopeError
+
+INTERFACE, INLINE = "interface", "inline"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The attention calls of one forward pass, in their order, as the dry run found them."""
+
+    sites: list[Site]
+    unread: tuple[str, ...] = ()
+    """Modules that compute attention in a form that is no map of queries and keys."""
+
+    @property
+    def inline(self) -> bool:
+        """Some call does not go through transformers' attention interface."""
+        return any(site.path == INLINE for site in self.sites)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One call of the dry run. `heads` etc. as in Site."""
+
+    module: str
+    queries: int
+    keys: int
+    heads: int
+    kv_groups: int
+    head_dim: int | None
+    value_dim: int | None
+    causal: bool
+    path: str
+    window: int | None = None
+    score: str = "softmax"
+
+
+def plan(model: nn.Module, forward: Callable[[], Any]) -> Plan:
+    """Runs `forward` once, on one sequence (8 to 16 tokens are enough), and notes every attention call it makes.
+
+    Raises SinkscopeError when none can be read.
+    """
+    seen, unread = _dry_run(model, forward)
+    if any(one.path == INLINE for one in seen):
+        seen, unread = _dry_run(model, forward)  # BigBird replaces its attention modules while its first forward runs
+    if not seen:
+        raise SinkscopeError(
+            f"no attention of {type(model).__name__} could be read: it has no softmax attention, or none that is one "
+            "map of queries and keys"
+        )
+    return Plan(_sites(model, seen), unread)
+
+
+def _dry_run(model: nn.Module, forward: Callable[[], Any]) -> tuple[list[_Seen], tuple[str, ...]]:
+    names = {module: name for name, module in model.named_modules()}
+    seen: list[_Seen] = []
+
+    def dispatched(call: RawCall) -> Tensor:
+        if call.module not in names:
+            raise SinkscopeError(f"an attention module outside the model called: {type(call.module).__name__}")
+        with watch.rest():
+            if of_positions(call):
+                seen.append(_seen(names[call.module], call, INTERFACE))
+            return attend(normalise(call, read_mask(call.mask, call.causal, *lengths(call), call.query.device)))[0]
+
+    def inline(call: InlineCall | SdpaCall) -> None:
+        if isinstance(call, SdpaCall):
+            raw = from_sdpa(call, model.get_submodule(call.module), None)
+            if of_positions(raw):
+                seen.append(_seen(call.module, raw, INLINE))
+        else:
+            found = _seen_map(model, call)
+            if found is not None:
+                seen.append(found)
+
+    watch = InlineWatch(inline)
+    with torch.no_grad(), shadowed(dispatched), watch.watched(model), _readable(model):
+        forward()
+    unmet = {module for module, count in watch.unmet.items() if count > 0}
+    # Beside a softmax that was not read, a map that is not square is a part of an attention (global tokens), not all.
+    parts = watch.split | {one.module for one in seen if one.module in unmet and one.queries != one.keys}
+    return [one for one in seen if one.module not in parts], tuple(sorted(parts | unmet))
+
+
+@contextmanager
+def _readable(model: nn.Module) -> Iterator[None]:
+    """What a model raises on a few token ids becomes one line: it wants inputs that no text gives."""
+    try:
+        yield
+    except (SinkscopeError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, RuntimeError) and should_reduce_batch_size(error):
+            raise
+        detail = " ".join(str(error).split())[:200]
+        raise SinkscopeError(
+            f"{type(model).__name__} cannot be run on token ids alone: {type(error).__name__}: {detail}"
+        ) from error
+
+
+def _seen(module: str, call: RawCall, path: str) -> _Seen:
+    return _Seen(
+        module=module,
+        queries=call.query.shape[2],
+        keys=call.key.shape[2],
+        heads=call.query.shape[1],
+        kv_groups=call.key.shape[1],
+        head_dim=call.query.shape[-1],
+        value_dim=call.value.shape[-1],
+        causal=read_mask(call.mask, call.causal, *lengths(call), call.query.device).causal,
+        path=path,
+        window=call.window,
+        score=call.score,
+    )
+
+
+def _seen_map(model: nn.Module, call: InlineCall) -> _Seen | None:
+    """None where the softmax is no attention of heads over keys: one query, or not square and no known head count."""
+    heads = call.seen.probabilities.shape[-3]
+    known = head_counts(model, call.module)
+    seen = call.unfolded(heads)
+    queries, keys = seen.probabilities.shape[-2:]
+    if queries < 2 or (heads not in known if known else queries != keys):
+        return None
+    return _Seen(
+        module=call.module,
+        queries=queries,
+        keys=keys,
+        heads=heads,
+        kv_groups=heads if seen.value is None else seen.value.shape[1],
+        head_dim=None if seen.query is None else seen.query.shape[-1],
+        value_dim=None if seen.value is None else seen.value.shape[-1],
+        causal=map_sums(seen).causal,
+        path=INLINE,
+    )
+
+
+def _sites(model: nn.Module, seen: list[_Seen]) -> list[Site]:
+    paths = {one.module for one in seen}
+    calls: Counter[str] = Counter()
+    unplaced: Counter[str] = Counter()
+    sites = []
+    for one in seen:
+        stream = stream_of(model, one.module, one.queries != one.keys)
+        block = block_of(model, one.module, paths)
+        if block is None:
+            layer = unplaced[stream]
+            unplaced[stream] += 1
+        else:
+            layer = block[1]
+        width = None if one.value_dim is None else one.heads * one.value_dim
+        sites.append(
+            Site(
+                stream=stream,
+                layer=layer,
+                module=one.module,
+                call=calls[one.module],
+                kind=kind_of(model.get_submodule(one.module), one.window, stream == "cross", layer),
+                heads=one.heads,
+                kv_groups=one.kv_groups,
+                head_dim=one.head_dim,
+                value_dim=one.value_dim,
+                causal=one.causal,
+                block=block[0] if block else None,
+                projection=None if width is None else output_projection(model, one.module, width),
+                path=one.path,
+                score=one.score,
+            )
+        )
+        calls[one.module] += 1
+    return sites

@@ -1,0 +1,68 @@
+"""Matrix products as a model's code writes them (matmul, bmm, baddbmm, einsum), in one form: left @ right = out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+MATMULS = ("matmul", "__matmul__", "bmm")
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """left (..., n, k) @ right (..., k, m) = out (..., n, m); the leading axes of both are batches of matrices.
+
+    `factors`: left and right as the model's code named them. `exact`: `out` is the product and nothing added to it.
+    """
+
+    left: Tensor
+    right: Tensor
+    out: Tensor
+    factors: tuple[Tensor, Tensor]
+    exact: bool = True
+
+
+def read_product(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> Product | None:
+    """The product that a call of the torch function `name` made; None where it made none of batches of matrices."""
+    if name == "einsum":
+        operands = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
+        return _einsum(args[0], operands, result) if len(operands) == 2 and isinstance(args[0], str) else None
+    if name in MATMULS:
+        pair = [*args, *kwargs.values()][:2]
+    elif name == "baddbmm":
+        pair = [*args[1:3], *(kwargs[key] for key in ("batch1", "batch2") if key in kwargs)]
+    else:
+        return None
+    if len(pair) != 2 or not all(isinstance(tensor, Tensor) and tensor.dim() > 2 for tensor in pair):
+        return None
+    return Product(pair[0], pair[1], result, (pair[0], pair[1]), name != "baddbmm")
+
+
+def _einsum(equation: str, operands: Any, result: Tensor) -> Product | None:
+    """Two operands, one summed index, one index of each alone: a product of matrices, whatever the order of axes."""
+    terms, arrow, out = equation.replace(" ", "").partition("->")
+    first, comma, second = terms.partition(",")
+    if not arrow or not comma or "." in equation or len({*first}) < len(first) or len({*second}) < len(second):
+        return None
+    summed = [index for index in first if index in second and index not in out]
+    shared = [index for index in out if index in first and index in second]
+    own = [index for index in out if (index in first) != (index in second)]
+    if len(summed) != 1 or len(own) != 2 or (own[0] in first) == (own[1] in first):
+        return None
+    left, right = operands
+    if own[0] in second:
+        first, second, left, right = second, first, right, left
+    if len(first) != len(shared) + 2 or len(second) != len(shared) + 2:
+        return None
+
+    def axes(tensor: Tensor, names: str, order: list[str]) -> Tensor:
+        return tensor.permute([names.index(index) for index in order])
+
+    return Product(
+        axes(left, first, [*shared, own[0], summed[0]]),
+        axes(right, second, [*shared, summed[0], own[1]]),
+        axes(result, out, [*shared, *own]),
+        (left, right),
+    )

@@ -1,0 +1,179 @@
+"""Every family transformers knows: scanned from a tiny random configuration, held against its own eager attention.
+
+Each model reads a batch of two unequal sequences, padded on the right. What cannot be read is in a table with its
+reason, and must be refused in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from families import LENGTH, VOCABULARY, dense_maps, eager_maps, eager_outputs, tiny_model
+from torch import Tensor
+from transformers.models.auto import modeling_auto
+
+import sinkscope
+from sinkscope.capture import Capture, plan
+from sinkscope.checkpoints import wrap_model
+from sinkscope.forward import Forward
+
+SHORT = 20
+NO_SOFTMAX = "no attention of .* could be read"
+MASKED = list(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+SEQ2SEQ = list(modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
+CAUSAL = list(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+UNREADABLE = {
+    **dict.fromkeys(("fnet", "longformer", "mra", "yoso"), NO_SOFTMAX),
+    "mamba": NO_SOFTMAX,
+    "mamba2": NO_SOFTMAX,
+    "falcon_mamba": NO_SOFTMAX,
+    "rwkv": NO_SOFTMAX,
+    "xlstm": NO_SOFTMAX,
+    "reformer": NO_SOFTMAX,
+    "voxtral_realtime": "cannot be run on token ids alone: ValueError: .*input_features",
+}
+"""Refused, by these words. The first five have no softmax attention. Reformer takes exp(logits - logsumexp) over
+chunks of hashed positions: no softmax is called, and no row is one query over all keys. FNet has Fourier transforms,
+YOSO hashes, MRA approximates by blocks; Longformer's rows hold a band of keys and global ones apart."""
+
+UNBUILT = {
+    "gemma3n": (ImportError, "timm"),
+    "gemma4_assistant": (ValueError, "layer types producing a cache|hidden_size_per_layer_input"),
+    "gemma4_unified_assistant": (ValueError, "layer types producing a cache"),
+}
+"""transformers itself does not build them here: gemma3n where the package timm is missing; the assistants because its
+own checks forbid what they need (all layers take keys and values from another model: text alone could not run them)."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Models this small lose time to threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def batch(second: int) -> tuple[Tensor, Tensor]:
+    """Sequences of 32 and `second` tokens, padded on the right, and their mask."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, VOCABULARY, (2, LENGTH), generator=generator)
+    mask = torch.ones_like(ids)
+    ids[1, second:], mask[1, second:] = 0, 0
+    return ids, mask
+
+
+def columns(probabilities: Tensor) -> dict[str, Tensor]:
+    """The attention-mass columns of one sequence's maps (H, Tq, Tk), float64, by their written definitions."""
+    first = probabilities[..., 0]
+    total = probabilities.sum(-1)
+    shares = probabilities.clamp(min=1e-300)
+    found = {
+        "bos_mass": first[:, 1:].mean(-1),
+        "sink_score": first.mean(-1),
+        "tail_mass": first[:, max(1, first.shape[-1] - 64) :].mean(-1),
+        "entropy": -(probabilities * shares.log()).sum(-1).mean(-1),
+        "learned_sink_mass": torch.where(total > 0, 1 - total, 0.0).mean(-1),  # a query that sees no key has none
+    }
+    if probabilities.shape[-2] == probabilities.shape[-1]:
+        found["self_mass"] = probabilities.diagonal(0, -2, -1)[:, 1:].mean(-1)
+        found["previous_mass"] = probabilities.diagonal(-1, -2, -1).mean(-1)
+    return found
+
+
+def compare(run: Any, maps: list[Tensor], lengths: list[int]) -> None:
+    """Every attention-mass column of every head of every sequence, within 1e-5."""
+    rows = run.sequences[run.sequences["head"].notna()]
+    for site, both in zip(run.manifest["attention"], maps, strict=True):
+        for number, length in enumerate(lengths):
+            valid = [slice(0, length) if size == LENGTH else slice(None) for size in both.shape[-2:]]
+            expected = columns(both[number, :, valid[0], valid[1]].double())
+            own = rows[(rows["module"] == site["module"]) & (rows["sequence"] == number)].sort_values("head")
+            assert len(own) == site["heads"] == both.shape[1]
+            for name, values in expected.items():
+                ours = torch.tensor(own[name].to_numpy(float))
+                assert float((ours - values).abs().max()) < 1e-5, f"{site['module']} sequence {number} {name}"
+
+
+EQUAL = ("cpmant", "blt", "funnel", "perceiver", "prophetnet")
+"""Read with sequences of equal length. CPM-Ant takes padding to stand on the left. BLT attends from patches, Funnel
+from pooled tokens, Perceiver from latents, ProphetNet's decoder from several streams at once: a mask of tokens does not
+cut these, and a padded batch is refused."""
+
+SAME_OUTPUT = 1e-4
+"""Eager attention whose output is farther from the model's own is another function, and no reference."""
+
+
+def distance(output: Tensor, plain: Tensor, lengths: list[int]) -> float:
+    """Largest relative distance over the sequences' valid positions."""
+    pairs = [(output[number, :length], plain[number, :length]) for number, length in enumerate(lengths)]
+    return max(float((one - other).norm() / other.norm()) for one, other in pairs)
+
+
+def check(auto: Any, family: str) -> Any:
+    """Scans a tiny model of that type and compares; returns the run.
+
+    The output while watched: within 1e-6 of the plain one, or twice what the model's own eager attention differs by.
+    """
+    model = tiny_model(auto, family)
+    ids, mask = batch(LENGTH if family in EQUAL else SHORT)
+    run = sinkscope.scan(model, data={"input_ids": ids, "attention_mask": mask}, batch_size=2, epsilon=0.1)
+    assert run.manifest["self_check"]["status"] == "passed"
+    base = wrap_model(model).model
+    forward = Forward(base)
+    found = plan(base, lambda: forward(ids[:1, :16]))
+    with torch.no_grad():
+        plain = forward(ids, mask)[0]
+        lengths = mask.sum(1).tolist()
+        spans = None if family in EQUAL else [(0, length) for length in lengths]
+        with Capture(base, found, lambda view, row: None).watching(spans, LENGTH):
+            watched = forward(ids, mask)[0]
+    outputs = eager_outputs(tiny_model(auto, family, "eager"), ids, mask)
+    own = float("nan") if outputs is None else distance(outputs[0], plain, lengths)
+    assert distance(watched, plain, lengths) < max(1e-6, 2 * own)
+    streams = [site["stream"] for site in run.manifest["attention"]]
+    maps = eager_maps(outputs, family, streams) if own < SAME_OUTPUT else None
+    if maps is None:
+        maps = dense_maps(forward, ids, mask)
+    compare(run, maps, lengths)
+    return run
+
+
+@pytest.mark.parametrize("family", CAUSAL)
+def test_causal_language_models(family: str) -> None:
+    expect(transformers.AutoModelForCausalLM, family)
+
+
+@pytest.mark.parametrize("family", MASKED)
+def test_masked_language_models(family: str) -> None:
+    expect(transformers.AutoModelForMaskedLM, family)
+
+
+@pytest.mark.parametrize("family", SEQ2SEQ)
+def test_encoder_decoders(family: str) -> None:
+    expect(transformers.AutoModelForSeq2SeqLM, family)
+
+
+def expect(auto: Any, family: str) -> None:
+    """Reads the family, or fails to build or to read it in the words of the tables."""
+    if family in UNBUILT:
+        error, words = UNBUILT[family]
+        with pytest.raises(error, match=words):
+            tiny_model(auto, family)
+    elif family in UNREADABLE:
+        with pytest.raises(sinkscope.SinkscopeError, match=UNREADABLE[family]):
+            check(auto, family)
+    else:
+        check(auto, family)
+
+
+def test_padding_that_an_attention_cannot_tell_is_refused() -> None:
+    ids, mask = batch(SHORT)
+    model = tiny_model(transformers.AutoModelForCausalLM, "blt")
+    with pytest.raises(sinkscope.SinkscopeError, match="give sequences of equal length"):
+        sinkscope.scan(model, data={"input_ids": ids, "attention_mask": mask}, batch_size=2)
