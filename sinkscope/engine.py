@@ -13,10 +13,11 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.forward import Forward
 from sinkscope.inputs.naming import shared_tokens
 from sinkscope.loop import Loop, Progress, memory_needed
-from sinkscope.reading import DRY_RUN_TOKENS, Request, probe, read_inputs
+from sinkscope.reading import DRY_RUN_TOKENS, Request, probe, read_inputs, several_probes
 from sinkscope.run import Run
 from sinkscope.run_columns import Settings
 from sinkscope.selfcheck import self_check as check_against_eager
+from sinkscope.smoothing import Smoother, add_to_summary, smoother, smoothing_table
 from sinkscope.summary import domain_summaries
 from sinkscope.tables import curve_table, head_table, layer_table, position_table, sequence_table
 
@@ -47,6 +48,7 @@ def scan(
     seed: int = 0,
     epsilon: float = 0.3,
     dormant_rule: str = DEFAULT_RULE,
+    smoothing: bool = False,
     self_check: bool = True,
     progress: Progress | None = None,
 ) -> Run:
@@ -62,6 +64,7 @@ def scan(
         batch_size: None = chosen by the device and halved when memory runs out.
         tokenizer: for a model object; a name brings its own.
         epsilon: the sink threshold. dormant_rule: "NAME<x" on a head column.
+        smoothing: measure the smoothing table too (`Run.smoothing`).
         self_check: compare one short sequence with the model's own eager attention first.
 
     Returns:
@@ -77,6 +80,8 @@ def scan(
         raise SinkscopeError(f"--batch-size {batch_size}: at least 1 is needed")
     options = LoadOptions(revision, device, device_map, dtype, trust_remote_code, allow_pickle)
     loop = _prepare(model, tokenizer, options, request, settings, batch_size, progress or _silent)
+    if smoothing:
+        loop.smoother = _smoother(loop)
     checked = _check(loop) if self_check else {"status": "skipped"}
     facts = manifest.describe(loop.checkpoint, loop.plan.sites, loop.reading, request, settings, checked)
     facts["warnings"] = [*loop.checkpoint.warnings, *loop.reading.warnings, *_check_warnings(checked)]
@@ -104,6 +109,12 @@ def _prepare(
         found = plan(checkpoint.model, lambda: forward(short))
     reading = read_inputs(request, checkpoint)
     return Loop(checkpoint, found, forward, reading, settings.epsilon, report, batch_size)
+
+
+def _smoother(loop: Loop) -> Smoother:
+    several = several_probes(loop.checkpoint)
+    with memory_needed("a short pass that looks for W_V (--smoothing)"):
+        return smoother(loop.checkpoint.model, loop.plan, lambda: loop.forward(several))
 
 
 def _check(loop: Loop) -> dict[str, Any]:
@@ -146,6 +157,10 @@ def _build(loop: Loop, facts: dict[str, Any], settings: Settings, started: float
     }
     if checkpoint.task is not None:
         summary["task"] = checkpoint.task.report(positions)
+    smoothing = None
+    if isinstance(loop.smoother, Smoother):
+        smoothing = smoothing_table(domains, sites, loop.smoother.wirings)
+        add_to_summary(summary, smoothing)
     timing = manifest.progress(loop.done, loop.seconds, time.perf_counter() - started)
     return Run(
         heads=heads,
@@ -154,5 +169,6 @@ def _build(loop: Loop, facts: dict[str, Any], settings: Settings, started: float
         length_curve=curve_table(domains, sites, settings),
         sequences=sequence_table(domains, sites),
         summary=summary,
+        smoothing=smoothing,
         manifest=facts | {"complete": complete, "batch_size": loop.smallest_batch} | timing,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,6 +33,7 @@ class SiteValues:
         first_unit: x_0 / norm x_0 of each sequence, [N, D]; None where the block's input was not seen.
         causal, queries, keys: as the attention call was.
         first, first_share: mean over sequences of A[i,0], and of |A[i,0]| / sum_j |A[i,j]|, by query i, [H, T].
+        smoothing: [N, H, metric] of the smoothing table; None where it was not asked for.
     """
 
     heads: np.ndarray
@@ -46,6 +48,7 @@ class SiteValues:
     keys: int
     first: np.ndarray
     first_share: np.ndarray
+    smoothing: np.ndarray | None = None
 
     def head(self, name: str) -> np.ndarray:
         """[N, H] values of one head metric."""
@@ -81,16 +84,19 @@ class _Part:
     keys: int
     first: Tensor
     first_share: Tensor
+    smoothing: Tensor | None = None
 
 
 class Collector:
     """Takes LayerViews batch by batch; a batch that failed half-way leaves no trace (begin, add..., commit).
 
-    `length`: T of the longest sequence, which fixes the prefixes of the length curve.
+    `length`: T of the longest sequence, which fixes the prefixes of the length curve. `smoother`: measures the
+    smoothing table too, [sequence, head, metric].
     """
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, smoother: Callable[[LayerView], Tensor] | None = None) -> None:
         self._prefixes = prefixes(length)
+        self._smoother = smoother
         self._done: dict[str, list[_Part]] = {}
         self._batch: dict[str, list[_Part]] = {}
 
@@ -98,7 +104,10 @@ class Collector:
         self._batch = defaultdict(list)
 
     def add(self, view: LayerView) -> None:
-        self._batch[view.site.name].append(_reduce(view, self._prefixes))
+        part = _reduce(view, self._prefixes)
+        if self._smoother is not None:
+            part.smoothing = self._smoother(view)
+        self._batch[view.site.name].append(part)
 
     def commit(self) -> None:
         """Moves the finished batch to the CPU and keeps it."""
@@ -184,12 +193,14 @@ def _to_cpu(part: _Part) -> _Part:
         keys=part.keys,
         first=part.first.double().sum(0, keepdim=True).cpu(),
         first_share=part.first_share.double().sum(0, keepdim=True).cpu(),
+        smoothing=part.smoothing,
     )
 
 
 def _join(parts: list[_Part], lengths: list[int]) -> SiteValues:
     early = [(part.early, len(part.heads)) for part in parts if part.early is not None]
     units = [part.first_unit for part in parts if part.first_unit is not None]
+    smoothing = [part.smoothing for part in parts if part.smoothing is not None]
     return SiteValues(
         heads=torch.cat([part.heads for part in parts]).numpy(),
         layers=torch.cat([part.layers for part in parts]).numpy(),
@@ -203,6 +214,7 @@ def _join(parts: list[_Part], lengths: list[int]) -> SiteValues:
         keys=max(part.keys for part in parts),
         first=_mean_places([(part.first, len(part.heads)) for part in parts]),
         first_share=_mean_places([(part.first_share, len(part.heads)) for part in parts]),
+        smoothing=torch.cat(smoothing).numpy() if smoothing else None,
     )
 
 

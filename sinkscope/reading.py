@@ -97,6 +97,16 @@ def probe(checkpoint: Checkpoint) -> torch.Tensor:
     return torch.arange(DRY_RUN_TOKENS, device=checkpoint.device).remainder(checkpoint.vocabulary)[None]
 
 
+def several_probes(checkpoint: Checkpoint) -> torch.Tensor:
+    """DRY_RUN_TOKENS short inputs whose first tokens differ (a task's own always begin with its BOS)."""
+    if checkpoint.task is not None:
+        return torch.from_numpy(checkpoint.task.read(None, DRY_RUN_TOKENS, 0).vectors).to(checkpoint.device)
+    count, length = DRY_RUN_TOKENS, 4
+    ids = torch.randperm(max(checkpoint.vocabulary, count * length), generator=torch.Generator().manual_seed(0))
+    ids = ids[: count * length].remainder(checkpoint.vocabulary)
+    return ids.view(count, length).to(checkpoint.device)
+
+
 def read_inputs(request: Request, checkpoint: Checkpoint) -> Reading:
     """The sequences of every domain: the model's own task, text, or token ids as given.
 

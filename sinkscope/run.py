@@ -14,9 +14,10 @@ import pandas as pd
 
 from sinkscope.errors import SinkscopeError
 
-CSV_TABLES = ("heads", "layers", "length_curve")
+CSV_TABLES = ("heads", "layers", "length_curve", "smoothing")
 PARQUET_TABLES = ("positions", "sequences")
 TABLES = CSV_TABLES + PARQUET_TABLES
+ON_REQUEST = ("smoothing",)
 FORMATS = ("csv", "parquet")
 FILES = frozenset(
     {"manifest.json", "summary.json", *(f"{name}.csv" for name in CSV_TABLES), *(f"{name}.parquet" for name in TABLES)}
@@ -34,6 +35,7 @@ class Run:
         positions: alpha of every key position.
         length_curve: bos_mass, sink_score, sink_rate of prefixes of the sequence.
         sequences: every metric of every sequence: what all means, errors and paired tests come from.
+        smoothing: columns of section 3, one row per (stream, layer, head); None unless asked for.
         summary: the answer in some dozens of numbers (summary.json).
         manifest: how it was measured (manifest.json).
         path: the folder it was saved to or loaded from; None before.
@@ -46,6 +48,7 @@ class Run:
     sequences: pd.DataFrame
     summary: dict[str, Any]
     manifest: dict[str, Any]
+    smoothing: pd.DataFrame | None = None
     path: Path | None = field(default=None, compare=False)
 
     def save(self, folder: str | Path, force: bool = False, formats: tuple[str, ...] = ("csv",)) -> list[Path]:
@@ -71,8 +74,9 @@ class Run:
         return sorted(self.path / path.name for path in target.iterdir())
 
     def _write(self, folder: Path, formats: tuple[str, ...]) -> None:
-        self.manifest["tables"] = {name: _shape(self.table(name)) for name in TABLES}
-        for name in CSV_TABLES:
+        there = [name for name in TABLES if getattr(self, name) is not None]
+        self.manifest["tables"] = {name: _shape(self.table(name)) for name in there}
+        for name in [name for name in CSV_TABLES if name in there]:
             table = self.table(name)
             table.to_csv(folder / f"{name}.csv", index=False, float_format="%.9g", lineterminator="\n")
             if "parquet" in formats:
@@ -83,6 +87,7 @@ class Run:
         (folder / "manifest.json").write_text(to_json(self.manifest), encoding="utf-8")
 
     def table(self, name: str) -> pd.DataFrame:
+        """One of TABLES by its name; those on request must be there."""
         frame: pd.DataFrame = getattr(self, name)
         return frame
 
@@ -97,7 +102,8 @@ def load_run(path: str | Path) -> Run:
         summary = json.loads((folder / "summary.json").read_text("utf-8"))
         if not isinstance(summary, dict) or "streams" not in summary:
             raise ValueError("summary.json holds no summary")
-        tables = {name: _read_table(folder, name, manifest["tables"][name]) for name in TABLES}
+        written = [name for name in TABLES if name not in ON_REQUEST or name in manifest["tables"]]
+        tables = {name: _read_table(folder, name, manifest["tables"][name]) for name in written}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SinkscopeError(f"run {folder} is damaged: {str(error).splitlines()[0]}") from None
     return Run(**tables, summary=summary, manifest=manifest, path=folder)

@@ -45,6 +45,9 @@ def scan(
     seed: Annotated[int, typer.Option(help="Draws documents, and the tokens of random and repeated.")] = 0,
     epsilon: Annotated[float, typer.Option(help="Sink threshold on alpha_0.")] = 0.3,
     dormant_rule: Annotated[str, typer.Option(help='"NAME<x" on a column of heads.csv.')] = "honor<0.4",
+    smoothing: Annotated[
+        bool, typer.Option("--smoothing", help="Write smoothing.csv too: does each head make tokens more alike?")
+    ] = False,
     no_self_check: Annotated[
         bool, typer.Option("--no-self-check", help="Skip the comparison with eager attention.")
     ] = False,
@@ -77,7 +80,7 @@ def scan(
                 model, data=data or None, seq_len=seq_len, num_sequences=num_sequences, batch_size=size, bos=bos,
                 device=device, device_map=device_map, dtype=dtype, revision=revision,
                 trust_remote_code=trust_remote_code, allow_pickle=allow_pickle, seed=seed, epsilon=epsilon,
-                dormant_rule=dormant_rule, self_check=not no_self_check, progress=progress,
+                dormant_rule=dormant_rule, smoothing=smoothing, self_check=not no_self_check, progress=progress,
             )  # fmt: skip
         except Interrupted as stopped:
             if stopped.run is None:
