@@ -114,7 +114,7 @@ def _prepare(
 def _smoother(loop: Loop) -> Smoother:
     several = several_probes(loop.checkpoint)
     with memory_needed("a short pass that looks for W_V (--smoothing)"):
-        return smoother(loop.checkpoint.model, loop.plan, lambda: loop.forward(several))
+        return smoother(loop.checkpoint.model, loop.plan, lambda: loop.forward.at_position_zero(several))
 
 
 def _check(loop: Loop) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def probe(checkpoint: Checkpoint) -> torch.Tensor:
 
 
 def several_probes(checkpoint: Checkpoint) -> torch.Tensor:
-    """DRY_RUN_TOKENS short inputs whose first tokens differ (a task's own always begin with its BOS)."""
+    """DRY_RUN_TOKENS short inputs, all their tokens different (a task's begin with its BOS)."""
     if checkpoint.task is not None:
         return torch.from_numpy(checkpoint.task.read(None, DRY_RUN_TOKENS, 0).vectors).to(checkpoint.device)
     count, length = DRY_RUN_TOKENS, 4

@@ -41,7 +41,7 @@ class Smoother:
 
 
 def smoother(model: nn.Module, plan: Plan, forward: Callable[[], Any]) -> Smoother:
-    """Finds every layer's maps in one call of `forward` on a few short sequences whose first tokens differ."""
+    """Finds every layer's maps in one call of `forward`: see `capture.wiring.trace`."""
     return Smoother(model, trace(model, plan, forward))
 
 

@@ -44,8 +44,9 @@ class Wiring:
 def trace(model: nn.Module, plan: Plan, forward: Callable[[], Any]) -> dict[str, Wiring]:
     """The wiring of every site, by its name, from one call of `forward` on a few short sequences.
 
-    Their first tokens must differ: a rotation leaves q and k as they were projected at position 0 alone. Modules that
-    call attention several times in a pass are left out.
+    Best with every token at position 0, where a rotation leaves q and k as they were projected (else position 0 alone
+    tells, and there many models hold the same vector whatever the text). Modules that call attention several times in
+    a pass are left out.
     """
     return _Trace(model, plan).run(forward)
 
