@@ -218,6 +218,18 @@ def test_pruned_heads_have_no_rank_and_no_sign() -> None:
     assert (pruned["verdict"] == "neither").all()
 
 
+def test_a_norm_on_q_whose_gain_is_zero_somewhere() -> None:
+    """That feature tells nothing and takes no part; the others are still found."""
+    model = tiny("qwen3")
+    with torch.no_grad():
+        model.layers[1].self_attn.q_norm.weight[3] = 0.0
+    ids = random_ids(1, 20)
+    run = sinkscope.scan(model, data=ids, self_check=False, smoothing=True)
+    assert run.smoothing is not None
+    _, ranks = measure_smoothing("qwen3", model, ids)
+    np.testing.assert_allclose(run.smoothing["rank_qk"], ranks["rank_qk"].ravel(), rtol=1e-5)
+
+
 def test_no_hook_and_no_change_stays() -> None:
     model, ids = tiny("gemma3"), random_ids(2, 20)
     before = hooks(model)

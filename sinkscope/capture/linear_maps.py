@@ -163,14 +163,14 @@ def _through_norm(
             if read is None or returned is None:
                 continue
             places = _match(wanted, _features(returned[:, tokens]))
-            if places is None or (places < 0).any():
+            if places is None:
                 continue
             found = _through_linear(_features(read[:, tokens]), linear, tokens, True)
             if found is None or not _only_scales(record):
                 continue
             gain, _ = gain_and_bias(record.module, record.read)
             gain = gain.repeat(wanted.shape[1] // len(gain))
-            return found[0], found[1][places], gain[places]
+            return found[0], torch.where(places < 0, -1, found[1][places]), gain[places]  # gain 0: no such feature
     return None
 
 
