@@ -131,7 +131,7 @@ def read_inputs(request: Request, checkpoint: Checkpoint) -> Reading:
 def _read_text(request: Request, checkpoint: Checkpoint, rules: TokenRules) -> list[Corpus]:
     """One corpus a SPEC, checked against the model's positions."""
     length, count = request.seq_len or SEQ_LEN, request.num_sequences or NUM_SEQUENCES
-    _check_length(checkpoint, length)
+    check_length(checkpoint, length)
     if checkpoint.tokenizer_error and not all(_needs_no_tokenizer(spec) for spec in request.specs):
         raise SinkscopeError(
             f"{checkpoint.name} has no usable tokenizer ({checkpoint.tokenizer_error}): text cannot be read; "
@@ -149,7 +149,7 @@ def _read_ids(request: Request, checkpoint: Checkpoint) -> TokenData:
     rows, columns = slice(request.num_sequences), slice(request.seq_len)
     mask = None if tokens.mask is None else tokens.mask[rows, columns]
     tokens = TokenData(tokens.ids[rows, columns], mask)
-    _check_length(checkpoint, tokens.longest)
+    check_length(checkpoint, tokens.longest)
     return tokens
 
 
@@ -157,7 +157,8 @@ def _needs_no_tokenizer(spec: str) -> bool:
     return spec in ("random", "repeated") or spec.partition("#")[0].endswith((".jsonl", ".parquet"))
 
 
-def _check_length(checkpoint: Checkpoint, length: int) -> None:
+def check_length(checkpoint: Checkpoint, length: int) -> None:
+    """Raises SinkscopeError for sequences longer than the model's positions."""
     limit = checkpoint.max_positions
     if limit is not None and length > limit:
         raise SinkscopeError(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from sinkscope.errors import SinkscopeError
+from sinkscope.folder import FolderKind
 
 CSV_TABLES = ("heads", "layers", "length_curve", "smoothing")
 PARQUET_TABLES = ("positions", "sequences")
@@ -57,21 +56,9 @@ class Run:
         Raises SinkscopeError: the folder holds a finished run (without `force`) or files that are not a run's; the
         disk is full or not writable. In all these cases the folder is as it was.
         """
-        target = Path(folder).resolve()
-        check_target(target, force)
-        made = [parent for parent in (target, *target.parents) if not parent.exists()]
-        try:
-            target.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".sinkscope-", dir=target) as work:
-                self._write(Path(work), formats)
-                _move_in(Path(work), target)
-        except OSError as error:
-            for parent in made:
-                with contextlib.suppress(OSError):
-                    parent.rmdir()
-            raise SinkscopeError(f"cannot write {folder}: {error.strerror or error}") from None
+        written = RUN_FOLDER.write(folder, force, lambda work: self._write(work, formats))
         self.path = Path(folder)
-        return sorted(self.path / path.name for path in target.iterdir())
+        return written
 
     def _write(self, folder: Path, formats: tuple[str, ...]) -> None:
         there = [name for name in TABLES if getattr(self, name) is not None]
@@ -154,52 +141,17 @@ def plain(data: Any) -> Any:
 
 def check_target(target: Path, force: bool) -> None:
     """Refuses a folder that a new run must not be put into; called before the model is loaded and before writing."""
-    if not target.exists():
-        _check_writable(target)
-        return
-    if not target.is_dir():
-        raise SinkscopeError(f"{target} is a file: give another --out")
-    foreign = sorted(path.name for path in target.iterdir() if path.name not in FILES)
-    if foreign:
-        raise SinkscopeError(f"{target} holds files that are not a run's ({foreign[0]}): give another --out")
-    if finished(target) and not force:
-        raise SinkscopeError(f"{target} holds a finished run: pass --force to replace it, or another --out")
-    if any(target.iterdir()) and _read_manifest(target / "manifest.json") is None:
-        raise SinkscopeError(f"{target} holds no run of sinkscope's, but files named like one's: give another --out")
-    _check_writable(target)
+    RUN_FOLDER.check(target, force)
 
 
 def finished(folder: Path) -> bool:
     """The folder holds a run that was not interrupted."""
+    return bool(_state(folder))
+
+
+def _state(folder: Path) -> bool | None:
     manifest = _read_manifest(folder / "manifest.json")
-    return manifest is not None and bool(manifest.get("complete", True))
+    return None if manifest is None else bool(manifest.get("complete", True))
 
 
-def _check_writable(target: Path) -> None:
-    """Shows before the long part that results can be written: in the nearest folder that is there."""
-    there = next(path for path in (target, *target.absolute().parents) if path.exists())
-    try:
-        with tempfile.TemporaryFile(dir=there):
-            pass
-    except OSError as error:
-        raise SinkscopeError(f"cannot write to {target.parent}: {error.strerror}; give another --out") from None
-
-
-def _move_in(work: Path, target: Path) -> None:
-    """New files in, old ones out; on an error the old ones come back."""
-    new = sorted(path.name for path in work.iterdir())
-    old = work / "old"
-    old.mkdir()
-    moved: list[tuple[Path, Path]] = []
-    try:
-        for name in [path.name for path in target.iterdir() if path.name in FILES]:
-            moved.append((target / name, old / name))
-            (target / name).rename(old / name)
-        for name in new:
-            moved.append((work / name, target / name))
-            (work / name).rename(target / name)
-    except OSError:
-        for source, place in reversed(moved):
-            with contextlib.suppress(OSError):
-                place.rename(source)
-        raise
+RUN_FOLDER = FolderKind("run", FILES, _state)

@@ -30,11 +30,12 @@ class Document:
 
 @dataclass(frozen=True)
 class Source:
-    """The documents a SPEC names. `running`: one long text, to be read in consecutive windows."""
+    """The documents a SPEC names. `running`: one long text, to be read in consecutive windows, but `without`."""
 
     spec: str
     documents: list[Document]
     running: bool = False
+    without: frozenset[str] = frozenset()
 
 
 def read_source(spec: str) -> Source:
