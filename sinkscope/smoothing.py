@@ -35,7 +35,7 @@ class Smoother:
     def __call__(self, view: LayerView) -> Tensor:
         """[sequence, head, column] in the order of NAMES, float64; NaN where the layer does not show what it takes."""
         slices = output_slices(self.model, view.site)
-        weights = None if slices is None else OutputWeights(slices)
+        weights = None if slices is None else OutputWeights(slices.to(view.output.device))
         wiring = self.wirings.get(view.site.name, NOTHING)
         return torch.stack([_columns(fold(view, wiring, weights, number)) for number in range(view.batch)])
 

@@ -144,15 +144,20 @@ def _hide_first(bench: _Bench, unablated: Arm, epsilon: float) -> Arm:
 
 
 def _same_model(checkpoint: Checkpoint, run: Run) -> None:
-    """Refuses a run of other weights: scores of one model say nothing of another's heads."""
+    """Refuses a run of other weights: scores of one model say nothing of another's heads.
+
+    By the weights' hash; by the commit where a hash is missing; of a model object only the kind and its heads can tell.
+    """
     theirs, ours = run.manifest["model"], checkpoint.facts
-    hashes = theirs.get("weights_sha256"), ours.get("weights_sha256")
-    same = hashes[0] == hashes[1] if all(hashes) else theirs["id"] == ours["id"]
-    if not same:
-        raise SinkscopeError(
-            f"the run is of {theirs['id']}, not of {ours['id']}{' (other weights)' if all(hashes) else ''}: scan this "
-            "model first"
-        )
+    for known in (("weights_sha256",), ("id", "revision"), ("model_type",)):
+        pair = [[facts.get(name) for name in known] for facts in (theirs, ours)]
+        if any(value is None for values in pair for value in values):
+            continue
+        if pair[0] != pair[1]:
+            raise SinkscopeError(
+                f"the run is of {theirs['id']}, other weights than {ours['id']}: scan this model first"
+            )
+        return
 
 
 def _sites(checkpoint: Checkpoint, run: Run) -> tuple[nn.Module, list[Site]]:

@@ -146,7 +146,7 @@ def fold(view: LayerView, wiring: Wiring, weights: OutputWeights | None, sequenc
     x, z = view.residual_in, view.attention_input
     if x is None or z is None or x.shape != z.shape or view.queries != view.keys or view.queries < 2:
         return folded
-    folded.x = wide(x[sequence, 1:])
+    folded.x = wide(x[sequence, 1:].to(z.device))  # a model spread over devices hands x over from the one before
     if wiring.norm is not None:
         folded.z = wiring.norm.normalised(folded.x, wide(z[sequence, 1:]))
     if weights is None or weights.slices.shape[-1] != x.shape[-1]:

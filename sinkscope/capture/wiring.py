@@ -120,7 +120,7 @@ class _Trace:
         before = [record for path, record in self.records.items() if path not in own]
         if z is None or x is None or z.dim() != 3 or x.shape != z.shape or call.key.shape[2] != call.query.shape[2]:
             return Wiring(None, None, None, None)
-        norm = find_norm(x, z, before)
+        norm = find_norm(x.to(z.device), z, before)
         value = find_projection(call.value, z, list(own.values()), exact=True)
         if norm is None:
             return Wiring(None, None, None, None)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sinkscope.checkpoints.causal import need_causal
 from sinkscope.checkpoints.quiet import quiet_transformers
 from sinkscope.checkpoints.sources import Source, find_source, first_line, pickled_files, shorten, weights_hash
 from sinkscope.errors import SinkscopeError
@@ -125,7 +126,7 @@ def wrap_model(model: Any, tokenizer: Any = None, head: bool = False) -> Checkpo
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
         raise SinkscopeError(f"a transformers model or a name is needed, not {type(model).__name__}")
     if head:
-        _need_causal(type(model).__name__, [type(model).__name__])
+        need_causal(type(model).__name__, [type(model).__name__])
     base = model if head else getattr(model, "base_model", model)
     if base.training:
         raise SinkscopeError("the model is in training mode (dropout on): call model.eval() first")
@@ -184,7 +185,7 @@ def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) 
                 f"{source.name} is an encoder-decoder ({config.model_type}): only decoders and encoders yet"
             )
         if options.head:
-            _need_causal(source.name, getattr(config, "architectures", None) or [])
+            need_causal(source.name, getattr(config, "architectures", None) or [])
         family = AutoModelForCausalLM if options.head else AutoModel
         model, report = family.from_pretrained(
             source.location,
@@ -206,18 +207,6 @@ def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) 
     except Exception as error:  # one line for whatever a checkpoint can be wrong in
         raise SinkscopeError(_why(source, error)) from error
     return model, _check_keys(source, model, report)
-
-
-def _need_causal(name: str, classes: list[str]) -> None:
-    """Refuses what does not predict the next token: transformers would give it a random head without a word."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    if not any(each in known or each.endswith(("ForCausalLM", "LMHeadModel")) for each in classes):
-        raise SinkscopeError(
-            f"{name} is no causal language model ({', '.join(classes) or 'no architecture named'}): without a "
-            "next-token head there is no loss to measure"
-        )
 
 
 def _implementation(config: Any) -> str | None:

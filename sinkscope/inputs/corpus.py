@@ -98,7 +98,7 @@ def read_corpus(
     prefix, suffix = _special_tokens(rules, bos)
     if spec in SYNTHETIC:
         return _synthetic(spec, rules, seq_len, num_sequences, bos, seed)
-    source = _left_out(read_source(spec), without)
+    source = read_source(spec).leaving_out(without)
     if any(document.ids is not None for document in source.documents):
         return _as_given(source, rules, seq_len, num_sequences, seed)
     if tokenizer is None:
@@ -124,16 +124,6 @@ def read_corpus(
     check_ids(corpus.ids.ravel().tolist(), rules.vocabulary, f"{spec} under this tokenizer")
     _warn(corpus, rules, num_sequences)
     return corpus
-
-
-def _left_out(source: Source, without: Collection[str]) -> Source:
-    """The source without the documents named. Raises SinkscopeError where none is left."""
-    if source.running:
-        return Source(source.spec, source.documents, running=True, without=frozenset(without))
-    kept = [document for document in source.documents if document.name not in without]
-    if not kept:
-        raise SinkscopeError(f"data {source.spec!r}: all {len(source.documents)} documents are left out; name others")
-    return Source(source.spec, kept)
 
 
 Piece = tuple[int, list[int], list[str]]
