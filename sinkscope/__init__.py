@@ -12,15 +12,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sinkscope.ablation import Ablation, ablate
     from sinkscope.comparison import Comparison, compare
     from sinkscope.engine import Interrupted, scan
     from sinkscope.errors import SinkscopeError
     from sinkscope.run import Run, load_run
 
 __version__ = "0.1.0"
-__all__ = ["Comparison", "Interrupted", "Run", "SinkscopeError", "__version__", "compare", "load_run", "scan"]
+__all__ = [
+    "Ablation", "Comparison", "Interrupted", "Run", "SinkscopeError", "__version__", "ablate", "compare", "load_run",
+    "scan",
+]  # fmt: skip
 
 _HOMES = {
+    "Ablation": "sinkscope.ablation",
+    "ablate": "sinkscope.ablation",
     "Comparison": "sinkscope.comparison",
     "Interrupted": "sinkscope.engine",
     "compare": "sinkscope.comparison",

@@ -17,11 +17,12 @@ from sinkscope.forward import Forward
 from sinkscope.inputs.naming import shared_tokens
 from sinkscope.loop import Loop, Progress, memory_needed
 from sinkscope.published import published_for
-from sinkscope.reading import DRY_RUN_TOKENS, Request, probe, read_inputs
+from sinkscope.reading import DRY_RUN_TOKENS, Request, probe, read_inputs, several_probes
 from sinkscope.run import Run
 from sinkscope.run_columns import Settings
 from sinkscope.selfcheck import self_check as check_against_eager
 from sinkscope.shards import Shards
+from sinkscope.smoothing import Smoother, add_to_summary, smoother, smoothing_table
 from sinkscope.summary import domain_summaries
 from sinkscope.tables import curve_table, head_table, layer_table, position_table, sequence_table
 
@@ -52,6 +53,7 @@ def scan(
     seed: int = 0,
     epsilon: float = 0.3,
     dormant_rule: str = DEFAULT_RULE,
+    smoothing: bool = False,
     self_check: bool = True,
     shards: str | Path | None = None,
     resume: bool = False,
@@ -70,6 +72,7 @@ def scan(
         batch_size: None = chosen by the device and halved when memory runs out.
         tokenizer: for a model object; a name brings its own.
         epsilon: the sink threshold. dormant_rule: "NAME<x" on a head column.
+        smoothing: measure the smoothing table too (`Run.smoothing`).
         self_check: compare one short sequence with the model's own eager attention first.
         shards: a folder that keeps every finished batch until the run is saved there. resume: go on with what an
             earlier scan of the same model, data and settings left in it; the result is the same to the last bit.
@@ -87,13 +90,15 @@ def scan(
         raise SinkscopeError(f"--batch-size {batch_size}: at least 1 is needed")
     options = LoadOptions(revision, device, device_map, dtype, trust_remote_code, allow_pickle)
     loop = _prepare(model, tokenizer, options, request, settings, batch_size, progress or _silent)
+    if smoothing:
+        loop.smoother = _smoother(loop)
     checked = _check(loop) if self_check else {"status": "skipped"}
     facts = manifest.describe(loop.checkpoint, loop.plan.sites, loop.reading, request, settings, checked)
     facts["decoder_input"] = loop.forward.decoder_input
     warnings = [*loop.checkpoint.warnings, *loop.reading.warnings, *_unread(loop), *_check_warnings(checked)]
     facts["warnings"] = warnings
     if shards is not None:
-        loop.shards = Shards.open(shards, facts | {"batch_size": batch_size}, resume)
+        loop.shards = Shards.open(shards, facts | {"batch_size": batch_size, "smoothing": smoothing}, resume)
     try:
         loop.run()
     except KeyboardInterrupt:
@@ -121,6 +126,12 @@ def _prepare(
         found = plan(checkpoint.model, lambda: forward(short))
     reading = read_inputs(request, checkpoint)
     return Loop(checkpoint, found, forward, reading, settings.epsilon, report, batch_size)
+
+
+def _smoother(loop: Loop) -> Smoother:
+    several = several_probes(loop.checkpoint)
+    with memory_needed("a short pass that looks for W_V (--smoothing)"):
+        return smoother(loop.checkpoint.model, loop.plan, lambda: loop.forward.at_position_zero(several))
 
 
 def _check(loop: Loop) -> dict[str, Any]:
@@ -171,6 +182,10 @@ def _build(loop: Loop, facts: dict[str, Any], settings: Settings, started: float
     }
     if checkpoint.task is not None:
         summary["task"] = checkpoint.task.report(positions)
+    smoothing = None
+    if isinstance(loop.smoother, Smoother):
+        smoothing = smoothing_table(domains, sites, loop.smoother.wirings)
+        add_to_summary(summary, smoothing)
     timing = manifest.progress(loop.done, loop.seconds, time.perf_counter() - started)
     return Run(
         heads=heads,
@@ -181,5 +196,6 @@ def _build(loop: Loop, facts: dict[str, Any], settings: Settings, started: float
         domains=contrast,
         summary=summary,
         shards=loop.shards.folder if loop.shards is not None else None,
+        smoothing=smoothing,
         manifest=facts | {"complete": complete, "batch_size": loop.smallest_batch} | timing,
     )

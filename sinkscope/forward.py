@@ -38,6 +38,12 @@ class Forward:
             return "the encoder's text"
         return f"the encoder's text after decoder_start_token_id {self._start}, without its last token"
 
+    def at_position_zero(self, inputs: torch.Tensor) -> Any:
+        """A pass that puts every token at position 0, where rotations turn nothing; as usual where a model cannot."""
+        if "position_ids" not in self._accepted or inputs.is_floating_point():
+            return self(inputs)
+        return self(inputs, position_ids=torch.zeros_like(inputs))
+
     def __call__(self, inputs: torch.Tensor, mask: torch.Tensor | None = None, **extra: Any) -> Any:
         """`inputs`: ids (B, T), or vectors (B, T, d) in any float dtype; `mask`: 1 = token, 0 = padding.
 

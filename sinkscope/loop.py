@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from accelerate.utils import release_memory
 from accelerate.utils.memory import should_reduce_batch_size
+from torch import Tensor
 
 from sinkscope.capture import Capture, LayerView, Plan
 from sinkscope.checkpoints import Checkpoint
@@ -32,6 +33,7 @@ class Loop:
     Attributes:
         batch_size: sequences a forward pass; None = chosen by the device.
         shards: where each batch is kept on disk, and read from when the scan goes on; None keeps none.
+        smoother: measures the smoothing table of a view; None where it is not asked for.
         done: sequences measured so far, over all domains.
         smallest_batch: the smallest batch that was tried.
         seconds: time spent in forward passes and metrics.
@@ -45,6 +47,7 @@ class Loop:
     report: Progress
     batch_size: int | None = None
     shards: Shards | None = None
+    smoother: Callable[[LayerView], Tensor] | None = None
     done: int = 0
     smallest_batch: int | None = None
     seconds: float = 0.0
@@ -57,7 +60,7 @@ class Loop:
         Raises SinkscopeError: out of memory with one sequence; a layer that gives NaN or infinity.
         """
         for number, data in enumerate(self.reading.tokens):
-            self._collectors.append(Collector(data.longest))
+            self._collectors.append(Collector(data.longest, self.smoother))
             self._run_domain(number, data, self._collectors[-1])
 
     def domains(self) -> list[Domain]:

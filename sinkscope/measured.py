@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,6 +35,7 @@ class SiteValues:
         massive: (position, channel) -> number of sequences in which that element of x is massive.
         causal, queries, keys: as the attention call was.
         first, first_share: mean over sequences of A[i,0], and of |A[i,0]| / sum_j |A[i,j]|, by query i, [H, T].
+        smoothing: [N, H, metric] of the smoothing table; None where it was not asked for.
     """
 
     heads: np.ndarray
@@ -49,6 +51,7 @@ class SiteValues:
     first: np.ndarray
     first_share: np.ndarray
     massive: Counter[tuple[int, int]] = field(default_factory=Counter)
+    smoothing: np.ndarray | None = None
 
     def head(self, name: str) -> np.ndarray:
         """[N, H] values of one head metric."""
@@ -84,7 +87,8 @@ class Part:
     keys: int
     first: Tensor
     first_share: Tensor
-    massive: Tensor | None
+    massive: Tensor | None = None
+    smoothing: Tensor | None = None
 
 
 Parts = dict[str, list[Part]]
@@ -94,11 +98,13 @@ Parts = dict[str, list[Part]]
 class Collector:
     """Takes LayerViews batch by batch; a batch that failed half-way leaves no trace (begin, add..., commit).
 
-    `length`: T of the longest sequence, which fixes the prefixes of the length curve.
+    `length`: T of the longest sequence, which fixes the prefixes of the length curve. `smoother`: measures the
+    smoothing table too, [sequence, head, metric].
     """
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, smoother: Callable[[LayerView], Tensor] | None = None) -> None:
         self._prefixes = prefixes(length)
+        self._smoother = smoother
         self._done: Parts = {}
         self._batch: Parts = {}
 
@@ -106,7 +112,10 @@ class Collector:
         self._batch = defaultdict(list)
 
     def add(self, view: LayerView) -> None:
-        self._batch[view.site.name].append(_reduce(view, self._prefixes))
+        part = _reduce(view, self._prefixes)
+        if self._smoother is not None:
+            part.smoothing = self._smoother(view)
+        self._batch[view.site.name].append(part)
 
     def commit(self) -> Parts:
         """Moves the finished batch to the CPU, keeps it and returns it."""
@@ -199,12 +208,14 @@ def _to_cpu(part: Part) -> Part:
         first=part.first.double().sum(0, keepdim=True).cpu(),
         first_share=part.first_share.double().sum(0, keepdim=True).cpu(),
         massive=None if part.massive is None else part.massive.cpu(),
+        smoothing=part.smoothing,
     )
 
 
 def _join(parts: list[Part], lengths: list[int]) -> SiteValues:
     early = [(part.early, len(part.heads)) for part in parts if part.early is not None]
     units = [part.first_unit for part in parts if part.first_unit is not None]
+    smoothing = [part.smoothing for part in parts if part.smoothing is not None]
     return SiteValues(
         heads=torch.cat([part.heads for part in parts]).numpy(),
         layers=torch.cat([part.layers for part in parts]).numpy(),
@@ -219,6 +230,7 @@ def _join(parts: list[Part], lengths: list[int]) -> SiteValues:
         first=_mean_places([(part.first, len(part.heads)) for part in parts]),
         first_share=_mean_places([(part.first_share, len(part.heads)) for part in parts]),
         massive=Counter(tuple(pair) for part in parts if part.massive is not None for pair in part.massive.tolist()),
+        smoothing=torch.cat(smoothing).numpy() if smoothing else None,
     )
 
 

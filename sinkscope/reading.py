@@ -105,6 +105,16 @@ def probe(checkpoint: Checkpoint) -> torch.Tensor:
     return torch.arange(DRY_RUN_TOKENS, device=checkpoint.device).remainder(checkpoint.vocabulary)[None]
 
 
+def several_probes(checkpoint: Checkpoint) -> torch.Tensor:
+    """DRY_RUN_TOKENS short inputs, all their tokens different (a task's begin with its BOS)."""
+    if checkpoint.task is not None:
+        return torch.from_numpy(checkpoint.task.read(None, DRY_RUN_TOKENS, 0).vectors).to(checkpoint.device)
+    count, length = DRY_RUN_TOKENS, 4
+    ids = torch.randperm(max(checkpoint.vocabulary, count * length), generator=torch.Generator().manual_seed(0))
+    ids = ids[: count * length].remainder(checkpoint.vocabulary)
+    return ids.view(count, length).to(checkpoint.device)
+
+
 def read_inputs(request: Request, checkpoint: Checkpoint) -> Reading:
     """The sequences of every domain: the model's own task, text, or token ids as given.
 
@@ -129,7 +139,7 @@ def read_inputs(request: Request, checkpoint: Checkpoint) -> Reading:
 def _read_text(request: Request, checkpoint: Checkpoint, rules: TokenRules) -> list[Corpus]:
     """One corpus a SPEC and BOS mode, checked against the model's positions."""
     length, count = request.seq_len or SEQ_LEN, request.num_sequences or NUM_SEQUENCES
-    _check_length(checkpoint, length)
+    check_length(checkpoint, length)
     if checkpoint.tokenizer_error and not all(_needs_no_tokenizer(spec) for spec in request.specs):
         raise SinkscopeError(
             f"{checkpoint.name} has no usable tokenizer ({checkpoint.tokenizer_error}): text cannot be read; "
@@ -150,7 +160,7 @@ def _read_ids(request: Request, checkpoint: Checkpoint) -> TokenData:
     rows, columns = slice(request.num_sequences), slice(request.seq_len)
     mask = None if tokens.mask is None else tokens.mask[rows, columns]
     tokens = TokenData(tokens.ids[rows, columns], mask)
-    _check_length(checkpoint, tokens.longest)
+    check_length(checkpoint, tokens.longest)
     return tokens
 
 
@@ -158,7 +168,8 @@ def _needs_no_tokenizer(spec: str) -> bool:
     return spec in ("random", "repeated") or spec.partition("#")[0].endswith((".jsonl", ".parquet"))
 
 
-def _check_length(checkpoint: Checkpoint, length: int) -> None:
+def check_length(checkpoint: Checkpoint, length: int) -> None:
+    """Raises SinkscopeError for sequences longer than the model's positions."""
     limit = checkpoint.max_positions
     if limit is not None and length > limit:
         raise SinkscopeError(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import shutil
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,17 +12,15 @@ from typing import Any
 import pandas as pd
 
 from sinkscope.errors import SinkscopeError
+from sinkscope.folder import UNFINISHED, FolderKind
 
-CSV_TABLES = ("heads", "layers", "length_curve", "domains")
+CSV_TABLES = ("heads", "layers", "length_curve", "domains", "smoothing")
 PARQUET_TABLES = ("positions", "sequences")
 TABLES = CSV_TABLES + PARQUET_TABLES
-OPTIONAL = frozenset({"domains"})
+OPTIONAL = frozenset({"domains", "smoothing"})
 """Tables that only some runs have."""
 
 FORMATS = ("csv", "parquet")
-WORK, SHARDS = ".sinkscope-", "shards"
-"""Inside the run folder: what is being written (a prefix), and what an unfinished scan has measured."""
-
 FILES = frozenset(
     {"manifest.json", "summary.json", *(f"{name}.csv" for name in CSV_TABLES), *(f"{name}.parquet" for name in TABLES)}
 )
@@ -41,6 +37,7 @@ class Run:
         positions: alpha of every key position.
         length_curve: bos_mass, sink_score, sink_rate of prefixes of the sequence.
         sequences: every metric of every sequence: what all means, errors and paired tests come from.
+        smoothing: columns of section 3, one row per (stream, layer, head); None unless asked for.
         summary: the answer in some dozens of numbers (summary.json).
         manifest: how it was measured (manifest.json).
         domains: BOS mass of every head in one domain against another; None where there is one domain.
@@ -56,6 +53,7 @@ class Run:
     summary: dict[str, Any]
     manifest: dict[str, Any]
     domains: pd.DataFrame | None = None
+    smoothing: pd.DataFrame | None = None
     path: Path | None = field(default=None, compare=False)
     shards: Path | None = field(default=None, compare=False)
 
@@ -65,26 +63,12 @@ class Run:
         Raises SinkscopeError: the folder holds a finished run (without `force`) or files that are not a run's; the
         disk is full or not writable. In all these cases the folder is as it was.
         """
-        target = Path(folder).resolve()
-        own = self.shards is not None and self.shards.resolve() == target
-        check_target(target, force, resume=own)
-        made = [parent for parent in (target, *target.parents) if not parent.exists()]
-        try:
-            target.mkdir(parents=True, exist_ok=True)
-            for left in target.glob(f"{WORK}*"):  # by a process that was killed while it wrote
-                shutil.rmtree(left, ignore_errors=True)
-            with tempfile.TemporaryDirectory(prefix=WORK, dir=target) as work:
-                self._write(Path(work), formats)
-                _move_in(Path(work), target)
-        except OSError as error:
-            for parent in made:
-                with contextlib.suppress(OSError):
-                    parent.rmdir()
-            raise SinkscopeError(f"cannot write {folder}: {error.strerror or error}") from None
+        own = self.shards is not None and self.shards.resolve() == Path(folder).resolve()
+        written = RUN_FOLDER.write(folder, force, lambda work: self._write(work, formats), resume=own)
         if self.manifest.get("complete", True) and (own or force):
-            shutil.rmtree(target / SHARDS, ignore_errors=True)
+            shutil.rmtree(Path(folder) / UNFINISHED, ignore_errors=True)
         self.path = Path(folder)
-        return sorted(self.path / path.name for path in target.iterdir() if path.name in FILES)
+        return written
 
     def _write(self, folder: Path, formats: tuple[str, ...]) -> None:
         tables = self.tables()
@@ -165,60 +149,18 @@ def plain(data: Any) -> Any:
 
 
 def check_target(target: Path, force: bool, resume: bool = False) -> None:
-    """Refuses a folder that a new run must not be put into; called before the model is loaded.
-
-    A scan that was killed leaves shards: `resume` goes on with them, `force` throws them away.
-    """
-    if not target.exists():
-        _check_writable(target)
-        return
-    if not target.is_dir():
-        raise SinkscopeError(f"{target} is a file: give another --out")
-    names = [path.name for path in target.iterdir() if not path.name.startswith(WORK)]
-    foreign = sorted(name for name in names if name not in FILES and name != SHARDS)
-    if foreign:
-        raise SinkscopeError(f"{target} holds files that are not a run's ({foreign[0]}): give another --out")
-    unfinished = SHARDS in names
-    if unfinished and not (force or resume):
-        raise SinkscopeError(f"{target} holds an unfinished scan: --resume goes on with it, --force starts anew")
-    if finished(target) and not force and not unfinished:
-        raise SinkscopeError(f"{target} holds a finished run: pass --force to replace it, or another --out")
-    if names and not unfinished and _read_manifest(target / "manifest.json") is None:
-        raise SinkscopeError(f"{target} holds no run of sinkscope's, but files named like one's: give another --out")
-    _check_writable(target)
+    """Refuses a folder that a new run must not be put into; called before the model is loaded."""
+    RUN_FOLDER.check(target, force, resume)
 
 
 def finished(folder: Path) -> bool:
     """The folder holds a run that was not interrupted."""
+    return bool(_state(folder))
+
+
+def _state(folder: Path) -> bool | None:
     manifest = _read_manifest(folder / "manifest.json")
-    return manifest is not None and bool(manifest.get("complete", True))
+    return None if manifest is None else bool(manifest.get("complete", True))
 
 
-def _check_writable(target: Path) -> None:
-    """Shows before the long part that results can be written: in the nearest folder that is there."""
-    there = next(path for path in (target, *target.absolute().parents) if path.exists())
-    try:
-        with tempfile.TemporaryFile(dir=there):
-            pass
-    except OSError as error:
-        raise SinkscopeError(f"cannot write to {target.parent}: {error.strerror}; give another --out") from None
-
-
-def _move_in(work: Path, target: Path) -> None:
-    """New files in, old ones out; on an error the old ones come back."""
-    new = sorted(path.name for path in work.iterdir())
-    old = work / "old"
-    old.mkdir()
-    moved: list[tuple[Path, Path]] = []
-    try:
-        for name in [path.name for path in target.iterdir() if path.name in FILES]:
-            moved.append((target / name, old / name))
-            (target / name).rename(old / name)
-        for name in new:
-            moved.append((work / name, target / name))
-            (work / name).rename(target / name)
-    except OSError:
-        for source, place in reversed(moved):
-            with contextlib.suppress(OSError):
-                place.rename(source)
-        raise
+RUN_FOLDER = FolderKind("run", FILES, _state)

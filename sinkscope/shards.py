@@ -19,8 +19,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sinkscope.errors import SinkscopeError
+from sinkscope.folder import UNFINISHED
 from sinkscope.measured import Part, Parts
-from sinkscope.run import SHARDS, plain, to_json
+from sinkscope.run import plain, to_json
 
 KEY = "key.json"
 NOT_KEY = ("created", "self_check", "conventions", "warnings", "command")
@@ -46,7 +47,7 @@ class Shards:
     """The shards of one scan, in `folder`/shards."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder / SHARDS
+        self._folder = folder / UNFINISHED
         self._made: list[Path] = []
 
     @property

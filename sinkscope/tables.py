@@ -124,8 +124,10 @@ def sequence_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
             "document": pd.array(np.repeat(domain.documents[:count], heads), dtype="string"),
             "head": pd.array(np.tile(np.arange(heads), count), dtype="Int64"),
         }
-        flat = values.heads.reshape(count * heads, -1)
-        frames.append(pd.DataFrame(rows | {name: flat[:, i] for i, name in enumerate(HEAD_NAMES)}))
+        rows |= _by_name(values.heads, HEAD_NAMES)
+        if values.smoothing is not None:
+            rows |= _by_name(values.smoothing, tuple(METRICS["smoothing"]))
+        frames.append(pd.DataFrame(rows))
         rows = common | {
             "sequence": np.arange(count),
             "document": pd.array(domain.documents[:count], dtype="string"),
@@ -133,6 +135,12 @@ def sequence_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
         }
         frames.append(pd.DataFrame(rows | {name: values.layers[:, i] for i, name in enumerate(LAYER_NAMES)}))
     return pd.concat(frames, ignore_index=True)
+
+
+def _by_name(values: np.ndarray, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """[N, H, metric] as one column a metric, heads of a sequence together."""
+    flat = values.reshape(-1, values.shape[-1])
+    return {name: flat[:, index] for index, name in enumerate(names)}
 
 
 def _each(domains: list[Domain], sites: list[Site]) -> list[tuple[Domain, Site, SiteValues]]:

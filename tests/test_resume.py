@@ -18,7 +18,8 @@ from conftest import TABLES, Scan
 
 import sinkscope
 from sinkscope import shards as shards_module
-from sinkscope.run import SHARDS, Run, load_run
+from sinkscope.folder import UNFINISHED as SHARDS
+from sinkscope.run import Run, load_run
 from sinkscope.shards import Shards
 
 ARGS = ("--data", "prose", "--data", "random", "--num-sequences", "5", "--seq-len", "70", "--batch-size", "2")

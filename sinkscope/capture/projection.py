@@ -56,13 +56,13 @@ def head_factors(projection: nn.Module, heads: int, head_dim: int) -> Float[Tens
     A d x d factor costs what the Gram matrix does and keeps its accuracy near W_O's null space, where the Gram
     matrix loses half the digits. Float32, on the projection's device; the bias belongs to no head and is left out.
     """
-    weight = _weight(projection, heads * head_dim)
+    weight = projection_weight(projection, heads * head_dim)
     exact = weight if weight.dtype == torch.float64 else weight.float()
     slices = exact.unflatten(1, (heads, head_dim)).transpose(0, 1)
     return torch.linalg.qr(slices, mode="r").R
 
 
-def _weight(projection: nn.Module, width: int) -> Float[Tensor, "out width"]:
+def projection_weight(projection: nn.Module, width: int) -> Float[Tensor, "out width"]:
     """W with shape (out, width): read where it is a plain matrix, else (packed, quantised, offloaded) asked for."""
     weight = getattr(projection, "weight", None)
     if isinstance(weight, Tensor) and weight.dim() == 2 and weight.is_floating_point() and not weight.is_meta:

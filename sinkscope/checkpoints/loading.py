@@ -1,4 +1,5 @@
-"""Loading a checkpoint for measuring: the base model without its head, checked, on a device, in a dtype."""
+"""Loading a checkpoint for measuring: the base model (or, for losses, the causal language model), checked, on a device,
+in a dtype."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sinkscope.checkpoints.causal import need_causal
 from sinkscope.checkpoints.quiet import quiet_transformers
 from sinkscope.checkpoints.sources import Source, find_source, first_line, pickled_files, shorten, weights_hash
 from sinkscope.errors import SinkscopeError
@@ -19,7 +21,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How to load; the names and defaults are the command line's."""
+    """How to load; the names and defaults are the command line's. `head`: with the language-model head."""
 
     revision: str | None = None
     device: str = "auto"
@@ -27,6 +29,7 @@ class LoadOptions:
     dtype: str = "auto"
     trust_remote_code: bool = False
     allow_pickle: bool = False
+    head: bool = False
 
 
 @dataclass
@@ -35,7 +38,7 @@ class Checkpoint:
 
     Attributes:
         name: the MODEL argument.
-        model: the base model, in eval mode.
+        model: the base model (the whole one where its head was asked for), in eval mode.
         tokenizer: None where the checkpoint has none; `tokenizer_error` then says why.
         facts: what the manifest says of the model: id, revision, weights' hash, class, dtype, device, ...
         task: for a model that reads real vectors: the task they are drawn from.
@@ -121,14 +124,17 @@ def open_checkpoint(name: str, options: LoadOptions = LoadOptions()) -> Checkpoi
     return checkpoint
 
 
-def wrap_model(model: Any, tokenizer: Any = None) -> Checkpoint:
-    """A model object already loaded: its base model is measured; nothing of it is changed.
+def wrap_model(model: Any, tokenizer: Any = None, head: bool = False) -> Checkpoint:
+    """A model object already loaded: its base model is measured (the whole one with `head`); nothing of it is changed.
 
-    Raises SinkscopeError for a model in training mode: dropout would make every number random.
+    Raises SinkscopeError for a model in training mode: dropout would make every number random; with `head`, for one
+    that is no causal language model.
     """
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
         raise SinkscopeError(f"a transformers model or a name is needed, not {type(model).__name__}")
-    base = unwrapped(getattr(model, "base_model", model))
+    if head:
+        need_causal(type(model).__name__, [type(model).__name__])
+    base = model if head else unwrapped(getattr(model, "base_model", model))
     if base.training:
         raise SinkscopeError("the model is in training mode (dropout on): call model.eval() first")
     name = getattr(model.config, "_name_or_path", "") or type(model).__name__
@@ -177,7 +183,7 @@ def pick_dtype(name: str) -> torch.dtype | str:
 
 
 def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) -> tuple[nn.Module, list[str]]:
-    from transformers import AutoConfig, AutoModel
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
     from sinkscope.trigger.model import register
 
@@ -189,7 +195,10 @@ def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) 
         common["gguf_file"] = source.gguf
     try:
         config = AutoConfig.from_pretrained(source.location, **common)
-        model, report = AutoModel.from_pretrained(
+        if options.head:
+            need_causal(source.name, getattr(config, "architectures", None) or [])
+        family = AutoModelForCausalLM if options.head else AutoModel
+        model, report = family.from_pretrained(
             source.location,
             dtype=torch.float32 if source.gguf and dtype == "auto" else dtype,
             attn_implementation=_implementation(config),

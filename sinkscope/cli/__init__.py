@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from sinkscope.cli import baseline, check, compare, examples, export, metrics, plot, report, scan, trigger
+from sinkscope.cli import ablate, baseline, check, compare, examples, export, metrics, plot, report, scan, trigger
 from sinkscope.cli.common import BAD_INPUT, discard_stdout, guarded, say
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("scan")(guarded(scan.scan))
+app.command("ablate")(guarded(ablate.ablate))
 app.command("compare")(guarded(compare.compare))
 app.command("baseline")(guarded(baseline.baseline))
 app.command("check")(guarded(check.check))

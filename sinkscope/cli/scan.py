@@ -54,6 +54,9 @@ def scan(
     seed: Annotated[int, typer.Option(help="Draws documents, and the tokens of random and repeated.")] = 0,
     epsilon: Annotated[float, typer.Option(help="Sink threshold on alpha_0.")] = 0.3,
     dormant_rule: Annotated[str, typer.Option(help='"NAME<x" on a column of heads.csv.')] = "honor<0.4",
+    smoothing: Annotated[
+        bool, typer.Option("--smoothing", help="Write smoothing.csv too: does each head make tokens more alike?")
+    ] = False,
     no_self_check: Annotated[
         bool, typer.Option("--no-self-check", help="Skip the comparison with eager attention.")
     ] = False,
@@ -87,7 +90,7 @@ def scan(
         "batch_size": parse_batch_size(batch_size), "bos": single(bos) or "auto", "device": device,
         "device_map": device_map, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code,
         "allow_pickle": allow_pickle, "seed": seed, "epsilon": epsilon, "dormant_rule": dormant_rule,
-        "self_check": not no_self_check,
+        "smoothing": smoothing, "self_check": not no_self_check,
     }  # fmt: skip
     job = Job(options, resume, force, tuple({"csv", formats}), quiet)
     if len(models) == 1:
@@ -140,13 +143,14 @@ class Job:
 
 def scan_all(job: Job, models: list[str], folder: Path, as_json: bool) -> None:
     """Several models, each into its own folder. One that fails does not stop the rest; then the exit code is 2."""
-    from sinkscope.run import SHARDS, finished, load_run, to_json
+    from sinkscope.folder import UNFINISHED
+    from sinkscope.run import finished, load_run, to_json
 
     runs, failed = [], []
     for model in models:
         target = folder / slug(model)
         try:
-            if job.resume and finished(target) and not (target / SHARDS).exists():
+            if job.resume and finished(target) and not (target / UNFINISHED).exists():
                 say(f"{model}: finished before, in {target}")
                 runs.append(load_run(target))
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,22 +87,24 @@ def token_rules(tokenizer: Any, vocabulary: int) -> TokenRules:
 
 
 def read_corpus(
-    spec: str, tokenizer: Any, rules: TokenRules, seq_len: int, num_sequences: int, bos: str = "auto", seed: int = 0
-) -> Corpus:
+    spec: str, tokenizer: Any, rules: TokenRules, seq_len: int, num_sequences: int, bos: str = "auto", seed: int = 0,
+    without: Collection[str] = (),
+) -> Corpus:  # fmt: skip
     """The sequences a SPEC gives: `num_sequences` of `seq_len` tokens, or fewer where the data hold fewer.
 
     Which documents are used is drawn with `seed` where there are more than needed; their order stays the source's.
     A document is cut to length; documents are joined (by a blank line) only where T exceeds them. A .txt file is one
     long text, read in consecutive windows. Rows of `input_ids` are taken as they are: cut when longer, dropped (and
     counted) when shorter. `bos`: auto = what the tokenizer does by itself, always = the BOS token first, never = no
-    special tokens at all; `random` and `repeated` hold none unless `always`.
+    special tokens at all; `random` and `repeated` hold none unless `always`. `without`: names of documents (windows of
+    a .txt) that are left out.
 
     Raises SinkscopeError: unknown or unreadable data, too little text, ids outside the vocabulary, no BOS token.
     """
     prefix, suffix = _special_tokens(rules, bos)
     if spec in SYNTHETIC:
         return _synthetic(spec, rules, seq_len, num_sequences, bos, seed)
-    source = read_source(spec)
+    source = read_source(spec).leaving_out(without)
     if any(document.ids is not None for document in source.documents):
         return _as_given(source, rules, seq_len, num_sequences, seed)
     if tokenizer is None:
@@ -171,8 +173,9 @@ def _cut_or_joined(source: Source, tokenizer: Any, length: int, wanted: int, see
 
 def _windows(source: Source, tokenizer: Any, length: int, wanted: int, seed: int) -> Iterator[Piece]:
     document = source.documents[0]
-    tokens = _encode_start(tokenizer, _text_of(document), length * wanted)
-    for index in range(min(wanted, len(tokens) // length)):
+    tokens = _encode_start(tokenizer, _text_of(document), length * (wanted + len(source.without)))
+    there = [i for i in range(len(tokens) // length) if f"{document.name}[{i}]" not in source.without]
+    for index in there[:wanted]:
         yield index, tokens[index * length : (index + 1) * length], [f"{document.name}[{index}]"]
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
@@ -30,11 +30,21 @@ class Document:
 
 @dataclass(frozen=True)
 class Source:
-    """The documents a SPEC names. `running`: one long text, to be read in consecutive windows."""
+    """The documents a SPEC names. `running`: one long text, to be read in consecutive windows, but `without`."""
 
     spec: str
     documents: list[Document]
     running: bool = False
+    without: frozenset[str] = frozenset()
+
+    def leaving_out(self, names: Collection[str]) -> Source:
+        """The source without the documents (or windows) named. Raises SinkscopeError where no document is left."""
+        if self.running:
+            return replace(self, without=frozenset(names))
+        kept = [document for document in self.documents if document.name not in names]
+        if not kept:
+            raise SinkscopeError(f"data {self.spec!r}: all {len(self.documents)} documents are left out; name others")
+        return replace(self, documents=kept)
 
 
 def read_source(spec: str) -> Source:

@@ -4,7 +4,18 @@ Conventions of them all: computed per sequence first, in float32, over valid tok
 padding), averaged over sequences afterwards. Missing is NaN, never 0. `i` counts queries, `j` and `k` keys, from 0.
 """
 
-from sinkscope.metrics import geometry, mass, residual, values
+from sinkscope.metrics import geometry, mass, residual, smoothing, values
 from sinkscope.metrics.registry import METRICS, RUN_COLUMNS, Metric, RunColumn, columns
 
-__all__ = ["METRICS", "RUN_COLUMNS", "Metric", "RunColumn", "columns", "geometry", "mass", "residual", "values"]
+__all__ = [
+    "METRICS",
+    "RUN_COLUMNS",
+    "Metric",
+    "RunColumn",
+    "columns",
+    "geometry",
+    "mass",
+    "residual",
+    "smoothing",
+    "values",
+]

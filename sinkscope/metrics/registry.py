@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     Compute = Callable[[LayerView], Tensor]
 
-Table = Literal["heads", "layers"]
-TABLES: tuple[Table, ...] = ("heads", "layers")
+Table = Literal["heads", "layers", "smoothing"]
+TABLES: tuple[Table, ...] = ("heads", "layers", "smoothing")
 
 LN = "divided by its mean over the heads of the same layer, in the same sequence"
 
@@ -29,7 +29,8 @@ class Metric:
     """A column whose value is known for each sequence; the tables show its mean over sequences and `<name>_sem`.
 
     Attributes:
-        table: `heads` ([sequence, head] values) or `layers` ([sequence] values).
+        table: `heads` ([sequence, head] values), `layers` ([sequence] values) or `smoothing` ([head] values of one
+            sequence: `compute` takes a FoldedHeads).
         shown: whether the tables carry it (places such as max_abs_token are per-sequence only).
     """
 
@@ -39,7 +40,7 @@ class Metric:
     range: str
     formula: str
     source: str
-    compute: Compute
+    compute: Callable[..., Tensor]
     shown: bool = True
 
 
@@ -47,7 +48,7 @@ class Metric:
 class RunColumn:
     """A column known for the whole run only (a maximum over sequences, a rule): no standard error.
 
-    The value is derived in `sinkscope.run_columns`; it is declared there beside its function.
+    The value is derived in `sinkscope.run_columns` (or `sinkscope.smoothing`); it is declared beside its function.
     """
 
     name: str
@@ -59,8 +60,8 @@ class RunColumn:
     compute: Callable[..., object]
 
 
-METRICS: dict[Table, dict[str, Metric]] = {"heads": {}, "layers": {}}
-RUN_COLUMNS: dict[Table, dict[str, RunColumn]] = {"heads": {}, "layers": {}}
+METRICS: dict[Table, dict[str, Metric]] = {table: {} for table in TABLES}
+RUN_COLUMNS: dict[Table, dict[str, RunColumn]] = {table: {} for table in TABLES}
 
 
 def columns(table: Table) -> dict[str, Metric | RunColumn]:
@@ -97,6 +98,17 @@ def layer_metric(*, unit: str, range: str, source: str = "ours", shown: bool = T
     return register
 
 
+def smoothing_metric(*, unit: str, range: str, source: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Registers a function FoldedHeads -> [head]."""
+
+    def register(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        metric = _describe(compute, "smoothing", unit, range, source)
+        METRICS["smoothing"][metric.name] = metric
+        return compute
+
+    return register
+
+
 def run_column(table: Table, *, unit: str, range: str, source: str = "ours") -> Callable[..., Callable[..., object]]:
     """Registers a function of the whole run's values; see `sinkscope.run_columns`."""
 
@@ -118,7 +130,9 @@ def over_layer(compute: Compute) -> Compute:
     return normalised
 
 
-def _describe(compute: Compute, table: Table, unit: str, range: str, source: str, shown: bool = True) -> Metric:
+def _describe(
+    compute: Callable[..., Tensor], table: Table, unit: str, range: str, source: str, shown: bool = True
+) -> Metric:
     return Metric(compute.__name__, table, unit, range, _formula(compute), source, compute, shown)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,6 +74,11 @@ def draw_attention(
 
 
 def _saved(run: Run, paint: Any, form: str, size: str, height: float) -> bytes:
+    return saved(paint, f"sinkscope run {run_id(run)}: {describe_run(run)}", form, size, height)
+
+
+def saved(paint: Callable[[Figure], None], about: str, form: str, size: str, height: float) -> bytes:
+    """A figure as bytes, `about` in its metadata. Raises SinkscopeError: unknown form or size; no matplotlib."""
     if form not in FORMATS:
         raise SinkscopeError(f"a figure is written as .{', .'.join(FORMATS)}, not {form!r}")
     if size not in WIDTHS:
@@ -82,7 +88,7 @@ def _saved(run: Run, paint: Any, form: str, size: str, height: float) -> bytes:
         from matplotlib.figure import Figure
     except ImportError:
         raise SinkscopeError("figures need matplotlib: pip install 'sinkscope[figures]'") from None
-    about = printable(f"sinkscope run {run_id(run)}: {describe_run(run)}")
+    about = printable(about)
     metadata: dict[str, dict[str, Any]] = {
         "png": {"Software": None, "Description": about},
         "svg": {"Date": None, "Creator": "sinkscope", "Description": about},

@@ -10,6 +10,7 @@ from sinkscope.errors import SinkscopeError
 TITLES = {
     "heads": "heads.csv: one row per (stream, layer, head)",
     "layers": "layers.csv: one row per (stream, layer); also mean_NAME of every column of heads.csv",
+    "smoothing": "smoothing.csv (scan --smoothing): one row per (stream, layer, head)",
 }
 MEANS = (
     "Columns are means over sequences of per-sequence values, each with its standard error in NAME_sem,\n"
@@ -21,7 +22,8 @@ WIDTH = 100
 def metric_list(names: list[str]) -> list[dict[str, Any]]:
     """Every column, or those named. Raises SinkscopeError for a name that is no column."""
     # The run columns of the tables register themselves when their module is read.
-    import sinkscope.run_columns  # noqa: F401
+    import sinkscope.run_columns
+    import sinkscope.smoothing  # noqa: F401
     from sinkscope.metrics import RunColumn
     from sinkscope.metrics import columns as columns_of
     from sinkscope.metrics.registry import TABLES

@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-STAGES = {"loading": "loading the model", "checking": "self-check against eager", "scanning": "scanning"}
+COUNTED = ("scanning", "ablating")
+STAGES = {
+    "loading": "loading the model",
+    "checking": "self-check against eager",
+    "scanning": "scanning",
+    "ablating": "ablating",
+}
 
 
 @contextmanager
@@ -31,8 +37,8 @@ def progress_bar(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
 
         def report(stage: str, done: int, total: int) -> None:
             speed = progress.tasks[0].speed
-            rate = f"{speed:.1f} seq/s" if speed and stage == "scanning" else ""
-            if stage == "scanning" and done == 0:
+            rate = f"{speed:.1f} seq/s" if speed and stage in COUNTED else ""
+            if stage in COUNTED and done == 0:
                 progress.reset(task, total=total)
             progress.update(
                 task, description=STAGES[stage], completed=done, total=total or None, rate=rate, refresh=True

@@ -1,0 +1,77 @@
+"""`sinkscope ablate`: zero the heads a score calls dormant; what does the model lose?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sinkscope.cli.common import say
+from sinkscope.cli.runs import TrustRemoteCode
+from sinkscope.cli.scan import slug
+
+
+def ablate(
+    model: Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or example:NAME.", metavar="MODEL")],
+    run: Annotated[Path, typer.Option(help="Run folder of this model: its scores choose the heads.", metavar="RUN")],
+    score: Annotated[
+        list[str] | None,
+        typer.Option(help="Column of heads.csv: NAME, NAME:low or NAME:high; repeat it. [default: honor]"),
+    ] = None,
+    fraction: Annotated[str, typer.Option(help="Shares of all heads.")] = "0.05,0.1,0.2",
+    tokens: Annotated[str | None, typer.Option(help="first: also hide the first token from all later queries.")] = None,
+    data: Annotated[str, typer.Option(metavar="SPEC", help="Text for the loss; what the run read is left out.")] = (
+        "prose"
+    ),
+    seq_len: Annotated[int | None, typer.Option(help="Tokens a sequence. [default: the run's]")] = None,
+    num_sequences: Annotated[int, typer.Option(help="Sequences, the same in every arm.")] = 16,
+    draws: Annotated[int, typer.Option(help="Random choices of as many heads: the control.")] = 5,
+    seed: Annotated[int, typer.Option(help="Draws the documents and the random heads.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N, mps.")] = "auto",
+    device_map: Annotated[str | None, typer.Option(help="auto: spread the model over GPUs, CPU and disk.")] = None,
+    dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16, float16.")] = "auto",
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
+    trust_remote_code: TrustRemoteCode = False,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Load pickled weights where there are no others.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results. [default: runs/MODEL-SLUG-ablation]")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a finished ablation.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print ablation.json alone to stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, warnings or table; errors only.")] = False,
+) -> None:
+    """Zero the heads a score calls dormant and measure the loss on unread text, beside as many random heads.
+
+    Example: sinkscope ablate example:gemma-3-270m --run runs/gemma --score honor --score bos_mass --fraction 0.05,0.1
+    """
+    from sinkscope.ablation.choice import read_fractions
+    from sinkscope.ablation.result import ABLATION_FOLDER
+
+    fractions = read_fractions(fraction)
+    target = out or Path("runs") / f"{slug(model)}-ablation"
+    ABLATION_FOLDER.check(target, force)
+    from sinkscope.ablation import ablate as measure
+    from sinkscope.present.ablation import draw_ablation, render_ablation
+    from sinkscope.present.progress import progress_bar
+    from sinkscope.trigger.figures import available
+
+    with progress_bar(quiet) as progress:
+        result = measure(
+            model, run, scores=score or ["honor"], fractions=fractions, tokens=tokens, data=data, seq_len=seq_len,
+            num_sequences=num_sequences, draws=draws, seed=seed, device=device, device_map=device_map, dtype=dtype,
+            revision=revision, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle, progress=progress,
+        )  # fmt: skip
+    if not available():
+        say("no figure: it needs matplotlib (pip install 'sinkscope[figures]')")
+    written = result.save(target, force, draw_ablation if available() else None)
+    if not quiet:
+        for warning in result.warnings:
+            say(f"warning: {warning}")
+    if as_json:
+        from sinkscope.run import to_json
+
+        sys.stdout.write(to_json(result.as_dict()))
+    elif not quiet:
+        sys.stdout.write(render_ablation(result, written))

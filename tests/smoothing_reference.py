@@ -1,0 +1,128 @@
+"""The smoothing table in plain float64 numpy, W formed whole from weights taken by their names. For the tests alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from reference import Array, find_layers, projection_matrix, run_sequence, to_numpy
+
+
+def weights(family: str, layer: Any, heads: int, groups: int) -> dict[str, Array]:
+    """W_Q, W_K, W_V as [head or group, d, D] and b_V-free; the gain and offset of the block's input norm."""
+    attention, block = layer.attention, layer.block
+    if family == "gpt2":
+        whole = projection_matrix(attention.c_attn)  # [3 D, D], queries, keys, values one after the other
+        q, k, v = (part.reshape(heads, -1, part.shape[1]) for part in np.split(whole, 3))
+        return {"q": q, "k": k, "v": v, "gain": to_numpy(block.ln_1.weight)}
+    if family == "gpt_neox":
+        whole = to_numpy(attention.query_key_value.weight)
+        parts = whole.reshape(heads, 3, -1, whole.shape[1])  # each head's q, k, v side by side
+        return {"q": parts[:, 0], "k": parts[:, 1], "v": parts[:, 2], "gain": to_numpy(block.input_layernorm.weight)}
+    q = to_numpy(attention.q_proj.weight).reshape(heads, -1, attention.q_proj.in_features)
+    k = to_numpy(attention.k_proj.weight).reshape(groups, -1, attention.q_proj.in_features)
+    v = to_numpy(attention.v_proj.weight).reshape(groups, -1, attention.q_proj.in_features)
+    if family == "qwen3":
+        q = q * to_numpy(attention.q_norm.weight)[:, None]
+        k = k * to_numpy(attention.k_norm.weight)[:, None]
+    gain = to_numpy(block.input_layernorm.weight) + (1.0 if family == "gemma2" else 0.0)
+    return {"q": q, "k": k, "v": v, "gain": gain}
+
+
+def normalised(family: str, layer: Any, x: Array) -> Array:
+    """The block's input norm without its gain and offset."""
+    norm = layer.block.ln_1 if family == "gpt2" else layer.block.input_layernorm
+    epsilon = next(getattr(norm, name) for name in ("eps", "variance_epsilon") if hasattr(norm, name))
+    if family in ("gpt2", "gpt_neox"):
+        x = x - x.mean(axis=1, keepdims=True)
+    return x / np.sqrt((x**2).mean(axis=1, keepdims=True) + epsilon)
+
+
+def average_cosine(rows: Array) -> float:
+    """Double loop over pairs."""
+    total, pairs = 0.0, 0
+    for i in range(len(rows)):
+        for j in range(i):
+            total += rows[i] @ rows[j] / np.sqrt((rows[i] @ rows[i]) * (rows[j] @ rows[j]))
+            pairs += 1
+    return total / pairs
+
+
+def stable_rank(matrix: Array) -> float:
+    values = np.linalg.svd(matrix, compute_uv=False)
+    return float((values**2).sum() / values[0] ** 2)
+
+
+def head_columns(x: Array, z: Array, w: Array, probs: Array, whole: Array, slice_o: Array) -> dict[str, float]:
+    """All per-sequence columns of one head. x, z [T, D]; w [T, dv] read by slice_o [D, dv]; whole = W [D, D]."""
+    count = len(x) - 1
+    xs, zs = x[1:], z[1:]
+    m = zs.mean(axis=0)
+    covariance = sum(np.outer(row - m, row - m) for row in zs) / count
+    beta = sum((a - xs.mean(axis=0)) @ (b - m) for a, b in zip(xs, zs, strict=True)) / count / np.trace(covariance)
+    tr_bw, tr_bwtw = np.trace(covariance @ whole), np.trace(covariance @ whole.T @ whole)
+    mixes = {
+        "identity": zs,
+        "attention": (probs @ z)[1:],
+        "uniform": np.array([z[: i + 1].mean(axis=0) for i in range(1, len(z))]),
+    }
+    found = {f"avgcos_{name}": average_cosine(xs + mix @ whole.T) for name, mix in mixes.items()}
+    found |= {"beta": beta, "tr_bw": tr_bw, "tr_bwtw": tr_bwtw, "beta_tr_bw": beta * tr_bw}
+    found["avgcos_residual"] = average_cosine(xs)
+    change = found["avgcos_attention"] - found["avgcos_identity"]
+    found["attention_minus_identity"] = change
+    found["uniform_minus_attention"] = found["avgcos_uniform"] - found["avgcos_attention"]
+    found["relative_change"] = change / abs(found["avgcos_identity"])
+    mean_x = xs.mean(axis=0)
+    found["theory_residual"] = mean_x @ mean_x / (mean_x @ mean_x + np.trace(np.cov(xs.T, bias=True)))
+    through = beta * np.eye(len(m)) + whole
+    signal = through @ m
+    found["theory_identity"] = signal @ signal / (signal @ signal + np.trace(through @ covariance @ through.T))
+    found["rank_output"] = stable_rank(w[1:] @ slice_o.T)
+    return found | costs(probs, zs, m, covariance)
+
+
+def costs(probs: Array, zs: Array, m: Array, covariance: Array) -> dict[str, float]:
+    kappa = np.mean([np.log(row[0]) - np.log(row[1:].sum()) for row in probs[1:] if row[0] > 0])
+    kappa = kappa if kappa > 0 else np.nan
+    width, rank = len(m), np.trace(covariance) / np.linalg.eigvalsh(covariance)[-1]
+    gaps = [(a - m) @ (a - b) for i, a in enumerate(zs) for j, b in enumerate(zs) if i != j]
+    root = np.sqrt(width)
+    return {
+        "cost_sink_lower": kappa / (2 * root),
+        "cost_sink_upper": 12 * kappa / root + 5 * (rank + 1),
+        "cost_diagonal_upper": 13 * kappa / root + 4 * kappa * root * rank / np.mean(gaps) + 3 * (rank + 1),
+    }
+
+
+def measure_smoothing(family: str, model: Any, ids: torch.Tensor) -> tuple[dict[str, Array], dict[str, Array]]:
+    """(per-sequence columns [N, L, H], weights' ranks [L, H])."""
+    layers = find_layers(model, ids[:1])
+    sequences: list[list[list[dict[str, float]]]] = []
+    ranks: dict[str, list[list[float]]] = {}
+    for row in ids:
+        run_sequence(model, layers, row[None])
+        ranks = {"rank_w": [], "rank_qk": []}
+        sequences.append([])
+        for layer in layers:
+            trace = layer.trace
+            call = trace.call
+            heads, groups = len(call.query), len(call.key)
+            own = weights(family, layer, heads, groups)
+            z = normalised(family, layer, trace.x)
+            output = projection_matrix(layer.projection).reshape(len(z[0]), heads, -1)
+            found, rank_w, rank_qk = [], [], []
+            for h in range(heads):
+                g = h // (heads // groups)
+                whole = output[:, h] @ own["v"][g] * own["gain"]
+                w = trace.w.reshape(len(z), heads, -1)[:, h]
+                found.append(head_columns(trace.x, z, w, call.probs[h], whole, output[:, h]))
+                rank_w.append(stable_rank(whole))
+                rank_qk.append(stable_rank((own["q"][h] * own["gain"]).T @ (own["k"][g] * own["gain"])))
+            sequences[-1].append(found)
+            ranks["rank_w"].append(rank_w)
+            ranks["rank_qk"].append(rank_qk)
+    names = sequences[0][0][0]
+    columns = {n: np.array([[[h[n] for h in layer] for layer in layers_] for layers_ in sequences]) for n in names}
+    return columns, {name: np.array(rank) for name, rank in ranks.items()}
