@@ -22,7 +22,9 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.forward import Forward
 from sinkscope.inputs import BOS_MODES, Corpus, TokenRules, check_spec, read_corpus, token_rules
 from sinkscope.inputs.batches import Batch, TokenData, as_corpus, batches, token_data
-from sinkscope.inputs.vectors import TASKS, read_task, task_rules
+from sinkscope.inputs.pictures import NAMES as PICTURE_POSITIONS
+from sinkscope.inputs.pictures import Pictures, picture_data, picture_rules
+from sinkscope.inputs.vectors import TASKS, KindNames, read_task, task_rules
 from sinkscope.measured import Collector, Domain
 from sinkscope.metrics import columns
 from sinkscope.metrics.registry import TABLES
@@ -108,7 +110,8 @@ def scan(
         model: a name (hub id, folder, .gguf file, example:NAME) or a transformers model already loaded, in eval mode.
         data: a SPEC or a list of them (each becomes a domain), "prose" by default; or token ids: a tensor
             [sequence, T], a list of lists of int, or a mapping with `input_ids` and `attention_mask`. No tokenizer is
-            needed for token ids. A model that reads real vectors (the trigger task's) brings its data itself.
+            needed for token ids. Vision models read a mapping with `pixel_values` [picture, channel, height, width].
+            A model that reads real vectors (the trigger task's) brings its data itself.
         seq_len, num_sequences: tokens a sequence and sequences a SPEC; 256 and 32 for text, all there is for token ids,
             the task's own length and number for a model that brings a task.
         batch_size: None = chosen by the device and halved when memory runs out.
@@ -134,11 +137,16 @@ def scan(
     options = LoadOptions(revision, device, device_map, dtype, trust_remote_code, allow_pickle)
     checkpoint = open_checkpoint(model, options) if isinstance(model, str) else wrap_model(model, tokenizer)
     forward = Forward(checkpoint.model)
-    rules = _rules(checkpoint)
-    probe = _probe(checkpoint)
+    pictures = picture_data(data, num_sequences)
+    _check_inputs(checkpoint, forward, pictures, seq_len)
+    rules = _rules(checkpoint) if pictures is None else picture_rules()
+    probe = _probe(checkpoint) if pictures is None else pictures.probe().to(checkpoint.device)
     with _memory_needed(f"a dry run of {DRY_RUN_TOKENS} tokens"):
         found = plan(checkpoint.model, lambda: forward(probe))
-    corpora, tokens = _read(data, specs, checkpoint, rules, seq_len, num_sequences, bos, seed)
+    if pictures is None:
+        corpora, tokens = _read(data, specs, checkpoint, rules, seq_len, num_sequences, bos, seed)
+    else:
+        corpora, tokens = _shown(pictures, checkpoint, found.positions)
     work = _Work(checkpoint, found, forward, rules, corpora, settings, report, tokens, batch_size)
     work.warnings += [*checkpoint.warnings, *(warning for corpus in corpora for warning in corpus.warnings)]
     if found.unread:
@@ -177,6 +185,27 @@ def _check_arguments(
         raise SinkscopeError(f"--seed {seed}: 0 or more is needed")
     if not 0 < settings.epsilon < 1:
         raise SinkscopeError(f"--epsilon {settings.epsilon}: a probability between 0 and 1 is needed")
+
+
+def _check_inputs(checkpoint: Checkpoint, forward: Forward, pictures: Pictures | None, seq_len: int | None) -> None:
+    """Pictures for the models that see, text for those that read."""
+    name = type(checkpoint.model).__name__
+    if forward.sees and pictures is None:
+        raise SinkscopeError(
+            f"{name} reads pixel_values, not token ids: text models only, but in Python "
+            'scan(model, data={"pixel_values": tensor}) reads pictures'
+        )
+    if pictures is not None and not forward.sees:
+        raise SinkscopeError(f"{name} reads token ids, not pixel_values")
+    if pictures is not None and seq_len is not None:
+        raise SinkscopeError("--seq-len: a picture has as many positions as the model gives it")
+
+
+def _shown(pictures: Pictures, checkpoint: Checkpoint, positions: int) -> tuple[list[Corpus], list[TokenData]]:
+    """Pictures in the place of sequences."""
+    checkpoint.tokenizer = KindNames(PICTURE_POSITIONS)
+    corpus = pictures.corpus(positions)
+    return [corpus], [TokenData(corpus.ids, vectors=corpus.vectors)]
 
 
 def _rules(checkpoint: Checkpoint) -> TokenRules:
