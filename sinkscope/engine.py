@@ -17,7 +17,7 @@ from sinkscope.forward import Forward
 from sinkscope.inputs.naming import shared_tokens
 from sinkscope.loop import Loop, Progress, memory_needed
 from sinkscope.published import published_for
-from sinkscope.reading import DRY_RUN_TOKENS, Request, probe, read_inputs, several_probes
+from sinkscope.reading import DRY_RUN_TOKENS, Request, probe, read_inputs, read_pictures, several_probes, show
 from sinkscope.run import Run
 from sinkscope.run_columns import Settings
 from sinkscope.selfcheck import self_check as check_against_eager
@@ -65,7 +65,8 @@ def scan(
         model: a name (hub id, folder, .gguf file, example:NAME) or a transformers model already loaded, in eval mode.
         data: a SPEC or a list of them (each becomes a domain), "prose" by default; or token ids: a tensor
             [sequence, T], a list of lists of int, or a mapping with `input_ids` and `attention_mask`. No tokenizer is
-            needed for token ids. A model that reads real vectors (the trigger task's) brings its data itself.
+            needed for token ids. Vision models read a mapping with `pixel_values` [picture, channel, height, width].
+            A model that reads real vectors (the trigger task's) brings its data itself.
         seq_len, num_sequences: tokens a sequence and sequences a SPEC; 256 and 32 for text, all there is for token ids,
             the task's own length and number for a model that brings a task.
         bos: the first token: auto (the tokenizer's habit), always, never; a list of them makes a domain of each.
@@ -121,10 +122,11 @@ def _prepare(
     report("loading", 0, 0)
     checkpoint = open_checkpoint(model, options) if isinstance(model, str) else wrap_model(model, tokenizer)
     forward = Forward(checkpoint.model)
-    short = probe(checkpoint)
+    pictures = read_pictures(request, checkpoint, forward.sees)
+    short = probe(checkpoint, pictures)
     with memory_needed(f"a dry run of {DRY_RUN_TOKENS} tokens"):
         found = plan(checkpoint.model, lambda: forward(short))
-    reading = read_inputs(request, checkpoint)
+    reading = read_inputs(request, checkpoint) if pictures is None else show(pictures, found.positions)
     return Loop(checkpoint, found, forward, reading, settings.epsilon, report, batch_size)
 
 
@@ -160,7 +162,7 @@ def _check_warnings(checked: dict[str, Any]) -> list[str]:
 def _build(loop: Loop, facts: dict[str, Any], settings: Settings, started: float, complete: bool) -> Run:
     """Tables, summary and manifest from what the loop has measured."""
     sites, domains, checkpoint = loop.plan.sites, loop.domains(), loop.checkpoint
-    tokens = {domain.name: shared_tokens(domain.ids, checkpoint.tokenizer) for domain in domains}
+    tokens = {domain.name: shared_tokens(domain.ids, loop.reading.tokenizer) for domain in domains}
     heads = head_table(domains, sites, settings)
     layers = layer_table(domains, sites, heads, settings)
     positions = position_table(domains, sites, tokens)

@@ -10,9 +10,11 @@ from torch import nn
 
 from sinkscope.errors import SinkscopeError
 
+PIXELS = "pixel_values"
+
 
 class Forward:
-    """Runs a base model on token ids, or on the vectors of a model that reads those.
+    """Runs a base model on token ids, on pictures, or on the vectors of a model that reads those.
 
     An encoder-decoder reads the same text on both sides, the decoder after its start token; `decoder_input` says so.
     Raises SinkscopeError for a model whose input is neither.
@@ -20,9 +22,10 @@ class Forward:
 
     def __init__(self, model: nn.Module) -> None:
         needs = getattr(model, "main_input_name", "input_ids")
-        if needs not in ("input_ids", "inputs_embeds", "inputs"):
+        if needs not in ("input_ids", "inputs_embeds", "inputs", PIXELS):
             raise SinkscopeError(f"{type(model).__name__} reads {needs}, not token ids: only text models yet")
         self.model = model
+        self.sees = needs == PIXELS
         self._accepted = set(inspect.signature(model.forward).parameters)
         config: Any = model.config
         self.decodes = "decoder_input_ids" in self._accepted and bool(getattr(config, "is_encoder_decoder", False))
@@ -45,7 +48,8 @@ class Forward:
         return self(inputs, position_ids=torch.zeros_like(inputs))
 
     def __call__(self, inputs: torch.Tensor, mask: torch.Tensor | None = None, **extra: Any) -> Any:
-        """`inputs`: ids (B, T), or vectors (B, T, d) in any float dtype; `mask`: 1 = token, 0 = padding.
+        """`inputs`: ids (B, T), vectors (B, T, d) or pictures (B, C, height, width) in any float dtype; `mask`: 1 =
+        token, 0 = padding.
 
         No cache, so that layers that share keys see every query; positions count from each first valid token."""
         arguments: dict[str, Any] = {"use_cache": False, **extra}
@@ -57,7 +61,8 @@ class Forward:
             arguments |= {"decoder_input_ids": self._decoder_ids(inputs, mask), "decoder_attention_mask": mask}
         accepted = {name: value for name, value in arguments.items() if name in self._accepted or name in extra}
         if inputs.is_floating_point():
-            return self.model(inputs_embeds=inputs.to(next(self.model.parameters()).dtype), **accepted)
+            name = PIXELS if self.sees else "inputs_embeds"
+            return self.model(**{name: inputs.to(next(self.model.parameters()).dtype)}, **accepted)
         name = "input_ids" if "input_ids" in self._accepted else "inputs"  # Perceiver's are of any kind
         return self.model(**{name: inputs}, **accepted)
 

@@ -13,7 +13,9 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import BOS_MODES, Corpus, TokenRules, check_spec, read_corpus, token_rules
 from sinkscope.inputs.batches import TokenData, as_corpus, batches, token_data
 from sinkscope.inputs.naming import first_token
-from sinkscope.inputs.vectors import TASKS, read_task, task_rules
+from sinkscope.inputs.pictures import NAMES as PICTURE_POSITIONS
+from sinkscope.inputs.pictures import Pictures, picture_data, picture_rules
+from sinkscope.inputs.vectors import TASKS, KindNames, read_task, task_rules
 
 DRY_RUN_TOKENS = 16
 SEQ_LEN, NUM_SEQUENCES, DEFAULT_DATA = 256, 32, "prose"
@@ -98,8 +100,36 @@ class Reading:
         return batch.inputs if batch.spans is None else batch.inputs[:, slice(*batch.spans[0])]
 
 
-def probe(checkpoint: Checkpoint) -> torch.Tensor:
+def read_pictures(request: Request, checkpoint: Checkpoint, sees: bool) -> Pictures | None:
+    """The pictures asked for; None for text. `sees`: the model reads pictures.
+
+    Raises SinkscopeError for pictures given to a model that reads text, and the other way round.
+    """
+    pictures = picture_data(request.data, request.num_sequences)
+    name = type(checkpoint.model).__name__
+    if sees and pictures is None:
+        raise SinkscopeError(
+            f"{name} reads pixel_values, not token ids: text models only, but in Python "
+            'scan(model, data={"pixel_values": tensor}) reads pictures'
+        )
+    if pictures is not None and not sees:
+        raise SinkscopeError(f"{name} reads token ids, not pixel_values")
+    if pictures is not None and request.seq_len is not None:
+        raise SinkscopeError("--seq-len: a picture has as many positions as the model gives it")
+    return pictures
+
+
+def show(pictures: Pictures, positions: int) -> Reading:
+    """Pictures in the place of sequences, of as many positions as the model's attention has."""
+    corpus = pictures.corpus(positions)
+    tokens = TokenData(corpus.ids, vectors=corpus.vectors)
+    return Reading(picture_rules(), [corpus], [tokens], KindNames(PICTURE_POSITIONS))
+
+
+def probe(checkpoint: Checkpoint, pictures: Pictures | None = None) -> torch.Tensor:
     """One short input for the dry run."""
+    if pictures is not None:
+        return pictures.probe().to(checkpoint.device)
     if checkpoint.task is not None:
         return torch.from_numpy(checkpoint.task.read(None, 1, 0).vectors).to(checkpoint.device)
     return torch.arange(DRY_RUN_TOKENS, device=checkpoint.device).remainder(checkpoint.vocabulary)[None]

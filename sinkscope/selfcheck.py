@@ -1,4 +1,4 @@
-"""Before a scan, one short sequence measured both ways: our capture, and a reference that forms every
+"""Before a scan, one short sequence (or picture) measured both ways: our capture, and a reference that forms every
 attention map whole: the model's own eager attention, or float64."""
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from sinkscope.forward import Forward
 from sinkscope.metrics.mass import query_rows
 
 LENGTH = 128
+PICTURE_AXES = 4
 BOUNDS = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """Largest difference of a probability that is put down to rounding. Eager rounds probabilities to the model's dtype
 before they are compared, and rounded logits (bf16 keeps 8 bits) move a single row's probability by percents."""
@@ -52,7 +53,8 @@ def self_check(model: nn.Module, plan: Plan, forward: Forward, ids: Tensor) -> d
     `not possible`. Raises SinkscopeError where a float32 model differs by more than 1e-3: then no number of ours can
     be trusted.
     """
-    ids = ids[:, :LENGTH]
+    if ids.dim() < PICTURE_AXES:
+        ids = ids[:, :LENGTH]
     ours: dict[str, LayerView] = {}
     dense = _Reference(DENSE, {}, {})
     hides_sinks: set[str] = set()
@@ -69,7 +71,11 @@ def self_check(model: nn.Module, plan: Plan, forward: Forward, ids: Tensor) -> d
     bound = BOUNDS.get(dtype, BOUNDS[torch.float32])
     eager_reference = _eager_reference(model, plan, forward, ids, bound, hides_sinks, ours)
     reference = eager_reference if eager_reference.reason is None else dense
-    record: dict[str, Any] = {"tokens": ids.shape[1], "bound": bound, "reference": reference.name}
+    record: dict[str, Any] = {
+        "tokens": ids.shape[1] if ids.dim() < PICTURE_AXES else plan.positions,
+        "bound": bound,
+        "reference": reference.name,
+    }
     if eager_reference.reason is not None:
         record["reason"] = eager_reference.reason
     if len(reference.first) != len(plan.sites):

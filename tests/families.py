@@ -38,6 +38,13 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("linear_num_key_heads", "num_key_value_heads", "mamba_expand", "index_n_heads"), 2),
     **dict.fromkeys(("n_groups", "mamba_n_groups"), 1),
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
+    **{
+        "image_size": 32,
+        "patch_size": 8,
+        "num_channels": 3,
+        "decoder_hidden_size": 32,
+        "decoder_intermediate_size": 48,
+    },
     **{"index_head_dim": 16, "head_dim": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
     **{"decoder_start_token_id": 1, "sep_token_id": 2, "cls_token_id": 1},
 }
@@ -72,9 +79,8 @@ EXTRA: dict[str, dict[str, Any]] = {
     "esmc": {"num_key_value_heads": 4},
     "funnel": {"bos_token_id": 1, "eos_token_id": 2},
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
-    "mobilebert": {"intra_bottleneck_size": 16},
+    "mobilebert": {"intra_bottleneck_size": 16, "embedding_size": 16},
     "luke": {"entity_vocab_size": 9, "entity_emb_size": 8},
-    "nemo_speechlm": {"audio_config": {"blank_token_id": 98}, "word_timestamp_config": {"blank_token_id": 98}},
     "neomme": {"head_dim": 16},
     "perceiver": {"num_self_attends_per_block": 2, "d_latents": 32, "num_latents": 8},
     "musicgen": {"decoder": {"num_codebooks": 1}},
@@ -102,6 +108,7 @@ EXTRA: dict[str, dict[str, Any]] = {
         "attn_layers": ["local", "lsh"],
         "attention_head_size": 8,
     },
+    "swin": {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4], "window_size": 2, "patch_size": 4},
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
     "zamba2": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
@@ -120,8 +127,11 @@ WHOLE_PARTS = ("dots3_note_text",)
 def overrides(config: Any) -> dict[str, Any]:
     """The sizes a configuration knows, under its own names."""
     aliases = getattr(config, "attribute_map", {})
-    names = {*config.to_dict(), *aliases}
-    sizes = {name: value for name, value in SIZES.items() if name in names}
+    written = config.to_dict()
+    sizes = {name: value for name, value in SIZES.items() if name in written or name in aliases}
+    lists = [name for name in sizes if isinstance(written.get(aliases.get(name, name)), list | tuple)]
+    sizes |= {name: [sizes.pop(name)] * 2 for name in lists if name == "image_size"}
+    sizes = {name: value for name, value in sizes.items() if name not in lists or name == "image_size"}
     if "kv_lora_rank" in sizes:
         sizes["num_key_value_heads"] = 4  # latent attention has a key for each head
     return {name: value for name, value in sizes.items() if aliases.get(name) not in sizes}
@@ -179,7 +189,7 @@ DECODER_ALONE = ("musicgen", "musicgen_melody")
 STREAMS = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
 
 
-def eager_outputs(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Any:
+def eager_outputs(model: PreTrainedModel, ids: Tensor, mask: Tensor | None) -> Any:
     """What an eager model returns with its maps; None where it cannot return any."""
     forward = Forward(wrap_model(model).model)
     with torch.no_grad():
@@ -198,13 +208,16 @@ def eager_maps(outputs: Any, family: str, streams: list[str]) -> list[Tensor] | 
     if len(getattr(outputs, "attentions", None) or ()) == len(streams):
         streams = ["text"] * len(streams)
     kept = {stream: list(getattr(outputs, STREAMS.get(stream, "attentions"), None) or ()) for stream in streams}
-    if any(len(maps) != streams.count(stream) for stream, maps in kept.items()) or family in SINKS_ON_OUTPUT:
+    if any(len(maps) != streams.count(stream) for stream, maps in kept.items()) or family in (*SINKS_ON_OUTPUT, *SPLIT):
         return None
     maps = [kept[stream].pop(0) for stream in streams]
     if family in RETURN_SCORES:
         maps = [each.softmax(-1) if (each < 0).any() else each for each in maps]
     return maps
 
+
+SPLIT = ("t5gemma2",)
+"""Its decoder attends to its own and to the encoder's positions in one softmax, and returns the two parts apart."""
 
 RETURN_SCORES = ("squeezebert", "prophetnet")
 """They return the scores before the softmax, ProphetNet in its encoder and in cross-attention."""

@@ -308,13 +308,6 @@ def test_code_of_the_tokenizer_is_refused_too(copied: Path, refused: Refused) ->
 # Models that are not for us
 
 
-def test_encoder_decoder_is_refused(tmp_path: Path, refused: Refused) -> None:
-    folder = save_tiny(
-        tmp_path / "t5", "t5", vocab_size=90, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4,
-    )  # fmt: skip
-    assert "encoder-decoder" in refused(folder)
-
-
 @pytest.mark.parametrize("spec", ["prose", "random"])
 def test_image_model_is_refused(spec: str, tmp_path: Path, refused: Refused) -> None:
     folder = save_tiny(tmp_path / "vit", "vit", **PICTURES)

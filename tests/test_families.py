@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from families import LENGTH, VOCABULARY, dense_maps, eager_maps, eager_outputs, tiny_model
+from huggingface_hub.errors import StrictDataclassClassValidationError
 from torch import Tensor
 from transformers.models.auto import modeling_auto
 
@@ -26,6 +27,8 @@ NO_SOFTMAX = "no attention of .* could be read"
 MASKED = list(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
 SEQ2SEQ = list(modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
 CAUSAL = list(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+VISION = ["beit", "clip_vision_model", "data2vec-vision", "deit", "dinov2", "dinov2_with_registers", "dinov3_vit"]
+VISION += ["ijepa", "siglip_vision_model", "vit", "vit_msn", "yolos"]
 
 UNREADABLE = {
     **dict.fromkeys(("fnet", "longformer", "mra", "yoso"), NO_SOFTMAX),
@@ -35,7 +38,7 @@ UNREADABLE = {
     "rwkv": NO_SOFTMAX,
     "xlstm": NO_SOFTMAX,
     "reformer": NO_SOFTMAX,
-    "voxtral_realtime": "cannot be run on token ids alone: ValueError: .*input_features",
+    "voxtral_realtime": "cannot be run on its main input alone: ValueError: .*input_features",
 }
 """Refused, by these words. The first five have no softmax attention. Reformer takes exp(logits - logsumexp) over
 chunks of hashed positions: no softmax is called, and no row is one query over all keys. FNet has Fourier transforms,
@@ -45,8 +48,10 @@ UNBUILT = {
     "gemma3n": (ImportError, "timm"),
     "gemma4_assistant": (ValueError, "layer types producing a cache|hidden_size_per_layer_input"),
     "gemma4_unified_assistant": (ValueError, "layer types producing a cache"),
+    "nemo_speechlm": (StrictDataclassClassValidationError, "must"),
 }
-"""transformers itself does not build them here: gemma3n where the package timm is missing; the assistants because its
+"""No tiny configuration builds these. nemo_speechlm checks the sizes of four nested parts against one another.
+transformers itself does not build gemma3n where the package timm is missing, nor the assistants: its
 own checks forbid what they need (all layers take keys and values from another model: text alone could not run them)."""
 
 
@@ -157,6 +162,41 @@ def test_masked_language_models(family: str) -> None:
 @pytest.mark.parametrize("family", SEQ2SEQ)
 def test_encoder_decoders(family: str) -> None:
     expect(transformers.AutoModelForSeq2SeqLM, family)
+
+
+@pytest.mark.parametrize("family", VISION)
+def test_vision_models(family: str) -> None:
+    """Pictures of 32 x 32 pixels; both of equal size, so nothing is padded."""
+    model = tiny_model(transformers.AutoModel, family)
+    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    run = sinkscope.scan(model, data={"pixel_values": pixels}, epsilon=0.1)
+    assert run.manifest["self_check"]["status"] == "passed"
+    outputs = eager_outputs(tiny_model(transformers.AutoModel, family, "eager"), pixels, None)
+    maps = eager_maps(outputs, family, [site["stream"] for site in run.manifest["attention"]])
+    assert maps is not None
+    compare(run, maps, [maps[0].shape[-1]] * 2)
+    assert set(run.heads["stream"]) == {"vision"}
+
+
+def test_attention_within_windows_is_refused() -> None:
+    """Swin's rows are windows of a picture, not pictures."""
+    pixels = torch.zeros(1, 3, 32, 32)
+    with pytest.raises(sinkscope.SinkscopeError, match="no attention of SwinModel could be read"):
+        sinkscope.scan(tiny_model(transformers.AutoModel, "swin"), data={"pixel_values": pixels})
+
+
+@pytest.mark.parametrize(
+    ("family", "data", "words"),
+    [
+        ("vit", torch.zeros(1, 9, dtype=torch.long), "reads pixel_values"),
+        ("vit", {"pixel_values": torch.zeros(3, 32, 32)}, r"shape \[picture, channel"),
+        ("vit", {"pixel_values": torch.full((1, 3, 32, 32), torch.nan)}, "NaN"),
+        ("bert", {"pixel_values": torch.zeros(1, 3, 32, 32)}, "reads token ids"),
+    ],
+)
+def test_the_wrong_kind_of_input_is_refused(family: str, data: Any, words: str) -> None:
+    with pytest.raises(sinkscope.SinkscopeError, match=words):
+        sinkscope.scan(tiny_model(transformers.AutoModel, family), data=data)
 
 
 def expect(auto: Any, family: str) -> None:

@@ -33,7 +33,9 @@ class Plan:
 
     sites: list[Site]
     unread: tuple[str, ...] = ()
-    """Modules that compute attention in a form that is no map of queries and keys."""
+    """Modules whose attention is no map of a sequence's queries and keys: within windows, in bands, in parts."""
+    positions: int = 0
+    """The most queries any site had in the dry run: the positions of a picture."""
 
     @property
     def inline(self) -> bool:
@@ -46,6 +48,7 @@ class _Seen:
     """One call of the dry run. `heads` etc. as in Site."""
 
     module: str
+    rows: int
     queries: int
     keys: int
     heads: int
@@ -71,7 +74,7 @@ def plan(model: nn.Module, forward: Callable[[], Any]) -> Plan:
             f"no attention of {type(model).__name__} could be read: it has no softmax attention, or none that is one "
             "map of queries and keys"
         )
-    return Plan(_sites(model, seen), unread)
+    return Plan(_sites(model, seen), unread, max(one.queries for one in seen))
 
 
 def _dry_run(model: nn.Module, forward: Callable[[], Any]) -> tuple[list[_Seen], tuple[str, ...]]:
@@ -102,12 +105,13 @@ def _dry_run(model: nn.Module, forward: Callable[[], Any]) -> tuple[list[_Seen],
     unmet = {module for module, count in watch.unmet.items() if count > 0}
     # Beside a softmax that was not read, a map that is not square is a part of an attention (global tokens), not all.
     parts = watch.split | {one.module for one in seen if one.module in unmet and one.queries != one.keys}
+    parts |= {one.module for one in seen if one.rows != 1}  # windows: several rows for the dry run's one sequence
     return [one for one in seen if one.module not in parts], tuple(sorted(parts | unmet))
 
 
 @contextmanager
 def _readable(model: nn.Module) -> Iterator[None]:
-    """What a model raises on a few token ids becomes one line: it wants inputs that no text gives."""
+    """What a model raises on a short input becomes one line: it wants inputs that neither text nor pictures give."""
     try:
         yield
     except (SinkscopeError, MemoryError):
@@ -117,13 +121,14 @@ def _readable(model: nn.Module) -> Iterator[None]:
             raise
         detail = " ".join(str(error).split())[:200]
         raise SinkscopeError(
-            f"{type(model).__name__} cannot be run on token ids alone: {type(error).__name__}: {detail}"
+            f"{type(model).__name__} cannot be run on its main input alone: {type(error).__name__}: {detail}"
         ) from error
 
 
 def _seen(module: str, call: RawCall, path: str) -> _Seen:
     return _Seen(
         module=module,
+        rows=call.query.shape[0],
         queries=call.query.shape[2],
         keys=call.key.shape[2],
         heads=call.query.shape[1],
@@ -147,6 +152,7 @@ def _seen_map(model: nn.Module, call: InlineCall) -> _Seen | None:
         return None
     return _Seen(
         module=call.module,
+        rows=seen.probabilities.shape[0],
         queries=queries,
         keys=keys,
         heads=heads,

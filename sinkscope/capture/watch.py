@@ -153,7 +153,7 @@ class Capture:
         return site
 
     def _dispatched(self, call: RawCall) -> Tensor:
-        if not of_positions(call):
+        if not of_positions(call) or self._names.get(call.module) in self.plan.unread:
             with self._watch.rest():
                 return attend(normalise(call, self._visibility(call, None)))[0]
         site = self._next_site(self._names.get(call.module, ""))

@@ -134,7 +134,7 @@ def wrap_model(model: Any, tokenizer: Any = None, head: bool = False) -> Checkpo
         raise SinkscopeError(f"a transformers model or a name is needed, not {type(model).__name__}")
     if head:
         need_causal(type(model).__name__, [type(model).__name__])
-    base = model if head else unwrapped(getattr(model, "base_model", model))
+    base = model if head else unwrapped(model)
     if base.training:
         raise SinkscopeError("the model is in training mode (dropout on): call model.eval() first")
     name = getattr(model.config, "_name_or_path", "") or type(model).__name__
@@ -150,12 +150,19 @@ def wrap_model(model: Any, tokenizer: Any = None, head: bool = False) -> Checkpo
     return checkpoint
 
 
-def unwrapped(base: nn.Module) -> nn.Module:
-    """What reads the tokens: the decoder of an encoder-decoder used alone stands in a wrapper without a signature."""
-    kinds = {parameter.kind for parameter in inspect.signature(base.forward).parameters.values()}
-    hands_on = kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The part of a model that reads its input and has no head.
+
+    A decoder used alone stands in a wrapper without a signature; some models' base is a part that reads no input.
+    """
+    base = getattr(model, "base_model", model)
+    parameters = inspect.signature(base.forward).parameters
+    variable = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
     decoder = getattr(base, "decoder", None)
-    return decoder if hands_on and isinstance(decoder, nn.Module) and hasattr(decoder, "config") else base
+    hands_on = {parameter.kind for parameter in parameters.values()} <= variable
+    if hands_on and isinstance(decoder, nn.Module) and hasattr(decoder, "config"):
+        return decoder
+    return base if getattr(base, "main_input_name", "input_ids") in parameters else model
 
 
 def pick_device(name: str) -> torch.device:

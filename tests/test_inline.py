@@ -1,0 +1,176 @@
+"""Attention in a model's own forward: one model read through the interface and inline gives the same columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from models import random_ids, tiny
+from test_capture import find, hooks
+from test_exactness import assert_close
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention, softmax
+from torch.overrides import _get_current_function_mode_stack
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import sinkscope
+from sinkscope.capture import Capture, plan
+from sinkscope.metrics import METRICS
+
+Style = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
+
+
+def by_matmul(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> Tensor:
+    scores = q @ k.transpose(2, 3) * scaling
+    return nn.Softmax(dim=-1)(scores.masked_fill(~mask, -1e4)) @ v
+
+
+def by_bmm(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> Tensor:
+    """Heads folded into the batch, probabilities through a cast and dropout."""
+    fold = (q.shape[0] * q.shape[1], *q.shape[2:])
+    scores = torch.bmm(q.reshape(fold), k.reshape(fold).mT) * scaling
+    scores = scores + torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(q.dtype).min)[0]
+    weights = torch.dropout(scores.softmax(-1).to(v.dtype), 0.1, False)
+    return torch.bmm(weights, v.reshape(fold)).view(q.shape)
+
+
+def by_baddbmm(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> Tensor:
+    """Bloom's way: the product is added to a bias in one call."""
+    fold = (q.shape[0] * q.shape[1], *q.shape[2:])
+    bias = torch.zeros(fold[0], fold[1], fold[1])
+    scores = bias.baddbmm(batch1=q.reshape(fold), batch2=k.reshape(fold).mT, beta=1.0, alpha=scaling)
+    weights = softmax(scores.view(*q.shape[:3], -1).masked_fill(~mask, -torch.inf), dim=3)
+    return torch.bmm(weights.view(fold[0], fold[1], -1), v.reshape(fold)).view(q.shape)
+
+
+def by_einsum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> Tensor:
+    """XLNet's way: positions first, the batch inside."""
+    q, k, v = (tensor.permute(2, 0, 1, 3) for tensor in (q, k, v))  # (T, B, H, d)
+    scores = torch.einsum("ibnd,jbnd->bnij", q, k) * scaling
+    scores = scores - 1e30 * (~mask).float()
+    return torch.einsum("bnij,jbnd->ibnd", scores.softmax(dim=-1), v).permute(1, 2, 0, 3)
+
+
+def by_sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> Tensor:
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
+
+
+STYLES: dict[str, Style] = {"matmul": by_matmul, "bmm": by_bmm, "baddbmm": by_baddbmm, "einsum": by_einsum}
+STYLES["sdpa"] = by_sdpa
+
+
+@pytest.fixture
+def inline(monkeypatch: pytest.MonkeyPatch) -> Callable[[Style], None]:
+    """Makes every attention of this process inline, in a given style."""
+
+    def use(style: Style) -> None:
+        def attention(
+            module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **kwargs: Any
+        ) -> tuple[Tensor, None]:
+            repeat = query.shape[1] // key.shape[1]
+            keys, values = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
+            if mask is None:
+                mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()[None, None]
+            return style(query, keys, values, mask, scaling).transpose(1, 2).contiguous(), None
+
+        monkeypatch.setattr(ALL_ATTENTION_FUNCTIONS, "get_interface", lambda *_: attention)
+
+    return use
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_every_column_is_the_interface_s(style: str, inline: Callable[[Style], None]) -> None:
+    model, ids = tiny("llama"), random_ids(3, 90)
+    expected = sinkscope.scan(model, data=ids, batch_size=3)
+    inline(STYLES[style])
+    found = sinkscope.scan(model, data=ids, batch_size=3)
+    assert {site["path"] for site in found.manifest["attention"]} == {"inline"}
+    for name in [*METRICS["heads"], *METRICS["layers"]]:
+        ours, theirs = found.sequences[name].to_numpy(float), expected.sequences[name].to_numpy(float)
+        assert_close(ours, theirs, f"{style} {name}", 2e-4, 2e-5)
+    assert_close(found.positions["alpha_t64"].to_numpy(), expected.positions["alpha_t64"].to_numpy(), "", 1e-4, 1e-6)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_padding_counts_nowhere(style: str, inline: Callable[[Style], None]) -> None:
+    model, lengths = tiny("llama"), (70, 41)
+    rows = [random_ids(1, length, seed=length)[0].tolist() for length in lengths]
+    inline(STYLES[style])
+    both = sinkscope.scan(model, data=rows, batch_size=2).sequences
+    for number, row in enumerate(rows):
+        alone = sinkscope.scan(model, data=[row], self_check=False).sequences
+        own = both[both["sequence"] == number]
+        for name in ("bos_mass", "entropy", "sink_margin", "honor", "value_drain", "qk_cos_other", "logit_gap"):
+            assert_close(own[name].to_numpy(float), alone[name].to_numpy(float), f"{style} {name}", 2e-4, 2e-5)
+
+
+def test_logits_hidden_by_a_window_are_not_guessed(inline: Callable[[Style], None]) -> None:
+    """A window's masked logits are lost: no gap. All other columns stand."""
+    model, ids = tiny("mistral"), random_ids(2, 40)
+    expected = sinkscope.scan(model, data=ids)
+    inline(by_matmul)
+    found = sinkscope.scan(model, data=ids)
+    assert found.heads["logit_gap"].isna().all()
+    assert expected.heads["logit_gap"].notna().all()
+    for name in ("bos_mass", "sink_margin", "uniformity", "first_argmax", "gate_open", "ov_drain"):
+        assert_close(found.heads[name].to_numpy(), expected.heads[name].to_numpy(), name, 2e-4, 2e-5)
+
+
+def test_learned_sinks_behind_the_keys(inline: Callable[[Style], None]) -> None:
+    """gpt-oss's way, inline: one more logit, whose probability is cut off before the values."""
+
+    def with_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> Tensor:
+        scores = (q @ k.mT * scaling).masked_fill(~mask, -torch.inf)
+        weights = torch.cat([scores, torch.full_like(scores[..., :1], 1.0)], -1).softmax(-1)
+        return weights[..., :-1] @ v
+
+    inline(with_sink)
+    run = sinkscope.scan(tiny("llama"), data=random_ids(2, 40))
+    taken = run.heads["learned_sink_mass"]
+    assert (taken > 0.01).all()
+    assert (taken < 1).all()
+    assert (run.heads["sink_margin"] < np.log(run.heads["sink_score"].max() / 1e-6)).all()
+
+
+class Routed(nn.Module):
+    """A block with a router's softmax, an output softmax and no attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.out = nn.Linear(8, 4), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x).softmax(-1) * self.router(x).softmax(-1).amax(-1, keepdim=True)
+
+
+def test_other_softmaxes_are_no_attention() -> None:
+    with pytest.raises(sinkscope.SinkscopeError, match="no attention of Routed could be read"):
+        plan(Routed(), lambda: Routed()(torch.randn(1, 16, 8)))
+
+
+def test_nothing_stays_after_an_exception(inline: Callable[[Style], None]) -> None:
+    inline(by_matmul)
+    model = tiny("llama")
+    forward, found = find(model)
+    before = hooks(model)
+
+    def fail(view: Any, row: int) -> None:
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"), Capture(model, found, fail).watching():
+        forward(random_ids(1, 20))
+    assert hooks(model) == before
+    assert not _get_current_function_mode_stack()
+
+
+def test_the_model_s_own_output_is_untouched(inline: Callable[[Style], None]) -> None:
+    inline(by_bmm)
+    model, ids = tiny("llama"), random_ids(2, 50)
+    forward, found = find(model)
+    with torch.no_grad():
+        plain = forward(ids).last_hidden_state
+        with Capture(model, found, lambda view, row: None).watching():
+            assert torch.equal(forward(ids).last_hidden_state, plain)
