@@ -13,6 +13,7 @@ from models import random_ids, tiny
 from smoothing_reference import average_cosine, measure_smoothing
 from test_capture import hooks
 from test_exactness import assert_close, table
+from typer.testing import CliRunner
 
 import sinkscope
 from sinkscope.capture.folded import FoldedHeads, OutputWeights
@@ -218,6 +219,18 @@ def test_pruned_heads_have_no_rank_and_no_sign() -> None:
     assert (pruned["verdict"] == "neither").all()
 
 
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+def test_half_precision_moves_nothing_far(family: str) -> None:
+    ids = random_ids(2, 40)
+    exact = sinkscope.scan(tiny(family), data=ids, self_check=False, smoothing=True).smoothing
+    half = sinkscope.scan(tiny(family).bfloat16(), data=ids, self_check=False, smoothing=True).smoothing
+    assert exact is not None
+    assert half is not None
+    for name in ("beta", "tr_bw", "tr_bwtw", "avgcos_attention", "theory_identity", "rank_w", "rank_qk"):
+        size = exact[name].abs().max()
+        np.testing.assert_allclose(half[name], exact[name], atol=0.03 * size, rtol=0, err_msg=name)
+
+
 def test_a_norm_on_q_whose_gain_is_zero_somewhere() -> None:
     """That feature tells nothing and takes no part; the others are still found."""
     model = tiny("qwen3")
@@ -265,3 +278,13 @@ def test_domains_have_rows_of_their_own(tiny_folder: Any, scan_cli: Scan) -> Non
     for name in ("prose", "code"):
         assert sum(run.summary["domains"][name]["streams"]["text"]["smoothing"].values()) == 8
     assert sum(run.summary["streams"]["text"]["smoothing"].values()) == 8
+
+
+def test_metrics_command_tells_of_them() -> None:
+    from sinkscope.cli import app
+
+    for name in (*NAMES, *RUN_COLUMNS["smoothing"]):
+        shown = CliRunner().invoke(app, ["metrics", name])
+        assert shown.exit_code == 0
+        assert "smoothing.csv (scan --smoothing)" in shown.stdout
+        assert "Lampert et al. 2605.08453" in shown.stdout or "ours" in shown.stdout
