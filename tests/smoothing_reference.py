@@ -23,10 +23,11 @@ def weights(family: str, layer: Any, heads: int, groups: int) -> dict[str, Array
     q = to_numpy(attention.q_proj.weight).reshape(heads, -1, attention.q_proj.in_features)
     k = to_numpy(attention.k_proj.weight).reshape(groups, -1, attention.q_proj.in_features)
     v = to_numpy(attention.v_proj.weight).reshape(groups, -1, attention.q_proj.in_features)
-    if family == "qwen3":
-        q = q * to_numpy(attention.q_norm.weight)[:, None]
-        k = k * to_numpy(attention.k_norm.weight)[:, None]
-    gain = to_numpy(block.input_layernorm.weight) + (1.0 if family == "gemma2" else 0.0)
+    one = 1.0 if family in ("gemma2", "gemma3") else 0.0  # Gemma's norms multiply by 1 + w
+    if family in ("qwen3", "gemma3"):
+        q = q * (one + to_numpy(attention.q_norm.weight))[:, None]
+        k = k * (one + to_numpy(attention.k_norm.weight))[:, None]
+    gain = one + to_numpy(block.input_layernorm.weight)
     return {"q": q, "k": k, "v": v, "gain": gain}
 
 
