@@ -97,8 +97,10 @@ def costs(probs: Array, zs: Array, m: Array, covariance: Array) -> dict[str, flo
     }
 
 
-def measure_smoothing(family: str, model: Any, ids: torch.Tensor) -> tuple[dict[str, Array], dict[str, Array]]:
-    """(per-sequence columns [N, L, H], weights' ranks [L, H])."""
+def measure_smoothing(
+    family: str, model: Any, ids: torch.Tensor, only: tuple[int, ...] | None = None
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """(per-sequence columns [N, L, H], weights' ranks [L, H]) of all layers, or of those named."""
     layers = find_layers(model, ids[:1])
     sequences: list[list[list[dict[str, float]]]] = []
     ranks: dict[str, list[list[float]]] = {}
@@ -106,7 +108,7 @@ def measure_smoothing(family: str, model: Any, ids: torch.Tensor) -> tuple[dict[
         run_sequence(model, layers, row[None])
         ranks = {"rank_w": [], "rank_qk": []}
         sequences.append([])
-        for layer in layers:
+        for layer in [layers[number] for number in only or range(len(layers))]:
             trace = layer.trace
             call = trace.call
             heads, groups = len(call.query), len(call.key)

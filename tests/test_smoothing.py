@@ -291,14 +291,16 @@ def test_gemma_every_column() -> None:
     ids = prose(checkpoint, 20, 1)
     run = sinkscope.scan(checkpoint.model, data=ids, self_check=False, smoothing=True)
     assert run.smoothing is not None
-    expected, ranks = measure_smoothing("gemma3", checkpoint.model, ids)
+    layers = (0, 5, 16)  # every layer would take minutes
+    expected, ranks = measure_smoothing("gemma3", checkpoint.model, ids, layers)
     ours = table(run, NAMES, heads=True)
     for name, values in expected.items():
         scale = np.nan_to_num(np.abs(values)).max(2, keepdims=True)  # a layer's largest: some tr_bw lie near 0
         scale[scale == 0] = 1.0
-        assert_close(ours[name] / scale, values / scale, name, 1e-3, 1e-3)
+        assert_close(ours[name][:, layers] / scale, values / scale, name, 1e-3, 1e-3)
     for name, values in ranks.items():
-        np.testing.assert_allclose(run.smoothing[name], values.ravel(), rtol=1e-6)
+        kept = run.smoothing[run.smoothing["layer"].isin(layers)]
+        np.testing.assert_allclose(kept[name], values.ravel(), rtol=1e-6)
 
 
 def test_metrics_command_tells_of_them() -> None:
