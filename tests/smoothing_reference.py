@@ -23,10 +23,11 @@ def weights(family: str, layer: Any, heads: int, groups: int) -> dict[str, Array
     q = to_numpy(attention.q_proj.weight).reshape(heads, -1, attention.q_proj.in_features)
     k = to_numpy(attention.k_proj.weight).reshape(groups, -1, attention.q_proj.in_features)
     v = to_numpy(attention.v_proj.weight).reshape(groups, -1, attention.q_proj.in_features)
-    if family == "qwen3":
-        q = q * to_numpy(attention.q_norm.weight)[:, None]
-        k = k * to_numpy(attention.k_norm.weight)[:, None]
-    gain = to_numpy(block.input_layernorm.weight) + (1.0 if family == "gemma2" else 0.0)
+    one = 1.0 if family in ("gemma2", "gemma3") else 0.0  # Gemma's norms multiply by 1 + w
+    if family in ("qwen3", "gemma3"):
+        q = q * (one + to_numpy(attention.q_norm.weight))[:, None]
+        k = k * (one + to_numpy(attention.k_norm.weight))[:, None]
+    gain = one + to_numpy(block.input_layernorm.weight)
     return {"q": q, "k": k, "v": v, "gain": gain}
 
 
@@ -96,8 +97,10 @@ def costs(probs: Array, zs: Array, m: Array, covariance: Array) -> dict[str, flo
     }
 
 
-def measure_smoothing(family: str, model: Any, ids: torch.Tensor) -> tuple[dict[str, Array], dict[str, Array]]:
-    """(per-sequence columns [N, L, H], weights' ranks [L, H])."""
+def measure_smoothing(
+    family: str, model: Any, ids: torch.Tensor, only: tuple[int, ...] | None = None
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """(per-sequence columns [N, L, H], weights' ranks [L, H]) of all layers, or of those named."""
     layers = find_layers(model, ids[:1])
     sequences: list[list[list[dict[str, float]]]] = []
     ranks: dict[str, list[list[float]]] = {}
@@ -105,7 +108,7 @@ def measure_smoothing(family: str, model: Any, ids: torch.Tensor) -> tuple[dict[
         run_sequence(model, layers, row[None])
         ranks = {"rank_w": [], "rank_qk": []}
         sequences.append([])
-        for layer in layers:
+        for layer in [layers[number] for number in only or range(len(layers))]:
             trace = layer.trace
             call = trace.call
             heads, groups = len(call.query), len(call.key)
