@@ -23,6 +23,9 @@ SCORES = {
 FRACTION = 0.1
 """Share of the heads that each score names when the scores are compared with each other."""
 
+SAME = 1e-6
+"""Scores that spread by less, relative to the largest, differ by rounding alone."""
+
 Head = tuple[int, int]
 """(layer, head) in one stream."""
 
@@ -75,10 +78,12 @@ def agreement(heads: pd.DataFrame) -> dict[str, Any]:
     """How far the thirteen scores name the same heads: each names the tenth of the heads it calls most dormant.
 
     Equal numbers are named, so that no threshold decides; `overlap` is the intersection over union of each pair.
-    Several domains: the mean over them is ranked.
+    Several domains: the mean over them is ranked. A score that is the same for all heads (values normalised over a
+    layer with one key/value head) ranks nothing and is left out.
     """
-    there = [name for name in SCORES if name in heads and heads[name].notna().any()]
+    there = [name for name in SCORES if name in heads]
     means = heads.groupby(["layer", "head"], sort=False)[there].mean().reset_index()
+    there = [name for name in there if _varies(means[name])]
     count = max(1, round(FRACTION * len(means)))
     named = {name: most_dormant(means, name, count) for name in there}
     return {
@@ -87,6 +92,11 @@ def agreement(heads: pd.DataFrame) -> dict[str, Any]:
         "most_dormant": {name: [list(head) for head in found] for name, found in named.items()},
         "overlap": {a: {b: overlap(named[a], named[b]) for b in there} for a in there},
     }
+
+
+def _varies(values: pd.Series) -> bool:
+    known = values.dropna()
+    return len(known) > 0 and float(known.max() - known.min()) > SAME * float(known.abs().max())
 
 
 def dormant_in_some(heads: Any) -> list[dict[str, Any]]:

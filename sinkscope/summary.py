@@ -18,7 +18,7 @@ from sinkscope.statistics import mean, sem, uniform_alpha
 from sinkscope.words import in_words
 
 EPSILONS = (0.2, 0.3, 0.5, 0.8)
-TOP_POSITIONS, TOP_ELEMENTS = 5, 8
+TOP_POSITIONS, TOP_MASSIVE, TOP_CHANNELS = 5, 3, 8
 JUMP = 5.0
 """The first token's norm jumps (or falls) where one block changes it by this factor or more."""
 
@@ -186,28 +186,34 @@ def _massive(stream: Stream, layers: pd.DataFrame, tokens: list[str | None]) -> 
         "channel": int(row["max_abs_dim"]),
         "over_token_median": float(row["max_over_token_median"]),
         "over_layer_median": float(row["max_over_layer_median"]),
-        "elements": _elements(stream, tokens),
+        "channels": _massive_channels(stream, tokens),
     }
 
 
-def _elements(stream: Stream, tokens: list[str | None]) -> list[dict[str, Any]]:
-    """The massive elements seen most often: position, channel, the layers, and in how many of their sequences."""
-    seen: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+def _massive_channels(stream: Stream, tokens: list[str | None]) -> list[dict[str, Any]]:
+    """The channels that hold massive elements, the busiest first: their layers, and the positions they hold them at.
+
+    `tokens_per_sequence`: massive elements of the channel in one sequence, mean over those layers. `positions`: those
+    seen most often, with the share of (layer, sequence) pairs that have one there.
+    """
+    seen: dict[int, dict[int, Counter[int]]] = defaultdict(dict)
     for site, parts in stream:
-        for element, count in sum((values.massive for values in parts), Counter()).items():
-            seen[element][site.layer] = count
+        for (position, channel), count in sum((values.massive for values in parts), Counter()).items():
+            seen[channel].setdefault(site.layer, Counter())[position] += count
     sequences = sum(len(values.heads) for values in stream[0][1])
-    ranked = sorted(seen.items(), key=lambda item: (-sum(item[1].values()), item[0]))
-    return [
-        {
-            "position": position,
-            "token": _token(tokens, position),
-            "channel": channel,
-            "layers": sorted(counts),
-            "sequences_percent": 100 * sum(counts.values()) / (len(counts) * sequences),
-        }
-        for (position, channel), counts in ranked[:TOP_ELEMENTS]
-    ]
+    found: list[dict[str, Any]] = []
+    for channel, layers in seen.items():
+        pairs, positions = len(layers) * sequences, sum(layers.values(), Counter())
+        often = sorted(positions.items(), key=lambda item: (-item[1], item[0]))[:TOP_MASSIVE]
+        found.append({
+            "channel": channel, "layers": sorted(layers), "tokens_per_sequence": positions.total() / pairs,
+            "positions": [
+                {"position": place, "token": _token(tokens, place), "percent": 100 * count / pairs}
+                for place, count in often
+            ],
+        })  # fmt: skip
+    found.sort(key=lambda entry: (-len(entry["layers"]) * entry["tokens_per_sequence"], entry["channel"]))
+    return found[:TOP_CHANNELS]
 
 
 def _token(tokens: list[str | None], position: int) -> str | None:

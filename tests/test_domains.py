@@ -138,6 +138,15 @@ def test_thirteen_scores_are_compared(domains: Run) -> None:
     assert found["overlap"]["ahon"]["honor"] == agreement(domains.heads)["overlap"]["ahon"]["honor"]
 
 
+def test_a_score_that_all_heads_share_ranks_nothing() -> None:
+    heads = pd.DataFrame(
+        {"layer": [0] * 20, "head": range(20), "honor": range(20), "ftvvn_ln": [1.0] * 19 + [1 + 1e-9]}
+    )
+    found = agreement(heads)
+    assert set(found["most_dormant"]) == {"honor"}
+    assert found["most_dormant"]["honor"] == [[0, 0], [0, 1]]
+
+
 def test_every_published_number_has_a_source_and_a_number() -> None:
     for row in rows():
         assert np.isfinite(float(row["value"])), row
@@ -162,18 +171,20 @@ def massive_model() -> Any:
     return model
 
 
-def test_massive_elements_are_named_with_position_and_channel() -> None:
+def test_massive_channels_are_named_with_their_positions() -> None:
     ids = random_ids(3, 40).clone()
     ids[ids == 3] = 4
     ids[:, 0] = 3
     ids[1, 9] = 3
     run = sinkscope.scan(massive_model(), data=ids, self_check=False)
     massive = run.summary["streams"]["text"]["massive_activations"]
-    found = {(e["position"], e["channel"]): e for e in massive["elements"]}
-    assert {(0, 7), (0, 21), (9, 7), (9, 21)} <= set(found)
-    assert found[0, 21]["sequences_percent"] == 100
-    assert found[0, 21]["layers"][0] == 0
-    assert found[9, 7]["sequences_percent"] == pytest.approx(100 / 3)
+    found = {entry["channel"]: entry for entry in massive["channels"]}
+    assert {7, 21} <= set(found)
+    assert found[21]["layers"][0] == 0
+    assert found[21]["tokens_per_sequence"] == pytest.approx(4 / 3)
+    places = {place["position"]: place for place in found[7]["positions"]}
+    assert places[0]["percent"] == 100
+    assert places[9]["percent"] == pytest.approx(100 / 3)
     first = run.layers.iloc[0]
     assert first["max_abs"] == 5000
     assert first["massive_tokens"] == pytest.approx(4 / 3)
