@@ -64,7 +64,11 @@ class Run:
         disk is full or not writable. In all these cases the folder is as it was.
         """
         own = self.shards is not None and self.shards.resolve() == Path(folder).resolve()
-        written = RUN_FOLDER.write(folder, force, lambda work: self._write(work, formats), resume=own)
+        try:
+            written = RUN_FOLDER.write(folder, force, lambda work: self._write(work, formats), resume=own)
+        except SinkscopeError as error:
+            kept = "; what was measured is kept in its shards: --resume writes it" if own else ""
+            raise SinkscopeError(f"{error}{kept}") from None
         if self.manifest.get("complete", True) and (own or force):
             shutil.rmtree(Path(folder) / UNFINISHED, ignore_errors=True)
         self.path = Path(folder)

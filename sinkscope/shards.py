@@ -114,7 +114,8 @@ class Shards:
             temporary.replace(target)
         except (OSError, SafetensorError) as error:
             temporary.unlink(missing_ok=True)
-            raise SinkscopeError(f"cannot write {target}: {getattr(error, 'strerror', None) or error}") from None
+            reason = getattr(error, "strerror", None) or error
+            raise SinkscopeError(f"cannot write {target}: {reason}; --resume goes on from there") from None
 
     def read(self, domain: int) -> Iterator[Shard]:
         """The batches of a domain without a gap from its first sequence on; what comes after a gap is dropped."""

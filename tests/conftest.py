@@ -136,9 +136,12 @@ def scan_cli(tmp_path: Path) -> Scan:
 
 @pytest.fixture
 def refused(scan_cli: Scan, tmp_path: Path) -> Refused:
-    """Runs a scan that must be refused: one foreseen line on stderr, exit 2, nothing left behind. Returns the line."""
+    """Runs a scan that must be refused: one foreseen line on stderr, exit 2, nothing left behind. Returns the line.
 
-    def run(model: object, *args: object, **kwargs: Any) -> str:
+    `shards`: it fails only when all is measured, and keeps that, and nothing else, for --resume.
+    """
+
+    def run(model: object, *args: object, shards: bool = False, **kwargs: Any) -> str:
         results = tmp_path / "results"
         before = sorted(path.name for path in results.iterdir()) if results.exists() else []
         outcome = scan_cli(model, *args, **kwargs)
@@ -149,7 +152,10 @@ def refused(scan_cli: Scan, tmp_path: Path) -> Refused:
         assert lines[0].startswith("sinkscope: error: ")
         assert "unexpected" not in lines[0], lines[0]
         assert len(lines[0]) < 500, "one line, but one nobody reads"
-        if results.exists():
+        if shards:
+            assert "--resume" in lines[0]
+            assert any((outcome.folder / "shards").iterdir())
+        elif results.exists():
             assert sorted(path.name for path in results.iterdir()) == before
         return lines[0].removeprefix("sinkscope: error: ")
 

@@ -300,26 +300,40 @@ def full_disk(*args: Any, **kwargs: Any) -> None:
 @pytest.mark.parametrize("writer", ["to_parquet", "to_csv"])
 def test_full_disk(writer: str, tiny_folder: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pd.DataFrame, writer, full_disk)
-    message = refused(tiny_folder)
+    message = refused(tiny_folder, shards=True)
     assert "No space left" in message
     assert "run" in message
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "shards"}
+
+
+def test_full_disk_leaves_no_file_of_a_run_and_resumes(
+    tiny_folder: Path, scan_cli: Scan, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pd.DataFrame, "to_csv", full_disk)
+    refused(tiny_folder, shards=True)
+    assert listing(tmp_path / "results" / "run") == ["shards"]
+    monkeypatch.undo()
+    assert scan_cli(tiny_folder, "--resume").code == 0
 
 
 def test_full_disk_keeps_the_run_that_was_to_be_replaced(
     tiny_folder: Path, scan_cli: Scan, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = scan_cli(tiny_folder).folder
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    before = contents(folder)
     monkeypatch.setattr(pd.DataFrame, "to_parquet", full_disk)
-    refused(tiny_folder, "--force", "--seed", 1)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    refused(tiny_folder, "--force", "--seed", 1, shards=True)
+    assert contents(folder) == before
 
 
 def test_failing_rename_keeps_the_run_that_was_to_be_replaced(
     tiny_folder: Path, scan_cli: Scan, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = scan_cli(tiny_folder).folder
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    before = contents(folder)
     rename, failed = Path.rename, []
 
     def rename_into_place_fails_once(self: Path, target: Any) -> Any:
@@ -329,9 +343,9 @@ def test_failing_rename_keeps_the_run_that_was_to_be_replaced(
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", rename_into_place_fails_once)
-    refused(tiny_folder, "--force", "--seed", 1)
+    refused(tiny_folder, "--force", "--seed", 1, shards=True)
     assert failed
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert contents(folder) == before
 
 
 def test_save_refuses_like_the_command(tiny_model: Any, tmp_path: Path) -> None:
