@@ -136,7 +136,7 @@ def _eager_reference(
             views = ours[site.name].attention
             if probabilities.shape != (*views.first.shape, views.columns.shape[-1]):
                 reference.reason = f"the eager attention map of {site.name} has the shape {tuple(probabilities.shape)}"
-            elif bool((probabilities < 0).any()) or bool((probabilities.sum(-1) - 1).max() > bound):
+            elif site.score == "softmax" and _no_probabilities(probabilities, bound):
                 reference.reason = "what the model returns as attention maps are no probabilities"
             elif site.name in hides_sinks and bool((probabilities.sum(-1) - 1).abs().max() < bound):
                 reference.reason = "the model's eager attention maps leave its learned sinks out"
@@ -147,6 +147,10 @@ def _eager_reference(
     if reference.reason is None and not apart <= bound:
         reference.reason = f"eager attention computes another output (relative difference {apart:.2g})"
     return reference
+
+
+def _no_probabilities(maps: Tensor, bound: float) -> bool:
+    return bool((maps < 0).any()) or bool((maps.sum(-1) - 1).max() > bound)
 
 
 def _pairs(outputs: Any, sites: list[Site]) -> Iterator[tuple[list[Site], list[Tensor]]]:

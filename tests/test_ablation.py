@@ -392,6 +392,7 @@ def test_somebody_s_files_are_left_alone(
     assert sorted(path.name for path in (tmp_path / "ablation").iterdir()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_gemma_honor_beside_random_heads() -> None:
     """Zeroing by BOS mass costs Gemma-3-270M far more than zeroing as many random heads; HONOR does not."""

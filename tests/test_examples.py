@@ -52,6 +52,7 @@ def spoil(model: Path) -> None:
     save_file(weights, path, {"format": "pt"})
 
 
+@pytest.mark.slow
 def test_the_release_script(workplace: Path) -> None:
     script = str(EXAMPLES / "pre-release.sh")
     first = bash(workplace, script, "model")
@@ -74,6 +75,7 @@ def steps() -> list[dict[str, Any]]:
     return list(workflow["jobs"]["sinks"]["steps"])
 
 
+@pytest.mark.slow
 def test_the_workflow_runs(workplace: Path) -> None:
     """Every `run:` block in order; the check fails the job for a changed model and fills the step's summary."""
     made = bash(workplace, "-c", "sinkscope baseline model -o sinks.json")

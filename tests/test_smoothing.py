@@ -280,6 +280,7 @@ def test_domains_have_rows_of_their_own(tiny_folder: Any, scan_cli: Scan) -> Non
     assert sum(run.summary["streams"]["text"]["smoothing"].values()) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_gemma_every_column() -> None:
     """The real checkpoint: gains of exactly 0 in its norms on q, and norms of thousands in its residual stream."""
