@@ -64,9 +64,10 @@ def scan(
     Args:
         model: a name (hub id, folder, .gguf file, example:NAME) or a transformers model already loaded, in eval mode.
         data: a SPEC or a list of them (each becomes a domain), "prose" by default; or token ids: a tensor
-            [sequence, T], a list of lists of int, or a mapping with `input_ids` and `attention_mask`. No tokenizer is
-            needed for token ids. Vision models read a mapping with `pixel_values` [picture, channel, height, width].
-            A model that reads real vectors (the trigger task's) brings its data itself.
+            [sequence, T], a list of lists of int, or a mapping with `input_ids` and `attention_mask`, or with
+            `position_ids` of packed rows, whose pieces are read apart. No tokenizer is needed for token ids. Vision
+            models read a mapping with `pixel_values` [picture, channel, height, width]. A model that
+            reads real vectors (the trigger task's) brings its data itself.
         seq_len, num_sequences: tokens a sequence and sequences a SPEC; 256 and 32 for text, all there is for token ids,
             the task's own length and number for a model that brings a task.
         bos: the first token: auto (the tokenizer's habit), always, never; a list of them makes a domain of each.

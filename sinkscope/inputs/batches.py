@@ -60,13 +60,18 @@ def batches(data: TokenData, start: int, size: int, device: torch.device) -> Ite
 def token_data(data: Any, vocabulary: int) -> TokenData:
     """Ids from a tensor, an array, a list of lists, or a mapping with `input_ids` and `attention_mask`.
 
-    Lists of unequal length are padded on the right and masked. Raises SinkscopeError for anything else, for ids
-    outside the vocabulary, and for masks with holes.
+    Lists of unequal length are padded on the right and masked. `position_ids` in the mapping's place of a mask say that
+    rows are packed: each piece that counts from 0 is read as a sequence of its own. Raises SinkscopeError for anything
+    else, for ids outside the vocabulary, and for masks with holes.
     """
-    mask = None
+    mask = positions = None
     if hasattr(data, "keys") and "input_ids" in data:
-        mask, data = data.get("attention_mask"), data["input_ids"]
+        mask, positions, data = data.get("attention_mask"), data.get("position_ids"), data["input_ids"]
     rows = _rows(data, "data")
+    if positions is not None:
+        if mask is not None:
+            raise SinkscopeError("token ids are packed or padded: give position_ids or attention_mask, not both")
+        rows = _unpacked(rows, _rows(positions, "position_ids"))
     if not rows or any(len(row) < 2 for row in rows):
         raise SinkscopeError("token ids: at least one sequence, each of at least 2 tokens, is needed")
     length = max(map(len, rows))
@@ -107,6 +112,20 @@ def _rows(data: Any, name: str) -> list[np.ndarray]:
             f"{type(data).__name__}"
         )
     return [row.astype(np.int64) for row in rows]
+
+
+def _unpacked(rows: list[np.ndarray], positions: list[np.ndarray]) -> list[np.ndarray]:
+    """The pieces of packed rows, in order. Raises SinkscopeError where positions do not count up from 0 in each."""
+    if [len(row) for row in rows] != [len(row) for row in positions]:
+        raise SinkscopeError("position_ids and input_ids differ in shape")
+    pieces = []
+    for row, places in zip(rows, positions, strict=True):
+        starts = np.flatnonzero(places == 0)
+        for piece, counted in zip(np.split(row, starts), np.split(places, starts), strict=True):
+            if not np.array_equal(counted, np.arange(len(counted))):
+                raise SinkscopeError("position_ids must count up from 0 in each packed piece")
+            pieces += [piece] if len(piece) else []  # before the first 0 stands nothing
+    return pieces
 
 
 def _span(row: np.ndarray) -> tuple[int, int]:
