@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,14 @@ from sinkscope.inputs.corpus import Corpus, check_ids
 class Batch:
     """Some sequences of a corpus. `spans`: (first, past the last) valid position of each; None without padding.
 
-    `inputs`: token ids [sequence, T], or the vectors [sequence, T, d] of a model that reads those.
+    `inputs`: token ids [sequence, T], or the vectors [sequence, T, d] of a model that reads those. `extra`: what else
+    the model takes, by the names of its forward's keywords.
     """
 
     inputs: torch.Tensor
     mask: torch.Tensor | None
     spans: list[tuple[int, int]] | None
+    extra: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -32,12 +34,18 @@ class Batch:
 class TokenData:
     """Token ids given by a caller: [sequence, T], with an attention mask (1 = token, 0 = padding) or without.
 
-    `vectors` [sequence, T, d] are read in their place by models that take real vectors.
+    `vectors` [sequence, T, d] are read in their place by models that take real vectors. `extras`: what else the model
+    takes with each sequence (pictures); such sequences are read one by one.
     """
 
     ids: np.ndarray
     mask: np.ndarray | None = None
     vectors: np.ndarray | None = None
+    extras: list[dict[str, torch.Tensor]] | None = None
+
+    def span(self, number: int) -> tuple[int, int]:
+        """First and past-the-last valid position of a sequence."""
+        return (0, self.ids.shape[1]) if self.mask is None else _span(self.mask[number])
 
     @property
     def longest(self) -> int:
@@ -46,7 +54,10 @@ class TokenData:
 
 
 def batches(data: TokenData, start: int, size: int, device: torch.device) -> Iterator[Batch]:
-    """Consecutive batches from sequence `start` on."""
+    """Consecutive batches from sequence `start` on; of one sequence each, free of padding, where there are extras."""
+    if data.extras is not None:
+        yield from (_alone(data, number, device) for number in range(start, len(data.ids)))
+        return
     for first in range(start, len(data.ids), size):
         read = data.ids if data.vectors is None else data.vectors
         inputs = torch.from_numpy(np.ascontiguousarray(read[first : first + size])).to(device)
@@ -55,6 +66,13 @@ def batches(data: TokenData, start: int, size: int, device: torch.device) -> Ite
         else:
             mask = torch.from_numpy(np.ascontiguousarray(data.mask[first : first + size])).to(device)
             yield Batch(inputs, mask, [_span(row) for row in data.mask[first : first + size]])
+
+
+def _alone(data: TokenData, number: int, device: torch.device) -> Batch:
+    assert data.extras is not None
+    ids = torch.from_numpy(np.ascontiguousarray(data.ids[number : number + 1, slice(*data.span(number))])).to(device)
+    extra = {name: value.to(device) for name, value in data.extras[number].items()}
+    return Batch(ids, None, None, {"attention_mask": torch.ones_like(ids), **extra})
 
 
 def token_data(data: Any, vocabulary: int) -> TokenData:
