@@ -13,6 +13,7 @@ from sinkscope.checkpoints import Checkpoint
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import BOS_MODES, Corpus, TokenRules, check_spec, read_corpus, token_rules
 from sinkscope.inputs.batches import TokenData, as_corpus, batches, token_data
+from sinkscope.inputs.images import picture_paths
 from sinkscope.inputs.naming import first_token
 from sinkscope.inputs.vectors import TASKS, read_task, task_rules
 
@@ -42,6 +43,8 @@ class Request:
     def __post_init__(self) -> None:
         if self.images is not None and self.data is not None:
             raise SinkscopeError("--images and --data: pictures are read, or data, not both")
+        if self.images is not None:
+            picture_paths(Path(self.images))  # said before the model is loaded
         if self.prompt is not None and self.images is None:
             raise SinkscopeError("--prompt is the text beside --images")
         if self.seq_len is not None and self.seq_len < 2:

@@ -47,7 +47,7 @@ YOSO hashes, MRA approximates by blocks; Longformer's rows hold a band of keys a
 UNBUILT = {
     "gemma3n": (ImportError, "timm"),
     "gemma4_assistant": (ValueError, "layer types producing a cache|hidden_size_per_layer_input"),
-    "gemma4_unified_assistant": (ValueError, "layer types producing a cache"),
+    "gemma4_unified_assistant": ((ValueError, AttributeError), "layer types producing a cache|'vocab_size'"),
     "nemo_speechlm": (StrictDataclassClassValidationError, "must"),
 }
 """No tiny configuration builds these. nemo_speechlm checks the sizes of four nested parts against one another.

@@ -41,19 +41,24 @@ def read_folder(folder: Path, count: int | None) -> dict[str, Any]:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
         raise SinkscopeError("--images needs the package Pillow: pip install pillow") from None
-    if not folder.is_dir():
-        raise SinkscopeError(f"--images {folder}: no such folder")
-    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
-    if not paths:
-        raise SinkscopeError(f"--images {folder}: no .png or .jpg in it")
     pictures = {}
-    for path in paths[:count]:
+    for path in picture_paths(folder)[:count]:
         try:
             with Image.open(path) as picture:
                 pictures[path.name] = picture.convert("RGB")
         except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError):
             raise SinkscopeError(f"--images: {path} is damaged or no picture") from None
     return pictures
+
+
+def picture_paths(folder: Path) -> list[Path]:
+    """The png and jpg files of a folder, by name. Raises SinkscopeError where there are none."""
+    if not folder.is_dir():
+        raise SinkscopeError(f"--images {folder}: no such folder")
+    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    if not paths:
+        raise SinkscopeError(f"--images {folder}: no .png or .jpg in it")
+    return paths
 
 
 def _processor(origin: dict[str, Any], alone: bool) -> Any:
