@@ -69,9 +69,9 @@ def scan(
         data: a SPEC or a list of them (each becomes a domain), "prose" by default; or token ids: a tensor
             [sequence, T], a list of lists of int, or a mapping with `input_ids` and `attention_mask`, or with
             `position_ids` of packed rows, whose pieces are read apart. No tokenizer is needed for token ids. Vision
-            models read a mapping with `pixel_values` [picture, channel, height, width]. A model that
-            reads real vectors (the trigger task's) brings its data itself. Vision-language models read what their
-            processor returns, one picture a sequence: a mapping with `input_ids`, `pixel_values` and the rest.
+            models read a mapping with `pixel_values` [picture, channel, height, width]; vision-language models what
+            their processor returns, one picture a sequence: `input_ids`, `pixel_values` and the rest. A model that
+            reads real vectors (the trigger task's) brings its data itself.
         images: a folder of png and jpg files for the checkpoint's own processor, one for each sequence. prompt: the
             text beside each.
         seq_len, num_sequences: tokens a sequence and sequences a SPEC; 256 and 32 for text, all there is for token ids,
