@@ -17,11 +17,12 @@ from sinkscope.forward import Forward
 from sinkscope.inputs.naming import shared_tokens
 from sinkscope.loop import Loop, Progress, memory_needed
 from sinkscope.published import published_for
-from sinkscope.reading import DRY_RUN_TOKENS, Request, probe, read_inputs, read_pictures, several_probes, show
+from sinkscope.reading import DRY_RUN_TOKENS, Request, probe, read_inputs, several_probes
 from sinkscope.run import Run
 from sinkscope.run_columns import Settings
 from sinkscope.selfcheck import self_check as check_against_eager
 from sinkscope.shards import Shards
+from sinkscope.sight import image_tokens, probe_of, read_pictures, show
 from sinkscope.smoothing import Smoother, add_to_summary, smoother, smoothing_table
 from sinkscope.summary import domain_summaries
 from sinkscope.tables import curve_table, head_table, layer_table, position_table, sequence_table
@@ -39,6 +40,8 @@ def scan(
     model: Any,
     *,
     data: Any = None,
+    images: str | Path | None = None,
+    prompt: str | None = None,
     seq_len: int | None = None,
     num_sequences: int | None = None,
     batch_size: int | None = None,
@@ -64,9 +67,13 @@ def scan(
     Args:
         model: a name (hub id, folder, .gguf file, example:NAME) or a transformers model already loaded, in eval mode.
         data: a SPEC or a list of them (each becomes a domain), "prose" by default; or token ids: a tensor
-            [sequence, T], a list of lists of int, or a mapping with `input_ids` and `attention_mask`. No tokenizer is
-            needed for token ids. Vision models read a mapping with `pixel_values` [picture, channel, height, width].
-            A model that reads real vectors (the trigger task's) brings its data itself.
+            [sequence, T], a list of lists of int, or a mapping with `input_ids` and `attention_mask`, or with
+            `position_ids` of packed rows, whose pieces are read apart. No tokenizer is needed for token ids. Vision
+            models read a mapping with `pixel_values` [picture, channel, height, width]; vision-language models what
+            their processor returns, one picture a sequence: `input_ids`, `pixel_values` and the rest. A model that
+            reads real vectors (the trigger task's) brings its data itself.
+        images: a folder of png and jpg files for the checkpoint's own processor, one for each sequence. prompt: the
+            text beside each.
         seq_len, num_sequences: tokens a sequence and sequences a SPEC; 256 and 32 for text, all there is for token ids,
             the task's own length and number for a model that brings a task.
         bos: the first token: auto (the tokenizer's habit), always, never; a list of them makes a domain of each.
@@ -86,7 +93,7 @@ def scan(
     """
     started = time.perf_counter()
     settings = Settings(epsilon, dormant_rule)
-    request = Request(data, seq_len, num_sequences, bos, seed)
+    request = Request(data, seq_len, num_sequences, bos, seed, images, prompt)
     if batch_size is not None and batch_size < 1:
         raise SinkscopeError(f"--batch-size {batch_size}: at least 1 is needed")
     options = LoadOptions(revision, device, device_map, dtype, trust_remote_code, allow_pickle)
@@ -122,11 +129,11 @@ def _prepare(
     report("loading", 0, 0)
     checkpoint = open_checkpoint(model, options) if isinstance(model, str) else wrap_model(model, tokenizer)
     forward = Forward(checkpoint.model)
-    pictures = read_pictures(request, checkpoint, forward.sees)
-    short = probe(checkpoint, pictures)
+    shown = read_pictures(request, checkpoint, forward)
+    short, extra = (probe(checkpoint), {}) if shown is None else probe_of(shown, checkpoint)
     with memory_needed(f"a dry run of {DRY_RUN_TOKENS} tokens"):
-        found = plan(checkpoint.model, lambda: forward(short))
-    reading = read_inputs(request, checkpoint) if pictures is None else show(pictures, found.positions)
+        found = plan(checkpoint.model, lambda: forward(short, **extra))
+    reading = read_inputs(request, checkpoint) if shown is None else show(shown, checkpoint, found.positions)
     return Loop(checkpoint, found, forward, reading, settings.epsilon, report, batch_size)
 
 
@@ -139,8 +146,8 @@ def _smoother(loop: Loop) -> Smoother:
 def _check(loop: Loop) -> dict[str, Any]:
     loop.report("checking", 0, loop.reading.total)
     with memory_needed("the self-check (--no-self-check skips it)"):
-        sequence = loop.reading.first_sequence(loop.checkpoint.device)
-        return check_against_eager(loop.checkpoint.model, loop.plan, loop.forward, sequence)
+        sequence, extra = loop.reading.first_sequence(loop.checkpoint.device)
+        return check_against_eager(loop.checkpoint.model, loop.plan, loop.forward, sequence, extra)
 
 
 def _unread(loop: Loop) -> list[str]:
@@ -184,6 +191,8 @@ def _build(loop: Loop, facts: dict[str, Any], settings: Settings, started: float
     }
     if checkpoint.task is not None:
         summary["task"] = checkpoint.task.report(positions)
+    if loop.reading.image_id is not None:
+        summary["image_tokens"] = image_tokens(domains[0], sites, loop.reading.image_id)
     smoothing = None
     if isinstance(loop.smoother, Smoother):
         smoothing = smoothing_table(domains, sites, loop.smoother.wirings)

@@ -27,6 +27,7 @@ class Forward:
         self.model = model
         self.sees = needs == PIXELS
         self._accepted = set(inspect.signature(model.forward).parameters)
+        self.takes_pictures = PIXELS in self._accepted
         config: Any = model.config
         self.decodes = "decoder_input_ids" in self._accepted and bool(getattr(config, "is_encoder_decoder", False))
         start = getattr(config, "decoder_start_token_id", None)

@@ -81,6 +81,7 @@ class Loop:
         limit = CPU_BATCH_TOKENS if device.type == "cpu" else DEVICE_BATCH_TOKENS
         start, finished = self.done, self._restore(number, collector)
         size = self._fits or self.batch_size or max(1, min(len(data.ids), limit // data.ids.shape[1]))
+        size = 1 if data.extras is not None else size
         self.done += finished
         self.report("scanning", self.done, self.reading.total)
         while finished < len(data.ids):
@@ -120,7 +121,7 @@ class Loop:
         """Runs, keeps and returns one batch."""
         collector.begin()
         with capture.watching(batch.spans, batch.inputs.shape[1]):
-            self.forward(batch.inputs, batch.mask)
+            self.forward(batch.inputs, batch.mask, **batch.extra)
         bad = collector.bad_site(self.plan.sites)
         if bad is not None:
             raise SinkscopeError(_why_not_finite(self.checkpoint, bad.layer, bad.module))

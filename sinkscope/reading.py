@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,10 +13,9 @@ from sinkscope.checkpoints import Checkpoint
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import BOS_MODES, Corpus, TokenRules, check_spec, read_corpus, token_rules
 from sinkscope.inputs.batches import TokenData, as_corpus, batches, token_data
+from sinkscope.inputs.images import picture_paths
 from sinkscope.inputs.naming import first_token
-from sinkscope.inputs.pictures import NAMES as PICTURE_POSITIONS
-from sinkscope.inputs.pictures import Pictures, picture_data, picture_rules
-from sinkscope.inputs.vectors import TASKS, KindNames, read_task, task_rules
+from sinkscope.inputs.vectors import TASKS, read_task, task_rules
 
 DRY_RUN_TOKENS = 16
 SEQ_LEN, NUM_SEQUENCES, DEFAULT_DATA = 256, 32, "prose"
@@ -29,6 +29,7 @@ class Request:
         data: a SPEC, a list of them, token ids, or None = "prose" (or the task a model brings).
         seq_len, num_sequences: None = 256 and 32 for text, all there is for token ids, the task's own for a task.
         bos: auto, always or never; several make a domain each.
+        images: a folder of pictures, one for each sequence; prompt: the text beside each.
     """
 
     data: Any
@@ -36,8 +37,16 @@ class Request:
     num_sequences: int | None
     bos: str | Sequence[str]
     seed: int
+    images: str | Path | None = None
+    prompt: str | None = None
 
     def __post_init__(self) -> None:
+        if self.images is not None and self.data is not None:
+            raise SinkscopeError("--images and --data: pictures are read, or data, not both")
+        if self.images is not None:
+            picture_paths(Path(self.images))  # said before the model is loaded
+        if self.prompt is not None and self.images is None:
+            raise SinkscopeError("--prompt is the text beside --images")
         if self.seq_len is not None and self.seq_len < 2:
             raise SinkscopeError(
                 f"--seq-len {self.seq_len}: at least 2 tokens are needed (bos_mass starts at the second)"
@@ -74,12 +83,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Reading:
-    """The sequences of a scan: one corpus a domain, with the tokens (or vectors) a model takes in the same order."""
+    """The sequences of a scan: one corpus a domain, with the tokens (or vectors) a model takes in the same order.
+
+    `image_id`: the token that stands for a part of a picture, where text with pictures is read.
+    """
 
     rules: TokenRules
     corpora: list[Corpus]
     tokens: list[TokenData]
     tokenizer: Any
+    image_id: int | None = None
 
     @property
     def total(self) -> int:
@@ -94,42 +107,15 @@ class Reading:
         """Id, text and kind of the first token over the first `domains` corpora."""
         return first_token([corpus.ids for corpus in self.corpora[:domains]], self.rules, self.tokenizer)
 
-    def first_sequence(self, device: torch.device) -> torch.Tensor:
-        """The valid tokens of the first sequence, [1, length]."""
+    def first_sequence(self, device: torch.device) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The valid tokens of the first sequence, [1, length], and what else the model takes with them."""
         batch = next(batches(self.tokens[0], 0, 1, device))
-        return batch.inputs if batch.spans is None else batch.inputs[:, slice(*batch.spans[0])]
+        inputs = batch.inputs if batch.spans is None else batch.inputs[:, slice(*batch.spans[0])]
+        return inputs, batch.extra
 
 
-def read_pictures(request: Request, checkpoint: Checkpoint, sees: bool) -> Pictures | None:
-    """The pictures asked for; None for text. `sees`: the model reads pictures.
-
-    Raises SinkscopeError for pictures given to a model that reads text, and the other way round.
-    """
-    pictures = picture_data(request.data, request.num_sequences)
-    name = type(checkpoint.model).__name__
-    if sees and pictures is None:
-        raise SinkscopeError(
-            f"{name} reads pixel_values, not token ids: text models only, but in Python "
-            'scan(model, data={"pixel_values": tensor}) reads pictures'
-        )
-    if pictures is not None and not sees:
-        raise SinkscopeError(f"{name} reads token ids, not pixel_values")
-    if pictures is not None and request.seq_len is not None:
-        raise SinkscopeError("--seq-len: a picture has as many positions as the model gives it")
-    return pictures
-
-
-def show(pictures: Pictures, positions: int) -> Reading:
-    """Pictures in the place of sequences, of as many positions as the model's attention has."""
-    corpus = pictures.corpus(positions)
-    tokens = TokenData(corpus.ids, vectors=corpus.vectors)
-    return Reading(picture_rules(), [corpus], [tokens], KindNames(PICTURE_POSITIONS))
-
-
-def probe(checkpoint: Checkpoint, pictures: Pictures | None = None) -> torch.Tensor:
+def probe(checkpoint: Checkpoint) -> torch.Tensor:
     """One short input for the dry run."""
-    if pictures is not None:
-        return pictures.probe().to(checkpoint.device)
     if checkpoint.task is not None:
         return torch.from_numpy(checkpoint.task.read(None, 1, 0).vectors).to(checkpoint.device)
     return torch.arange(DRY_RUN_TOKENS, device=checkpoint.device).remainder(checkpoint.vocabulary)[None]

@@ -3,9 +3,10 @@ attention map whole: the model's own eager attention, or float64."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.forward import Forward
 from sinkscope.metrics.mass import query_rows
 
+Pass = Callable[..., Any]
 LENGTH = 128
 PICTURE_AXES = 4
 BOUNDS = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -43,8 +45,12 @@ class _Reference:
     reason: str | None = None
 
 
-def self_check(model: nn.Module, plan: Plan, forward: Forward, ids: Tensor) -> dict[str, Any]:
+def self_check(
+    model: nn.Module, plan: Plan, forward: Forward, ids: Tensor, extra: dict[str, Tensor] | None = None
+) -> dict[str, Any]:
     """Compares A[i,0] of every query and alpha_k of every key over the first 128 tokens of one sequence.
+
+    A sequence with pictures (in `extra`, the forward's other keywords) is compared whole.
 
     The reference is the model's own eager attention; where it returns no map for each call, or eager attention does
     not compute what the model computes, float64 attention from what each call was given. Returns what the manifest
@@ -53,7 +59,8 @@ def self_check(model: nn.Module, plan: Plan, forward: Forward, ids: Tensor) -> d
     `not possible`. Raises SinkscopeError where a float32 model differs by more than 1e-3: then no number of ours can
     be trusted.
     """
-    if ids.dim() < PICTURE_AXES:
+    run: Pass = partial(forward, **extra) if extra else forward
+    if ids.dim() < PICTURE_AXES and not extra:
         ids = ids[:, :LENGTH]
     ours: dict[str, LayerView] = {}
     dense = _Reference(DENSE, {}, {})
@@ -66,10 +73,10 @@ def self_check(model: nn.Module, plan: Plan, forward: Forward, ids: Tensor) -> d
 
     capture = Capture(model, plan, lambda view, row: ours.__setitem__(view.site.name, view), on_call=see)
     with capture.watching():
-        forward(ids)
+        run(ids)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     bound = BOUNDS.get(dtype, BOUNDS[torch.float32])
-    eager_reference = _eager_reference(model, plan, forward, ids, bound, hides_sinks, ours)
+    eager_reference = _eager_reference(model, plan, run, ids, bound, hides_sinks, ours)
     reference = eager_reference if eager_reference.reason is None else dense
     record: dict[str, Any] = {
         "tokens": ids.shape[1] if ids.dim() < PICTURE_AXES else plan.positions,
@@ -118,7 +125,7 @@ def _keep(reference: _Reference, site: Site, probabilities: Tensor | None) -> No
 
 
 def _eager_reference(
-    model: nn.Module, plan: Plan, forward: Forward, ids: Tensor, bound: float, hides_sinks: set[str],
+    model: nn.Module, plan: Plan, forward: Pass, ids: Tensor, bound: float, hides_sinks: set[str],
     ours: dict[str, LayerView],
 ) -> _Reference:  # fmt: skip
     """The model's own maps; `reason` says why they are no reference."""

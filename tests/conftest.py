@@ -118,7 +118,10 @@ Refused = Callable[..., str]
 def scan_cli(tmp_path: Path) -> Scan:
     """`sinkscope scan MODEL ARGUMENTS --out tmp/results/NAME`, short sequences unless told otherwise."""
 
-    def scan(model: object, *args: object, name: str = "run", out: object = None, stdin: str | None = None) -> Outcome:
+    def scan(
+        model: object, *args: object, name: str = "run", out: object = None, stdin: str | None = None,
+        seq_len: bool = True,
+    ) -> Outcome:  # fmt: skip
         from sinkscope.cli import app
 
         folder = Path(str(out)) if out is not None else tmp_path / "results" / name
@@ -126,7 +129,7 @@ def scan_cli(tmp_path: Path) -> Scan:
             folder.parent.mkdir(exist_ok=True)
         words = [str(word) for word in args]
         for option, value in zip(SHORT[::2], SHORT[1::2], strict=True):
-            words += [] if option in words else [option, value]
+            words += [] if option in words or (option == "--seq-len" and not seq_len) else [option, value]
         result = CliRunner().invoke(app, ["scan", str(model), *words, "--out", str(folder)], input=stdin)
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         return Outcome(result.exit_code, result.stdout, result.stderr, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -56,8 +57,8 @@ EXTRA: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {
         "layer_types": ["full_attention", "sliding_attention"],
         "rope_parameters": {
-            "full_attention": {"rope_type": "default", "rope_theta": 1e4},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
         },
     },
     "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0}},
@@ -117,8 +118,18 @@ EXTRA: dict[str, dict[str, Any]] = {
 """What a family's own checks ask of a tiny configuration beyond the sizes."""
 
 
-NO_DEFAULT = ("gemma4_assistant",)
-"""Configurations that their own defaults make invalid."""
+MUSIC: dict[str, Any] = {
+    "text_encoder": {"model_type": "t5"},
+    "audio_encoder": {"model_type": "encodec"},
+    "decoder": {},
+}
+NO_DEFAULT: dict[str, dict[str, Any]] = {
+    "gemma4_assistant": EXTRA["gemma4_assistant"],
+    "encoder-decoder": {"encoder": {"model_type": "bert"}, "decoder": {"model_type": "bert"}},
+    "musicgen": MUSIC,
+    "musicgen_melody": MUSIC,
+}
+"""What configurations need that their own defaults leave out or make invalid (in 5.17, or in all versions)."""
 
 WHOLE_PARTS = ("dots3_note_text",)
 """Parts whose sizes stand on the top level too, where they would mix with ours."""
@@ -140,7 +151,7 @@ def overrides(config: Any) -> dict[str, Any]:
 def tiny_config(model_type: str) -> Any:
     """A configuration of that type, 2 layers and 4 heads of 8 where it lets us choose."""
     family = CONFIG_MAPPING[model_type]
-    whole = family(**(EXTRA[model_type] if model_type in NO_DEFAULT else {}))
+    whole = family(**copy.deepcopy(NO_DEFAULT.get(model_type, {})))  # 5.17 takes what it is given apart
     return family(**merged(sized(whole), EXTRA.get(model_type, {})))
 
 

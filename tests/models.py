@@ -71,17 +71,16 @@ _OWN: dict[str, tuple[str, dict[str, Any]]] = {
 def tiny(family: str, attn_implementation: str | None = None, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     """A float32 base model in eval mode; the same family and seed always give the same weights.
 
-    `attn_implementation` None takes "sdpa" where the family has it, else the family's default.
+    `attn_implementation` None takes "sdpa" where the family has it, else "eager".
     `overrides` go into the configuration. One-dimensional parameters (norm gains, biases, learned sinks)
     are shifted at random, since the libraries start them at 0 or 1, where mistakes do not show.
     """
     model_type, own = _OWN[family]
     config = AutoConfig.for_model(model_type, **{**_COMMON, **own, **overrides})
-    if attn_implementation is None and family not in EAGER_ONLY:
-        attn_implementation = "sdpa"
-    kwargs = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
+    if attn_implementation is None:  # transformers 5.17 runs Gemma-2 under sdpa too, without its soft cap
+        attn_implementation = "eager" if family in EAGER_ONLY else "sdpa"
     torch.manual_seed(seed)
-    model = AutoModel.from_config(config, dtype=torch.float32, **kwargs)
+    model = AutoModel.from_config(config, dtype=torch.float32, attn_implementation=attn_implementation)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:

@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 import torch
 from models import EAGER_ONLY, FAMILIES, random_ids, tiny
-from test_exactness import assert_close
 from transformers import AttentionInterface
 
 import sinkscope
 from sinkscope.capture import Capture, Plan, plan
 from sinkscope.forward import Forward
-from sinkscope.metrics import METRICS
 
 
 def find(model: Any) -> tuple[Forward, Plan]:
@@ -86,47 +84,6 @@ def test_self_check_stops_a_scan_whose_sums_are_wrong(monkeypatch: pytest.Monkey
     monkeypatch.setattr(watch, "normalise", wrong)
     with pytest.raises(sinkscope.SinkscopeError, match="self-check failed"):
         sinkscope.scan(tiny("llama"), data=random_ids(2, 40))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_counts_nowhere(family: str, side: str) -> None:
-    """Unequal sequences padded into one batch give what each gives alone."""
-    model, lengths = tiny(family), (70, 41)
-    rows = [random_ids(1, length, seed=length)[0] for length in lengths]
-    ids = torch.zeros(2, 70, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for number, row in enumerate(rows):
-        place = slice(70 - len(row), 70) if side == "left" else slice(0, len(row))
-        ids[number, place], mask[number, place] = row, 1
-    padded = sinkscope.scan(model, data={"input_ids": ids, "attention_mask": mask}, batch_size=2, self_check=False)
-    for number, row in enumerate(rows):
-        alone = sinkscope.scan(model, data=row[None], self_check=False).sequences
-        both = padded.sequences[padded.sequences["sequence"] == number].reset_index(drop=True)
-        for name in [*METRICS["heads"], *METRICS["layers"]]:
-            ours, expected = both[name].to_numpy(), alone[name].to_numpy()
-            if name not in ("max_abs_token",):
-                assert_close(ours, expected, f"{family} {side} {name}", 2e-4, 2e-5)
-
-
-def test_lists_of_unequal_length_are_padded_and_masked() -> None:
-    model = tiny("llama")
-    rows = [random_ids(1, 30)[0].tolist(), random_ids(1, 20, seed=5)[0].tolist()]
-    run = sinkscope.scan(model, data=rows, batch_size=2, self_check=False)
-    alone = sinkscope.scan(model, data=[rows[1]], self_check=False)
-    own = run.sequences[(run.sequences["sequence"] == 1) & run.sequences["head"].notna()]
-    expected = alone.sequences[alone.sequences["head"].notna()]
-    assert_close(own["bos_mass"].to_numpy(), expected["bos_mass"].to_numpy(), "bos_mass", 1e-5, 1e-6)
-    positions = run.positions
-    assert positions.groupby(["layer", "head"])["position"].max().eq(29).all()
-    assert positions["alpha"].notna().all()
-
-
-def test_masks_with_holes_are_refused() -> None:
-    ids = random_ids(1, 6)
-    mask = torch.tensor([[1, 1, 0, 1, 1, 1]])
-    with pytest.raises(sinkscope.SinkscopeError, match="holes"):
-        sinkscope.scan(tiny("llama"), data={"input_ids": ids, "attention_mask": mask})
 
 
 def test_sites_are_named_by_module_and_block() -> None:

@@ -106,6 +106,8 @@ def _dry_run(model: nn.Module, forward: Callable[[], Any]) -> tuple[list[_Seen],
     # Beside a softmax that was not read, a map that is not square is a part of an attention (global tokens), not all.
     parts = watch.split | {one.module for one in seen if one.module in unmet and one.queries != one.keys}
     parts |= {one.module for one in seen if one.rows != 1}  # windows: several rows for the dry run's one sequence
+    calls = Counter(one.module for one in seen)  # windows again: a call each, as many as the picture has
+    parts |= {module for module, count in calls.items() if count > 1 and stream_of(model, module, False) == "vision"}
     return [one for one in seen if one.module not in parts], tuple(sorted(parts | unmet))
 
 

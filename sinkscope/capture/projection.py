@@ -19,6 +19,7 @@ NAMES = (
     "wo",
     "out_lin",
     "to_out",
+    "out",
 )
 
 

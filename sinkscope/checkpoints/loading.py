@@ -42,6 +42,7 @@ class Checkpoint:
         tokenizer: None where the checkpoint has none; `tokenizer_error` then says why.
         facts: what the manifest says of the model: id, revision, weights' hash, class, dtype, device, ...
         task: for a model that reads real vectors: the task they are drawn from.
+        origin: arguments of from_pretrained that load other parts of the checkpoint; empty for a model object.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Checkpoint:
     tokenizer_error: str | None = None
     warnings: list[str] = field(default_factory=list)
     task: VectorTask | None = field(init=False, default=None)
+    origin: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.task = task_of(self.model)
@@ -120,6 +122,8 @@ def open_checkpoint(name: str, options: LoadOptions = LoadOptions()) -> Checkpoi
         "tokenizer": type(tokenizer).__name__ if tokenizer is not None else None,
     }
     checkpoint = Checkpoint(name, model, tokenizer, facts, problem, warnings)
+    checkpoint.origin = {"pretrained_model_name_or_path": source.location, "revision": source.revision or "main"}
+    checkpoint.origin["trust_remote_code"] = options.trust_remote_code
     _add_facts(checkpoint)
     return checkpoint
 

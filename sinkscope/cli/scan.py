@@ -30,6 +30,10 @@ def scan(
             "hf:NAME[:CONFIG]/SPLIT#FIELD. Repeat it to compare domains. [default: prose]",
         ),
     ] = None,
+    images: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Read pictures (png, jpg), one a sequence, not --data.")
+    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="The text beside each picture.")] = None,
     seq_len: Annotated[int | None, typer.Option(help="Tokens a sequence. [default: 256]")] = None,
     num_sequences: Annotated[int | None, typer.Option(help="Sequences for each --data. [default: 32]")] = None,
     bos: Annotated[
@@ -86,7 +90,7 @@ def scan(
     if not models:
         raise SinkscopeError("no model: name one, or give --models FILE")
     options = {
-        "data": data or None, "seq_len": seq_len, "num_sequences": num_sequences,
+        "data": data or None, "images": images, "prompt": prompt, "seq_len": seq_len, "num_sequences": num_sequences,
         "batch_size": parse_batch_size(batch_size), "bos": single(bos) or "auto", "device": device,
         "device_map": device_map, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code,
         "allow_pickle": allow_pickle, "seed": seed, "epsilon": epsilon, "dormant_rule": dormant_rule,

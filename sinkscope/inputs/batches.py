@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,14 @@ from sinkscope.inputs.corpus import Corpus, check_ids
 class Batch:
     """Some sequences of a corpus. `spans`: (first, past the last) valid position of each; None without padding.
 
-    `inputs`: token ids [sequence, T], or the vectors [sequence, T, d] of a model that reads those.
+    `inputs`: token ids [sequence, T], or the vectors [sequence, T, d] of a model that reads those. `extra`: what else
+    the model takes, by the names of its forward's keywords.
     """
 
     inputs: torch.Tensor
     mask: torch.Tensor | None
     spans: list[tuple[int, int]] | None
+    extra: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -32,12 +34,18 @@ class Batch:
 class TokenData:
     """Token ids given by a caller: [sequence, T], with an attention mask (1 = token, 0 = padding) or without.
 
-    `vectors` [sequence, T, d] are read in their place by models that take real vectors.
+    `vectors` [sequence, T, d] are read in their place by models that take real vectors. `extras`: what else the model
+    takes with each sequence (pictures); such sequences are read one by one.
     """
 
     ids: np.ndarray
     mask: np.ndarray | None = None
     vectors: np.ndarray | None = None
+    extras: list[dict[str, torch.Tensor]] | None = None
+
+    def span(self, number: int) -> tuple[int, int]:
+        """First and past-the-last valid position of a sequence."""
+        return (0, self.ids.shape[1]) if self.mask is None else _span(self.mask[number])
 
     @property
     def longest(self) -> int:
@@ -46,7 +54,10 @@ class TokenData:
 
 
 def batches(data: TokenData, start: int, size: int, device: torch.device) -> Iterator[Batch]:
-    """Consecutive batches from sequence `start` on."""
+    """Consecutive batches from sequence `start` on; of one sequence each, free of padding, where there are extras."""
+    if data.extras is not None:
+        yield from (_alone(data, number, device) for number in range(start, len(data.ids)))
+        return
     for first in range(start, len(data.ids), size):
         read = data.ids if data.vectors is None else data.vectors
         inputs = torch.from_numpy(np.ascontiguousarray(read[first : first + size])).to(device)
@@ -57,16 +68,28 @@ def batches(data: TokenData, start: int, size: int, device: torch.device) -> Ite
             yield Batch(inputs, mask, [_span(row) for row in data.mask[first : first + size]])
 
 
+def _alone(data: TokenData, number: int, device: torch.device) -> Batch:
+    assert data.extras is not None
+    ids = torch.from_numpy(np.ascontiguousarray(data.ids[number : number + 1, slice(*data.span(number))])).to(device)
+    extra = {name: value.to(device) for name, value in data.extras[number].items()}
+    return Batch(ids, None, None, {"attention_mask": torch.ones_like(ids), **extra})
+
+
 def token_data(data: Any, vocabulary: int) -> TokenData:
     """Ids from a tensor, an array, a list of lists, or a mapping with `input_ids` and `attention_mask`.
 
-    Lists of unequal length are padded on the right and masked. Raises SinkscopeError for anything else, for ids
-    outside the vocabulary, and for masks with holes.
+    Lists of unequal length are padded on the right and masked. `position_ids` in the mapping's place of a mask say that
+    rows are packed: each piece that counts from 0 is read as a sequence of its own. Raises SinkscopeError for anything
+    else, for ids outside the vocabulary, and for masks with holes.
     """
-    mask = None
+    mask = positions = None
     if hasattr(data, "keys") and "input_ids" in data:
-        mask, data = data.get("attention_mask"), data["input_ids"]
+        mask, positions, data = data.get("attention_mask"), data.get("position_ids"), data["input_ids"]
     rows = _rows(data, "data")
+    if positions is not None:
+        if mask is not None:
+            raise SinkscopeError("token ids are packed or padded: give position_ids or attention_mask, not both")
+        rows = _unpacked(rows, _rows(positions, "position_ids"))
     if not rows or any(len(row) < 2 for row in rows):
         raise SinkscopeError("token ids: at least one sequence, each of at least 2 tokens, is needed")
     length = max(map(len, rows))
@@ -107,6 +130,20 @@ def _rows(data: Any, name: str) -> list[np.ndarray]:
             f"{type(data).__name__}"
         )
     return [row.astype(np.int64) for row in rows]
+
+
+def _unpacked(rows: list[np.ndarray], positions: list[np.ndarray]) -> list[np.ndarray]:
+    """The pieces of packed rows, in order. Raises SinkscopeError where positions do not count up from 0 in each."""
+    if [len(row) for row in rows] != [len(row) for row in positions]:
+        raise SinkscopeError("position_ids and input_ids differ in shape")
+    pieces = []
+    for row, places in zip(rows, positions, strict=True):
+        starts = np.flatnonzero(places == 0)
+        for piece, counted in zip(np.split(row, starts), np.split(places, starts), strict=True):
+            if not np.array_equal(counted, np.arange(len(counted))):
+                raise SinkscopeError("position_ids must count up from 0 in each packed piece")
+            pieces += [piece] if len(piece) else []  # before the first 0 stands nothing
+    return pieces
 
 
 def _span(row: np.ndarray) -> tuple[int, int]:

@@ -1,0 +1,67 @@
+"""A model as somebody might plant it beside its weights: attention by matmul and softmax, transformers unasked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+
+class PlantedConfig(PretrainedConfig):
+    model_type = "planted"
+
+    def __init__(self, vocab_size: int = 97, hidden_size: int = 32, heads: int = 4, layers: int = 2, **kwargs: Any):
+        self.vocab_size, self.hidden_size, self.heads, self.layers = vocab_size, hidden_size, heads, layers
+        super().__init__(**kwargs)
+
+
+class PlantedAttention(nn.Module):
+    def __init__(self, config: PlantedConfig) -> None:
+        super().__init__()
+        self.num_heads, width = config.heads, config.hidden_size
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        batch, length, width = hidden_states.shape
+        parts = self.qkv(hidden_states).view(batch, length, 3, self.num_heads, -1)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        scores = torch.matmul(query, key.transpose(-1, -2)) / query.shape[-1] ** 0.5
+        later = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
+        weights = torch.softmax(scores.masked_fill(later, torch.finfo(scores.dtype).min), dim=-1)
+        mixed = torch.matmul(weights, value).transpose(1, 2).reshape(batch, length, width)
+        return self.out(mixed), weights
+
+
+class PlantedBlock(nn.Module):
+    def __init__(self, config: PlantedConfig) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(config.hidden_size), PlantedAttention(config)
+        self.mlp = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        mixed, weights = self.attention(self.norm(hidden_states))
+        hidden_states = hidden_states + mixed
+        return hidden_states + self.mlp(hidden_states).tanh(), weights
+
+
+class PlantedModel(PreTrainedModel):
+    config_class = PlantedConfig
+
+    def __init__(self, config: PlantedConfig) -> None:
+        super().__init__(config)
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.blocks = nn.ModuleList(PlantedBlock(config) for _ in range(config.layers))
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed
+
+    def forward(self, input_ids: Tensor, output_attentions: bool = False) -> BaseModelOutput:
+        hidden, maps = self.embed(input_ids), []
+        for block in self.blocks:
+            hidden, weights = block(hidden)
+            maps.append(weights)
+        return BaseModelOutput(last_hidden_state=hidden, attentions=tuple(maps) if output_attentions else None)
