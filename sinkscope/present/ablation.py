@@ -84,7 +84,7 @@ def draw_ablation(ablation: Ablation) -> dict[str, bytes]:
         axes.axhline(0.0, color="grey", linewidth=0.6)
         axes.set(xlabel="heads zeroed, %", ylabel="loss increase, nats a token")
         axes.set_title(printable(ablation.facts["model"]["id"]), parse_math=False)
-        axes.legend(frameon=False)
+        canvas.legend(frameon=False, ncols=2, loc="outside lower center")
 
     about = f"sinkscope ablation of {ablation.facts['model']['id']}"
-    return {f"ablation.{form}": saved(paint, about, form, "column", 0.75) for form in ("png", "svg")}
+    return {f"ablation.{form}": saved(paint, about, form, "column", 0.85) for form in ("png", "svg")}
