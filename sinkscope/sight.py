@@ -39,7 +39,7 @@ def read_pictures(request: Request, checkpoint: Checkpoint, forward: Forward) ->
         shown = picture_data(request.data, request.num_sequences)
     if forward.sees and shown is None:
         raise SinkscopeError(
-            f"{name} reads pixel_values, not token ids: give --images FOLDER, or in Python "
+            f"{name} reads pixel_values, not token ids (--data is for text models): give --images FOLDER, or in Python "
             'scan(model, data={"pixel_values": tensor})'
         )
     if shown is not None and not forward.sees and isinstance(shown, Pictures):
