@@ -47,12 +47,19 @@ def root(
 
 
 def main() -> None:
-    """Entry point of the `sinkscope` command."""
+    """Entry point of the `sinkscope` command. Flushes by itself: what fails at Python's own exit would end in 120."""
+    code: str | int | None = 0
     try:
-        app()
-    except BrokenPipeError:
+        try:
+            app()
+        except SystemExit as stop:
+            code = stop.code
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader has gone, the verdict stays
         discard_stdout()
-    except OSError as error:  # help or version to a full disk: not a failed check, which alone exits 1
+    except OSError as error:  # a full disk: not a failed check, which alone exits 1
         say(f"error: {error.strerror or error}")
         discard_stdout()
-        sys.exit(BAD_INPUT)
+        code = BAD_INPUT
+    sys.exit(code)
