@@ -19,7 +19,7 @@ from conftest import TABLES, Scan
 import sinkscope
 from sinkscope import shards as shards_module
 from sinkscope.folder import UNFINISHED as SHARDS
-from sinkscope.run import Run, load_run
+from sinkscope.run import Run, finished, load_run
 from sinkscope.shards import Shards
 
 ARGS = ("--data", "prose", "--data", "random", "--num-sequences", "5", "--seq-len", "70", "--batch-size", "2")
@@ -316,11 +316,11 @@ def test_twenty_kills_at_random_moments_lose_nothing(tiny_folder: Path, unbroken
     whole = time.monotonic() - began
     killed = 0
     while killed < 20:
-        if _killed_at_random(tiny_folder, out, whole * draw.uniform(0.3, 1.0)) != 0:
-            killed += 1
-        elif not (out / SHARDS).exists():  # finished between two kills: start the next one
+        code = _killed_at_random(tiny_folder, out, whole * draw.uniform(0.3, 1.0))
+        assert code in (0, -signal.SIGKILL)
+        killed += code != 0
+        if finished(out) and not (out / SHARDS).exists():  # done, before or after the kill: start the next one
             same_tables(out, unbroken)
-            for path in out.iterdir():
-                path.unlink()
+            shutil.rmtree(out)
     assert _killed_at_random(tiny_folder, out, 600) == 0
     same_tables(out, unbroken)
