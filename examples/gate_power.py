@@ -1,6 +1,6 @@
 """The gate's false alarms and power on a real checkpoint: re-scans that must pass, planted changes that must not.
 
-Example: python examples/gate_power.py example:gemma-3-270m --keep /tmp/power
+Example: python examples/gate_power.py example:gemma-3-270m --keep power
 
 Scans are kept in the folder and reused, so that another policy is tried in seconds. Prints one row a group.
 """
