@@ -18,31 +18,12 @@ from sinkscope.capture.inline import InlineWatch
 from sinkscope.capture.inline_calls import InlineCall, SdpaCall
 from sinkscope.capture.maps import AttentionMap, map_sums
 from sinkscope.capture.masks import Visibility, read_mask
+from sinkscope.capture.pending import Part, Pending
 from sinkscope.capture.plan import INLINE, Plan
 from sinkscope.capture.projection import head_factors
 from sinkscope.capture.sums import AttentionSums
 from sinkscope.capture.view import LayerView, Site
 from sinkscope.errors import SinkscopeError
-
-Part = tuple[slice, Cut | None, AttentionSums]
-"""Sums over some rows of a batch: all of it, or one sequence cut out of a padded one."""
-
-
-@dataclass
-class _Pending:
-    """One attention call of the pass under way, until its block has ended; `rows`: sequences, queries.
-
-    Shapes as in AttentionMap.
-    """
-
-    site: Site
-    parts: list[Part]
-    rows: tuple[int, int]
-    query: Tensor | None
-    key: Tensor | None
-    value: Tensor | None
-    output: Tensor | None
-    projected: Tensor | None = None
 
 
 @dataclass
@@ -84,10 +65,10 @@ class Capture:
 
     def _reset(self) -> None:
         self._calls: Counter[str] = Counter()
-        self._waiting: dict[str | None, list[_Pending]] = {}
+        self._waiting: dict[str | None, list[Pending]] = {}
         self._inputs: dict[str, Tensor] = {}
         self._masks: dict[tuple[Any, ...], tuple[Tensor | None, Visibility]] = {}
-        self._latest: dict[str, _Pending] = {}
+        self._latest: dict[str, Pending] = {}
 
     def _check_calls(self) -> None:
         for site in self.plan.sites:
@@ -159,7 +140,7 @@ class Capture:
         site = self._next_site(self._names.get(call.module, ""))
         with self._watch.rest():
             output, parts = self._measure(site, call)
-        self._keep(_Pending(site, parts, (output.shape[0], output.shape[1]), call.query, call.key, call.value, output))
+        self._keep(Pending(site, parts, (output.shape[0], output.shape[1]), call.query, call.key, call.value, output))
         return output
 
     def _inline(self, made: InlineCall | SdpaCall) -> None:
@@ -177,9 +158,9 @@ class Capture:
             output = made.output if made.output.dim() == 4 else made.output.unflatten(0, (-1, site.heads))
             seen = AttentionMap(output, None, call.query, call.key, call.value, output.transpose(1, 2))
         rows = (seen.probabilities.shape[0], seen.probabilities.shape[-2])
-        self._keep(_Pending(site, parts, rows, seen.query, seen.key, seen.value, seen.output))
+        self._keep(Pending(site, parts, rows, seen.query, seen.key, seen.value, seen.output))
 
-    def _keep(self, pending: _Pending) -> None:
+    def _keep(self, pending: Pending) -> None:
         self._waiting.setdefault(pending.site.block, []).append(pending)
         self._latest[pending.site.module] = pending
 
@@ -217,12 +198,12 @@ class Capture:
             self._masks[key] = (owner, read_mask(call.mask, call.causal, *lengths(call), call.query.device))
         return self._masks[key][1]
 
-    def _finish(self, ended: list[_Pending], residual_out: Tensor | None = None) -> None:
+    def _finish(self, ended: list[Pending], residual_out: Tensor | None = None) -> None:
         for pending in ended:
             for rows, cut, sums in pending.parts:
                 self.on_layer(self._view(pending, cut, sums, residual_out), rows.start)
 
-    def _view(self, pending: _Pending, cut: Cut | None, sums: AttentionSums, residual_out: Tensor | None) -> LayerView:
+    def _view(self, pending: Pending, cut: Cut | None, sums: AttentionSums, residual_out: Tensor | None) -> LayerView:
         site = pending.site
 
         def part(tensor: Tensor | None, axis: int) -> Tensor | None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.documents import SYNTHETIC, Document, Source, read_source
+from sinkscope.inputs.rules import TokenRules, encode
 
 BOS_MODES = ("auto", "always", "never")
 JOINT = "\n\n"
@@ -55,35 +56,6 @@ class Corpus:
         if self.vectors is not None:
             digest.update(np.ascontiguousarray(self.vectors, dtype="<f4").tobytes())
         return digest.hexdigest()
-
-
-@dataclass(frozen=True)
-class TokenRules:
-    """What the tokenizer and model say of ids: special tokens around a text, the ids that may be drawn at random."""
-
-    prefix: list[int]
-    suffix: list[int]
-    bos_id: int | None
-    special: frozenset[int]
-    vocabulary: int
-    drawable: int
-
-
-def token_rules(tokenizer: Any, vocabulary: int) -> TokenRules:
-    """Reads the tokenizer's own habits by encoding a probe with and without special tokens.
-
-    `vocabulary`: rows of the model's embedding; ids at or above it are refused. `tokenizer` may be None (ids only).
-    `drawable`: ids below it may be drawn at random; a padded embedding has rows that stand for no token.
-    """
-    if tokenizer is None:
-        return TokenRules([], [], None, frozenset(), vocabulary, vocabulary)
-    probe = "A probe text."
-    body, full = _encode(tokenizer, probe, False), _encode(tokenizer, probe, True)
-    starts = [i for i in range(len(full) - len(body) + 1) if full[i : i + len(body)] == body]
-    prefix, suffix = (full[: starts[0]], full[starts[0] + len(body) :]) if starts else ([], [])
-    bos = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.cls_token_id
-    special = frozenset(tokenizer.all_special_ids)
-    return TokenRules(prefix, suffix, bos, special, vocabulary, min(vocabulary, len(tokenizer)))
 
 
 def read_corpus(
@@ -185,20 +157,15 @@ def _text_of(document: Document) -> str:
     return document.text
 
 
-def _encode(tokenizer: Any, text: str, special: bool) -> list[int]:
-    ids = tokenizer(text, add_special_tokens=special, truncation=False, verbose=False)["input_ids"]
-    return [int(token) for token in ids]
-
-
 def _encode_start(tokenizer: Any, text: str, length: int) -> list[int]:
     """The first `length` tokens of a text, without tokenizing all of a long one."""
     size = CHARACTERS_PER_TOKEN * length
     while size < len(text):
-        ids = _encode(tokenizer, text[:size], False)
+        ids = encode(tokenizer, text[:size], False)
         if len(ids) > length + 16:  # the cut changes the last few tokens only
             return ids[:length]
         size *= 4
-    return _encode(tokenizer, text, False)[:length]
+    return encode(tokenizer, text, False)[:length]
 
 
 def _as_given(source: Source, rules: TokenRules, seq_len: int, wanted: int, seed: int) -> Corpus:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.inputs.corpus import TokenRules
+from sinkscope.inputs.rules import TokenRules
 
 
 def token_text(tokenizer: Any, token: int) -> str:

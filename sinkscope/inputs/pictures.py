@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.inputs.corpus import Corpus, TokenRules
+from sinkscope.inputs.corpus import Corpus
+from sinkscope.inputs.rules import TokenRules
 
 PIXELS = "pixel_values"
 NAMES = ("position 0", "position")

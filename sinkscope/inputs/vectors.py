@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from torch import nn
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.inputs.corpus import Corpus, TokenRules
+from sinkscope.inputs.corpus import Corpus
+from sinkscope.inputs.rules import TokenRules
 
 TASKS = ("trigger",)
 """SPECs that name a task; only a model that brings it can read it."""

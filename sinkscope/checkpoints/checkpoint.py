@@ -1,0 +1,106 @@
+"""A loaded model with what is known of it: tokenizer, facts for the manifest, limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.inputs.vectors import KindNames, VectorTask, task_of
+
+
+@dataclass
+class Checkpoint:
+    """A model ready to be watched.
+
+    Attributes:
+        name: the MODEL argument.
+        model: the base model (the whole one where its head was asked for), in eval mode.
+        tokenizer: None where the checkpoint has none; `tokenizer_error` then says why.
+        facts: what the manifest says of the model: id, revision, weights' hash, class, dtype, device, ...
+        task: for a model that reads real vectors: the task they are drawn from.
+        origin: arguments of from_pretrained that load other parts of the checkpoint; empty for a model object.
+    """
+
+    name: str
+    model: nn.Module
+    tokenizer: Any
+    facts: dict[str, Any]
+    tokenizer_error: str | None = None
+    warnings: list[str] = field(default_factory=list)
+    task: VectorTask | None = field(init=False, default=None)
+    origin: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.task = task_of(self.model)
+        if self.task is not None:
+            self.tokenizer = KindNames(self.task.tokens)
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids go: the device of the embedding (the first parameter)."""
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32)
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the embedding: ids from 0 to this - 1 exist; the task's kinds of position for a model of a task.
+
+        Where the base model has several embeddings or shows none, what its configuration says.
+        """
+        if self.task is not None:
+            return len(self.task.tokens)
+        try:
+            embedding = self.model.get_input_embeddings()  # type: ignore[operator]
+            return int(embedding.weight.shape[0])
+        except (NotImplementedError, AttributeError):
+            size = getattr(self.model.config.get_text_config(), "vocab_size", None)  # type: ignore[union-attr, operator]
+            if isinstance(size, int) and size > 0:
+                return size
+            raise SinkscopeError(f"{type(self.model).__name__} has no token embedding: only text models yet") from None
+
+    @property
+    def max_positions(self) -> int | None:
+        """Positions the configuration allows; None where it names no limit.
+
+        RoBERTa and its kin count positions from past the padding id, and have that many fewer.
+        """
+        for module in self.model.modules():
+            table = getattr(module, "position_embeddings", None)
+            if isinstance(table, nn.Embedding) and table.padding_idx is not None:
+                return table.num_embeddings - table.padding_idx - 1
+        config = self.model.config.get_text_config()  # type: ignore[union-attr, operator]
+        for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+            limit = getattr(config, key, None)
+            if isinstance(limit, int) and limit > 0:
+                return limit
+        return None
+
+
+def add_facts(checkpoint: Checkpoint) -> None:
+    model = checkpoint.model
+    config: Any = model.config
+    checkpoint.facts |= {
+        "class": type(model).__name__,
+        "model_type": getattr(config, "model_type", None),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "dtype": str(checkpoint.dtype).removeprefix("torch."),
+        "device": str(checkpoint.device),
+        "attention_implementation": getattr(config, "_attn_implementation", None),
+        "max_positions": checkpoint.max_positions,
+        "quantization": _quantization(config),
+    }
+
+
+def _quantization(config: Any) -> str | None:
+    setting = getattr(config, "quantization_config", None)
+    if setting is None:
+        return None
+    method = setting.get("quant_method") if isinstance(setting, dict) else getattr(setting, "quant_method", None)
+    return str(getattr(method, "value", method))

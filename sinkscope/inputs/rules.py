@@ -1,0 +1,40 @@
+"""What tokenizer and model say of token ids: special tokens around a text, ids that exist, ids that may be drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TokenRules:
+    """What the tokenizer and model say of ids: special tokens around a text, the ids that may be drawn at random."""
+
+    prefix: list[int]
+    suffix: list[int]
+    bos_id: int | None
+    special: frozenset[int]
+    vocabulary: int
+    drawable: int
+
+
+def token_rules(tokenizer: Any, vocabulary: int) -> TokenRules:
+    """Reads the tokenizer's own habits by encoding a probe with and without special tokens.
+
+    `vocabulary`: rows of the model's embedding; ids at or above it are refused. `tokenizer` may be None (ids only).
+    `drawable`: ids below it may be drawn at random; a padded embedding has rows that stand for no token.
+    """
+    if tokenizer is None:
+        return TokenRules([], [], None, frozenset(), vocabulary, vocabulary)
+    probe = "A probe text."
+    body, full = encode(tokenizer, probe, False), encode(tokenizer, probe, True)
+    starts = [i for i in range(len(full) - len(body) + 1) if full[i : i + len(body)] == body]
+    prefix, suffix = (full[: starts[0]], full[starts[0] + len(body) :]) if starts else ([], [])
+    bos = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.cls_token_id
+    special = frozenset(tokenizer.all_special_ids)
+    return TokenRules(prefix, suffix, bos, special, vocabulary, min(vocabulary, len(tokenizer)))
+
+
+def encode(tokenizer: Any, text: str, special: bool) -> list[int]:
+    ids = tokenizer(text, add_special_tokens=special, truncation=False, verbose=False)["input_ids"]
+    return [int(token) for token in ids]
