@@ -16,22 +16,23 @@ SIZES = [(1, 1, 1, 5, 4), (2, 4, 2, 33, 8), (1, 2, 1, 80, 3)]
 MASKS = ("causal", "full", "window", "bool", "holes", "alibi")
 
 
-def make_call(sizes: tuple[int, int, int, int, int], mask: str, score: str, seed: int = 0) -> AttentionCall:
+def make_call(
+    sizes: tuple[int, int, int, int, int], mask: str, score: str, seed: int = 0
+) -> tuple[AttentionCall, torch.Tensor | None]:
     batch, heads, groups, length, dim = sizes
     generator = torch.Generator().manual_seed(seed)
     query = torch.randn(batch, heads, length, dim, generator=generator)
     key, value = (torch.randn(batch, groups, length, dim, generator=generator) for _ in range(2))
     seen = make_mask(mask, batch, heads, length, generator)
     visible = read_mask(seen, mask != "full", length, length, query.device)
-    return AttentionCall(query, key, value, visible, scaling=0.7, score=score)
+    return AttentionCall(query, key, value, visible, scaling=0.7, score=score), seen
 
 
-def naive(call: AttentionCall, mask: str, score: str) -> torch.Tensor:
+def naive(call: AttentionCall, given: torch.Tensor | None, mask: str, score: str) -> torch.Tensor:
     """A from the whole matrix, loop by loop, float64."""
     batch, heads, length, _ = call.query.shape
     key = call.key.double().repeat_interleave(heads // call.key.shape[1], 1)
     logits = call.query.double() @ key.mT * call.scaling
-    given = call.visible.mask
     a = torch.zeros_like(logits)
     for b in range(batch):
         for h in range(heads):
@@ -54,8 +55,8 @@ def naive(call: AttentionCall, mask: str, score: str) -> torch.Tensor:
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("sizes", SIZES[:2])
 def test_walk_against_the_whole_matrix(sizes: tuple[int, int, int, int, int], mask: str, score: str) -> None:
-    call = make_call(sizes, mask, score)
-    a = naive(call, mask, score)
+    call, seen = make_call(sizes, mask, score)
+    a = naive(call, seen, mask, score)
     value = call.value.double().repeat_interleave(sizes[1] // sizes[2], 1)
     total = a.sum(-1)
     for block_bytes in (None, 1):
@@ -78,7 +79,7 @@ def test_walk_against_the_whole_matrix(sizes: tuple[int, int, int, int, int], ma
 
 
 def test_block_size_changes_nothing_and_early_columns_are_kept() -> None:
-    call = make_call(SIZES[2], "causal", "relu")
+    call, _ = make_call(SIZES[2], "causal", "relu")
     (whole, sums), (cut, parts) = attend(call), attend(call, 1)
     torch.testing.assert_close(whole, cut)
     assert sums.early_columns is not None
@@ -88,7 +89,7 @@ def test_block_size_changes_nothing_and_early_columns_are_kept() -> None:
 
 
 def test_share_of_a_softmax_row_is_its_probability() -> None:
-    call = make_call(SIZES[1], "causal", "softmax")
+    call, _ = make_call(SIZES[1], "causal", "softmax")
     sums = attend(call)[1]
     assert sums.row_total is None
     assert torch.equal(sums.first_share, sums.first)
@@ -97,7 +98,7 @@ def test_share_of_a_softmax_row_is_its_probability() -> None:
 def test_share_with_a_learned_sink_is_among_keys() -> None:
     from dataclasses import replace
 
-    call = replace(make_call(SIZES[1], "causal", "softmax"), sinks=torch.ones(1, 4, 1, 1))
+    call = replace(make_call(SIZES[1], "causal", "softmax")[0], sinks=torch.ones(1, 4, 1, 1))
     sums = attend(call)[1]
     torch.testing.assert_close(sums.first_share, sums.first / (1 - sums.learned_sink))
     assert (sums.first_share > sums.first).all()
@@ -105,4 +106,4 @@ def test_share_with_a_learned_sink_is_among_keys() -> None:
 
 def test_unknown_score_is_refused() -> None:
     with pytest.raises(SinkscopeError, match="unknown attention score 'max'"):
-        attend(make_call(SIZES[0], "causal", "max"))
+        attend(make_call(SIZES[0], "causal", "max")[0])

@@ -75,9 +75,7 @@ class Walk:
         logits = self._logits(start, stop, seen)
         if not self.call.linear:
             self.gap[..., rows] = self._row_gap(logits, seen, start)
-        hidden = None if seen.hidden is None else grouped(seen.hidden, self.shape)
-        if hidden is not None:
-            logits.masked_fill_(hidden, FLOOR)
+        self._hide(logits, seen, FLOOR)
         reaches_first = seen.low == 0 and logits.shape[-1] > 0
         peak = logits.amax(-1, keepdim=True)
         if reaches_first:
@@ -87,8 +85,8 @@ class Walk:
             peak = torch.maximum(peak, sink_logits.amax(-1, keepdim=True))
         logits.sub_(peak)
         weights = torch.exp(logits, out=self._buffer(1, logits.shape))
-        if hidden is not None and self.call.visible.has_empty_rows:
-            weights.masked_fill_(hidden, 0.0)
+        if self.call.visible.has_empty_rows:
+            self._hide(weights, seen, 0.0)
         taken = 0.0 if sink_logits is None else torch.exp(sink_logits - peak).sum(-1)
         rest = weights[..., 1:].sum(-1) + taken if reaches_first else weights.sum(-1) + taken
         norm = rest + weights[..., 0] if reaches_first else rest
@@ -119,6 +117,10 @@ class Walk:
             if bias is not None:
                 logits.add_(grouped(bias, self.shape))
         return logits
+
+    def _hide(self, tensor: Tensor, seen: BlockMask, value: float) -> None:
+        for columns, hidden in seen.ragged:
+            tensor[..., columns].masked_fill_(grouped(hidden, self.shape), value)
 
     def _bias_rows(self, start: int, stop: int, seen: BlockMask) -> Tensor | None:
         if self.call.bias is None:

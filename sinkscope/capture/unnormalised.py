@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinkscope.capture.blocks import WALKS, Walk, grouped
+from sinkscope.capture.blocks import WALKS, Walk
 from sinkscope.capture.scores import SCORES, Score
 from sinkscope.capture.sums import AttentionCall, AttentionSums
 
@@ -34,8 +34,7 @@ class UnnormalisedWalk(Walk):
         if not self.call.linear:
             self.gap[..., rows] = self._row_gap(logits, seen, start)
         weights = self.score(logits, torch.arange(start, stop, device=logits.device)[:, None])
-        if seen.hidden is not None:
-            weights.masked_fill_(grouped(seen.hidden, self.shape), 0.0)
+        self._hide(weights, seen, 0.0)
         sizes = weights.abs()
         self.total[..., rows] = sizes.sum(-1)
         if seen.low == 0:

@@ -16,6 +16,7 @@ from sinkscope.capture.calls import Cut, Span, from_sdpa, lengths, normalise, of
 from sinkscope.capture.dispatch import RawCall, shadowed
 from sinkscope.capture.inline import InlineWatch
 from sinkscope.capture.inline_calls import InlineCall, SdpaCall
+from sinkscope.capture.lazy_mask import LazyMask, lazy_masks
 from sinkscope.capture.maps import AttentionMap, map_sums
 from sinkscope.capture.masks import Visibility, read_mask
 from sinkscope.capture.pending import Part, Pending
@@ -55,6 +56,7 @@ class Capture:
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             stack.enter_context(shadowed(self._dispatched))
+            stack.enter_context(lazy_masks())
             for handle in self._hooks():
                 stack.callback(handle.remove)
             stack.callback(self._reset)
@@ -193,7 +195,8 @@ class Capture:
     def _visibility(self, call: RawCall, index: int | None, owner: Tensor | None = None) -> Visibility:
         """Each mask of a pass is read once: layers of one kind share one tensor, kept here so that its id stays its."""
         owner = call.mask if owner is None else owner
-        key = (id(owner), index, call.causal, *lengths(call))
+        same = owner.identity if isinstance(owner, LazyMask) else id(owner)
+        key = (same, index, call.causal, *lengths(call))
         if key not in self._masks:
             self._masks[key] = (owner, read_mask(call.mask, call.causal, *lengths(call), call.query.device))
         return self._masks[key][1]

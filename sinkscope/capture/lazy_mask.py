@@ -1,0 +1,139 @@
+"""Masks of long sequences without their T x T: transformers' own mask function makes their rows when asked for.
+
+A bool mask of 32,768 tokens takes 1 GiB for each kind of layer, an additive one 4. While a pass is watched, a mask of
+more than LARGE elements is a LazyMask: it has the shape of the mask and stays lazy through the slices models take of
+it. Anything else that touches it gets the real mask: a model which computes with its mask is right, though not sparing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from transformers.masking_utils import AttentionMaskInterface
+
+LARGE = 8 * 2**20
+"""A mask of fewer elements (about 2,900 queries and keys) is left as transformers makes it."""
+
+Strip = Callable[[int, int, int, int], Tensor]
+"""Makes rows start..stop and keys low..high of a mask, (b, 1, rows, keys)."""
+
+Ranges = tuple[tuple[int, int], ...]
+
+
+class LazyMask(Tensor):
+    """A mask (b, 1, query, key) that is made in strips. `identity` tells equal cuts of one mask apart from others."""
+
+    _make: Strip
+    _ranges: Ranges
+
+    @staticmethod
+    def __new__(cls, make: Strip, ranges: Ranges, dtype: torch.dtype, device: torch.device) -> LazyMask:
+        shape = [stop - start for start, stop in ranges]
+        mask: LazyMask = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        mask._make, mask._ranges = make, ranges
+        return mask
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        return (id(self._make), self._ranges)
+
+    def strip(self, start: int, stop: int, low: int, high: int) -> Tensor:
+        """Rows start..stop and keys low..high of this mask, made now."""
+        (first, last), _, (row, _), (column, _) = self._ranges
+        made = self._make(row + start, row + stop, column + low, column + high)
+        return made if made.shape[0] == 1 else made[first:last]
+
+    def whole(self) -> Tensor:
+        """The mask itself, T x T."""
+        rows, keys = self.shape[-2:]
+        return self.strip(0, rows, 0, keys).expand(self.shape)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        ranges = _cut(self._ranges, index)
+        if ranges is None:
+            return self.whole()[index]
+        return self if ranges == self._ranges else LazyMask(self._make, ranges, self.dtype, self.device)
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"LazyMask({tuple(self.shape)}, {self.dtype})"
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        args, kwargs = pytree.tree_map_only(LazyMask, LazyMask.whole, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+
+def _cut(ranges: Ranges, index: Any) -> Ranges | None:
+    """The ranges that plain slices leave; None for any other index, and for a cut of the axis of heads."""
+    given = list(index) if isinstance(index, tuple) else [index]
+    if given.count(Ellipsis) == 1:
+        place = given.index(Ellipsis)
+        given[place : place + 1] = [slice(None)] * (len(ranges) - len(given) + 1)
+    given += [slice(None)] * (len(ranges) - len(given))
+    if len(given) != len(ranges) or not all(isinstance(one, slice) and one.step in (None, 1) for one in given):
+        return None
+    cut = []
+    for one, (start, stop) in zip(given, ranges, strict=True):
+        low, high, _ = one.indices(stop - start)
+        cut.append((start + low, start + max(low, high)))
+    return None if cut[1] != ranges[1] else tuple(cut)
+
+
+@contextmanager
+def lazy_masks(large: int | None = None) -> Iterator[None]:
+    """Until the block ends, masks of `large` elements or more (None = LARGE) come lazily; then all is as before."""
+    registry: dict[str, Any] = AttentionMaskInterface._global_mapping
+    before: dict[str, Any] = {name: registry[name] for name in ("sdpa", "eager") if name in registry}
+    for name, make in before.items():
+        registry[name] = _lazily(make, LARGE if large is None else large)
+    try:
+        yield
+    finally:
+        registry.update(before)
+
+
+class _Asked(Exception):
+    """The mask function was called: this mask cannot be left out."""
+
+
+def _ask(*_: Any) -> Any:
+    raise _Asked
+
+
+def _lazily(original: Callable[..., Tensor | None], large: int) -> Callable[..., Tensor | None]:
+    """`original` of transformers' mask interface, with a LazyMask in place of a large mask."""
+    signature = inspect.signature(original)
+
+    def make(*args: Any, **kwargs: Any) -> Tensor | None:
+        given = dict(signature.bind(*args, **kwargs).arguments)
+        given |= given.pop("kwargs", {})
+        batch, queries, keys = (given[name] for name in ("batch_size", "q_length", "kv_length"))
+        if batch * queries * keys < large:
+            return original(**given)
+        try:  # whether a mask can be left out is decided before its function is called
+            return original(**given | {"mask_function": _ask})
+        except _Asked:
+            part = _strip_maker(original, given)
+        corner = part(0, 1, 0, 1)
+        return LazyMask(part, ((0, batch), (0, 1), (0, queries), (0, keys)), corner.dtype, corner.device)
+
+    return make
+
+
+def _strip_maker(original: Callable[..., Tensor | None], given: dict[str, Any]) -> Strip:
+    row, column = given.get("q_offset", 0), given.get("kv_offset", 0)
+    given = given | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+
+    def part(start: int, stop: int, low: int, high: int) -> Tensor:
+        corner = {"q_offset": row + start, "kv_offset": column + low}
+        made = original(**given | corner | {"q_length": stop - start, "kv_length": high - low})
+        assert made is not None
+        return made[:1] if made.stride(0) == 0 else made
+
+    return part
