@@ -13,6 +13,7 @@ from torch import Tensor
 from sinkscope.capture import LayerView, Missing, Site
 from sinkscope.capture.sums import EARLY
 from sinkscope.metrics import METRICS
+from sinkscope.metrics.exact import SpectrumEntropy, full, solve
 from sinkscope.metrics.mass import alpha, early_alpha
 from sinkscope.metrics.registry import Table
 from sinkscope.metrics.residual import massive_elements
@@ -91,6 +92,8 @@ class Part:
     smoothing: Tensor | None = None
 
 
+Value = Tensor | SpectrumEntropy
+
 Parts = dict[str, list[Part]]
 """What one batch gave, by the name of the site."""
 
@@ -107,18 +110,31 @@ class Collector:
         self._smoother = smoother
         self._done: Parts = {}
         self._batch: Parts = {}
+        self._later: list[tuple[Part, list[Value | None]]] = []
 
     def begin(self) -> None:
-        self._batch = defaultdict(list)
+        self._batch, self._later = defaultdict(list), []
 
     def add(self, view: LayerView) -> None:
+        columns = _columns(view, "layers")
         part = _reduce(view, self._prefixes)
+        self._later.append((part, columns))
+        waiting = [each for _, own in self._later for each in own if isinstance(each, SpectrumEntropy)]
+        if full(waiting):
+            solve(waiting)
         if self._smoother is not None:
             part.smoothing = self._smoother(view)
         self._batch[view.site.name].append(part)
 
+    def settle(self) -> None:
+        """Computes what is still to be computed."""
+        for part, columns in self._later:
+            part.layers = _stacked(columns, part.first[:, 0, 0])
+        self._later = []
+
     def commit(self) -> Parts:
         """Moves the finished batch to the CPU, keeps it and returns it."""
+        self.settle()
         ready = {name: [_to_cpu(part) for part in parts] for name, parts in self._batch.items()}
         self._batch = {}
         self.restore(ready)
@@ -130,6 +146,7 @@ class Collector:
 
     def bad_site(self, sites: list[Site]) -> Site | None:
         """The first site of the batch under way whose numbers are NaN or infinite where they never may be."""
+        self.settle()
         mass, peak = HEAD_NAMES.index("sink_score"), LAYER_NAMES.index("inf_norm")
         for site in sites:
             for part in self._batch.get(site.name, []):
@@ -160,8 +177,8 @@ def _reduce(view: LayerView, lengths: list[int]) -> Part:
     if view.residual_in is not None:
         unit = torch.nn.functional.normalize(view.residual_in[:, 0].float(), dim=-1)
     return Part(
-        heads=_all(view, "heads"),
-        layers=_all(view, "layers"),
+        heads=_stacked(_columns(view, "heads"), first[..., 0]),
+        layers=first.new_empty(0),  # `Collector.settle` puts them here
         curve=torch.stack(curve, -2),
         alpha=alpha(view),
         early=early_alpha(view),
@@ -182,16 +199,22 @@ def _curve_point(first: Tensor, length: int) -> Tensor:
     return torch.stack([first[..., 1:length].mean(-1), first[..., :length].mean(-1)], -1)
 
 
-def _all(view: LayerView, table: Table) -> Tensor:
-    """Every metric of a table on one view, [B, H, metric] or [B, metric]; NaN where the layer lacks what it needs."""
-    like = view.attention.first[..., 0] if table == "heads" else view.attention.first[:, 0, 0]
-    columns = []
+def _columns(view: LayerView, table: Table) -> list[Value | None]:
+    """Every metric of a table on one view; None where the layer lacks what it needs."""
+    columns: list[Value | None] = []
     for metric in METRICS[table].values():
         try:
-            columns.append(metric.compute(view).double().expand_as(like))
+            columns.append(metric.compute(view))
         except Missing:
-            columns.append(torch.full_like(like, torch.nan, dtype=torch.float64))
-    return torch.stack(columns, -1)
+            columns.append(None)
+    return columns
+
+
+def _stacked(columns: list[Value | None], like: Tensor) -> Tensor:
+    """[B, H, metric] or [B, metric], float64, each column expanded to `like`; NaN for what is missing."""
+    tensors = [column.tensor() if isinstance(column, SpectrumEntropy) else column for column in columns]
+    missing = torch.full_like(like, torch.nan, dtype=torch.float64)
+    return torch.stack([missing if one is None else one.double().expand_as(like) for one in tensors], -1)
 
 
 def _to_cpu(part: Part) -> Part:

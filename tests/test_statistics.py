@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinkscope.metrics.exact import median_abs, spectrum_entropy
+from sinkscope.metrics.exact import SpectrumEntropy, full, median_abs, solve, spectrum_entropy
 from sinkscope.statistics import mean, pairwise_cosine, sem, uniform_alpha
 
 
@@ -58,3 +58,25 @@ def test_pairwise_cosine_is_the_double_loop_s() -> None:
 
 def test_uniform_baseline() -> None:
     assert uniform_alpha(16) == pytest.approx(0.2113, abs=1e-4)  # H_16 / 16
+
+
+def test_spectra_are_the_same_alone_and_together() -> None:
+    """Several wait for each other, of two sizes, one of them with NaN: each is what it is alone, to the last bit."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(*shape, generator=generator) for shape in ((3, 20, 8), (2, 20, 8), (1, 5, 9))]
+    inputs[1][0, 0, 0] = torch.nan
+    waiting = [SpectrumEntropy.of(x) for x in inputs]
+    solve(waiting)
+    assert all(one.gram is None for one in waiting)
+    for x, one in zip(inputs, waiting, strict=True):
+        assert torch.equal(one.tensor().nan_to_num(-1.0), spectrum_entropy(x).nan_to_num(-1.0))
+    assert waiting[1].tensor().isnan().tolist() == [True, False]
+
+
+def test_spectra_wait_until_each_thread_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    waiting = [SpectrumEntropy.of(torch.ones(1, 4, 4)) for _ in range(3)]
+    assert not full(waiting)
+    assert full([*waiting, SpectrumEntropy.of(torch.ones(1, 4, 4))])
+    monkeypatch.setattr("sinkscope.metrics.exact.WAITING_BYTES", 3 * 16 * 8)
+    assert full(waiting)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -10,6 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 HEAVY_TOKENS = 8
+WAITING_BYTES = 256 * 2**20
+"""Matrices that wait for others take no more."""
+
 COARSE_BITS = 18
 """Leaves the exponent and 5 bits of the mantissa: buckets 3 % wide."""
 
@@ -37,10 +41,15 @@ def _middle(bits: Int[Tensor, " element"]) -> Int[Tensor, " two"]:
 
 
 def spectrum_entropy(x: Float[Tensor, "batch token channel"]) -> Float[Tensor, " batch"]:
-    """Entropy in nats of the squared singular values of each x over their sum, from the smaller Gram matrix.
+    """Entropy in nats of the squared singular values of each x over their sum. Eigenvalues are taken in float64."""
+    return SpectrumEntropy.of(x).tensor()
 
-    Eigenvalues are taken in float64. Products are float32; the few tokens whose norm dwarfs the rest (massive
-    activations, sinks) would drown the others' rounding, so the heaviest join the channel Gram matrix in float64.
+
+def gram_matrix(x: Float[Tensor, "batch token channel"]) -> Float[Tensor, "batch n n"]:
+    """The smaller Gram matrix of each x, float64; all NaN where x is not finite.
+
+    Products are float32; the few tokens whose norm dwarfs the rest (massive activations, sinks) would drown the
+    others' rounding, so the heaviest join the channel Gram matrix in float64.
     """
     tokens, channels = x.shape[1:]
     if tokens <= channels:
@@ -52,20 +61,71 @@ def spectrum_entropy(x: Float[Tensor, "batch token channel"]) -> Float[Tensor, "
         light[rows, heavy] = 0.0
         outliers = x[rows, heavy].double()
         gram = torch.bmm(light.mT, light).double() + torch.bmm(outliers.mT, outliers)
-    finite = gram.isfinite().flatten(1).all(-1)  # LAPACK refuses the rest with an error of its own
-    values = eigenvalues(torch.where(finite[:, None, None], gram, 0.0)).clamp(min=0.0)
-    share = values / values.sum(-1, keepdim=True)
-    entropy = torch.special.entr(share).sum(-1)
-    return torch.where(finite, entropy, torch.nan).to(x.dtype)
+    finite = gram.isfinite().flatten(1).all(-1)
+    return torch.where(finite[:, None, None], gram, torch.nan)
+
+
+def _entropy(values: Float[Tensor, "batch n"]) -> Float[Tensor, " batch"]:
+    kept = values.clamp(min=0.0)
+    return torch.special.entr(kept / kept.sum(-1, keepdim=True)).sum(-1)
 
 
 def eigenvalues(matrices: Float[Tensor, "batch n n"]) -> Float[Tensor, "batch n"]:
-    """Eigenvalues of symmetric matrices, ascending. On a CPU each matrix has a thread of its own: LAPACK's reduction to
-    tridiagonal form gains nothing from more, and keeps the others spinning."""
-    if matrices.device.type != "cpu":
-        return torch.linalg.eigvalsh(matrices)
-    # torch's LAPACK, not numpy's: two libraries' thread pools on the same cores slow each other down.
-    return torch.stack(list(_single_threads(torch.get_num_threads()).map(torch.linalg.eigvalsh, matrices)))
+    """Eigenvalues of symmetric matrices, ascending; NaN for a matrix with NaN, which LAPACK refuses with an error."""
+    known = matrices.isfinite().flatten(1).all(-1)
+    filled = torch.where(known[:, None, None], matrices, 0.0)
+    values = torch.linalg.eigvalsh(filled) if filled.device.type != "cpu" else torch.stack(_one_thread_each([*filled]))
+    return torch.where(known[:, None], values, torch.nan)
+
+
+def _one_thread_each(matrices: list[Tensor]) -> list[Tensor]:
+    """Each matrix has a thread of its own: LAPACK's reduction to tridiagonal form gains nothing from more, and keeps
+    the others spinning. torch's LAPACK, not numpy's: two libraries' thread pools slow each other down."""
+    return list(_single_threads(torch.get_num_threads()).map(torch.linalg.eigvalsh, matrices))
+
+
+@dataclass
+class SpectrumEntropy:
+    """`spectrum_entropy` of one x whose eigenvalues are still to be computed: several are cheaper together.
+
+    On a CPU one matrix alone would leave all threads but one idle, and long sequences come one at a time.
+    """
+
+    gram: Tensor | None
+    dtype: torch.dtype
+    value: Tensor | None = None
+
+    @classmethod
+    def of(cls, x: Float[Tensor, "batch token channel"]) -> SpectrumEntropy:
+        return cls(gram_matrix(x), x.dtype)
+
+    def tensor(self) -> Tensor:
+        """The entropies, [batch]; computed now if they were not."""
+        if self.value is None:
+            solve([self])
+        assert self.value is not None
+        return self.value
+
+
+def full(waiting: list[SpectrumEntropy]) -> bool:
+    """Whether so many wait that every thread has its matrix, or memory says stop; an accelerator waits for none."""
+    grams = [one.gram for one in waiting if one.gram is not None]
+    if any(gram.device.type != "cpu" for gram in grams):
+        return True
+    count, held = sum(map(len, grams)), sum(gram.nbytes for gram in grams)
+    return count >= torch.get_num_threads() or held >= WAITING_BYTES
+
+
+def solve(waiting: list[SpectrumEntropy]) -> None:
+    """Computes them, those of one size together, and lets go of their matrices."""
+    by_size: dict[int, list[tuple[SpectrumEntropy, Tensor]]] = {}
+    for one in waiting:
+        if one.gram is not None:
+            by_size.setdefault(one.gram.shape[-1], []).append((one, one.gram))
+    for group in by_size.values():
+        values = _entropy(eigenvalues(torch.cat([gram for _, gram in group])))
+        for (one, _), part in zip(group, values.split([len(gram) for _, gram in group]), strict=True):
+            one.value, one.gram = part.to(one.dtype), None
 
 
 @cache

@@ -9,14 +9,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from sinkscope.capture.view import LayerView
+    from sinkscope.metrics.exact import SpectrumEntropy
 
     Compute = Callable[[LayerView], Tensor]
+    LayerCompute = TypeVar("LayerCompute", bound=Callable[[LayerView], Tensor | SpectrumEntropy])
 
 Table = Literal["heads", "layers", "smoothing"]
 TABLES: tuple[Table, ...] = ("heads", "layers", "smoothing")
@@ -40,7 +42,7 @@ class Metric:
     range: str
     formula: str
     source: str
-    compute: Callable[..., Tensor]
+    compute: Callable[..., Any]
     shown: bool = True
 
 
@@ -87,10 +89,12 @@ def head_metric(
     return register
 
 
-def layer_metric(*, unit: str, range: str, source: str = "ours", shown: bool = True) -> Callable[[Compute], Compute]:
+def layer_metric(
+    *, unit: str, range: str, source: str = "ours", shown: bool = True
+) -> Callable[[LayerCompute], LayerCompute]:
     """Registers a function LayerView -> [batch]."""
 
-    def register(compute: Compute) -> Compute:
+    def register(compute: LayerCompute) -> LayerCompute:
         metric = _describe(compute, "layers", unit, range, source, shown)
         METRICS["layers"][metric.name] = metric
         return compute
@@ -131,7 +135,7 @@ def over_layer(compute: Compute) -> Compute:
 
 
 def _describe(
-    compute: Callable[..., Tensor], table: Table, unit: str, range: str, source: str, shown: bool = True
+    compute: Callable[..., Any], table: Table, unit: str, range: str, source: str, shown: bool = True
 ) -> Metric:
     return Metric(compute.__name__, table, unit, range, _formula(compute), source, compute, shown)
 
