@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
 from accelerate.utils import release_memory
 from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor
@@ -78,9 +79,8 @@ class Loop:
 
         device = self.checkpoint.device
         capture = Capture(self.checkpoint.model, self.plan, receive, self.epsilon)
-        limit = CPU_BATCH_TOKENS if device.type == "cpu" else DEVICE_BATCH_TOKENS
         start, finished = self.done, self._restore(number, collector)
-        size = self._fits or self.batch_size or max(1, min(len(data.ids), limit // data.ids.shape[1]))
+        size = self._fits or self.batch_size or min(len(data.ids), chosen_batch(data.ids.shape[1], device))
         size = 1 if data.extras is not None else size
         self.done += finished
         self.report("scanning", self.done, self.reading.total)
@@ -126,6 +126,11 @@ class Loop:
         if bad is not None:
             raise SinkscopeError(_why_not_finite(self.checkpoint, bad.layer, bad.module))
         return collector.commit()
+
+
+def chosen_batch(length: int, device: torch.device) -> int:
+    """Sequences of `length` tokens that a pass takes where no --batch-size is given."""
+    return max(1, (CPU_BATCH_TOKENS if device.type == "cpu" else DEVICE_BATCH_TOKENS) // length)
 
 
 @contextmanager

@@ -5,16 +5,20 @@ from __future__ import annotations
 from sinkscope.errors import SinkscopeError
 
 
+class NotCausal(SinkscopeError):
+    """The checkpoint predicts no next token."""
+
+
 def need_causal(name: str, classes: list[str]) -> None:
     """Refuses classes that do not predict the next token: transformers would give them a random head without a word.
 
-    Raises SinkscopeError.
+    Raises NotCausal.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     if not any(each in known or each.endswith(("ForCausalLM", "LMHeadModel")) for each in classes):
-        raise SinkscopeError(
+        raise NotCausal(
             f"{name} is no causal language model ({', '.join(classes) or 'no architecture named'}): without a "
             "next-token head there is no loss to measure"
         )

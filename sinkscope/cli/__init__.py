@@ -6,7 +6,20 @@ import sys
 
 import typer
 
-from sinkscope.cli import ablate, baseline, check, compare, examples, export, metrics, plot, report, scan, trigger
+from sinkscope.cli import (
+    ablate,
+    baseline,
+    bench,
+    check,
+    compare,
+    examples,
+    export,
+    metrics,
+    plot,
+    report,
+    scan,
+    trigger,
+)
 from sinkscope.cli.common import BAD_INPUT, discard_stdout, guarded, say
 
 app = typer.Typer(
@@ -26,6 +39,7 @@ app.command("check")(guarded(check.check))
 app.command("export")(guarded(export.export))
 app.command("plot")(guarded(plot.plot))
 app.command("report")(guarded(report.report))
+app.command("bench")(guarded(bench.bench))
 app.command("metrics")(guarded(metrics.metrics))
 app.command("examples")(guarded(examples.examples))
 app.add_typer(trigger.app, name="trigger")

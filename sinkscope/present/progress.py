@@ -12,6 +12,7 @@ STAGES = {
     "checking": "self-check against eager",
     "scanning": "scanning",
     "ablating": "ablating",
+    "timing": "timing, round",
 }
 
 

@@ -1,0 +1,46 @@
+"""`sinkscope bench`: what a scan costs on this machine."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from sinkscope.cli.runs import TrustRemoteCode
+from sinkscope.cli.scan import parse_batch_size
+
+
+def bench(
+    model: Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or example:NAME.", metavar="MODEL")],
+    seq_len: Annotated[int | None, typer.Option(help="Tokens a sequence. [default: 1024]")] = None,
+    batch_size: Annotated[str, typer.Option(help="Sequences a pass; auto is what a scan would take.")] = "auto",
+    rounds: Annotated[int, typer.Option(help="Timed rounds, all contenders in each.")] = 5,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N, mps.")] = "auto",
+    device_map: Annotated[str | None, typer.Option(help="auto: spread the model over GPUs, CPU and disk.")] = None,
+    dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16, float16.")] = "auto",
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
+    trust_remote_code: TrustRemoteCode = False,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Load pickled weights where there are no others.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON to stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Time a scan beside a plain forward pass, the backbone and eager attention maps; what fits into memory.
+
+    Example: sinkscope bench example:gemma-3-270m --seq-len 2048
+    """
+    size = parse_batch_size(batch_size)
+    from sinkscope.checkpoints import LoadOptions
+    from sinkscope.present.bench import render_bench
+    from sinkscope.present.progress import progress_bar
+    from sinkscope.run import to_json
+    from sinkscope.speed import bench as measure
+
+    options = LoadOptions(revision, device, device_map, dtype, trust_remote_code, allow_pickle)
+    with progress_bar(quiet) as progress:
+        speed = measure(
+            model, seq_len=seq_len, batch_size=size, rounds=rounds, options=options, progress=progress
+        )  # fmt: skip
+    sys.stdout.write(to_json(speed.as_dict()) if as_json else render_bench(speed))
