@@ -229,18 +229,21 @@ def _margin(exponents: Tensor, rest: Tensor) -> Tensor:
 
 
 def _linear_gap(call: AttentionCall) -> Tensor:
-    """s_i0 - mean_j s_ij for plain scaled dot products: the mean of logits is the logit of the mean key."""
+    """s_i0 - mean_j s_ij for plain scaled dot products: the mean of logits is the logit of the mean key.
+
+    k_0 - mean k nearly cancels where keys are alike, and is taken in float64; its products with q are not.
+    """
     batch, heads, queries, width = call.query.shape
-    groups = call.key.shape[1]
+    groups, dtype = call.key.shape[1], _sum_dtype(call)
     key = wide(call.key)
     if call.visible.causal and call.square:
         steps = torch.arange(1, queries + 1, device=key.device, dtype=key.dtype)
-        mean = key.cumsum(2) / steps[:, None]
+        mean = key.cumsum(2).div_(steps[:, None])
     else:
         mean = key.mean(2, keepdim=True)
-    direction = (key[:, :, :1] - mean).unsqueeze(2)
-    query = call.query.reshape(batch, groups, heads // groups, queries, width)
-    return torch.einsum("bgxtd,bgytd->bgxt", wide(query), direction).flatten(1, 2).to(_sum_dtype(call)) * call.scaling
+    direction = (key[:, :, :1] - mean).to(dtype).unsqueeze(2)
+    query = call.query.reshape(batch, groups, heads // groups, queries, width).to(dtype)
+    return _dot(query, direction).flatten(1, 2) * call.scaling
 
 
 def grouped(tensor: Tensor, shape: tuple[int, int, int]) -> Tensor:
