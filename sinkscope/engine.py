@@ -110,6 +110,7 @@ def scan(
     report = progress or _silent
     checkpoint = processes.agree(lambda: _load(model, tokenizer, options, report))
     loop = processes.agree(lambda: _prepare(checkpoint, request, settings, batch_size, report, processes))
+    processes.same([checkpoint.facts["weights_sha256"], *(corpus.fingerprint for corpus in loop.reading.corpora)])
     if smoothing:
         loop.smoother = processes.agree(lambda: _smoother(loop))
     checked = _check(loop) if self_check else {"status": "skipped"}

@@ -62,6 +62,9 @@ class Processes:
         self.together(lambda: given.append(step()))
         return given[0]
 
+    def same(self, facts: Any) -> None:
+        """Raises a SinkscopeError where another process has found other facts: a machine that sees other files."""
+
     def on_main(self, step: Callable[[], T]) -> T:
         """The main process alone takes the step; all get what it gave. Raises as `together` does."""
         return step()
@@ -119,6 +122,12 @@ class Launched(Processes):
     def share(self, work: Sequence[T]) -> list[T]:
         return list(work) if self.tensor else list(work[self.index :: self.count])
 
+    def same(self, facts: Any) -> None:
+        told = self.together(lambda: facts)
+        other = next((index for index, each in enumerate(told) if each != told[0]), None)
+        if other is not None:
+            raise SinkscopeError(f"process {other} reads other weights or text than process 0: see all the same files?")
+
     def on_main(self, step: Callable[[], T]) -> T:
         return self.together(lambda: step() if self.index == 0 else None)[0]  # type: ignore[return-value]
 
@@ -137,16 +146,16 @@ class Launched(Processes):
 
     def leave(self, code: int) -> int:
         """Waits until all processes are done, so that none ends the others early; the exit code they share."""
+        shared = None
         try:
-            while not self._broken:
-                told = self._tell(_Told(left=code))
-                codes = [each.left for each in told]
+            while shared is None and not self._broken:
+                codes = [each.left for each in self._tell(_Told(left=code))]
                 if None not in codes:  # else another has learned only now that this one is done
-                    self._state.destroy_process_group()
-                    return next((other for other in codes if other), 0)
+                    shared = next((other for other in codes if other), 0)
+                    self._tell(_Told())  # all know the code now; where one has gone already, nothing is lost
         except SinkscopeError:
-            return code or 2
-        return code
+            return code or 2 if shared is None else shared
+        return code if shared is None else shared
 
     def _take(self, step: Callable[[], T]) -> tuple[_Told, Exception | None]:
         try:
@@ -224,10 +233,16 @@ def hush() -> None:
 
 
 def leave(code: int) -> int:
-    """At the end of a command: waits for the other processes, and gives the exit code they all end with."""
+    """At the end of a command: waits for the other processes, then ends this one with the exit code of all.
+
+    Alone: gives the code back. In a launch it does not return: torch's threads of a process group still run then, and
+    now and then abort a process that ends in the ordinary way, after all its work.
+    """
     if size() == 1:
         return code
-    return (_launched or Launched("cpu")).leave(code)
+    shared = (_launched or Launched("cpu")).leave(code)
+    sys.stderr.flush()
+    os._exit(shared)
 
 
 def _of(index: int, text: str) -> str:

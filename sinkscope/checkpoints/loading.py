@@ -168,7 +168,7 @@ def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) 
         ) from None
     except Exception as error:  # one line for whatever a checkpoint can be wrong in
         raise SinkscopeError(_why(source, error)) from error
-    placement.settle(source.name, model)
+    placement.settle(model)
     return model, _check_keys(source, model, report)
 
 

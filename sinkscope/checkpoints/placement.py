@@ -17,6 +17,8 @@ from sinkscope.capture.projection import local_part
 from sinkscope.checkpoints.examples import cache_folder
 from sinkscope.errors import SinkscopeError
 
+NO_PLAN = "--tp: transformers has no plan to spread this kind of model over processes: scan it without --tp"
+
 
 class Placement:
     """What from_pretrained is told. A device map may send weights to the disk: they lie in a folder of the cache then,
@@ -45,19 +47,21 @@ class Placement:
         if self._count > 1:
             _check_heads(name, config, self._count)
 
-    def settle(self, name: str, model: nn.Module) -> None:
+    def settle(self, model: nn.Module) -> None:
         """Checks what became of the model, and lets the folder go with it. Raises SinkscopeError."""
         if self._count > 1:
-            _check_plan(name, model)
+            _check_plan(model)
         if self.folder is not None:
             weakref.finalize(model, shutil.rmtree, self.folder, ignore_errors=True)
 
     def __enter__(self) -> None:
         """While the model is loaded: where that fails, the folder is removed."""
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if kind is not None and self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
+        if self._count > 1 and "has no `tp_plan`" in str(error):
+            raise SinkscopeError(NO_PLAN) from None
 
 
 def _check_heads(name: str, config: Any, count: int) -> None:
@@ -72,10 +76,10 @@ def _check_heads(name: str, config: Any, count: int) -> None:
             )
 
 
-def _check_plan(name: str, model: nn.Module) -> None:
+def _check_plan(model: nn.Module) -> None:
     """Refuses a model that transformers did not spread: every process would hold all of it."""
     if not any(hasattr(parameter, "to_local") for parameter in model.parameters()):
-        raise SinkscopeError(f"--tp: transformers has no plan to spread {type(model).__name__}: scan {name} without it")
+        raise SinkscopeError(NO_PLAN)
 
 
 def held(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
