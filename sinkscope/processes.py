@@ -24,6 +24,8 @@ T = TypeVar("T")
 PATIENCE = timedelta(hours=2)
 """How long a process waits for the others: one may load from a slow disk, or save, while the rest are done."""
 
+GONE = "another process of the launch has ended (killed, or out of memory); --resume goes on with what was measured"
+
 
 class Processes:
     """This process and the others of its launch. This class: a process alone, whose steps are plain calls.
@@ -180,6 +182,8 @@ class Launched(Processes):
         They cannot be told; the launcher ends them as soon as this one has ended.
         """
         self._broken = True
+        if "gloo/transport" in str(error) or type(error).__name__.startswith("Dist"):
+            raise SinkscopeError(GONE) from None
         if self.index:
             print(f"sinkscope: error: {_of(self.index, in_one_line(error))}", file=sys.__stderr__)
         raise error
@@ -191,9 +195,7 @@ class Launched(Processes):
             return gather_object([own])
         except RuntimeError:
             self._broken = True
-            raise SinkscopeError(
-                "another process of the launch has ended without a word (killed, or out of memory); --resume goes on"
-            ) from None
+            raise SinkscopeError(GONE) from None
 
     def _interrupted(self, number: int, frame: Any) -> None:
         """Ctrl-C breaks a step off, but never an exchange, nor a pass whose layers wait for each other (--tp)."""

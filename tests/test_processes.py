@@ -183,7 +183,7 @@ def _wait_for_shards(run: Path, count: int, process: subprocess.Popen[str]) -> N
         time.sleep(0.05)
 
 
-def test_a_killed_launch_goes_on_with_any_number_of_processes(folder: Path, expected: Path, tmp_path: Path) -> None:
+def test_a_killed_launch_goes_on(folder: Path, expected: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start_launch(FAULTY, "slow", "scan", folder / "llama", *WORDS, "--out", run)
     try:
@@ -193,7 +193,7 @@ def test_a_killed_launch_goes_on_with_any_number_of_processes(folder: Path, expe
         process.communicate()
     assert len(list((run / UNFINISHED).glob("*.safetensors"))) < 6
     words = ("-m", "sinkscope", "scan", folder / "llama", *WORDS, "--resume", "--quiet", "--out", run)
-    assert launch(*words, count=3) == (0, "", "")
+    assert launch(*words) == (0, "", "")
     same_bytes(run, expected)
 
 

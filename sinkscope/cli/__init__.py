@@ -64,4 +64,4 @@ def main() -> None:
         say(f"error: {error.strerror or error}")
         discard_stdout()
         code = BAD_INPUT
-    sys.exit(leave(code) if isinstance(code, int) else code)
+    sys.exit(leave(code if isinstance(code, int) else int(code is not None)))
