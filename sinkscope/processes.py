@@ -86,7 +86,7 @@ class _Told:
 
 
 class Launched(Processes):
-    """One of several processes. Raises SinkscopeError where they cannot have a GPU each."""
+    """One of several processes."""
 
     def __init__(self, device: str = "auto", tensor: bool = False) -> None:
         import torch
@@ -96,10 +96,8 @@ class Launched(Processes):
         own_gpu = device in ("auto", "cuda") and torch.cuda.is_available()
         here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         if own_gpu and here > torch.cuda.device_count():
-            raise SinkscopeError(
-                f"{here} processes on a machine with {torch.cuda.device_count()} GPUs: start one for each GPU, or give "
-                "--device"
-            )
+            there = torch.cuda.device_count()
+            raise SinkscopeError(f"{here} processes, but {there} GPUs here: start one for each, or give --device")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._state = PartialState(cpu=not own_gpu, timeout=PATIENCE)
@@ -113,8 +111,7 @@ class Launched(Processes):
     def check(self, model: Any, device_map: Any, smoothing: bool) -> None:
         if device_map is not None:
             raise SinkscopeError(
-                "--device-map spreads a model over the devices of one process: start one process, or spread the model "
-                "over all of them with --tp"
+                "--device-map spreads a model over the devices of one process: start one, or give --tp"
             )
         if self.tensor and not isinstance(model, str):
             raise SinkscopeError("--tp: the model is spread while it is loaded; give its name")
@@ -141,9 +138,9 @@ class Launched(Processes):
             raise KeyboardInterrupt
         for index, each in enumerate(told):
             if each.error is not None:
-                raise error if error is not None and index == self.index else SinkscopeError(_of(index, each.error))
+                raise error if error is not None and index == self.index else _elsewhere(index, each.error)
             if each.left is not None:
-                raise SinkscopeError(_of(index, f"ended with exit code {each.left}"))
+                raise _elsewhere(index, f"ended with exit code {each.left}")
         return [each.value for each in told]
 
     def leave(self, code: int) -> int:
@@ -185,17 +182,18 @@ class Launched(Processes):
         if "gloo/transport" in str(error) or type(error).__name__.startswith("Dist"):
             raise SinkscopeError(GONE) from None
         if self.index:
-            print(f"sinkscope: error: {_of(self.index, in_one_line(error))}", file=sys.__stderr__)
+            print(f"sinkscope: error: {_elsewhere(self.index, in_one_line(error))}", file=sys.__stderr__)
         raise error
 
     def _tell(self, own: _Told) -> list[_Told]:
         from accelerate.utils import gather_object
 
         try:
-            return gather_object([own])
+            if not self._broken:
+                return gather_object([own])
         except RuntimeError:
             self._broken = True
-            raise SinkscopeError(GONE) from None
+        raise SinkscopeError(GONE)
 
     def _interrupted(self, number: int, frame: Any) -> None:
         """Ctrl-C breaks a step off, but never an exchange, nor a pass whose layers wait for each other (--tp)."""
@@ -215,7 +213,10 @@ def size() -> int:
 
 
 def start(device: str = "auto", tensor: bool = False) -> Processes:
-    """Joins the other processes of the launch; ALONE where there are none. `device`: the user's --device."""
+    """Joins the other processes of the launch; ALONE where there are none. `device`: the user's --device.
+
+    From then on Ctrl-C takes effect in the steps that all take. Raises SinkscopeError: no GPU for each process.
+    """
     global _launched  # noqa: PLW0603 - the process group of torch is one for the whole process
     if size() == 1:
         return ALONE
@@ -247,5 +248,5 @@ def leave(code: int) -> int:
     os._exit(shared)
 
 
-def _of(index: int, text: str) -> str:
-    return f"process {index}: {text}"
+def _elsewhere(index: int, text: str) -> SinkscopeError:
+    return SinkscopeError(f"process {index}: {text}")
