@@ -94,9 +94,8 @@ class Launched(Processes):
 
         self.tensor = tensor
         own_gpu = device in ("auto", "cuda") and torch.cuda.is_available()
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        if own_gpu and here > torch.cuda.device_count():
-            there = torch.cuda.device_count()
+        here, there = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+        if own_gpu and here > there:
             raise SinkscopeError(f"{here} processes, but {there} GPUs here: start one for each, or give --device")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -114,7 +113,7 @@ class Launched(Processes):
                 "--device-map spreads a model over the devices of one process: start one, or give --tp"
             )
         if self.tensor and not isinstance(model, str):
-            raise SinkscopeError("--tp: the model is spread while it is loaded; give its name")
+            raise SinkscopeError("--tp: a model is spread while it is loaded: give its name")
         if self.tensor and smoothing:
             raise SinkscopeError("--tp with --smoothing: W_V is found by its numbers, which no process holds whole")
 
@@ -243,9 +242,9 @@ def leave(code: int) -> int:
     """
     if size() == 1:
         return code
-    shared = (_launched or Launched("cpu")).leave(code)
+    code = (_launched or Launched("cpu")).leave(code)
     sys.stderr.flush()
-    os._exit(shared)
+    os._exit(code)
 
 
 def _elsewhere(index: int, text: str) -> SinkscopeError:
