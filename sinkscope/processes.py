@@ -35,9 +35,7 @@ class Processes:
         tensor: the heads of one model are spread over the processes (--tp), not the sequences.
     """
 
-    index = 0
-    count = 1
-    tensor = False
+    index, count, tensor = 0, 1, False
 
     def device(self, name: str) -> str:
         """The device to load on where the user gave `name`: in a launch auto and cuda mean a GPU for each process."""
