@@ -9,13 +9,15 @@ from typing import Any
 
 from sinkscope import manifest
 from sinkscope.capture import not_softmax, plan
-from sinkscope.checkpoints import LoadOptions, open_checkpoint, wrap_model
+from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
 from sinkscope.contrast import contrast_summary, contrast_table
 from sinkscope.dormancy import DEFAULT_RULE
 from sinkscope.errors import SinkscopeError
 from sinkscope.forward import Forward
+from sinkscope.head_shards import spread
 from sinkscope.inputs.naming import shared_tokens
 from sinkscope.loop import Loop, Progress, memory_needed
+from sinkscope.processes import ALONE, Processes
 from sinkscope.published import published_for
 from sinkscope.reading import DRY_RUN_TOKENS, Request, probe, read_inputs, several_probes
 from sinkscope.run import Run
@@ -48,7 +50,7 @@ def scan(
     bos: str | Sequence[str] = "auto",
     tokenizer: Any = None,
     device: str = "auto",
-    device_map: str | None = None,
+    device_map: str | dict[str, Any] | None = None,
     dtype: str = "auto",
     revision: str | None = None,
     trust_remote_code: bool = False,
@@ -61,6 +63,7 @@ def scan(
     shards: str | Path | None = None,
     resume: bool = False,
     progress: Progress | None = None,
+    processes: Processes = ALONE,
 ) -> Run:
     """Measures every attention head of a model while it reads text once.
 
@@ -79,11 +82,14 @@ def scan(
         bos: the first token: auto (the tokenizer's habit), always, never; a list of them makes a domain of each.
         batch_size: None = chosen by the device and halved when memory runs out.
         tokenizer: for a model object; a name brings its own.
+        device_map: `auto`, or accelerate's map of module paths to devices: the model is spread over them.
         epsilon: the sink threshold. dormant_rule: "NAME<x" on a head column.
         smoothing: measure the smoothing table too (`Run.smoothing`).
         self_check: compare one short sequence with the model's own eager attention first.
         shards: a folder that keeps every finished batch until the run is saved there. resume: go on with what an
             earlier scan of the same model, data and settings left in it; the result is the same to the last bit.
+        processes: what `processes.start` gave, in a script that a launcher runs in several processes: they share the
+            work, and all get the same Run.
 
     Returns:
         A Run: tables as pandas frames, summary and manifest as dicts. Nothing is written; use `run.save(folder)`.
@@ -93,48 +99,64 @@ def scan(
     """
     started = time.perf_counter()
     settings = Settings(epsilon, dormant_rule)
-    request = Request(data, seq_len, num_sequences, bos, seed, images, prompt)
+    request = processes.agree(lambda: Request(data, seq_len, num_sequences, bos, seed, images, prompt))
     if batch_size is not None and batch_size < 1:
         raise SinkscopeError(f"--batch-size {batch_size}: at least 1 is needed")
-    options = LoadOptions(revision, device, device_map, dtype, trust_remote_code, allow_pickle)
-    loop = _prepare(model, tokenizer, options, request, settings, batch_size, progress or _silent)
+    processes.check(model, device_map, smoothing)
+    options = LoadOptions(
+        revision, processes.device(device), device_map, dtype, trust_remote_code, allow_pickle,
+        tensor_parallel=processes.count if processes.tensor else 1,
+    )  # fmt: skip
+    report = progress or _silent
+    checkpoint = processes.agree(lambda: _load(model, tokenizer, options, report))
+    loop = processes.agree(lambda: _prepare(checkpoint, request, settings, batch_size, report, processes))
+    processes.same([checkpoint.facts["weights_sha256"], *(corpus.fingerprint for corpus in loop.reading.corpora)])
     if smoothing:
-        loop.smoother = _smoother(loop)
+        loop.smoother = processes.agree(lambda: _smoother(loop))
     checked = _check(loop) if self_check else {"status": "skipped"}
-    facts = manifest.describe(loop.checkpoint, loop.plan.sites, loop.reading, request, settings, checked)
+    facts = manifest.describe(checkpoint, loop.sites, loop.reading, request, settings, checked, processes)
     facts["decoder_input"] = loop.forward.decoder_input
     warnings = [*loop.checkpoint.warnings, *loop.reading.warnings, *_unread(loop), *_check_warnings(checked)]
     facts["warnings"] = warnings
     if shards is not None:
-        loop.shards = Shards.open(shards, facts | {"batch_size": batch_size, "smoothing": smoothing}, resume)
+        key = facts | {"batch_size": batch_size, "smoothing": smoothing}
+        loop.shards = processes.on_main(lambda: Shards.open(shards, key, resume))
     try:
         loop.run()
     except KeyboardInterrupt:
         raise Interrupted(_build(loop, facts, settings, started, False) if loop.done else None) from None
     finally:
-        if loop.shards is not None:
+        if loop.shards is not None and processes.index == 0:
             loop.shards.discard_if_empty()
-    return _build(loop, facts, settings, started, True)
+    return processes.agree(lambda: _build(loop, facts, settings, started, True))
 
 
 def _silent(stage: str, done: int, total: int) -> None:
     """No progress shown."""
 
 
-def _prepare(
-    model: Any, tokenizer: Any, options: LoadOptions, request: Request, settings: Settings, batch_size: int | None,
-    report: Progress,
-) -> Loop:  # fmt: skip
-    """The model loaded, its attention calls found, its inputs read: all that can fail before the first batch."""
+def _load(model: Any, tokenizer: Any, options: LoadOptions, report: Progress) -> Checkpoint:
     report("loading", 0, 0)
-    checkpoint = open_checkpoint(model, options) if isinstance(model, str) else wrap_model(model, tokenizer)
+    return open_checkpoint(model, options) if isinstance(model, str) else wrap_model(model, tokenizer)
+
+
+def _prepare(
+    checkpoint: Checkpoint, request: Request, settings: Settings, batch_size: int | None, report: Progress,
+    processes: Processes,
+) -> Loop:  # fmt: skip
+    """The model's attention calls found, its inputs read: with loading all that can fail before the first batch."""
     forward = Forward(checkpoint.model)
     shown = read_pictures(request, checkpoint, forward)
     short, extra = (probe(checkpoint), {}) if shown is None else probe_of(shown, checkpoint)
     with memory_needed(f"a dry run of {DRY_RUN_TOKENS} tokens"):
         found = plan(checkpoint.model, lambda: forward(short, **extra))
     reading = read_inputs(request, checkpoint) if shown is None else show(shown, checkpoint, found.positions)
-    return Loop(checkpoint, found, forward, reading, settings.epsilon, report, batch_size)
+    heads = None
+    if processes.tensor:
+        found, heads = spread(checkpoint.model, found, processes.count)
+    return Loop(
+        checkpoint, found, forward, reading, settings.epsilon, report, batch_size, processes=processes, heads=heads
+    )
 
 
 def _smoother(loop: Loop) -> Smoother:
@@ -144,10 +166,15 @@ def _smoother(loop: Loop) -> Smoother:
 
 
 def _check(loop: Loop) -> dict[str, Any]:
+    """What the self-check found; in a launch, in the process where the difference is largest."""
     loop.report("checking", 0, loop.reading.total)
-    with memory_needed("the self-check (--no-self-check skips it)"):
-        sequence, extra = loop.reading.first_sequence(loop.checkpoint.device)
-        return check_against_eager(loop.checkpoint.model, loop.plan, loop.forward, sequence, extra)
+
+    def check() -> dict[str, Any]:
+        with memory_needed("the self-check (--no-self-check skips it)"):
+            sequence, extra = loop.reading.first_sequence(loop.checkpoint.device)
+            return check_against_eager(loop.checkpoint.model, loop.plan, loop.forward, sequence, extra)
+
+    return max(loop.processes.together(check), key=lambda found: found["max_difference"] or 0.0)
 
 
 def _unread(loop: Loop) -> list[str]:
@@ -168,7 +195,7 @@ def _check_warnings(checked: dict[str, Any]) -> list[str]:
 
 def _build(loop: Loop, facts: dict[str, Any], settings: Settings, started: float, complete: bool) -> Run:
     """Tables, summary and manifest from what the loop has measured."""
-    sites, domains, checkpoint = loop.plan.sites, loop.domains(), loop.checkpoint
+    sites, domains, checkpoint = loop.sites, loop.domains(), loop.checkpoint
     tokens = {domain.name: shared_tokens(domain.ids, loop.reading.tokenizer) for domain in domains}
     heads = head_table(domains, sites, settings)
     layers = layer_table(domains, sites, heads, settings)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,19 +14,25 @@ from accelerate.utils import release_memory
 from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor
 
-from sinkscope.capture import Capture, LayerView, Plan
+from sinkscope.capture import Capture, LayerView, Plan, Site
 from sinkscope.checkpoints import Checkpoint
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import OutOfMemory, SinkscopeError
 from sinkscope.forward import Forward
-from sinkscope.inputs.batches import Batch, TokenData, batches
+from sinkscope.head_shards import HeadShards
+from sinkscope.inputs.batches import Batch, batches
 from sinkscope.measured import Collector, Domain, Parts
+from sinkscope.processes import ALONE, Processes
 from sinkscope.reading import Reading
-from sinkscope.shards import Shards
+from sinkscope.record import Record
+from sinkscope.shards import Shard, Shards
 
 CPU_BATCH_TOKENS, DEVICE_BATCH_TOKENS = 2048, 16384
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, sequences done, sequences in all); stages are `loading`, `checking`, `scanning`."""
+
+Piece = tuple[int, int, int]
+"""Sequences to measure: domain, first, past the last."""
 
 
 @dataclass
@@ -35,8 +43,8 @@ class Loop:
         batch_size: sequences a forward pass; None = chosen by the device.
         shards: where each batch is kept on disk, and read from when the scan goes on; None keeps none.
         smoother: measures the smoothing table of a view; None where it is not asked for.
-        done: sequences measured so far, over all domains.
-        smallest_batch: the smallest batch that was tried.
+        processes: what the sequences are spread over; heads: how the heads are, under --tp.
+        smallest_batch: the size that batches had in the end.
         seconds: time spent in forward passes and metrics.
     """
 
@@ -49,73 +57,121 @@ class Loop:
     batch_size: int | None = None
     shards: Shards | None = None
     smoother: Callable[[LayerView], Tensor] | None = None
-    done: int = 0
+    processes: Processes = ALONE
+    heads: HeadShards | None = None
     smallest_batch: int | None = None
     seconds: float = 0.0
-    _collectors: list[Collector] = field(default_factory=list)
+    _records: list[Record] = field(default_factory=list)
     _fits: int | None = None
+
+    @property
+    def sites(self) -> list[Site]:
+        """The attention calls with all their heads, also those of other processes."""
+        return self.plan.sites if self.heads is None else self.heads.whole_sites(self.plan.sites)
+
+    @property
+    def done(self) -> int:
+        """Sequences measured so far, over all domains."""
+        return sum(record.count for record in self._records)
 
     def run(self) -> None:
         """Measures every sequence. After an interruption `domains` still has what was done.
 
+        In a launch each process measures a batch, then all get all of them: a round.
         Raises SinkscopeError: out of memory with one sequence; a layer that gives NaN or infinity.
         """
-        for number, data in enumerate(self.reading.tokens):
-            self._collectors.append(Collector(data.longest, self.smoother))
-            self._run_domain(number, data, self._collectors[-1])
+        self._records = [Record(data.longest) for data in self.reading.tokens]
+        self._watches = [self._watch(data.longest) for data in self.reading.tokens]
+        self._restore()
+        work = deque(self.processes.share(self._pieces()))
+        left = [self.done < self.reading.total]
+        while any(left):
+            began = time.perf_counter()
+            told = self.processes.together(lambda: (self._next(work), bool(work)))
+            left = [more for _, more in told]
+            self._keep([batch for batch, _ in told if batch is not None])
+            self.seconds += time.perf_counter() - began
 
     def domains(self) -> list[Domain]:
         """What was measured so far, by domain."""
         domains = []
-        for corpus, collector in zip(self.reading.corpora, self._collectors, strict=False):
-            values = collector.values()
+        for corpus, record in zip(self.reading.corpora, self._records, strict=False):
+            values = record.values()
             if values:
                 domains.append(Domain(corpus.domain, corpus.ids, corpus.documents, values))
         return domains
 
-    def _run_domain(self, number: int, data: TokenData, collector: Collector) -> None:
-        def receive(view: LayerView, row: int) -> None:
-            collector.add(view)
+    def _watch(self, length: int) -> tuple[Capture, Collector]:
+        """What watches the batches of a domain, and what it fills."""
+        collector = Collector(length, self.smoother)
+        mean = None if self.heads is None else self.heads.mean
+        model = self.checkpoint.model
+        return Capture(model, self.plan, lambda view, row: collector.add(view), self.epsilon, head_mean=mean), collector
 
-        device = self.checkpoint.device
-        capture = Capture(self.checkpoint.model, self.plan, receive, self.epsilon)
-        start, finished = self.done, self._restore(number, collector)
-        size = self._fits or self.batch_size or min(len(data.ids), chosen_batch(data.ids.shape[1], device))
-        size = 1 if data.extras is not None else size
-        self.done += finished
+    def _restore(self) -> None:
+        """Takes the batches that an earlier scan left on disk."""
+        shards = self.shards
+        kept = [] if shards is None else self.processes.on_main(lambda: list(shards.read()))
+        self._take(kept)
+        self._fits = min((shard.fits for shard in kept if shard.fits is not None), default=None)
+
+    def _take(self, batches: list[Shard]) -> None:
+        for batch in batches:
+            self._records[batch.domain].keep(batch.start, batch.count, batch.parts)
+            sizes = (batch.size, self.smallest_batch)
+            self.smallest_batch = min(size for size in sizes if size is not None)
         self.report("scanning", self.done, self.reading.total)
-        while finished < len(data.ids):
-            self._note(size)
-            began = time.perf_counter()
+
+    def _keep(self, batches: list[Shard]) -> None:
+        """On disk first, then in memory."""
+        if self.heads is not None:
+            batches = [self.heads.whole(batches)]
+        shards = self.shards
+        if shards is not None:
+            self.processes.on_main(lambda: shards.write(batches))
+        self._take(batches)
+
+    def _pieces(self) -> list[Piece]:
+        """What is still to be measured, cut where a scan without a break would have cut it."""
+        pieces = []
+        for domain, (data, record) in enumerate(zip(self.reading.tokens, self._records, strict=True)):
+            size = self._size(domain)
+            for first, last in record.gaps(len(data.ids)):
+                edges = [first, *range((first // size + 1) * size, last, size), last]
+                pieces += [(domain, *edge) for edge in itertools.pairwise(edges)]
+        return pieces
+
+    def _size(self, domain: int) -> int:
+        """Sequences a batch, before memory ends."""
+        data = self.reading.tokens[domain]
+        if data.extras is not None:
+            return 1
+        each = len(data.ids) if self.processes.tensor else -(-len(data.ids) // self.processes.count)
+        return self.batch_size or min(each, chosen_batch(data.ids.shape[1], self.checkpoint.device))
+
+    def _next(self, work: deque[Piece]) -> Shard | None:
+        """Measures the next batch; None where this process has none left. A smaller one where memory ends."""
+        if not work:
+            return None
+        domain, start, stop = work.popleft()
+        data = self.reading.tokens[domain]
+        while True:
+            size = min(self._size(domain), self._fits or self._size(domain))
             try:
-                parts = self._one_batch(capture, collector, next(batches(data, finished, size, device)))
+                batch = next(batches(data, start, min(size, stop - start), self.checkpoint.device))
+                parts = self._one_batch(*self._watches[domain], batch)
+                break
             except (RuntimeError, MemoryError) as error:
-                if not _is_out_of_memory(error):
+                if not _is_out_of_memory(error) or self.processes.tensor:
                     raise
                 if size == 1:
                     raise SinkscopeError(_what_would_fit(data.ids.shape[1])) from None
-                self._fits = size = size // 2
+                self._fits = size // 2
                 release_memory()
-                continue
-            if self.shards is not None:
-                self.shards.write(number, finished, size, self._fits, parts)
-            finished += min(size, len(data.ids) - finished)
-            self.done = start + finished
-            self.seconds += time.perf_counter() - began
-            self.report("scanning", self.done, self.reading.total)
-
-    def _restore(self, number: int, collector: Collector) -> int:
-        """Takes a domain's batches from disk; returns their number of sequences."""
-        finished = 0
-        for shard in self.shards.read(number) if self.shards is not None else ():
-            collector.restore(shard.parts)
-            finished += shard.count
-            self._fits = shard.fits
-            self._note(shard.size)
-        return finished
-
-    def _note(self, size: int) -> None:
-        self.smallest_batch = size if self.smallest_batch is None else min(size, self.smallest_batch)
+        count = min(size, stop - start)
+        if start + count < stop:
+            work.appendleft((domain, start + count, stop))
+        return Shard(domain, start, count, size, self._fits, parts)
 
     def _one_batch(self, capture: Capture, collector: Collector, batch: Batch) -> Parts:
         """Runs, keeps and returns one batch."""
@@ -141,7 +197,7 @@ def memory_needed(what: str) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):
             raise
-        raise SinkscopeError(
+        raise OutOfMemory(
             f"out of memory in {what}: try --dtype bfloat16, --device-map auto or another --device"
         ) from None
 

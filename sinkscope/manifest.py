@@ -14,6 +14,7 @@ from sinkscope.inputs import Corpus
 from sinkscope.inputs.naming import first_token
 from sinkscope.metrics import columns
 from sinkscope.metrics.registry import TABLES
+from sinkscope.processes import Processes
 from sinkscope.reading import Reading, Request
 from sinkscope.run_columns import Settings
 
@@ -23,7 +24,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pandas")
 
 def describe(
     checkpoint: Checkpoint, sites: list[Site], reading: Reading, request: Request, settings: Settings,
-    self_check: dict[str, Any],
+    self_check: dict[str, Any], processes: Processes,
 ) -> dict[str, Any]:  # fmt: skip
     """All that is known before the first batch; the engine adds what it did (`progress`), the caller the command."""
     return {
@@ -43,6 +44,8 @@ def describe(
         "epsilon": settings.epsilon,
         "dormant_rule": settings.dormant_rule,
         "self_check": self_check,
+        "processes": processes.count,
+        "tensor_parallel": processes.count if processes.tensor else 1,
         "attention": [_describe_site(site) for site in sites],
         "conventions": {name: column.formula for table in TABLES for name, column in columns(table).items()},
     }

@@ -1,4 +1,4 @@
-"""The primary record of a run: every metric of every head for every sequence, collected layer by layer."""
+"""What one batch gave: every metric of every head for every sequence, collected layer by layer."""
 
 from __future__ import annotations
 
@@ -108,7 +108,6 @@ class Collector:
     def __init__(self, length: int, smoother: Callable[[LayerView], Tensor] | None = None) -> None:
         self._prefixes = prefixes(length)
         self._smoother = smoother
-        self._done: Parts = {}
         self._batch: Parts = {}
         self._later: list[tuple[Part, list[Value | None]]] = []
 
@@ -133,16 +132,11 @@ class Collector:
         self._later = []
 
     def commit(self) -> Parts:
-        """Moves the finished batch to the CPU, keeps it and returns it."""
+        """Moves the finished batch to the CPU and returns it."""
         self.settle()
         ready = {name: [_to_cpu(part) for part in parts] for name, parts in self._batch.items()}
         self._batch = {}
-        self.restore(ready)
         return ready
-
-    def restore(self, parts: Parts) -> None:
-        """Keeps a batch that was measured before."""
-        self._done = {name: self._done.get(name, []) + own for name, own in parts.items()}
 
     def bad_site(self, sites: list[Site]) -> Site | None:
         """The first site of the batch under way whose numbers are NaN or infinite where they never may be."""
@@ -154,10 +148,6 @@ class Collector:
                 if not part.heads[..., mass].isfinite().all() or (seen and not part.layers[..., peak].isfinite().all()):
                     return site
         return None
-
-    def values(self) -> dict[str, SiteValues]:
-        """Everything kept so far, by site name."""
-        return {name: _join(parts, self._prefixes) for name, parts in self._done.items()}
 
 
 def prefixes(queries: int) -> list[int]:
@@ -233,35 +223,3 @@ def _to_cpu(part: Part) -> Part:
         massive=None if part.massive is None else part.massive.cpu(),
         smoothing=part.smoothing,
     )
-
-
-def _join(parts: list[Part], lengths: list[int]) -> SiteValues:
-    early = [(part.early, len(part.heads)) for part in parts if part.early is not None]
-    units = [part.first_unit for part in parts if part.first_unit is not None]
-    smoothing = [part.smoothing for part in parts if part.smoothing is not None]
-    return SiteValues(
-        heads=torch.cat([part.heads for part in parts]).numpy(),
-        layers=torch.cat([part.layers for part in parts]).numpy(),
-        curve=torch.cat([part.curve for part in parts]).double().numpy(),
-        prefixes=lengths,
-        alpha=_mean_places([(part.alpha, len(part.heads)) for part in parts]),
-        early=_mean_places(early) if early else None,
-        first_unit=torch.cat(units).double().numpy() if units else None,
-        causal=all(part.causal for part in parts),
-        queries=max(part.queries for part in parts),
-        keys=max(part.keys for part in parts),
-        first=_mean_places([(part.first, len(part.heads)) for part in parts]),
-        first_share=_mean_places([(part.first_share, len(part.heads)) for part in parts]),
-        massive=Counter(tuple(pair) for part in parts if part.massive is not None for pair in part.massive.tolist()),
-        smoothing=torch.cat(smoothing).numpy() if smoothing else None,
-    )
-
-
-def _mean_places(sums: list[tuple[Tensor, int]]) -> np.ndarray:
-    """Mean over sequences of a value a position, [H, K]; a position that only some sequences reach: over those."""
-    total = torch.zeros(sums[0][0].shape[1], max(part.shape[-1] for part, _ in sums), dtype=torch.float64)
-    number = torch.zeros(total.shape[-1], dtype=torch.float64)
-    for part, count in sums:
-        total[:, : part.shape[-1]] += part[0]
-        number[: part.shape[-1]] += count
-    return (total / number).numpy()

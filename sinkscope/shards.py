@@ -1,4 +1,5 @@
-"""What an unfinished scan has measured, on disk: one file a batch, so that a killed scan goes on where it was.
+"""What an unfinished scan has measured, on disk: one file a batch, so that a killed scan goes on where it was. In a
+launch of several processes the main one writes and reads them all.
 
 A shard is written to a temporary name and renamed: after a kill at any moment each shard is whole or not there.
 Beside them lies the key, all that decides the numbers; a scan with another key is refused.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from sinkscope.measured import Part, Parts
 from sinkscope.run import plain, to_json
 
 KEY = "key.json"
-NOT_KEY = ("created", "self_check", "conventions", "warnings", "command")
+NOT_KEY = ("created", "self_check", "conventions", "warnings", "command", "processes")
 """Parts of the manifest that do not decide the numbers."""
 
 
@@ -95,20 +96,23 @@ class Shards:
                 with contextlib.suppress(OSError):
                     path.rmdir()
 
-    def write(self, domain: int, start: int, size: int, fits: int | None, parts: Parts) -> None:
-        """Keeps one batch. Raises SinkscopeError where the disk is full."""
+    def write(self, shards: Iterable[Shard]) -> None:
+        """Keeps batches. Raises SinkscopeError where the disk is full."""
+        for shard in shards:
+            self._write(shard)
+
+    def _write(self, shard: Shard) -> None:
         tensors: dict[str, Tensor] = {}
         rest: list[dict[str, Any]] = []
-        for site, own in parts.items():
+        for site, own in shard.parts.items():
             for part in own:
                 values = {field.name: getattr(part, field.name) for field in fields(Part)}
                 held = {name: value for name, value in values.items() if isinstance(value, Tensor)}
                 tensors |= {f"{len(rest)}.{name}": value.contiguous() for name, value in held.items()}
                 rest.append({"site": site} | {name: value for name, value in values.items() if name not in held})
-        count = sum(len(part.heads) for part in next(iter(parts.values())))
-        target = self._folder / f"{domain:03}-{start:08}.safetensors"
+        target = self._folder / f"{shard.domain:03}-{shard.start:08}.safetensors"
         temporary = target.with_suffix(".tmp")
-        about = {"count": count, "size": size, "fits": fits, "parts": rest}
+        about = {"count": shard.count, "size": shard.size, "fits": shard.fits, "parts": rest}
         try:
             save_file(tensors, temporary, metadata={"about": json.dumps(about)})
             temporary.replace(target)
@@ -117,16 +121,18 @@ class Shards:
             reason = getattr(error, "strerror", None) or error
             raise SinkscopeError(f"cannot write {target}: {reason}; --resume goes on from there") from None
 
-    def read(self, domain: int) -> Iterator[Shard]:
-        """The batches of a domain without a gap from its first sequence on; what comes after a gap is dropped."""
-        expected = 0
-        for path in sorted(self._folder.glob(f"{domain:03}-*.safetensors")):
-            start = int(path.stem.partition("-")[2])
-            shard = _load(path, domain, start) if start == expected else None
+    def read(self) -> Iterator[Shard]:
+        """All batches, in order. One that is damaged, or holds sequences of one before it, is dropped."""
+        domain = reached = 0
+        for path in sorted(self._folder.glob("*-*.safetensors")):
+            number, start = (int(part) for part in path.stem.split("-"))
+            if number != domain:
+                domain, reached = number, 0
+            shard = _load(path, number, start) if start >= reached else None
             if shard is None:
                 path.unlink()
                 continue
-            expected += shard.count
+            reached = start + shard.count
             yield shard
 
 

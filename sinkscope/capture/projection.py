@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from accelerate.utils import align_module_device
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -64,15 +67,24 @@ def head_factors(projection: nn.Module, heads: int, head_dim: int) -> Float[Tens
 
 
 def projection_weight(projection: nn.Module, width: int) -> Float[Tensor, "out width"]:
-    """W with shape (out, width): read where it is a plain matrix, else (packed, quantised, offloaded) asked for."""
-    weight = getattr(projection, "weight", None)
-    if isinstance(weight, Tensor) and weight.dim() == 2 and weight.is_floating_point() and not weight.is_meta:
-        if getattr(projection, "in_features", None) == width:
-            return weight.detach()
-        return weight.detach().mT if weight.shape[0] == width else weight.detach()
+    """W with shape (out, width): read where it is a plain matrix, else (packed, quantised) asked for.
+
+    Where the model is spread over processes (--tp): the columns of this process's heads.
+    """
+    with align_module_device(projection):  # what accelerate keeps on disk or elsewhere is here while it is read
+        weight = local_part(getattr(projection, "weight", None))
+        if isinstance(weight, Tensor) and weight.dim() == 2 and weight.is_floating_point() and not weight.is_meta:
+            if isinstance(projection, nn.Linear) or getattr(projection, "in_features", None) == width:
+                return weight.detach()
+            return weight.detach().mT if weight.shape[0] == width else weight.detach()
     parameter = next((p for p in projection.parameters() if p.is_floating_point()), None)
     dtype = parameter.dtype if parameter is not None else torch.float32
     device = parameter.device if parameter is not None and not parameter.is_meta else torch.device("cpu")
     with torch.no_grad():
         eye = torch.eye(width, device=device, dtype=dtype)
         return (projection(eye) - projection(torch.zeros_like(eye))).mT
+
+
+def local_part(weight: Any) -> Any:
+    """The part of a weight that this process holds, where transformers has spread it (--tp); else the weight itself."""
+    return weight.to_local() if hasattr(weight, "to_local") else weight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -58,7 +59,8 @@ class LayerView:
 
     Shapes: query (B, H, T, d), key (B, G, T, d), value (B, G, T, dv), output o and projected w (B, T, H, dv);
     residual_in x, attention_input z, residual_out e (B, T, D); factors R_h (H, r, dv). Each may be None: use the
-    properties, which raise Missing. `kept` is for what several metrics share.
+    properties, which raise Missing. `kept` is for what several metrics share. `head_mean`: where this process holds
+    some of the layer's heads only, turns their mean into the mean over all.
     """
 
     site: Site
@@ -73,6 +75,7 @@ class LayerView:
     residual_in: Tensor | None = None
     attention_input: Tensor | None = None
     residual_out: Tensor | None = None
+    head_mean: Callable[[Site, Tensor], Tensor] | None = None
     kept: dict[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -161,6 +164,11 @@ class LayerView:
     def x_peaks(self) -> Float[Tensor, "batch token"]:
         """Largest abs element of each x_i."""
         return self.x.abs().amax(-1)
+
+    def layer_mean(self, values: Float[Tensor, "batch head"]) -> Float[Tensor, "batch 1"]:
+        """Mean over the heads of the layer, also those that another process holds."""
+        own = values.mean(-1, keepdim=True)
+        return own if self.head_mean is None else self.head_mean(self.site, own)
 
     def per_query_head(self, grouped: Tensor) -> Tensor:
         """(B, G, ...) -> (B, H, ...): each group's numbers once for each of its query heads."""

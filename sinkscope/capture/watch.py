@@ -31,7 +31,8 @@ from sinkscope.errors import SinkscopeError
 class Capture:
     """Watches forward passes of `model` and calls `on_layer` with one LayerView for each site and sequence group.
 
-    `on_call` is shown each call itself, before it is measured; it must not keep what it is shown.
+    `on_call` is shown each call itself, before it is measured; it must not keep what it is shown. `head_mean`: see
+    LayerView.
     Use as `with capture.watching(): model(...)`. Afterwards, also after an exception, the model has no hook of ours
     and the attention registry is as it was. Nothing of a layer is kept once its block has ended.
     """
@@ -41,6 +42,7 @@ class Capture:
     on_layer: Callable[[LayerView, int], None]
     epsilon: float = 0.3
     on_call: Callable[[Site, RawCall | AttentionMap], None] | None = None
+    head_mean: Callable[[Site, Tensor], Tensor] | None = None
     _factors: dict[str, Tensor] = field(default_factory=dict)
 
     @contextmanager
@@ -231,6 +233,7 @@ class Capture:
             residual_in=tokens(residual),
             attention_input=tokens(self._inputs.get(site.module)),
             residual_out=tokens(residual_out),
+            head_mean=self.head_mean,
         )
 
     def _head_factors(self, site: Site) -> Tensor | None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sinkscope.checkpoints.placement import devices, input_device
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.vectors import KindNames, VectorTask, task_of
 
@@ -42,7 +43,7 @@ class Checkpoint:
     @property
     def device(self) -> torch.device:
         """Where token ids go: the device of the embedding (the first parameter)."""
-        return next(self.model.parameters()).device
+        return input_device(self.model)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -91,7 +92,7 @@ def add_facts(checkpoint: Checkpoint) -> None:
         "model_type": getattr(config, "model_type", None),
         "parameters": sum(p.numel() for p in model.parameters()),
         "dtype": str(checkpoint.dtype).removeprefix("torch."),
-        "device": str(checkpoint.device),
+        "device": devices(model),
         "attention_implementation": getattr(config, "_attn_implementation", None),
         "max_positions": checkpoint.max_positions,
         "quantization": _quantization(config),

@@ -12,24 +12,32 @@ from torch import nn
 
 from sinkscope.checkpoints.causal import need_causal
 from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts
+from sinkscope.checkpoints.placement import Placement, held
 from sinkscope.checkpoints.quiet import quiet_transformers
 from sinkscope.checkpoints.sources import Source, find_source, first_line, pickled_files, shorten, weights_hash
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import OutOfMemory, SinkscopeError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How to load; the names and defaults are the command line's. `head`: with the language-model head."""
+    """How to load; the names and defaults are the command line's.
+
+    Attributes:
+        device_map: `auto`, or accelerate's map of module paths to devices (`cpu`, `disk`, a GPU's number).
+        head: with the language-model head.
+        tensor_parallel: processes that the heads are spread over.
+    """
 
     revision: str | None = None
     device: str = "auto"
-    device_map: str | None = None
+    device_map: str | dict[str, Any] | None = None
     dtype: str = "auto"
     trust_remote_code: bool = False
     allow_pickle: bool = False
     head: bool = False
+    tensor_parallel: int = 1
 
 
 def open_checkpoint(name: str, options: LoadOptions = LoadOptions()) -> Checkpoint:
@@ -40,7 +48,7 @@ def open_checkpoint(name: str, options: LoadOptions = LoadOptions()) -> Checkpoi
     with quiet_transformers(bars_too=source.gguf is not None):
         model, warnings = _load_model(source, options, dtype)
         tokenizer, problem = _load_tokenizer(source, options)
-    if options.device_map is None:
+    if options.device_map is None and options.tensor_parallel == 1:
         model = _to_device(model, device)
     model.eval()
     _check_finite(name, model)
@@ -128,35 +136,39 @@ def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) 
     from sinkscope.trigger.model import register
 
     register()
+    placement = Placement(options.device_map, options.tensor_parallel)
     common: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
     if source.revision:
         common["revision"] = source.revision
     if source.gguf:
         common["gguf_file"] = source.gguf
     try:
-        config = AutoConfig.from_pretrained(source.location, **common)
-        if options.head:
-            need_causal(source.name, getattr(config, "architectures", None) or [])
-        family = AutoModelForCausalLM if options.head else AutoModel
-        model, report = family.from_pretrained(
-            source.location,
-            dtype=torch.float32 if source.gguf and dtype == "auto" else dtype,
-            attn_implementation=_implementation(config),
-            device_map=options.device_map,
-            use_safetensors=None if source.gguf else not source.pickled,
-            weights_only=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # the report names them; transformers' own error does not
-            **common,
-        )
+        with placement:
+            config = AutoConfig.from_pretrained(source.location, **common)
+            placement.check(source.name, config)
+            if options.head:
+                need_causal(source.name, getattr(config, "architectures", None) or [])
+            family = AutoModelForCausalLM if options.head else AutoModel
+            model, report = family.from_pretrained(
+                source.location,
+                dtype=torch.float32 if source.gguf and dtype == "auto" else dtype,
+                attn_implementation=_implementation(config),
+                use_safetensors=None if source.gguf else not source.pickled,
+                weights_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # the report names them; transformers' own error does not
+                **placement.arguments,
+                **common,
+            )
     except SinkscopeError:
         raise
     except torch.OutOfMemoryError:
-        raise SinkscopeError(
+        raise OutOfMemory(
             f"{source.name} does not fit into the device's memory: try --dtype, --device-map auto"
         ) from None
     except Exception as error:  # one line for whatever a checkpoint can be wrong in
         raise SinkscopeError(_why(source, error)) from error
+    placement.settle(model)
     return model, _check_keys(source, model, report)
 
 
@@ -224,13 +236,13 @@ def _to_device(model: nn.Module, device: torch.device) -> nn.Module:
     try:
         return model.to(device)
     except torch.OutOfMemoryError:
-        raise SinkscopeError(f"the model does not fit on {device}: try --dtype bfloat16 or --device-map auto") from None
+        raise OutOfMemory(f"the model does not fit on {device}: try --dtype bfloat16 or --device-map auto") from None
 
 
 def _check_finite(name: str, model: nn.Module) -> None:
     """Refuses weights that hold NaN or infinity, by name: some of them would show in no attention column at all."""
-    for key, parameter in model.named_parameters():
-        if parameter.is_floating_point() and not parameter.is_meta and parameter.numel():
-            low, high = torch.aminmax(parameter.detach())
+    for key, weight in held(model):
+        if weight.is_floating_point() and not weight.is_meta and weight.numel():
+            low, high = torch.aminmax(weight)
             if not (torch.isfinite(low) and torch.isfinite(high)):
                 raise SinkscopeError(f"{name}: the weights {key} hold NaN or infinity; the checkpoint is damaged")

@@ -1,4 +1,4 @@
-"""transformers without its progress bars and load reports: what matters in them, sinkscope says itself."""
+"""transformers and accelerate without progress bars and load reports: what matters in them, sinkscope says itself."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import io
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
+from logging import ERROR, getLogger
 
 
 @contextmanager
 def quiet_transformers(bars_too: bool = False) -> Iterator[None]:
-    """Silences transformers' logging and bars until the block ends, then restores the user's settings.
+    """Silences transformers' and accelerate's logging and bars until the block ends, then restores the user's settings.
 
     `bars_too`: also those a library draws past that setting (GGUF conversion does), by holding stderr back.
     """
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    accelerate = getLogger("accelerate")
+    level = accelerate.level
     logging.set_verbosity_error()
+    accelerate.setLevel(ERROR)
     logging.disable_progress_bar()
     try:
         with ExitStack() as stack:
@@ -28,5 +32,6 @@ def quiet_transformers(bars_too: bool = False) -> Iterator[None]:
             yield
     finally:
         logging.set_verbosity(verbosity)
+        accelerate.setLevel(level)
         if bars:
             logging.enable_progress_bar()

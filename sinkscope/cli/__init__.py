@@ -21,6 +21,7 @@ from sinkscope.cli import (
     trigger,
 )
 from sinkscope.cli.common import BAD_INPUT, discard_stdout, guarded, say
+from sinkscope.processes import hush, leave
 
 app = typer.Typer(
     name="sinkscope",
@@ -31,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("scan")(guarded(scan.scan))
+app.command("scan")(guarded(scan.scan, spreads=True))
 app.command("ablate")(guarded(ablate.ablate))
 app.command("compare")(guarded(compare.compare))
 app.command("baseline")(guarded(baseline.baseline))
@@ -62,6 +63,7 @@ def root(
 
 def main() -> None:
     """Entry point of the `sinkscope` command. Flushes by itself: what fails at Python's own exit would end in 120."""
+    hush()
     code: str | int | None = 0
     try:
         try:
@@ -76,4 +78,4 @@ def main() -> None:
         say(f"error: {error.strerror or error}")
         discard_stdout()
         code = BAD_INPUT
-    sys.exit(code)
+    sys.exit(leave(code if isinstance(code, int) else int(code is not None)))

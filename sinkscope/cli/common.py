@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import typer
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, in_one_line
+from sinkscope.processes import size
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -19,12 +19,17 @@ R = TypeVar("R")
 BAD_INPUT, INTERRUPTED = 2, 130
 
 
-def guarded(command: Callable[P, R]) -> Callable[P, R]:
-    """Turns what a command raises into one line on stderr: exit 2, never 1, which means a failed check."""
+def guarded(command: Callable[P, R], spreads: bool = False) -> Callable[P, R]:
+    """Turns what a command raises into one line on stderr: exit 2, never 1, which means a failed check.
+
+    `spreads`: the command knows how to share its work with the other processes of a launch; the others refuse it.
+    """
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
+            if size() > 1 and not spreads:
+                raise SinkscopeError("only `scan` runs in several processes: start this command without a launcher")
             return command(*args, **kwargs)
         except typer.Exit:  # the command's own exit code; typer derives it from RuntimeError
             raise
@@ -39,20 +44,6 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
         raise AssertionError
 
     return run
-
-
-def in_one_line(error: Exception) -> str:
-    """What went wrong, for stderr."""
-    if isinstance(error, SinkscopeError):
-        return str(error)
-    if isinstance(error, MemoryError):
-        return "out of memory: try a smaller --seq-len or --batch-size"
-    if isinstance(error, OSError):
-        return f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
-    if os.environ.get("SINKSCOPE_TRACEBACK"):
-        traceback.print_exception(error)
-    detail = (str(error).strip().splitlines() or [""])[0]
-    return f"unexpected {type(error).__name__}: {detail} (SINKSCOPE_TRACEBACK=1 shows where)"
 
 
 def discard_stdout() -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-import shlex
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sinkscope.cli.common import BAD_INPUT, INTERRUPTED, in_one_line, say
+from sinkscope.cli.common import BAD_INPUT, say
+from sinkscope.cli.job import Job, launched
+from sinkscope.errors import in_one_line
 
 if TYPE_CHECKING:
     from sinkscope.run import Run
@@ -47,6 +47,9 @@ def scan(
     ] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N, mps.")] = "auto",
     device_map: Annotated[str | None, typer.Option(help="auto: spread the model over GPUs, CPU and disk.")] = None,
+    tp: Annotated[
+        bool, typer.Option("--tp", help="In a launch of several processes: spread the heads, not the sequences.")
+    ] = False,
     dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16, float16.")] = "auto",
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
     trust_remote_code: Annotated[
@@ -86,7 +89,8 @@ def scan(
 
     if formats not in FORMATS:
         raise SinkscopeError(f"--format {formats!r}: one of {', '.join(FORMATS)}")
-    models = list(dict.fromkeys([*(model or []), *names_in(names)]))
+    processes = launched(device, tp)
+    models = list(dict.fromkeys([*(model or []), *processes.on_main(lambda: names_in(names))]))
     if not models:
         raise SinkscopeError("no model: name one, or give --models FILE")
     options = {
@@ -96,7 +100,7 @@ def scan(
         "allow_pickle": allow_pickle, "seed": seed, "epsilon": epsilon, "dormant_rule": dormant_rule,
         "smoothing": smoothing, "self_check": not no_self_check,
     }  # fmt: skip
-    job = Job(options, resume, force, tuple({"csv", formats}), quiet)
+    job = Job(options, resume, force, tuple({"csv", formats}), quiet, processes)
     if len(models) == 1:
         run, written = job.scan(models[0], out or Path("runs") / slug(models[0]))
         show(run, written, as_json, quiet)
@@ -104,59 +108,18 @@ def scan(
     scan_all(job, models, out or Path("runs"), as_json)
 
 
-@dataclass(frozen=True)
-class Job:
-    """How each model is scanned and saved. `options`: keyword arguments of sinkscope.scan."""
-
-    options: dict[str, Any]
-    resume: bool
-    force: bool
-    formats: tuple[str, ...]
-    quiet: bool
-
-    def scan(self, model: str, target: Path) -> tuple[Run, list[Path]]:
-        """The run and its files. Raises SinkscopeError; after Ctrl-C saves what was done and exits 130."""
-        from sinkscope.run import check_target
-
-        check_target(target, self.force, self.resume)
-        from sinkscope.engine import Interrupted, scan
-        from sinkscope.present.progress import progress_bar
-
-        with progress_bar(self.quiet) as progress:
-            try:
-                run = scan(model, shards=target, resume=self.resume, progress=progress, **self.options)
-            except Interrupted as stopped:
-                if stopped.run is None:
-                    raise
-                self._save_part(stopped.run, target)
-                raise typer.Exit(INTERRUPTED) from None
-        return run, self._save(run, target)
-
-    def _save(self, run: Run, target: Path) -> list[Path]:
-        run.manifest["command"] = shlex.join(["sinkscope", *sys.argv[1:]])
-        return run.save(target, force=self.force, formats=self.formats)
-
-    def _save_part(self, run: Run, target: Path) -> None:
-        from sinkscope.run import finished
-
-        if finished(target):  # --force meant to replace it by a whole run, not by a part
-            target = target.with_name(f"{target.name}-interrupted")
-        self._save(run, target)
-        say(f"interrupted: what was done ({run.manifest['sequences_done']} sequences) is in {target}; --resume goes on")
-
-
 def scan_all(job: Job, models: list[str], folder: Path, as_json: bool) -> None:
     """Several models, each into its own folder. One that fails does not stop the rest; then the exit code is 2."""
-    from sinkscope.folder import UNFINISHED
-    from sinkscope.run import finished, load_run, to_json
+    from sinkscope.run import to_json
 
     runs, failed = [], []
     for model in models:
         target = folder / slug(model)
         try:
-            if job.resume and finished(target) and not (target / UNFINISHED).exists():
+            before = job.finished_before(target)
+            if before is not None:
                 say(f"{model}: finished before, in {target}")
-                runs.append(load_run(target))
+                runs.append(before)
                 continue
             run, written = job.scan(model, target)
         except typer.Exit:  # interrupted; typer derives it from RuntimeError

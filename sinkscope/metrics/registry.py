@@ -129,7 +129,7 @@ def over_layer(compute: Compute) -> Compute:
 
     def normalised(view: LayerView) -> Tensor:
         values = compute(view)
-        return values / values.mean(-1, keepdim=True)
+        return values / view.layer_mean(values)
 
     return normalised
 

@@ -52,7 +52,7 @@ def lthon(view: LayerView) -> HeadValues:
 @head_metric(unit="ratio", range="[0, inf)", source=DORMANT)
 def lthon_ln(view: LayerView) -> HeadValues:
     """Norm w_{T-1} over the mean over the layer's heads of mean_i norm w_i, in the same sequence."""
-    return lthon(view) / ahon(view).mean(-1, keepdim=True)
+    return lthon(view) / view.layer_mean(ahon(view))
 
 
 @head_metric(unit="ratio", range="[0, inf)", source=DORMANT)
@@ -71,7 +71,7 @@ def ahon(view: LayerView) -> HeadValues:
 def honor(view: LayerView) -> HeadValues:
     """AHON (LN): mean_i norm w_i divided by its mean over the heads of the same layer, in the same sequence."""
     values = ahon(view)
-    return values / values.mean(-1, keepdim=True)
+    return values / view.layer_mean(values)
 
 
 @head_metric(unit="norm", range="[0, inf)", normalised=True)

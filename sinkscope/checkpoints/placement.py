@@ -1,0 +1,115 @@
+"""Where a model's weights go: several devices and the disk (accelerate's device map), or a share a process (--tp)."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import align_module_device
+from torch import Tensor, nn
+
+from sinkscope.capture.projection import local_part
+from sinkscope.checkpoints.examples import cache_folder
+from sinkscope.errors import SinkscopeError
+
+NO_PLAN = "--tp: transformers has no plan to spread this kind of model over processes: scan it without --tp"
+
+
+class Placement:
+    """What from_pretrained is told. A device map may send weights to the disk: they lie in a folder of the cache then,
+    which is removed with the model."""
+
+    def __init__(self, device_map: str | dict[str, Any] | None, tensor_parallel: int) -> None:
+        self.folder: Path | None = None
+        self.arguments: dict[str, Any] = {}
+        self._count = tensor_parallel
+        if tensor_parallel > 1:
+            from transformers.distributed import DistributedConfig
+
+            self.arguments["distributed_config"] = DistributedConfig(tp_size=tensor_parallel)
+        elif device_map is not None:
+            try:
+                cache_folder().mkdir(parents=True, exist_ok=True)
+                self.folder = Path(tempfile.mkdtemp(prefix=".offload-", dir=cache_folder()))
+            except OSError as error:
+                raise SinkscopeError(
+                    f"cannot write the cache {cache_folder()}: {error.strerror}; set SINKSCOPE_CACHE"
+                ) from None
+            self.arguments |= {"device_map": device_map, "offload_folder": str(self.folder)}
+
+    def check(self, name: str, config: Any) -> None:
+        """Raises SinkscopeError for a model whose heads cannot be shared by the processes."""
+        if self._count > 1:
+            _check_heads(name, config, self._count)
+
+    def settle(self, model: nn.Module) -> None:
+        """Checks what became of the model, and lets the folder go with it. Raises SinkscopeError."""
+        if self._count > 1:
+            _check_plan(model)
+        if self.folder is not None:
+            weakref.finalize(model, shutil.rmtree, self.folder, ignore_errors=True)
+
+    def __enter__(self) -> None:
+        """While the model is loaded: where that fails, the folder is removed."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is not None and self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        if self._count > 1 and "has no `tp_plan`" in str(error):
+            raise SinkscopeError(NO_PLAN) from None
+
+
+def _check_heads(name: str, config: Any, count: int) -> None:
+    """Refuses a model whose heads cannot be dealt out evenly. Raises SinkscopeError."""
+    text = config.get_text_config()
+    for what in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(text, what, None)
+        if isinstance(heads, int) and heads % count:
+            raise SinkscopeError(
+                f"--tp: {name} has {heads} {'key/value' if 'key' in what else 'query'} heads in a layer, which {count} "
+                "processes cannot share evenly: start as many as divide it, or scan without --tp"
+            )
+
+
+def _check_plan(model: nn.Module) -> None:
+    """Refuses a model that transformers did not spread: every process would hold all of it."""
+    if not any(hasattr(parameter, "to_local") for parameter in model.parameters()):
+        raise SinkscopeError(NO_PLAN)
+
+
+def held(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every weight by name, as far as this process holds it; weights on disk are read one module at a time."""
+    for path, module in model.named_modules():
+        if not any(True for _ in module.parameters(recurse=False)):
+            continue
+        with align_module_device(module):
+            for name, parameter in module.named_parameters(recurse=False):
+                yield f"{path}.{name}" if path else name, local_part(parameter.detach())
+
+
+def input_device(model: nn.Module) -> torch.device:
+    """Where token ids go: the device of the first parameter, or the one it is brought to from the disk."""
+    device = next(model.parameters()).device
+    if device.type != "meta":
+        return device
+    hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
+    found = (getattr(hook, "execution_device", None) for hook in hooks)
+    return next((as_device(device) for device in found if device is not None), torch.device("cpu"))
+
+
+def as_device(device: Any) -> torch.device:
+    """accelerate counts GPUs by their number alone."""
+    return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+
+
+def devices(model: nn.Module) -> str:
+    """For the manifest: `cuda:0`, or all places of a device map: `cpu, disk`."""
+    placed = getattr(model, "hf_device_map", None)
+    if not placed:
+        return str(input_device(model))
+    return ", ".join(sorted({place if place == "disk" else str(as_device(place)) for place in placed.values()}))
