@@ -6,12 +6,15 @@ reason, and must be refused in words.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from conftest import COUNTED
 from families import LENGTH, VOCABULARY, dense_maps, eager_maps, eager_outputs, tiny_model
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from torch import Tensor
@@ -29,6 +32,14 @@ SEQ2SEQ = list(modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
 CAUSAL = list(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 VISION = ["beit", "clip_vision_model", "data2vec-vision", "deit", "dinov2", "dinov2_with_registers", "dinov3_vit"]
 VISION += ["ijepa", "siglip_vision_model", "vit", "vit_msn", "yolos"]
+LISTS = {
+    "causal language models": CAUSAL,
+    "masked language models": MASKED,
+    "encoder-decoders": SEQ2SEQ,
+    "vision (a choice)": VISION,
+}
+"""The rows of the README's table."""
+READ = "read"
 
 UNREADABLE = {
     **dict.fromkeys(("fnet", "longformer", "mra", "yoso"), NO_SOFTMAX),
@@ -43,6 +54,9 @@ UNREADABLE = {
 """Refused, by these words. The first five have no softmax attention. Reformer takes exp(logits - logsumexp) over
 chunks of hashed positions: no softmax is called, and no row is one query over all keys. FNet has Fourier transforms,
 YOSO hashes, MRA approximates by blocks; Longformer's rows hold a band of keys and global ones apart."""
+
+NONE_AT_ALL = ("fnet", "mra", "yoso", "mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm")
+"""Those of them that have no softmax over keys at all; the others' is no map of one sequence's queries and keys."""
 
 UNBUILT: dict[str, tuple[Any, str]] = {
     "gemma3n": (ImportError, "timm"),
@@ -153,23 +167,26 @@ def check(auto: Any, family: str) -> Any:
     return run
 
 
+Record = Callable[[str, object], None]
+
+
 @pytest.mark.parametrize("family", CAUSAL)
-def test_causal_language_models(family: str) -> None:
-    expect(transformers.AutoModelForCausalLM, family)
+def test_causal_language_models(family: str, record_property: Record) -> None:
+    record_property(COUNTED, ("causal language models", expect(transformers.AutoModelForCausalLM, family)))
 
 
 @pytest.mark.parametrize("family", MASKED)
-def test_masked_language_models(family: str) -> None:
-    expect(transformers.AutoModelForMaskedLM, family)
+def test_masked_language_models(family: str, record_property: Record) -> None:
+    record_property(COUNTED, ("masked language models", expect(transformers.AutoModelForMaskedLM, family)))
 
 
 @pytest.mark.parametrize("family", SEQ2SEQ)
-def test_encoder_decoders(family: str) -> None:
-    expect(transformers.AutoModelForSeq2SeqLM, family)
+def test_encoder_decoders(family: str, record_property: Record) -> None:
+    record_property(COUNTED, ("encoder-decoders", expect(transformers.AutoModelForSeq2SeqLM, family)))
 
 
 @pytest.mark.parametrize("family", VISION)
-def test_vision_models(family: str) -> None:
+def test_vision_models(family: str, record_property: Record) -> None:
     """Pictures of 32 x 32 pixels; both of equal size, so nothing is padded."""
     model = tiny_model(transformers.AutoModel, family)
     pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -180,6 +197,7 @@ def test_vision_models(family: str) -> None:
     assert maps is not None
     compare(run, maps, [maps[0].shape[-1]] * 2)
     assert set(run.heads["stream"]) == {"vision"}
+    record_property(COUNTED, ("vision (a choice)", READ))
 
 
 def test_attention_within_windows_is_refused() -> None:
@@ -203,8 +221,8 @@ def test_the_wrong_kind_of_input_is_refused(family: str, data: Any, words: str) 
         sinkscope.scan(tiny_model(transformers.AutoModel, family), data=data)
 
 
-def expect(auto: Any, family: str) -> None:
-    """Reads the family, or fails to build or to read it in the words of the tables."""
+def expect(auto: Any, family: str) -> str:
+    """Reads the family, or fails to build or to read it in the words of the tables; says which (see `fate`)."""
     if family in UNBUILT:
         error, words = UNBUILT[family]
         with pytest.raises(error, match=words):
@@ -214,6 +232,29 @@ def expect(auto: Any, family: str) -> None:
             check(auto, family)
     else:
         check(auto, family)
+    return fate(family)
+
+
+def fate(family: str) -> str:
+    """What becomes of a family, by the tables that its test holds it to."""
+    if family in UNBUILT:
+        return "not built"
+    if family in NONE_AT_ALL:
+        return "no softmax attention"
+    return "refused" if family in UNREADABLE else READ
+
+
+def test_the_readme_s_table_is_what_these_tests_count() -> None:
+    """Types and types read of every row; where the lists are of the transformers that the README counts."""
+    text = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+    counted = re.search(r"every type transformers (\d+\.\d+) lists", text)
+    assert counted is not None
+    rows = dict(re.findall(r"^\| ([^|]+) \| (\d+ \| \d+) \|", text, re.MULTILINE))
+    if not transformers.__version__.startswith(counted[1] + "."):
+        pytest.skip(f"the README counts the types of transformers {counted[1]}")
+    for name, families in LISTS.items():
+        read = [family for family in families if fate(family) == READ]
+        assert rows[name] == f"{len(families)} | {len(read)}", name
 
 
 def test_padding_that_an_attention_cannot_tell_is_refused() -> None:
