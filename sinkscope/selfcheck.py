@@ -145,6 +145,8 @@ def _eager_reference(
                 reference.reason = f"the eager attention map of {site.name} has the shape {tuple(probabilities.shape)}"
             elif site.score == "softmax" and _no_probabilities(probabilities, bound):
                 reference.reason = "what the model returns as attention maps are no probabilities"
+            elif site.heads > 1 and bool((probabilities == probabilities[:, :1]).all()):
+                reference.reason = "the model returns its attention maps averaged over the heads"
             elif site.name in hides_sinks and bool((probabilities.sum(-1) - 1).abs().max() < bound):
                 reference.reason = "the model's eager attention maps leave its learned sinks out"
             _keep(reference, site, probabilities)
