@@ -11,7 +11,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 
 class TorchConfig(PretrainedConfig):
-    """`kind`: weights, no_weights (whether nn.MultiheadAttention is asked for them) or encoder (nn.TransformerEncoder)."""
+    """`kind`: weights or no_weights (what nn.MultiheadAttention is asked for), or encoder (nn.TransformerEncoder)."""
 
     model_type = "torch_attention"
 

@@ -15,9 +15,10 @@ import pytest
 import torch
 import transformers
 from conftest import COUNTED
-from families import LENGTH, VOCABULARY, dense_maps, eager_maps, eager_outputs, tiny_model
+from families import LENGTH, VOCABULARY, dense_maps, eager_maps, eager_outputs, speech_inputs, tiny_model, unaveraged
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from torch import Tensor
+from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto
 
 import sinkscope
@@ -32,11 +33,17 @@ SEQ2SEQ = list(modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
 CAUSAL = list(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 VISION = ["beit", "clip_vision_model", "data2vec-vision", "deit", "dinov2", "dinov2_with_registers", "dinov3_vit"]
 VISION += ["ijepa", "siglip_vision_model", "vit", "vit_msn", "yolos"]
+SPEECH = ["audio-spectrogram-transformer", "canary", "cohere_asr", "data2vec-audio", "granite_speech5_ctc", "hubert"]
+SPEECH += ["lasr_ctc", "moonshine", "moonshine_streaming", "nemotron_asr_streaming"]
+SPEECH += ["parakeet_ctc", "qwen2_audio_encoder", "sew", "sew-d", "speech_to_text", "speecht5", "unispeech"]
+SPEECH += ["unispeech-sat", "wav2vec2", "wav2vec2-bert", "wav2vec2-conformer", "wavlm", "whisper"]
+SPEECH = [family for family in SPEECH if family in CONFIG_MAPPING]
 LISTS = {
     "causal language models": CAUSAL,
     "masked language models": MASKED,
     "encoder-decoders": SEQ2SEQ,
     "vision (a choice)": VISION,
+    "speech (a choice)": SPEECH,
 }
 """The rows of the README's table."""
 READ = "read"
@@ -49,6 +56,8 @@ UNREADABLE = {
     "rwkv": NO_SOFTMAX,
     "xlstm": NO_SOFTMAX,
     "reformer": NO_SOFTMAX,
+    "granite_speech5_ctc": NO_SOFTMAX,
+    "speecht5": "cannot be run on its main input alone: .*expected input with shape",
     "voxtral_realtime": "cannot be run on its main input alone: ValueError: .*input_features",
 }
 """Refused, by these words. The first five have no softmax attention. Reformer takes exp(logits - logsumexp) over
@@ -200,6 +209,44 @@ def test_vision_models(family: str, record_property: Record) -> None:
     record_property(COUNTED, ("vision (a choice)", READ))
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch's, of Lasr's convolutions
+@pytest.mark.parametrize("family", SPEECH)
+def test_speech_models(family: str, record_property: Record) -> None:
+    """Recordings of one length; the decoder, where there is one, reads a text of its own."""
+    record_property(COUNTED, ("speech (a choice)", expect(transformers.AutoModel, family, check_speech)))
+
+
+RECURRENT = ("nemotron_asr_streaming",)
+"""Their decoders have no attention."""
+
+
+def check_speech(auto: Any, family: str) -> None:
+    """Scans two recordings and compares all maps with the model's own eager ones (torch's own, where it averages)."""
+    model = tiny_model(auto, family)
+    given = speech_inputs(family, model.config)
+    run = sinkscope.scan(model, data=given, batch_size=2, epsilon=0.1)
+    assert run.manifest["self_check"]["status"] == "passed"
+    base = wrap_model(model).model
+    forward = Forward(base)
+    extra = {name: value for name, value in given.items() if name != forward.signal}
+    sound = given[forward.signal]
+    found = plan(base, lambda: forward(sound[:1], **{name: value[:1] for name, value in extra.items()}))
+    assert not found.unread
+    with torch.no_grad():
+        plain = forward(sound, **extra)[0]
+        with Capture(base, found, lambda view, row: None).watching():
+            watched = forward(sound, **extra)[0]
+    assert distance(watched, plain, [plain.shape[1]] * 2) < 1e-6
+    with unaveraged() as maps:
+        outputs = eager_outputs(tiny_model(auto, family, "eager"), sound, None, **extra)
+    same = outputs is not None and distance(outputs[0], plain, [plain.shape[1]] * 2) < SAME_OUTPUT
+    streams = [site["stream"] for site in run.manifest["attention"]]
+    read = {"encoder"} if family in RECURRENT else {"encoder", "decoder", "cross"}
+    assert set(streams) == (read if extra else {"audio"})
+    own = maps[-len(streams) :] if maps else eager_maps(outputs, family, streams) if same else None
+    compare(run, dense_maps(forward, sound, None, **extra) if own is None else own, [LENGTH] * 2)
+
+
 def test_attention_within_windows_is_refused() -> None:
     """Swin's rows are windows of a picture, not pictures."""
     pixels = torch.zeros(1, 3, 32, 32)
@@ -221,7 +268,7 @@ def test_the_wrong_kind_of_input_is_refused(family: str, data: Any, words: str) 
         sinkscope.scan(tiny_model(transformers.AutoModel, family), data=data)
 
 
-def expect(auto: Any, family: str) -> str:
+def expect(auto: Any, family: str, check: Callable[[Any, str], object] = check) -> str:
     """Reads the family, or fails to build or to read it in the words of the tables; says which (see `fate`)."""
     if family in UNBUILT:
         error, words = UNBUILT[family]

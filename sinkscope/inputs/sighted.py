@@ -14,7 +14,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.batches import TokenData, as_corpus, token_data
 from sinkscope.inputs.corpus import Corpus
 from sinkscope.inputs.naming import token_text
-from sinkscope.inputs.pictures import PIXELS
+from sinkscope.inputs.signals import PIXELS
 
 GRIDS = ("image_grid_thw", "image_grid_hws")
 """Sizes of pictures [picture, axis] whose patches stand in one long `pixel_values`: as many as the product says."""
