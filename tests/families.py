@@ -53,6 +53,7 @@ SIZES: dict[str, Any] = {
 }
 
 MIXED = {"layer_types": ["linear_attention", "full_attention"]}
+WINDOWS = {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4], "window_size": 2, "patch_size": 4}
 EXTRA: dict[str, dict[str, Any]] = {
     "bailing_hybrid": MIXED,
     "audio-spectrogram-transformer": {"max_length": 64},
@@ -65,6 +66,10 @@ EXTRA: dict[str, dict[str, Any]] = {
         },
     },
     "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0}},
+    "diffusion_gemma": {
+        "text_config": {"num_experts": 4, "top_k_experts": 2, "use_bidirectional_attention": None},
+        "canvas_length": 12,
+    },
     "dots3_note_text": {"num_key_value_heads": 4},
     "blt": {
         "encoder_config": {"cross_attn_k": 2, "hidden_size_global": 32},
@@ -113,7 +118,7 @@ EXTRA: dict[str, dict[str, Any]] = {
         "attn_layers": ["local", "lsh"],
         "attention_head_size": 8,
     },
-    "swin": {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4], "window_size": 2, "patch_size": 4},
+    **dict.fromkeys(("swin", "swinv2", "donut-swin", "maskformer-swin"), WINDOWS),
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
     "zamba2": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
