@@ -34,10 +34,14 @@ class Forward:
         self.decodes = "decoder_input_ids" in self._accepted and bool(getattr(config, "is_encoder_decoder", False))
         start = getattr(config, "decoder_start_token_id", None)
         self.start = start if isinstance(start, int) else None
+        canvas = getattr(config, "canvas_length", None)
+        self._canvas = canvas if "decoder_input_ids" in self._accepted and not self.decodes else None
 
     @property
     def decoder_input(self) -> str | None:
         """What the decoder of an encoder-decoder reads, for the manifest; None for other models."""
+        if self._canvas is not None:
+            return f"a canvas of {self._canvas} tokens, drawn once: what denoising starts from"
         if not self.decodes:
             return None
         if self.signal is not None:
@@ -67,12 +71,20 @@ class Forward:
             arguments = {"decoder_input_ids": start, **arguments}
         elif self.decodes:
             arguments |= {"decoder_input_ids": self._decoder_ids(inputs, mask), "decoder_attention_mask": mask}
+        if self._canvas is not None:
+            arguments = {"decoder_input_ids": self._blank_canvas(inputs), **arguments}
         accepted = {name: value for name, value in arguments.items() if name in self._accepted or name in extra}
         if inputs.is_floating_point():
             name = self.signal or "inputs_embeds"
             return self.model(**{name: inputs.to(next(self.model.parameters()).dtype)}, **accepted)
         name = "input_ids" if "input_ids" in self._accepted else "inputs"  # Perceiver's are of any kind
         return self.model(**{name: inputs}, **accepted)
+
+    def _blank_canvas(self, ids: torch.Tensor) -> torch.Tensor:
+        """The same random tokens for every sequence and pass; left to itself a diffusion model draws new ones."""
+        size: int = self.model.config.get_text_config().vocab_size  # type: ignore[union-attr, operator]
+        drawn = torch.randint(size, (1, self._canvas or 0), generator=torch.Generator().manual_seed(0))
+        return drawn.to(ids.device).expand(len(ids), -1)
 
     def _decoder_ids(self, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """The text as the decoder would be fed it: moved on by one, its start token in the first valid place."""

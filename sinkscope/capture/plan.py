@@ -33,7 +33,7 @@ class Plan:
 
     sites: list[Site]
     unread: tuple[str, ...] = ()
-    """Modules whose attention is no map of a sequence's queries and keys: within windows, in bands, in parts."""
+    """Modules whose attention is no map of a sequence's queries and keys: within windows, in bands, to pooled keys."""
     positions: int = 0
     """The most queries any site had in the dry run: the positions of a picture."""
 
@@ -107,8 +107,10 @@ def _dry_run(model: nn.Module, forward: Callable[[], Any]) -> tuple[list[_Seen],
     parts = watch.split | {one.module for one in seen if one.module in unmet and one.queries != one.keys}
     parts |= {one.module for one in seen if one.rows != 1}  # windows: several rows for the dry run's one sequence
     parts |= {one.module for one in seen if _filled_up(one, given.get(one.module))}
+    parts |= {one.module for one in seen if one.queries != one.keys and _of_pictures(model, one)}  # pooled keys
+    parts |= {one.module for one in seen if _behind_a_window(model, one)}
     calls = Counter(one.module for one in seen)  # windows again: a call each, as many as the picture has
-    parts |= {module for module, count in calls.items() if count > 1 and stream_of(model, module, False) == "vision"}
+    parts |= {one.module for one in seen if calls[one.module] > 1 and _of_pictures(model, one)}
     return [one for one in seen if one.module not in parts], tuple(sorted(parts | unmet))
 
 
@@ -133,6 +135,17 @@ def _given(model: nn.Module) -> Iterator[dict[str, torch.Size]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _behind_a_window(model: nn.Module, one: _Seen) -> bool:
+    """Whether a canvas reads its prompt from a cache that keeps a window: there the first key is no first position."""
+    return (
+        one.window is not None and one.queries != one.keys and hasattr(getattr(model, "config", None), "canvas_length")
+    )
+
+
+def _of_pictures(model: nn.Module, one: _Seen) -> bool:
+    return stream_of(model, one.module, False) == "vision"
 
 
 def _filled_up(one: _Seen, given: torch.Size | None) -> bool:
