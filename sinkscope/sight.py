@@ -42,7 +42,8 @@ def read_signals(request: Request, checkpoint: Checkpoint, forward: Forward) -> 
         raise SinkscopeError(words if other else f"{words}: it takes no {MODES[asked][1]}")
     shown = _from_folder(request, checkpoint, forward)
     if shown is None and forward.signal is None:
-        shown = sighted_data(request.data, request.num_sequences, checkpoint.vocabulary)
+        image = image_token(checkpoint.model.config)
+        shown = sighted_data(request.data, request.num_sequences, checkpoint.vocabulary, image)
     if shown is None:
         shown = signal_data(request.data, request.num_sequences, _decoder_vocabulary(checkpoint, forward))
     if forward.signal is not None and shown is None:
