@@ -71,7 +71,7 @@ def scan(
             [sequence, T], a list of lists of int, or a mapping with `input_ids` and `attention_mask`, or with
             `position_ids` of packed rows, whose pieces are read apart. No tokenizer is needed for token ids. Vision
             models read a mapping with `pixel_values` [picture, channel, height, width]; vision-language models what
-            their processor returns, as many pictures in each sequence: `input_ids`, `pixel_values` and the rest. Speech models
+            their processor returns, as many pictures in each sequence: `input_ids`, `pixel_values`, ... Speech models
             read `input_features` or `input_values` [recording, ...], all of one length, and beside them
             `decoder_input_ids` [recording, token] where they have a decoder (its start token alone without). A model
             that reads real vectors (the trigger task's) brings its data itself.
