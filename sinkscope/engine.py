@@ -141,6 +141,11 @@ def _prepare(
 
 
 def _smoother(loop: Loop) -> Smoother:
+    if loop.forward.signal is not None:
+        name = type(loop.checkpoint.model).__name__
+        raise SinkscopeError(
+            f"--smoothing: W_V is looked for in a pass over token ids, and {name} reads {loop.forward.signal}"
+        )
     several = several_probes(loop.checkpoint)
     with memory_needed("a short pass that looks for W_V (--smoothing)"):
         return smoother(loop.checkpoint.model, loop.plan, lambda: loop.forward.at_position_zero(several))

@@ -218,3 +218,10 @@ def test_frames_that_fill_a_window_up_are_not_read() -> None:
     ]
     with pytest.raises(sinkscope.SinkscopeError, match="no attention of GraniteSpeech5ForCTC"):
         sinkscope.scan(model, data={"input_features": long[:, :160]})
+
+
+@pytest.mark.parametrize("family", ["whisper", "wav2vec2"])
+def test_smoothing_is_refused_without_token_ids(family: str) -> None:
+    model = tiny_model(AutoModel, family)
+    with pytest.raises(sinkscope.SinkscopeError, match="pass over token ids"):
+        sinkscope.scan(model, data=speech_inputs(family, model.config), smoothing=True)
