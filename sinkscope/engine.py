@@ -24,7 +24,7 @@ from sinkscope.run import Run
 from sinkscope.run_columns import Settings
 from sinkscope.selfcheck import self_check as check_against_eager
 from sinkscope.shards import Shards
-from sinkscope.sight import image_tokens, probe_of, read_pictures, show
+from sinkscope.sight import image_tokens, probe_of, read_signals, show
 from sinkscope.smoothing import Smoother, add_to_summary, smoother, smoothing_table
 from sinkscope.summary import domain_summaries
 from sinkscope.tables import curve_table, head_table, layer_table, position_table, sequence_table
@@ -43,6 +43,7 @@ def scan(
     *,
     data: Any = None,
     images: str | Path | None = None,
+    audio: str | Path | None = None,
     prompt: str | None = None,
     seq_len: int | None = None,
     num_sequences: int | None = None,
@@ -73,10 +74,12 @@ def scan(
             [sequence, T], a list of lists of int, or a mapping with `input_ids` and `attention_mask`, or with
             `position_ids` of packed rows, whose pieces are read apart. No tokenizer is needed for token ids. Vision
             models read a mapping with `pixel_values` [picture, channel, height, width]; vision-language models what
-            their processor returns, one picture a sequence: `input_ids`, `pixel_values` and the rest. A model that
-            reads real vectors (the trigger task's) brings its data itself.
-        images: a folder of png and jpg files for the checkpoint's own processor, one for each sequence. prompt: the
-            text beside each.
+            their processor returns, as many pictures in each sequence: `input_ids`, `pixel_values`, ... Speech models
+            read `input_features` or `input_values` [recording, ...], all of one length, and beside them
+            `decoder_input_ids` [recording, token] where they have a decoder (its start token alone without). A model
+            that reads real vectors (the trigger task's) brings its data itself.
+        images, audio: a folder of png and jpg, or of wav files, for the checkpoint's own processor, one for each
+            sequence. prompt: the text beside each, which a speech model's decoder reads.
         seq_len, num_sequences: tokens a sequence and sequences a SPEC; 256 and 32 for text, all there is for token ids,
             the task's own length and number for a model that brings a task.
         bos: the first token: auto (the tokenizer's habit), always, never; a list of them makes a domain of each.
@@ -99,7 +102,7 @@ def scan(
     """
     started = time.perf_counter()
     settings = Settings(epsilon, dormant_rule)
-    request = processes.agree(lambda: Request(data, seq_len, num_sequences, bos, seed, images, prompt))
+    request = processes.agree(lambda: Request(data, seq_len, num_sequences, bos, seed, images, prompt, audio))
     if batch_size is not None and batch_size < 1:
         raise SinkscopeError(f"--batch-size {batch_size}: at least 1 is needed")
     processes.check(model, device_map, smoothing)
@@ -115,7 +118,7 @@ def scan(
         loop.smoother = processes.agree(lambda: _smoother(loop))
     checked = _check(loop) if self_check else {"status": "skipped"}
     facts = manifest.describe(checkpoint, loop.sites, loop.reading, request, settings, checked, processes)
-    facts["decoder_input"] = loop.forward.decoder_input
+    facts["decoder_input"] = loop.reading.decoder_input or loop.forward.decoder_input
     warnings = [*loop.checkpoint.warnings, *loop.reading.warnings, *_unread(loop), *_check_warnings(checked)]
     facts["warnings"] = warnings
     if shards is not None:
@@ -146,7 +149,7 @@ def _prepare(
 ) -> Loop:  # fmt: skip
     """The model's attention calls found, its inputs read: with loading all that can fail before the first batch."""
     forward = Forward(checkpoint.model)
-    shown = read_pictures(request, checkpoint, forward)
+    shown = read_signals(request, checkpoint, forward)
     short, extra = (probe(checkpoint), {}) if shown is None else probe_of(shown, checkpoint)
     with memory_needed(f"a dry run of {DRY_RUN_TOKENS} tokens"):
         found = plan(checkpoint.model, lambda: forward(short, **extra))
@@ -160,6 +163,11 @@ def _prepare(
 
 
 def _smoother(loop: Loop) -> Smoother:
+    if loop.forward.signal is not None:
+        name = type(loop.checkpoint.model).__name__
+        raise SinkscopeError(
+            f"--smoothing: W_V is looked for in a pass over token ids, and {name} reads {loop.forward.signal}"
+        )
     several = several_probes(loop.checkpoint)
     with memory_needed("a short pass that looks for W_V (--smoothing)"):
         return smoother(loop.checkpoint.model, loop.plan, lambda: loop.forward.at_position_zero(several))

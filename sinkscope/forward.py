@@ -10,37 +10,45 @@ from torch import nn
 
 from sinkscope.errors import SinkscopeError
 
-PIXELS = "pixel_values"
+SIGNALS = ("pixel_values", "input_features", "input_values")
 
 
 class Forward:
-    """Runs a base model on token ids, on pictures, or on the vectors of a model that reads those.
+    """Runs a base model on token ids, on pictures or sound, or on the vectors of a model that reads those.
 
     An encoder-decoder reads the same text on both sides, the decoder after its start token; `decoder_input` says so.
-    Raises SinkscopeError for a model whose input is neither.
+    Beside sound the decoder reads `decoder_input_ids`, or its start token alone. `signal`: the name of the pictures or
+    the sound the model reads in the place of text; `takes`: those its forward has keywords for. Raises SinkscopeError
+    for a model whose input is neither.
     """
 
     def __init__(self, model: nn.Module) -> None:
         needs = getattr(model, "main_input_name", "input_ids")
-        if needs not in ("input_ids", "inputs_embeds", "inputs", PIXELS):
+        if needs not in ("input_ids", "inputs_embeds", "inputs", *SIGNALS):
             raise SinkscopeError(f"{type(model).__name__} reads {needs}, not token ids: only text models yet")
         self.model = model
-        self.sees = needs == PIXELS
+        self.signal = needs if needs in SIGNALS else None
         self._accepted = set(inspect.signature(model.forward).parameters)
-        self.takes_pictures = PIXELS in self._accepted
+        self.takes = self._accepted.intersection(SIGNALS)
         config: Any = model.config
         self.decodes = "decoder_input_ids" in self._accepted and bool(getattr(config, "is_encoder_decoder", False))
         start = getattr(config, "decoder_start_token_id", None)
-        self._start = start if isinstance(start, int) else None
+        self.start = start if isinstance(start, int) else None
+        canvas = getattr(config, "canvas_length", None)
+        self._canvas = canvas if "decoder_input_ids" in self._accepted and not self.decodes else None
 
     @property
     def decoder_input(self) -> str | None:
         """What the decoder of an encoder-decoder reads, for the manifest; None for other models."""
+        if self._canvas is not None:
+            return f"a canvas of {self._canvas} tokens, drawn once: what denoising starts from"
         if not self.decodes:
             return None
-        if self._start is None:
+        if self.signal is not None:
+            return f"decoder_start_token_id {self.start} alone"
+        if self.start is None:
             return "the encoder's text"
-        return f"the encoder's text after decoder_start_token_id {self._start}, without its last token"
+        return f"the encoder's text after decoder_start_token_id {self.start}, without its last token"
 
     def at_position_zero(self, inputs: torch.Tensor) -> Any:
         """A pass that puts every token at position 0, where rotations turn nothing; as usual where a model cannot."""
@@ -49,8 +57,8 @@ class Forward:
         return self(inputs, position_ids=torch.zeros_like(inputs))
 
     def __call__(self, inputs: torch.Tensor, mask: torch.Tensor | None = None, **extra: Any) -> Any:
-        """`inputs`: ids (B, T), vectors (B, T, d) or pictures (B, C, height, width) in any float dtype; `mask`: 1 =
-        token, 0 = padding.
+        """`inputs`: ids (B, T), vectors (B, T, d) or a signal (B, ...) in any float dtype; `mask`: 1 = token, 0 =
+        padding.
 
         No cache, so that layers that share keys see every query; positions count from each first valid token."""
         arguments: dict[str, Any] = {"use_cache": False, **extra}
@@ -58,20 +66,31 @@ class Forward:
             arguments["attention_mask"] = mask
             if (mask[:, 0] == 0).any():
                 arguments["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
-        if self.decodes:
+        if self.decodes and self.signal is not None:
+            start = torch.full((len(inputs), 1), self.start or 0, device=inputs.device)
+            arguments = {"decoder_input_ids": start, **arguments}
+        elif self.decodes:
             arguments |= {"decoder_input_ids": self._decoder_ids(inputs, mask), "decoder_attention_mask": mask}
+        if self._canvas is not None:
+            arguments = {"decoder_input_ids": self._blank_canvas(inputs), **arguments}
         accepted = {name: value for name, value in arguments.items() if name in self._accepted or name in extra}
         if inputs.is_floating_point():
-            name = PIXELS if self.sees else "inputs_embeds"
+            name = self.signal or "inputs_embeds"
             return self.model(**{name: inputs.to(next(self.model.parameters()).dtype)}, **accepted)
         name = "input_ids" if "input_ids" in self._accepted else "inputs"  # Perceiver's are of any kind
         return self.model(**{name: inputs}, **accepted)
 
+    def _blank_canvas(self, ids: torch.Tensor) -> torch.Tensor:
+        """The same random tokens for every sequence and pass; left to itself a diffusion model draws new ones."""
+        size: int = self.model.config.get_text_config().vocab_size  # type: ignore[union-attr, operator]
+        drawn = torch.randint(size, (1, self._canvas or 0), generator=torch.Generator().manual_seed(0))
+        return drawn.to(ids.device).expand(len(ids), -1)
+
     def _decoder_ids(self, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """The text as the decoder would be fed it: moved on by one, its start token in the first valid place."""
-        if self._start is None:
+        if self.start is None:
             return ids
         moved = torch.cat([ids[:, :1], ids[:, :-1]], -1)
         first = torch.zeros_like(ids[:, 0]) if mask is None else mask.argmax(-1)
-        moved[torch.arange(len(ids), device=ids.device), first] = self._start
+        moved[torch.arange(len(ids), device=ids.device), first] = self.start
         return moved

@@ -15,6 +15,7 @@ from sinkscope.inputs import BOS_MODES, Corpus, TokenRules, check_spec, read_cor
 from sinkscope.inputs.batches import TokenData, as_corpus, batches, token_data
 from sinkscope.inputs.images import picture_paths
 from sinkscope.inputs.naming import first_token
+from sinkscope.inputs.sound import sound_paths
 from sinkscope.inputs.vectors import TASKS, read_task, task_rules
 
 DRY_RUN_TOKENS = 16
@@ -29,7 +30,7 @@ class Request:
         data: a SPEC, a list of them, token ids, or None = "prose" (or the task a model brings).
         seq_len, num_sequences: None = 256 and 32 for text, all there is for token ids, the task's own for a task.
         bos: auto, always or never; several make a domain each.
-        images: a folder of pictures, one for each sequence; prompt: the text beside each.
+        images, audio: a folder of pictures or of recordings, one for each sequence; prompt: the text beside each.
     """
 
     data: Any
@@ -39,14 +40,10 @@ class Request:
     seed: int
     images: str | Path | None = None
     prompt: str | None = None
+    audio: str | Path | None = None
 
     def __post_init__(self) -> None:
-        if self.images is not None and self.data is not None:
-            raise SinkscopeError("--images and --data: pictures are read, or data, not both")
-        if self.images is not None:
-            picture_paths(Path(self.images))  # said before the model is loaded
-        if self.prompt is not None and self.images is None:
-            raise SinkscopeError("--prompt is the text beside --images")
+        self._check_folders()
         if self.seq_len is not None and self.seq_len < 2:
             raise SinkscopeError(
                 f"--seq-len {self.seq_len}: at least 2 tokens are needed (bos_mass starts at the second)"
@@ -65,6 +62,21 @@ class Request:
         for spec in self.specs:
             if spec not in TASKS:
                 check_spec(spec)
+
+    def _check_folders(self) -> None:
+        """What is wrong with a folder of pictures or recordings is said before the model is loaded."""
+        if self.images is not None and self.audio is not None:
+            raise SinkscopeError("--images and --audio: pictures are read, or recordings, not both")
+        if self.data is not None and self.images is not None:
+            raise SinkscopeError("--images and --data: pictures are read, or data, not both")
+        if self.data is not None and self.audio is not None:
+            raise SinkscopeError("--audio and --data: recordings are read, or data, not both")
+        if self.images is not None:
+            picture_paths(Path(self.images))
+        elif self.audio is not None:
+            sound_paths(Path(self.audio))
+        elif self.prompt is not None:
+            raise SinkscopeError("--prompt is the text beside --images or --audio")
 
     @property
     def bos_modes(self) -> list[str]:
@@ -85,7 +97,8 @@ class Request:
 class Reading:
     """The sequences of a scan: one corpus a domain, with the tokens (or vectors) a model takes in the same order.
 
-    `image_id`: the token that stands for a part of a picture, where text with pictures is read.
+    `image_id`: the token that stands for a part of a picture, where text with pictures is read. `decoder_input`: what
+    a decoder reads beside the sequences, where it is not what it would read by itself.
     """
 
     rules: TokenRules
@@ -93,6 +106,7 @@ class Reading:
     tokens: list[TokenData]
     tokenizer: Any
     image_id: int | None = None
+    decoder_input: str | None = None
 
     @property
     def total(self) -> int:

@@ -1,5 +1,5 @@
-"""Before a scan, one short sequence (or picture) measured both ways: our capture, and a reference that forms every
-attention map whole: the model's own eager attention, or float64."""
+"""Before a scan, one short sequence (or picture, or recording) measured both ways: our capture, and a reference that
+forms every attention map whole: the model's own eager attention, or float64."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from sinkscope.metrics.mass import query_rows
 
 Pass = Callable[..., Any]
 LENGTH = 128
-PICTURE_AXES = 4
 BOUNDS = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """Largest difference of a probability that is put down to rounding. Eager rounds probabilities to the model's dtype
 before they are compared, and rounded logits (bf16 keeps 8 bits) move a single row's probability by percents."""
@@ -50,7 +49,7 @@ def self_check(
 ) -> dict[str, Any]:
     """Compares A[i,0] of every query and alpha_k of every key over the first 128 tokens of one sequence.
 
-    A sequence with pictures (in `extra`, the forward's other keywords) is compared whole.
+    A picture, a recording or a sequence with pictures (in `extra`, the forward's other keywords) is compared whole.
 
     The reference is the model's own eager attention; where it returns no map for each call, or eager attention does
     not compute what the model computes, float64 attention from what each call was given. Returns what the manifest
@@ -60,7 +59,8 @@ def self_check(
     be trusted.
     """
     run: Pass = partial(forward, **extra) if extra else forward
-    if ids.dim() < PICTURE_AXES and not extra:
+    whole = forward.signal is not None
+    if not whole and not extra:
         ids = ids[:, :LENGTH]
     ours: dict[str, LayerView] = {}
     dense = _Reference(DENSE, {}, {})
@@ -79,7 +79,7 @@ def self_check(
     eager_reference = _eager_reference(model, plan, run, ids, bound, hides_sinks, ours)
     reference = eager_reference if eager_reference.reason is None else dense
     record: dict[str, Any] = {
-        "tokens": ids.shape[1] if ids.dim() < PICTURE_AXES else plan.positions,
+        "tokens": plan.positions if whole else ids.shape[1],
         "bound": bound,
         "reference": reference.name,
     }
@@ -145,6 +145,8 @@ def _eager_reference(
                 reference.reason = f"the eager attention map of {site.name} has the shape {tuple(probabilities.shape)}"
             elif site.score == "softmax" and _no_probabilities(probabilities, bound):
                 reference.reason = "what the model returns as attention maps are no probabilities"
+            elif site.heads > 1 and bool((probabilities == probabilities[:, :1]).all()):
+                reference.reason = "the model returns its attention maps averaged over the heads"
             elif site.name in hides_sinks and bool((probabilities.sum(-1) - 1).abs().max() < bound):
                 reference.reason = "the model's eager attention maps leave its learned sinks out"
             _keep(reference, site, probabilities)

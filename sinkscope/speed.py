@@ -137,7 +137,7 @@ def _open(model: Any, options: LoadOptions) -> tuple[Checkpoint, bool]:
         except NotCausal:
             continue
     checkpoint = checkpoints[0]
-    if checkpoint.task is not None or Forward(unwrapped(checkpoint.model)).sees:
+    if checkpoint.task is not None or Forward(unwrapped(checkpoint.model)).signal is not None:
         raise SinkscopeError(f"{checkpoint.name} does not read token ids: bench times text models")
     return checkpoint, head
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
@@ -13,12 +14,16 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 from typer.testing import CliRunner
 
 logging.disable_progress_bar()
+
+COUNTED = "family counted"
+"""The property of a test's report that says what became of a model type: (list it stands in, fate)."""
 
 POSITIONS, VOCABULARY = 512, 500
 SHORT = ("--seq-len", "32", "--num-sequences", "2")
@@ -179,3 +184,19 @@ def patch_forward(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[torch.
         monkeypatch.setattr(LlamaModel, "forward", forward)
 
     return patch
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """How many model types of each list the run has read: the README's figures. Workers' reports come in here too."""
+    fates: dict[str, Counter[str]] = {}
+    for report in terminalreporter.stats.get("passed", ()):
+        for name, value in getattr(report, "user_properties", ()):
+            if name == COUNTED:
+                fates.setdefault(value[0], Counter())[value[1]] += 1
+    if fates:
+        terminalreporter.section(f"model types of transformers {transformers.__version__}")
+    for name, counts in fates.items():
+        types, read = counts.total(), counts.pop("read", 0)
+        softmax = types - counts["no softmax attention"]
+        others = "".join(f", {count} {fate}" for fate, count in sorted(counts.items()) if count)
+        terminalreporter.line(f"{name}: {read} read of {softmax} with softmax attention, {types} types{others}")

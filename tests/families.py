@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,12 +49,14 @@ SIZES: dict[str, Any] = {
         "decoder_intermediate_size": 48,
     },
     **{"index_head_dim": 16, "head_dim": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
-    **{"decoder_start_token_id": 1, "sep_token_id": 2, "cls_token_id": 1},
+    **{"decoder_start_token_id": 1, "sep_token_id": 2, "cls_token_id": 1, "max_source_positions": 50},
 }
 
 MIXED = {"layer_types": ["linear_attention", "full_attention"]}
+WINDOWS = {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4], "window_size": 2, "patch_size": 4}
 EXTRA: dict[str, dict[str, Any]] = {
     "bailing_hybrid": MIXED,
+    "audio-spectrogram-transformer": {"max_length": 64},
     "bamba": {"attn_layer_indices": [1]},
     "cohere_compass_text": {
         "layer_types": ["full_attention", "sliding_attention"],
@@ -62,6 +66,10 @@ EXTRA: dict[str, dict[str, Any]] = {
         },
     },
     "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0}},
+    "diffusion_gemma": {
+        "text_config": {"num_experts": 4, "top_k_experts": 2, "use_bidirectional_attention": None},
+        "canvas_length": 12,
+    },
     "dots3_note_text": {"num_key_value_heads": 4},
     "blt": {
         "encoder_config": {"cross_attn_k": 2, "hidden_size_global": 32},
@@ -82,6 +90,7 @@ EXTRA: dict[str, dict[str, Any]] = {
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
     "mobilebert": {"intra_bottleneck_size": 16, "embedding_size": 16},
     "luke": {"entity_vocab_size": 9, "entity_emb_size": 8},
+    "moonshine_streaming": {"num_key_value_heads": 4},
     "neomme": {"head_dim": 16},
     "perceiver": {"num_self_attends_per_block": 2, "d_latents": 32, "num_latents": 8},
     "musicgen": {"decoder": {"num_codebooks": 1}},
@@ -109,7 +118,7 @@ EXTRA: dict[str, dict[str, Any]] = {
         "attn_layers": ["local", "lsh"],
         "attention_head_size": 8,
     },
-    "swin": {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4], "window_size": 2, "patch_size": 4},
+    **dict.fromkeys(("swin", "swinv2", "donut-swin", "maskformer-swin"), WINDOWS),
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
     "zamba2": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
@@ -196,17 +205,61 @@ def tiny_model(auto: Any, model_type: str, implementation: str | None = None) ->
     return model.eval()
 
 
+WAVES = ("wav2vec2", "wav2vec2-conformer", "hubert", "wavlm", "data2vec-audio", "sew", "sew-d", "unispeech")
+WAVES += ("unispeech-sat", "moonshine", "moonshine_streaming", "speecht5")
+"""They read samples; the others of SPEECH features."""
+FRAMES = ("feature_projection_input_dim", "input_feat_per_channel", "num_mel_bins", "input_dim", "n_mels")
+
+
+def speech_inputs(family: str, config: Any) -> dict[str, Tensor]:
+    """Two recordings of equal length as the family's feature extractor would give them, and text for its decoder."""
+    generator = torch.Generator().manual_seed(0)
+    parts = [config, *(getattr(config, name, None) for name in ("encoder_config", "audio_config"))]
+    width = next((getattr(part, name) for part in parts for name in FRAMES if hasattr(part, name)), 80)
+    width *= 4 if family == "granite_speech5_ctc" else 1  # it stacks four frames before its model
+    if family in WAVES:
+        name, shape = "input_values", (2, 6400)
+    elif family == "audio-spectrogram-transformer":
+        name, shape = "input_values", (2, config.max_length, width)
+    elif family in ("whisper", "qwen2_audio_encoder"):
+        name, shape = "input_features", (2, width, 2 * config.max_source_positions)
+    else:
+        name, shape = "input_features", (2, 160, width)
+    given = {name: torch.randn(*shape, generator=generator)}
+    if getattr(config, "is_encoder_decoder", False) and family != "speecht5":  # its decoder reads sound
+        given["decoder_input_ids"] = torch.randint(3, VOCABULARY, (2, 7), generator=generator)
+    return given
+
+
+@contextmanager
+def unaveraged() -> Iterator[list[Tensor]]:
+    """Collects the maps that torch's own multi-head attention returns until the block ends, all heads of them."""
+    maps: list[Tensor] = []
+    own = torch.nn.functional.multi_head_attention_forward
+
+    def attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        output, probabilities = own(*args, **kwargs, average_attn_weights=False)
+        maps.append(probabilities)
+        return output, probabilities.mean(1)
+
+    torch.nn.functional.multi_head_attention_forward = attention
+    try:
+        yield maps
+    finally:
+        torch.nn.functional.multi_head_attention_forward = own
+
+
 DECODER_ALONE = ("musicgen", "musicgen_melody")
 STREAMS = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
 
 
-def eager_outputs(model: PreTrainedModel, ids: Tensor, mask: Tensor | None) -> Any:
+def eager_outputs(model: PreTrainedModel, ids: Tensor, mask: Tensor | None, **extra: Any) -> Any:
     """What an eager model returns with its maps; None where it cannot return any."""
     forward = Forward(wrap_model(model).model)
     with torch.no_grad():
-        forward(ids, mask)  # BigBird takes its final form in its first pass
+        forward(ids, mask, **extra)  # BigBird takes its final form in its first pass
         try:
-            return forward(ids, mask, output_attentions=True)
+            return forward(ids, mask, **extra, output_attentions=True)
         except (TypeError, ValueError, AttributeError):
             return None
 
@@ -237,7 +290,7 @@ SINKS_ON_OUTPUT = ("granite_swa", "granitemoe_swa")
 """Their eager attention scales its output by what the sinks leave, and returns maps that sum to 1."""
 
 
-def dense_maps(forward: Any, ids: Tensor, mask: Tensor) -> list[Tensor]:
+def dense_maps(forward: Any, ids: Tensor, mask: Tensor | None, **extra: Any) -> list[Tensor]:
     """Maps of every dispatched call in float64, formed whole, in the order of the calls."""
     maps = []
 
@@ -277,7 +330,7 @@ def dense_maps(forward: Any, ids: Tensor, mask: Tensor) -> list[Tensor]:
     own.update(sdpa=attention, eager=attention)
     try:
         with torch.no_grad():
-            forward(ids, mask)
+            forward(ids, mask, **extra)
     finally:
         own.clear()
         own.update(before)

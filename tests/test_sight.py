@@ -14,10 +14,11 @@ from families import dense_maps, tiny_config, tiny_model
 from PIL import Image
 from test_families import columns
 from torch import Tensor
-from transformers import AutoModelForImageTextToText, CLIPImageProcessor, LlavaProcessor, ViTImageProcessor
+from transformers import AutoModel, AutoModelForImageTextToText, CLIPImageProcessor, LlavaProcessor, ViTImageProcessor
 
 import sinkscope
 from sinkscope.checkpoints import wrap_model
+from sinkscope.inputs.sighted import GRIDS
 
 IMAGE, LENGTH, FIRST = 5, 24, 3
 IMAGE_TOKENS = {"gemma3": 4, "llava": 16, "qwen2_5_vl": 4, "qwen3_vl": 4}
@@ -134,6 +135,62 @@ def test_a_picture_s_windows_are_named_as_not_read() -> None:
     assert run.summary["warnings"] == [
         "attention that is no map of queries and keys was not read: visual.blocks.0.attn"
     ]
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen3_vl"])
+def test_of_several_pictures_the_text_is_read(family: str) -> None:
+    """Two pictures in each sequence: rows of their own in the vision tower, which is named as not read."""
+    model, given = see(family), inputs(family, sequences=4)
+    count = IMAGE_TOKENS[family]
+    given = {name: value for name, value in given.items() if name in ("pixel_values", "image_grid_thw")}
+    ids = torch.randint(10, 99, (2, 2 * LENGTH), generator=torch.Generator().manual_seed(1))
+    ids[:, FIRST : FIRST + count] = IMAGE
+    ids[:, FIRST + count + 1 : FIRST + 2 * count + 1] = IMAGE
+    given |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if family == "qwen3_vl":
+        given["mm_token_type_ids"] = (ids == IMAGE).int()
+    run = sinkscope.scan(model, data=given)
+    assert [site["stream"] for site in run.manifest["attention"]] == ["text", "text"]
+    assert "was not read" in run.summary["warnings"][0]
+    assert run.summary["image_tokens"]["count"] == 2 * count
+    eager = wrap_model(see(family, "eager")).model
+    for number in range(2):
+        one = alone(given, number) | {name: given[name][2 * number : 2 * number + 2] for name in GRIDS if name in given}
+        with torch.no_grad():
+            maps = eager(**one, use_cache=False, output_attentions=True).attentions
+        for site, probabilities in zip(run.manifest["attention"], maps, strict=True):
+            assert_masses(run, site["module"], number, probabilities)
+    ids[1, FIRST] = 20
+    with pytest.raises(sinkscope.SinkscopeError, match="as many image tokens"):
+        sinkscope.scan(model, data=given)
+
+
+def test_sound_in_text_is_read_like_pictures() -> None:
+    """Qwen2-Audio: 25 tokens stand for 100 frames; its streams are the sound's and the text's."""
+    torch.manual_seed(0)
+    config = tiny_config("qwen2_audio")
+    config.audio_token_id = config.audio_token_index = IMAGE
+    names = ("sdpa", "eager")
+    models = [AutoModel.from_config(config, dtype=torch.float32, attn_implementation=name).eval() for name in names]
+    models[1].load_state_dict(models[0].state_dict())
+    ids = torch.randint(10, 99, (2, 40), generator=torch.Generator().manual_seed(0))
+    ids[:, FIRST : FIRST + 25] = IMAGE
+    frames = 2 * config.audio_config.max_source_positions
+    given = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "input_features": torch.randn(2, config.audio_config.num_mel_bins, frames),
+        "feature_attention_mask": torch.ones(2, frames, dtype=torch.long),
+    }
+    run = sinkscope.scan(models[0], data=given)
+    assert [site["stream"] for site in run.manifest["attention"]] == ["audio", "audio", "text", "text"]
+    assert run.manifest["self_check"]["status"] == "passed"
+    for number in range(2):
+        one = {name: value[number : number + 1] for name, value in given.items()}
+        with torch.no_grad():
+            maps = models[1](**one, use_cache=False, output_attentions=True).attentions
+        for site, probabilities in zip(run.manifest["attention"][-2:], maps, strict=True):
+            assert_masses(run, site["module"], number, probabilities)
 
 
 def test_image_tokens_in_other_places_give_no_mass() -> None:

@@ -11,9 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.functional import multi_head_attention_forward
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -37,6 +39,21 @@ TURNED = frozenset(
 """After these the axes are no longer (query, key): a product with the result says nothing of values."""
 
 FUNCTIONS = ("softmax", "dropout")
+
+
+def _laid_open() -> Callable[..., Any]:
+    """torch's own multi-head attention, which hands itself to a mode whole: the same code, without that first question.
+
+    What it calls inside (projections, softmax, scaled_dot_product_attention) then comes to the mode one by one.
+    """
+    own = multi_head_attention_forward
+    unasked = {**own.__globals__, "has_torch_function": lambda tensors: False}
+    copy = FunctionType(own.__code__, unasked, own.__name__, own.__defaults__, own.__closure__)
+    copy.__kwdefaults__ = own.__kwdefaults__
+    return copy
+
+
+MULTI_HEAD = _laid_open()
 
 
 InlineHandler = Callable[[InlineCall | SdpaCall], None]
@@ -74,6 +91,7 @@ class InlineWatch(TorchFunctionMode):
         self.handler = handler
         self.modules: list[str] = [""]
         self.resting = 0
+        self.in_multi_head = 0
         self.split: set[str] = set()
         self.unmet: Counter[str] = Counter()
         self.tracked: Any = WeakTensorKeyDictionary()
@@ -112,14 +130,27 @@ class InlineWatch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is multi_head_attention_forward:
+            return self._multi_head(args, kwargs)
         result = func(*args, **kwargs)
         if not self.resting and isinstance(result, Tensor) and result.dim() > 2:
             self._note(getattr(func, "__name__", ""), args, kwargs, result)
         return result
 
+    def _multi_head(self, args: Any, kwargs: dict[str, Any]) -> Any:
+        """nn.MultiheadAttention's function, watched inside: this mode is off while a function it was asked for runs."""
+        self.in_multi_head += 1
+        try:
+            with self:
+                return MULTI_HEAD(*args, **kwargs)
+        finally:
+            self.in_multi_head -= 1
+
     def _note(self, name: str, args: Any, kwargs: dict[str, Any], result: Tensor) -> None:
         if name == "scaled_dot_product_attention":
-            self.handler(sdpa_call(self.modules[-1], result, *args, **kwargs))
+            call = sdpa_call(self.modules[-1], result, *args, **kwargs)
+            call.handed_on = bool(self.in_multi_head)
+            self.handler(call)
             return
         origins = [self.tracked[tensor] for tensor in _tensors(args, kwargs) if tensor in self.tracked]
         softmaxes = [origin for origin in origins if isinstance(origin, _Softmax)]
@@ -157,7 +188,9 @@ class InlineWatch(TorchFunctionMode):
             if seen is not None:
                 left.met.append(True)
                 self.unmet[left.module] -= bool(left.products)
-                self.handler(InlineCall(left.module, seen))
+                if self.in_multi_head and seen.query is not None:
+                    seen.query = seen.query * seen.query.shape[-1] ** 0.5  # torch scales q before the product
+                self.handler(InlineCall(left.module, seen, bool(self.in_multi_head)))
 
 
 def _derived(softmaxes: list[_Softmax], name: str) -> _Softmax:

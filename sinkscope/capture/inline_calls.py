@@ -12,10 +12,15 @@ from sinkscope.capture.products import Product
 
 @dataclass
 class InlineCall:
-    """One attention computed inline, as seen: axes in front of (query, key) may still be folded into one."""
+    """One attention computed inline, as seen: axes in front of (query, key) may still be folded into one.
+
+    `handed_on`: the output projection is known to read the output as it is (torch's own multi-head attention, which
+    calls it as a function that no hook sees).
+    """
 
     module: str
     seen: AttentionMap
+    handed_on: bool = False
 
     @property
     def folded(self) -> bool:
@@ -45,7 +50,10 @@ class InlineCall:
 
 @dataclass
 class SdpaCall:
-    """One call of torch's scaled_dot_product_attention from the module of that path; output (B, H, Tq, dv)."""
+    """One call of torch's scaled_dot_product_attention from the module of that path; output (B, H, Tq, dv).
+
+    `handed_on` as in InlineCall.
+    """
 
     module: str
     query: Tensor
@@ -55,6 +63,7 @@ class SdpaCall:
     causal: bool
     scaling: float
     output: Tensor
+    handed_on: bool = False
 
 
 def map_of(logits: Tensor, product: Product, products: frozenset[Product], plain: bool) -> AttentionMap | None:

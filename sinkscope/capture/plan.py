@@ -33,7 +33,7 @@ class Plan:
 
     sites: list[Site]
     unread: tuple[str, ...] = ()
-    """Modules whose attention is no map of a sequence's queries and keys: within windows, in bands, in parts."""
+    """Modules whose attention is no map of a sequence's queries and keys: within windows, in bands, to pooled keys."""
     positions: int = 0
     """The most queries any site had in the dry run: the positions of a picture."""
 
@@ -100,15 +100,62 @@ def _dry_run(model: nn.Module, forward: Callable[[], Any]) -> tuple[list[_Seen],
                 seen.append(found)
 
     watch = InlineWatch(inline)
-    with torch.no_grad(), shadowed(dispatched), watch.watched(model), _readable(model):
+    with torch.no_grad(), shadowed(dispatched), watch.watched(model), _readable(model), _given(model) as given:
         forward()
     unmet = {module for module, count in watch.unmet.items() if count > 0}
     # Beside a softmax that was not read, a map that is not square is a part of an attention (global tokens), not all.
     parts = watch.split | {one.module for one in seen if one.module in unmet and one.queries != one.keys}
     parts |= {one.module for one in seen if one.rows != 1}  # windows: several rows for the dry run's one sequence
+    parts |= {one.module for one in seen if _filled_up(one, given.get(one.module))}
+    parts |= {one.module for one in seen if one.queries != one.keys and _of_pictures(model, one)}  # pooled keys
+    parts |= {one.module for one in seen if _behind_a_window(model, one)}
     calls = Counter(one.module for one in seen)  # windows again: a call each, as many as the picture has
-    parts |= {module for module, count in calls.items() if count > 1 and stream_of(model, module, False) == "vision"}
+    parts |= {one.module for one in seen if calls[one.module] > 1 and _of_pictures(model, one)}
     return [one for one in seen if one.module not in parts], tuple(sorted(parts | unmet))
+
+
+@contextmanager
+def _given(model: nn.Module) -> Iterator[dict[str, torch.Size]]:
+    """The shape of the hidden states each module is given, by its path."""
+    shapes: dict[str, torch.Size] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            hidden = kwargs.get("hidden_states", args[0] if args else None)
+            if isinstance(hidden, Tensor) and hidden.dim() == 3:
+                shapes[name] = hidden.shape
+
+        return hook
+
+    handles = [
+        module.register_forward_pre_hook(keep(name), with_kwargs=True) for name, module in model.named_modules() if name
+    ]
+    try:
+        yield shapes
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _behind_a_window(model: nn.Module, one: _Seen) -> bool:
+    """Whether a canvas reads its prompt from a cache that keeps a window: there the first key is no first position."""
+    return (
+        one.window is not None and one.queries != one.keys and hasattr(getattr(model, "config", None), "canvas_length")
+    )
+
+
+def _of_pictures(model: nn.Module, one: _Seen) -> bool:
+    return stream_of(model, one.module, False) == "vision"
+
+
+def _filled_up(one: _Seen, given: torch.Size | None) -> bool:
+    """Whether an attention module fills its positions up to a whole window: (1, T, D) goes in, more than T queries ask.
+
+    Where it reads channels (1, D, T) or positions (T, 1, D) first, that is not said.
+    """
+    if given is None or one.queries != one.keys or given[2] == one.queries:
+        return False
+    return 1 < given[1] < one.queries
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from string import ascii_letters
 from typing import Any
 
 from torch import Tensor
@@ -42,7 +43,8 @@ def read_product(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], resul
 
 def _einsum(equation: str, operands: Any, result: Tensor) -> Product | None:
     """Two operands, one summed index, one index of each alone: a product of matrices, whatever the order of axes."""
-    terms, arrow, out = equation.replace(" ", "").partition("->")
+    equation = _spelled_out(equation.replace(" ", ""), operands)
+    terms, arrow, out = equation.partition("->")
     first, comma, second = terms.partition(",")
     if not arrow or not comma or "." in equation or len({*first}) < len(first) or len({*second}) < len(second):
         return None
@@ -66,3 +68,13 @@ def _einsum(equation: str, operands: Any, result: Tensor) -> Product | None:
         axes(result, out, [*shared, *own]),
         (left, right),
     )
+
+
+def _spelled_out(equation: str, operands: Any) -> str:
+    """The equation with letters in the place of `...`; as it is where the operands differ in the axes it stands for."""
+    terms = equation.partition("->")[0].split(",")
+    hidden = {each.dim() - len(term) + 3 for term, each in zip(terms, operands, strict=False) if "..." in term}
+    if len(hidden) != 1:
+        return equation
+    free = [letter for letter in ascii_letters if letter not in equation]
+    return equation.replace("...", "".join(free[: hidden.pop()]))

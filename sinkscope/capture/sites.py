@@ -26,6 +26,9 @@ STREAM_NAMES = {
     "audio": ("audio", "speech"),
 }
 
+STREAM_INPUTS = {"pixel_values": "vision", "input_features": "audio", "input_values": "audio"}
+"""Where the path says nothing: by what the model reads."""
+
 
 def block_of(model: nn.Module, path: str, attention_paths: Iterable[str]) -> tuple[str, int] | None:
     """The block an attention module belongs to and its number: (path of the block, index in its ModuleList).
@@ -63,9 +66,7 @@ def stream_of(model: nn.Module, path: str, cross: bool) -> str:
     for stream, names in STREAM_NAMES.items():
         if any(name in lowered for name in names):
             return stream
-    if getattr(model, "main_input_name", "input_ids") == "pixel_values":
-        return "vision"
-    return "text"
+    return STREAM_INPUTS.get(getattr(model, "main_input_name", "input_ids"), "text")
 
 
 def kind_of(module: nn.Module, window: int | None, cross: bool, layer: int | None) -> str:

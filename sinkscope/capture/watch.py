@@ -162,7 +162,8 @@ class Capture:
             output = made.output if made.output.dim() == 4 else made.output.unflatten(0, (-1, site.heads))
             seen = AttentionMap(output, None, call.query, call.key, call.value, output.transpose(1, 2))
         rows = (seen.probabilities.shape[0], seen.probabilities.shape[-2])
-        self._keep(Pending(site, parts, rows, seen.query, seen.key, seen.value, seen.output))
+        projected = seen.output if made.handed_on else None
+        self._keep(Pending(site, parts, rows, seen.query, seen.key, seen.value, seen.output, projected))
 
     def _keep(self, pending: Pending) -> None:
         self._waiting.setdefault(pending.site.block, []).append(pending)
@@ -214,9 +215,11 @@ class Capture:
         def part(tensor: Tensor | None, axis: int) -> Tensor | None:
             return tensor if cut is None or tensor is None else cut.axis(tensor, axis)
 
+        time_first = getattr(self.model.get_submodule(site.module), "batch_first", True) is False
+
         def tokens(tensor: Tensor | None) -> Tensor | None:
             # Code of a model's own may put channels, or time, first: then x is not read, rather than read wrongly.
-            fits = tensor is not None and tensor.shape[:2] == pending.rows
+            fits = tensor is not None and tensor.shape[:2] == pending.rows and not time_first
             return part(tensor, 1) if fits else None
 
         residual = self._inputs.get(site.block) if site.block is not None else None

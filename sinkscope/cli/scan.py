@@ -33,7 +33,12 @@ def scan(
     images: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Read pictures (png, jpg), one a sequence, not --data.")
     ] = None,
-    prompt: Annotated[str | None, typer.Option(help="The text beside each picture.")] = None,
+    audio: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Read recordings (wav), one a sequence, not --data.")
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="The text beside each picture, or what the decoder reads beside each recording.")
+    ] = None,
     seq_len: Annotated[int | None, typer.Option(help="Tokens a sequence. [default: 256]")] = None,
     num_sequences: Annotated[int | None, typer.Option(help="Sequences for each --data. [default: 32]")] = None,
     bos: Annotated[
@@ -94,7 +99,8 @@ def scan(
     if not models:
         raise SinkscopeError("no model: name one, or give --models FILE")
     options = {
-        "data": data or None, "images": images, "prompt": prompt, "seq_len": seq_len, "num_sequences": num_sequences,
+        "data": data or None, "images": images, "audio": audio, "prompt": prompt, "seq_len": seq_len,
+        "num_sequences": num_sequences,
         "batch_size": parse_batch_size(batch_size), "bos": single(bos) or "auto", "device": device,
         "device_map": device_map, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code,
         "allow_pickle": allow_pickle, "seed": seed, "epsilon": epsilon, "dormant_rule": dormant_rule,

@@ -12,6 +12,8 @@ import torch
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.corpus import Corpus, check_ids
 
+DECODER = "decoder_input_ids"
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -35,13 +37,15 @@ class TokenData:
     """Token ids given by a caller: [sequence, T], with an attention mask (1 = token, 0 = padding) or without.
 
     `vectors` [sequence, T, d] are read in their place by models that take real vectors. `extras`: what else the model
-    takes with each sequence (pictures); such sequences are read one by one.
+    takes with each sequence (pictures); such sequences are read one by one. `decoder`: token ids [sequence, T] that a
+    decoder reads beside the vectors.
     """
 
     ids: np.ndarray
     mask: np.ndarray | None = None
     vectors: np.ndarray | None = None
     extras: list[dict[str, torch.Tensor]] | None = None
+    decoder: np.ndarray | None = None
 
     def span(self, number: int) -> tuple[int, int]:
         """First and past-the-last valid position of a sequence."""
@@ -62,10 +66,14 @@ def batches(data: TokenData, start: int, size: int, device: torch.device) -> Ite
         read = data.ids if data.vectors is None else data.vectors
         inputs = torch.from_numpy(np.ascontiguousarray(read[first : first + size])).to(device)
         if data.mask is None:
-            yield Batch(inputs, None, None)
+            yield Batch(inputs, None, None, {} if data.decoder is None else _decoder(data.decoder, first, size, device))
         else:
             mask = torch.from_numpy(np.ascontiguousarray(data.mask[first : first + size])).to(device)
             yield Batch(inputs, mask, [_span(row) for row in data.mask[first : first + size]])
+
+
+def _decoder(ids: np.ndarray, first: int, size: int, device: torch.device) -> dict[str, torch.Tensor]:
+    return {DECODER: torch.from_numpy(np.ascontiguousarray(ids[first : first + size])).to(device)}
 
 
 def _alone(data: TokenData, number: int, device: torch.device) -> Batch:

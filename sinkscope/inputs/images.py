@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.inputs.pictures import PIXELS
+from sinkscope.inputs.signals import PIXELS
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 PROMPT = "Describe the picture."

@@ -1,4 +1,4 @@
-"""Text with pictures in it, for vision-language models: what a model's processor returns, one sequence at a time."""
+"""Text with pictures or sound in it: what a vision- or audio-language model's processor returns, for each sequence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.batches import TokenData, as_corpus, token_data
 from sinkscope.inputs.corpus import Corpus
 from sinkscope.inputs.naming import token_text
-from sinkscope.inputs.pictures import PIXELS
+from sinkscope.inputs.signals import PIXELS, signal_name
 
 GRIDS = ("image_grid_thw", "image_grid_hws")
 """Sizes of pictures [picture, axis] whose patches stand in one long `pixel_values`: as many as the product says."""
@@ -26,16 +26,18 @@ IMAGE = "image"
 
 @dataclass(frozen=True)
 class Sighted:
-    """Sequences with pictures: token ids, and what else the model takes with each of them."""
+    """Sequences with pictures (or sound): token ids, and what else the model takes with each of them."""
 
     tokens: TokenData
+    signal: str = PIXELS
 
     def corpus(self) -> Corpus:
         """The valid ids of each sequence; the pictures are in the fingerprint."""
         given = self.tokens.extras or []
         numbers = [extra[name].double().numpy().ravel() for extra in given for name in sorted(extra)]
         plain = as_corpus(self.tokens)
-        return Corpus("token ids and pictures", plain.ids, plain.documents, vectors=np.concatenate(numbers))
+        what = "pictures" if self.signal == PIXELS else "sound"
+        return Corpus(f"token ids and {what}", plain.ids, plain.documents, vectors=np.concatenate(numbers))
 
 
 @dataclass(frozen=True)
@@ -55,23 +57,26 @@ def image_token(config: Any) -> int | None:
     return next((token for token in found if isinstance(token, int)), None)
 
 
-def sighted_data(data: Any, count: int | None, vocabulary: int) -> Sighted | None:
-    """The sequences of a mapping with `input_ids` and `pixel_values`, each with a picture; None for any other data.
+def sighted_data(data: Any, count: int | None, vocabulary: int, image_id: int | None = None) -> Sighted | None:
+    """The sequences of a mapping with `input_ids` and pictures or sound for each; None for any other data.
 
-    All else in the mapping is a tensor a sequence, or a token, and goes to the model with its sequence. Raises
-    SinkscopeError where it cannot be told what belongs to which sequence.
+    All else in the mapping is a tensor a sequence, or a token, and goes to the model with its sequence. Several
+    pictures may belong to a sequence where all have as many, and as many tokens `image_id`. Raises SinkscopeError
+    where it cannot be told what belongs to which sequence.
     """
-    if not hasattr(data, "keys") or PIXELS not in data or "input_ids" not in data:
+    signal = signal_name(data)
+    if signal is None or "input_ids" not in data:
         return None
     ids = token_data({name: data[name] for name in ("input_ids", "attention_mask") if name in data}, vocabulary)
     try:
         rest = {name: torch.as_tensor(data[name]).detach().cpu() for name in data if name not in ("input_ids",)}
     except (TypeError, ValueError, RuntimeError):
-        raise SinkscopeError(f"{PIXELS} and what comes with them: tensors are needed (return_tensors='pt')") from None
-    if not rest[PIXELS].is_floating_point() or not torch.isfinite(rest[PIXELS]).all():
-        raise SinkscopeError(f"{PIXELS}: finite numbers are needed")
+        raise SinkscopeError(f"{signal} and what comes with them: tensors are needed (return_tensors='pt')") from None
+    if not rest[signal].is_floating_point() or not torch.isfinite(rest[signal]).all():
+        raise SinkscopeError(f"{signal}: finite numbers are needed")
     rest.pop("attention_mask", None)
-    parts = [_parts(name, value, rest, len(ids.ids)) for name, value in rest.items()]
+    shown = np.unique((ids.ids == image_id).sum(1)) if image_id is not None else np.zeros(2)
+    parts = [_parts(name, value, rest, len(ids.ids), len(shown) == 1) for name, value in rest.items()]
     extras = [dict(zip(rest, own, strict=True)) for own in zip(*parts, strict=True)]
     for number, extra in enumerate(extras):
         length = ids.ids.shape[1]
@@ -79,7 +84,8 @@ def sighted_data(data: Any, count: int | None, vocabulary: int) -> Sighted | Non
         for name, value in extra.items():
             if value.shape == (1, length):  # one number a token: padding goes as it goes from the ids
                 extra[name] = value[:, start:stop]
-    return Sighted(TokenData(ids.ids[:count], None if ids.mask is None else ids.mask[:count], extras=extras[:count]))
+    mask = None if ids.mask is None else ids.mask[:count]
+    return Sighted(TokenData(ids.ids[:count], mask, extras=extras[:count]), signal)
 
 
 def joined(sequences: Sequence[dict[str, Any]], vocabulary: int) -> Sighted:
@@ -91,15 +97,20 @@ def joined(sequences: Sequence[dict[str, Any]], vocabulary: int) -> Sighted:
     return Sighted(TokenData(ids.ids, ids.mask, extras=extras))
 
 
-def _parts(name: str, value: Tensor, rest: dict[str, Tensor], sequences: int) -> list[Tensor]:
-    """One part of a tensor for each sequence, its first axis kept."""
+def _parts(name: str, value: Tensor, rest: dict[str, Tensor], sequences: int, several: bool) -> list[Tensor]:
+    """One part of a tensor for each sequence, its first axis kept; `several`: it may hold more than one picture."""
     grid = next((rest[grid] for grid in GRIDS if grid in rest), None)
-    if name == PIXELS and grid is not None and len(grid) == sequences:
-        sizes = grid.prod(-1).tolist()
+    if name == PIXELS and grid is not None and _fits(len(grid), sequences, several):
+        sizes = grid.prod(-1).view(sequences, -1).sum(1).tolist()
         if sum(sizes) == len(value):
             return list(value.split(sizes))
-    if value.dim() and len(value) == sequences:
-        return list(value.split(1))
+    if value.dim() and _fits(len(value), sequences, several):
+        return list(value.split(len(value) // sequences))
     raise SinkscopeError(
-        f"{name} of shape {tuple(value.shape)} for {sequences} sequences: one picture for each sequence is read"
+        f"{name} of shape {tuple(value.shape)} for {sequences} sequences: one picture for each sequence is read, or as "
+        "many in each, with as many image tokens"
     )
+
+
+def _fits(rows: int, sequences: int, several: bool) -> bool:
+    return rows == sequences or (several and rows > 0 and rows % sequences == 0)

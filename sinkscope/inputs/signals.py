@@ -1,0 +1,115 @@
+"""Signals, in the place of token ids: pictures or sound as numbers, the way a model's own processor gives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.inputs.batches import DECODER, TokenData, token_data
+from sinkscope.inputs.corpus import Corpus
+from sinkscope.inputs.rules import TokenRules
+
+PIXELS, SOUND = "pixel_values", ("input_features", "input_values")
+NAMES = ("position 0", "position")
+"""A position's kind, in the place of a token: the first (the class token, in most vision models) and all others."""
+
+
+@dataclass(frozen=True)
+class SignalKind:
+    """What one of a mapping's names holds. `unit`: what each of its rows is; `axes`: how many axes it may have."""
+
+    unit: str
+    axes: tuple[int, ...]
+    shape: str
+
+
+KINDS = {
+    PIXELS: SignalKind("picture", (4,), "[picture, channel, height, width]"),
+    "input_features": SignalKind("recording", (3,), "[recording, frame, feature] (Whisper: [recording, mel, frame])"),
+    "input_values": SignalKind("recording", (2, 3), "[recording, sample] (AST: [recording, frame, mel])"),
+}
+"""By the name of the forward's keyword."""
+
+
+@dataclass(frozen=True)
+class Signals:
+    """One signal a sequence, float32, all of one shape: nothing is padded.
+
+    Attributes:
+        name: the forward's keyword. values: [sequence, ...] as KINDS says.
+        text: what the decoder of an encoder-decoder reads, token ids [sequence, T]; None = its start token alone.
+        text_from: says so in the manifest. warnings: for the run.
+    """
+
+    name: str
+    values: np.ndarray
+    text: np.ndarray | None = None
+    text_from: str | None = None
+    warnings: tuple[str, ...] = ()
+
+    def tokens(self, positions: int) -> TokenData:
+        """What the model reads, as sequences of `positions` attention positions."""
+        return TokenData(self._kinds(positions), vectors=self.values, decoder=self.text)
+
+    def corpus(self, positions: int) -> Corpus:
+        """What the run says it read. The decoder's text is in the fingerprint, where there is one."""
+        names = [f"{KINDS[self.name].unit} {number}" for number in range(len(self.values))]
+        numbers = self.values
+        if self.text is not None:
+            numbers = np.concatenate([self.values.ravel(), self.text.ravel().astype(np.float32)])
+        return Corpus(self.name, self._kinds(positions), names, vectors=numbers, warnings=list(self.warnings))
+
+    def _kinds(self, positions: int) -> np.ndarray:
+        kinds = np.ones((len(self.values), positions), dtype=np.int64)
+        kinds[:, 0] = 0
+        return kinds
+
+
+def signal_name(data: Any) -> str | None:
+    """The name under which a mapping holds pictures or sound; None for any other data."""
+    return next((name for name in KINDS if name in data), None) if hasattr(data, "keys") else None
+
+
+def signal_data(data: Any, count: int | None, vocabulary: int | None = None) -> Signals | None:
+    """The first `count` pictures or recordings of a mapping; None where it holds none.
+
+    `decoder_input_ids` beside them is the decoder's text; `vocabulary`: the ids it may hold. Raises SinkscopeError
+    where the signals are no finite numbers of the shape KINDS names, or some of them are marked as padding.
+    """
+    name = signal_name(data)
+    if name is None:
+        return None
+    kind = KINDS[name]
+    try:
+        values = torch.as_tensor(data[name]).detach().float().cpu().numpy()
+    except (TypeError, ValueError, RuntimeError):
+        values = np.zeros(0)
+    if values.ndim not in kind.axes or not values.size:
+        raise SinkscopeError(f"{name}: numbers of shape {kind.shape} are needed")
+    if not np.isfinite(values).all():
+        raise SinkscopeError(f"{name} hold NaN or infinity")
+    if name != PIXELS and "attention_mask" in data and not np.asarray(data["attention_mask"]).all():
+        raise SinkscopeError(f"{name}: attention_mask marks padding; give {kind.unit}s cut to one length, and no mask")
+    text = None
+    if DECODER in data:
+        text = _decoder_text(data[DECODER], len(values), vocabulary)[:count]
+    said = f"{DECODER} as given" if text is not None else None
+    return Signals(name, np.ascontiguousarray(values[:count]), text, said)
+
+
+def _decoder_text(given: Any, sequences: int, vocabulary: int | None) -> np.ndarray:
+    if vocabulary is None:
+        raise SinkscopeError(f"{DECODER}: this model has no decoder that reads text")
+    read = token_data(given, vocabulary)
+    if read.mask is not None or len(read.ids) != sequences:
+        raise SinkscopeError(f"{DECODER}: {sequences} rows of equal length are needed, one for each signal")
+    return read.ids
+
+
+def signal_rules() -> TokenRules:
+    """No text, no special tokens."""
+    return TokenRules([], [], None, frozenset(), len(NAMES), 0)

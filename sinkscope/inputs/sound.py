@@ -1,0 +1,108 @@
+"""A folder of recordings, through a checkpoint's own feature extractor; and the text its decoder reads beside them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.inputs.rules import encode
+
+
+def sound_features(folder: str | Path, count: int | None, origin: dict[str, Any], name: str) -> Any:
+    """`name` (the model's main input) of the recordings of a folder: wav files by name, the first `count`; a tensor.
+
+    Several channels are averaged. The extractor brings them to one length where the model has one (Whisper's 30 s,
+    AST's 1024 frames: what it pads, the model attends to, and so it counts); else all are cut to the shortest.
+    `origin`: arguments of from_pretrained. Raises SinkscopeError: no recordings, one that cannot be read or has another
+    sampling rate than the model's, no extractor.
+    """
+    paths = sound_paths(Path(folder))[:count]
+    if not origin:
+        raise SinkscopeError("--audio needs a model by name: a loaded one brings no feature extractor; give " + name)
+    extractor = _extractor(origin)
+    sounds = [read_wav(path, extractor.sampling_rate) for path in paths]
+    try:
+        parts = _extracted(extractor, sounds, name)
+        if len({part.shape for part in parts}) > 1:
+            shortest = min(map(len, sounds))
+            parts = _extracted(extractor, [sound[:shortest] for sound in sounds], name)
+        return np.stack(parts)
+    except (ValueError, TypeError, KeyError, RuntimeError, ImportError) as error:
+        raise SinkscopeError(
+            f"the model's own feature extractor cannot read these recordings: {' '.join(str(error).split())[:200]}"
+        ) from error
+
+
+def sound_paths(folder: Path) -> list[Path]:
+    """The wav files of a folder, by name. Raises SinkscopeError where there are none."""
+    if not folder.is_dir():
+        raise SinkscopeError(f"--audio {folder}: no such folder")
+    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".wav")
+    if not paths:
+        raise SinkscopeError(f"--audio {folder}: no .wav in it")
+    return paths
+
+
+def read_wav(path: Path, rate: int) -> np.ndarray:
+    """Samples of a wav file, float32 in -1..1, channels averaged. Raises SinkscopeError: damaged, another rate."""
+    from scipy.io import wavfile
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", wavfile.WavFileWarning)  # of chunks that hold no sound
+            found, samples = wavfile.read(path)
+    except (OSError, ValueError, EOFError):
+        raise SinkscopeError(f"--audio: {path} is damaged or no wav file") from None
+    if found != rate:
+        raise SinkscopeError(f"--audio: {path} has {found} samples a second, the model reads {rate}: resample it first")
+    if samples.dtype == np.uint8:
+        sound = (samples.astype(np.float32) - 128) / 128
+    elif samples.dtype.kind == "i":
+        sound = samples.astype(np.float32) / -float(np.iinfo(samples.dtype).min)
+    else:
+        sound = samples.astype(np.float32)
+    if not sound.size or not np.isfinite(sound).all():
+        raise SinkscopeError(f"--audio: {path} holds no sound")
+    return np.asarray(sound if sound.ndim == 1 else sound.mean(1))
+
+
+def decoder_ids(tokenizer: Any, text: str | None, start: int | None) -> list[int]:
+    """What the decoder reads: the tokenizer's ids of a text (None: its special tokens alone) after the start token.
+
+    As in training: the start token once, then the text without its last token, so that each position has a next one.
+    """
+    if tokenizer is None:
+        return [] if start is None else [start]
+    ids = encode(tokenizer, text or "", True)
+    if start is None:
+        return ids
+    return [start, *(ids[1:] if ids[:1] == [start] else ids)[:-1]]
+
+
+def _extractor(origin: dict[str, Any]) -> Any:
+    from transformers import AutoFeatureExtractor
+
+    try:
+        extractor = AutoFeatureExtractor.from_pretrained(**origin)
+    except Exception as error:  # absent, damaged, missing package: transformers says which, in one line of ours
+        raise SinkscopeError(f"--audio: no usable feature extractor: {' '.join(str(error).split())[:200]}") from error
+    if not isinstance(getattr(extractor, "sampling_rate", None), int):
+        raise SinkscopeError("--audio: the checkpoint's feature extractor reads no sound")
+    return extractor
+
+
+def _extracted(extractor: Any, sounds: Sequence[np.ndarray], name: str) -> list[np.ndarray]:
+    """Each recording alone, without the frames its extractor marks as padding."""
+    parts = []
+    for sound in sounds:
+        given = extractor(sound, sampling_rate=extractor.sampling_rate, return_tensors="np")
+        values, mask = np.asarray(given[name])[0], given.get("attention_mask")
+        if mask is not None and mask.shape[1] == len(values):
+            values = values[: int(mask.sum())]
+        parts.append(values)
+    return parts
