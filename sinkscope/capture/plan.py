@@ -12,7 +12,7 @@ import torch
 from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor, nn
 
-from sinkscope.capture.blocks import attend
+from sinkscope.capture.attention import TORCH, attend, failures, kernel_of
 from sinkscope.capture.calls import from_sdpa, lengths, normalise, of_positions
 from sinkscope.capture.dispatch import RawCall, shadowed
 from sinkscope.capture.inline import InlineWatch
@@ -59,6 +59,7 @@ class _Seen:
     path: str
     window: int | None = None
     score: str = "softmax"
+    kernel: str | None = None
 
 
 def plan(model: nn.Module, forward: Callable[[], Any]) -> Plan:
@@ -85,9 +86,11 @@ def _dry_run(model: nn.Module, forward: Callable[[], Any]) -> tuple[list[_Seen],
         if call.module not in names:
             raise SinkscopeError(f"an attention module outside the model called: {type(call.module).__name__}")
         with watch.rest():
+            visible = read_mask(call.mask, call.causal, *lengths(call), call.query.device)
+            output, _ = attend(normalise(call, visible))
             if of_positions(call):
                 seen.append(_seen(names[call.module], call, INTERFACE))
-            return attend(normalise(call, read_mask(call.mask, call.causal, *lengths(call), call.query.device)))[0]
+            return output
 
     def inline(call: InlineCall | SdpaCall) -> None:
         if isinstance(call, SdpaCall):
@@ -128,6 +131,7 @@ def _readable(model: nn.Module) -> Iterator[None]:
 
 
 def _seen(module: str, call: RawCall, path: str) -> _Seen:
+    visible = read_mask(call.mask, call.causal, *lengths(call), call.query.device)
     return _Seen(
         module=module,
         rows=call.query.shape[0],
@@ -137,10 +141,11 @@ def _seen(module: str, call: RawCall, path: str) -> _Seen:
         kv_groups=call.key.shape[1],
         head_dim=call.query.shape[-1],
         value_dim=call.value.shape[-1],
-        causal=read_mask(call.mask, call.causal, *lengths(call), call.query.device).causal,
+        causal=visible.causal,
         path=path,
         window=call.window,
         score=call.score,
+        kernel=kernel_of(normalise(call, visible)),
     )
 
 
@@ -196,6 +201,7 @@ def _sites(model: nn.Module, seen: list[_Seen]) -> list[Site]:
                 projection=None if width is None else output_projection(model, one.module, width),
                 path=one.path,
                 score=one.score,
+                kernel=TORCH if one.kernel and failures() else one.kernel,  # it may have failed at a later layer
             )
         )
         calls[one.module] += 1
