@@ -78,6 +78,8 @@ def _describe_corpus(corpus: Corpus) -> dict[str, Any]:
 
 
 def _describe_site(site: Site) -> dict[str, Any]:
-    shown = ("stream", "layer", "kind", "path", "score", "causal", "heads", "kv_groups", "head_dim", "value_dim")
+    shown = (
+        "stream", "layer", "kind", "path", "kernel", "score", "causal", "heads", "kv_groups", "head_dim", "value_dim",
+    )  # fmt: skip
     facts = {name: getattr(site, name) for name in shown}
     return facts | {"module": site.name, "block": site.block, "projection": site.projection}

@@ -18,6 +18,7 @@ from sinkscope.ablation.loss import sequence_losses
 from sinkscope.ablation.result import HIDDEN, RANDOM, UNABLATED, Ablation, Arm, summarise
 from sinkscope.ablation.sinks import SinkCount
 from sinkscope.capture import Site, plan
+from sinkscope.capture.attention import failures
 from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
 from sinkscope.errors import SinkscopeError
 from sinkscope.forward import Forward
@@ -93,7 +94,7 @@ def ablate(
         if tokens:
             arms.append(_hide_first(bench, arms[0], loaded.manifest["epsilon"]))
     facts = _facts(checkpoint, loaded, corpus, chosen, shares, draws, seed, tokens)
-    return summarise(arms, corpus.documents, facts, [*checkpoint.warnings, *corpus.warnings])
+    return summarise(arms, corpus.documents, facts, [*checkpoint.warnings, *corpus.warnings, *failures()])
 
 
 def _silent(stage: str, done: int, total: int) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sinkscope.ablation.choice import Heads
 from sinkscope.capture import Site
-from sinkscope.capture.blocks import attend
+from sinkscope.capture.attention import attend
 from sinkscope.capture.calls import normalise
 from sinkscope.capture.dispatch import RawCall, shadowed
 from sinkscope.capture.masks import read_mask

@@ -79,7 +79,8 @@ class Walk:
         reaches_first = seen.low == 0 and logits.shape[-1] > 0
         peak = logits.amax(-1, keepdim=True)
         if reaches_first:
-            self.largest[..., rows] = (logits[..., 0] >= peak[..., 0]) & (logits[..., 0] > FLOOR)
+            sees_first = logits[..., 0] > FLOOR
+            self.largest[..., rows] = (logits[..., 0] >= peak[..., 0]) & sees_first
         sink_logits = None if self.sinks is None else self.sinks[..., rows, :]
         if sink_logits is not None:
             peak = torch.maximum(peak, sink_logits.amax(-1, keepdim=True))
@@ -96,7 +97,7 @@ class Walk:
         if reaches_first:
             self.first[..., rows] = weights[..., 0] / norm
             exps = logits if sink_logits is None else torch.cat([logits, sink_logits - peak], -1)
-            self.margin[..., rows] = _margin(exps, rest)
+            self.margin[..., rows] = _margin(exps, rest).masked_fill_(~sees_first, torch.nan)
         else:
             self.margin[..., rows] = torch.nan
         self._column_sums(seen, weights, norm, stop)
@@ -153,13 +154,11 @@ class Walk:
         if stop == EARLY:
             self.early = self.columns[..., :EARLY].clone()
         if self.call.square:
-            offset = start - seen.low
-            own = weights.diagonal(offset, -2, -1)
-            self.diagonal[..., start : start + own.shape[-1]] = own * inverse[..., : own.shape[-1]]
-            before = weights.diagonal(offset - 1, -2, -1)
-            skip = 1 if offset == 0 else 0
-            span = slice(start + skip, start + skip + before.shape[-1])
-            self.previous[..., span] = before * inverse[..., skip : skip + before.shape[-1]]
+            offset = start - seen.low  # negative where the block's first queries see nothing
+            for target, place in ((self.diagonal, offset), (self.previous, offset - 1)):
+                part = weights.diagonal(place, -2, -1)
+                there = slice(max(0, -place), max(0, -place) + part.shape[-1])
+                target[..., start:stop][..., there] = part * inverse[..., there]
 
     def _output(self, rows: slice, seen: BlockMask, weights: Tensor, norm: Tensor) -> None:
         batch, groups, repeat = self.shape
@@ -184,7 +183,7 @@ class Walk:
             return values.flatten(1, 2)
 
         call = self.call
-        gap = heads(self.gap) if not call.linear else _linear_gap(call)
+        gap = heads(self.gap) if not call.linear else linear_gap(call)
         sums = AttentionSums(
             first=heads(self.first),
             diagonal=heads(self.diagonal) if call.square else None,
@@ -215,7 +214,8 @@ def _dot(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _margin(exponents: Tensor, rest: Tensor) -> Tensor:
-    """log(A[i,0] / (1 - A[i,0])) from shifted logits (key 0 first) and the summed exponentials of all others.
+    """log(A[i,0] / (1 - A[i,0])) from shifted logits (key 0 first) and the summed exponentials of all others; NaN for
+    a query that sees key 0 alone.
 
     Where those underflow (margins past about 69 nats) they are summed again from their own largest.
     """
@@ -224,11 +224,10 @@ def _margin(exponents: Tensor, rest: Tensor) -> Tensor:
     if lost.any():
         rows = exponents[lost]
         margin[lost] = rows[:, 0] - rows[:, 1:].logsumexp(-1)
-    undefined = (exponents[..., 0] < FLOOR / 2) | (margin > -FLOOR / 2)
-    return margin.masked_fill_(undefined, torch.nan)
+    return margin.masked_fill_(margin > -FLOOR / 2, torch.nan)
 
 
-def _linear_gap(call: AttentionCall) -> Tensor:
+def linear_gap(call: AttentionCall) -> Tensor:
     """s_i0 - mean_j s_ij for plain scaled dot products: the mean of logits is the logit of the mean key.
 
     k_0 - mean k nearly cancels where keys are alike, and is taken in float64; its products with q are not.

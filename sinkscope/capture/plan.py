@@ -12,13 +12,14 @@ import torch
 from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor, nn
 
-from sinkscope.capture.blocks import attend
+from sinkscope.capture.attention import TORCH, attend, failures, kernel_of
 from sinkscope.capture.calls import from_sdpa, lengths, normalise, of_positions
 from sinkscope.capture.dispatch import RawCall, shadowed
 from sinkscope.capture.inline import InlineWatch
 from sinkscope.capture.inline_calls import InlineCall, SdpaCall
 from sinkscope.capture.maps import map_sums
 from sinkscope.capture.masks import read_mask
+from sinkscope.capture.no_map import Seen, hidden_states, no_maps
 from sinkscope.capture.projection import output_projection
 from sinkscope.capture.sites import block_of, head_counts, kind_of, stream_of
 from sinkscope.capture.view import Site
@@ -43,24 +44,6 @@ class Plan:
         return any(site.path == INLINE for site in self.sites)
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """One call of the dry run. `heads` etc. as in Site."""
-
-    module: str
-    rows: int
-    queries: int
-    keys: int
-    heads: int
-    kv_groups: int
-    head_dim: int | None
-    value_dim: int | None
-    causal: bool
-    path: str
-    window: int | None = None
-    score: str = "softmax"
-
-
 def plan(model: nn.Module, forward: Callable[[], Any]) -> Plan:
     """Runs `forward` once, on one sequence (8 to 16 tokens are enough), and notes every attention call it makes.
 
@@ -77,17 +60,19 @@ def plan(model: nn.Module, forward: Callable[[], Any]) -> Plan:
     return Plan(_sites(model, seen), unread, max(one.queries for one in seen))
 
 
-def _dry_run(model: nn.Module, forward: Callable[[], Any]) -> tuple[list[_Seen], tuple[str, ...]]:
+def _dry_run(model: nn.Module, forward: Callable[[], Any]) -> tuple[list[Seen], tuple[str, ...]]:
     names = {module: name for name, module in model.named_modules()}
-    seen: list[_Seen] = []
+    seen: list[Seen] = []
 
     def dispatched(call: RawCall) -> Tensor:
         if call.module not in names:
             raise SinkscopeError(f"an attention module outside the model called: {type(call.module).__name__}")
         with watch.rest():
+            visible = read_mask(call.mask, call.causal, *lengths(call), call.query.device)
+            output, _ = attend(normalise(call, visible))
             if of_positions(call):
                 seen.append(_seen(names[call.module], call, INTERFACE))
-            return attend(normalise(call, read_mask(call.mask, call.causal, *lengths(call), call.query.device)))[0]
+            return output
 
     def inline(call: InlineCall | SdpaCall) -> None:
         if isinstance(call, SdpaCall):
@@ -100,62 +85,11 @@ def _dry_run(model: nn.Module, forward: Callable[[], Any]) -> tuple[list[_Seen],
                 seen.append(found)
 
     watch = InlineWatch(inline)
-    with torch.no_grad(), shadowed(dispatched), watch.watched(model), _readable(model), _given(model) as given:
+    with torch.no_grad(), shadowed(dispatched), watch.watched(model), _readable(model), hidden_states(model) as given:
         forward()
     unmet = {module for module, count in watch.unmet.items() if count > 0}
-    # Beside a softmax that was not read, a map that is not square is a part of an attention (global tokens), not all.
-    parts = watch.split | {one.module for one in seen if one.module in unmet and one.queries != one.keys}
-    parts |= {one.module for one in seen if one.rows != 1}  # windows: several rows for the dry run's one sequence
-    parts |= {one.module for one in seen if _filled_up(one, given.get(one.module))}
-    parts |= {one.module for one in seen if one.queries != one.keys and _of_pictures(model, one)}  # pooled keys
-    parts |= {one.module for one in seen if _behind_a_window(model, one)}
-    calls = Counter(one.module for one in seen)  # windows again: a call each, as many as the picture has
-    parts |= {one.module for one in seen if calls[one.module] > 1 and _of_pictures(model, one)}
+    parts = watch.split | no_maps(model, seen, unmet, given)
     return [one for one in seen if one.module not in parts], tuple(sorted(parts | unmet))
-
-
-@contextmanager
-def _given(model: nn.Module) -> Iterator[dict[str, torch.Size]]:
-    """The shape of the hidden states each module is given, by its path."""
-    shapes: dict[str, torch.Size] = {}
-
-    def keep(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            hidden = kwargs.get("hidden_states", args[0] if args else None)
-            if isinstance(hidden, Tensor) and hidden.dim() == 3:
-                shapes[name] = hidden.shape
-
-        return hook
-
-    handles = [
-        module.register_forward_pre_hook(keep(name), with_kwargs=True) for name, module in model.named_modules() if name
-    ]
-    try:
-        yield shapes
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _behind_a_window(model: nn.Module, one: _Seen) -> bool:
-    """Whether a canvas reads its prompt from a cache that keeps a window: there the first key is no first position."""
-    return (
-        one.window is not None and one.queries != one.keys and hasattr(getattr(model, "config", None), "canvas_length")
-    )
-
-
-def _of_pictures(model: nn.Module, one: _Seen) -> bool:
-    return stream_of(model, one.module, False) == "vision"
-
-
-def _filled_up(one: _Seen, given: torch.Size | None) -> bool:
-    """Whether an attention module fills its positions up to a whole window: (1, T, D) goes in, more than T queries ask.
-
-    Where it reads channels (1, D, T) or positions (T, 1, D) first, that is not said.
-    """
-    if given is None or one.queries != one.keys or given[2] == one.queries:
-        return False
-    return 1 < given[1] < one.queries
 
 
 @contextmanager
@@ -174,8 +108,9 @@ def _readable(model: nn.Module) -> Iterator[None]:
         ) from error
 
 
-def _seen(module: str, call: RawCall, path: str) -> _Seen:
-    return _Seen(
+def _seen(module: str, call: RawCall, path: str) -> Seen:
+    visible = read_mask(call.mask, call.causal, *lengths(call), call.query.device)
+    return Seen(
         module=module,
         rows=call.query.shape[0],
         queries=call.query.shape[2],
@@ -184,14 +119,15 @@ def _seen(module: str, call: RawCall, path: str) -> _Seen:
         kv_groups=call.key.shape[1],
         head_dim=call.query.shape[-1],
         value_dim=call.value.shape[-1],
-        causal=read_mask(call.mask, call.causal, *lengths(call), call.query.device).causal,
+        causal=visible.causal,
         path=path,
         window=call.window,
         score=call.score,
+        kernel=kernel_of(normalise(call, visible)),
     )
 
 
-def _seen_map(model: nn.Module, call: InlineCall) -> _Seen | None:
+def _seen_map(model: nn.Module, call: InlineCall) -> Seen | None:
     """None where the softmax is no attention of heads over keys: one query, or not square and no known head count."""
     heads = call.seen.probabilities.shape[-3]
     known = head_counts(model, call.module)
@@ -199,7 +135,7 @@ def _seen_map(model: nn.Module, call: InlineCall) -> _Seen | None:
     queries, keys = seen.probabilities.shape[-2:]
     if queries < 2 or (heads not in known if known else queries != keys):
         return None
-    return _Seen(
+    return Seen(
         module=call.module,
         rows=seen.probabilities.shape[0],
         queries=queries,
@@ -213,7 +149,7 @@ def _seen_map(model: nn.Module, call: InlineCall) -> _Seen | None:
     )
 
 
-def _sites(model: nn.Module, seen: list[_Seen]) -> list[Site]:
+def _sites(model: nn.Module, seen: list[Seen]) -> list[Site]:
     paths = {one.module for one in seen}
     calls: Counter[str] = Counter()
     unplaced: Counter[str] = Counter()
@@ -243,6 +179,7 @@ def _sites(model: nn.Module, seen: list[_Seen]) -> list[Site]:
                 projection=None if width is None else output_projection(model, one.module, width),
                 path=one.path,
                 score=one.score,
+                kernel=TORCH if one.kernel and failures() else one.kernel,  # it may have failed at a later layer
             )
         )
         calls[one.module] += 1

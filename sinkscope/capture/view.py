@@ -30,6 +30,7 @@ class Site:
         path: how it is read: `interface` (our function in transformers' attention interface), `inline` (the map the
             model forms itself).
         score: how logits become attention: softmax, or one whose rows are no distribution (`capture.scores`).
+        kernel: what sums its attention: `triton` or `torch blocks`; None where the model's own map is summed.
         block, projection: paths of the owning block and of the output projection, None where there is none.
     """
 
@@ -47,6 +48,7 @@ class Site:
     projection: str | None
     path: str = "interface"
     score: str = "softmax"
+    kernel: str | None = None
 
     @property
     def name(self) -> str:

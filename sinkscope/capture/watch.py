@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinkscope.capture.blocks import attend
+from sinkscope.capture.attention import attend
 from sinkscope.capture.calls import Cut, Span, from_sdpa, lengths, normalise, of_positions
 from sinkscope.capture.dispatch import RawCall, shadowed
 from sinkscope.capture.inline import InlineWatch

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from sinkscope.capture.blocks import attend
+from sinkscope.capture.attention import attend
 from sinkscope.capture.calls import normalise
 from sinkscope.capture.dispatch import RawCall, shadowed
 from sinkscope.capture.linear_maps import InputNorm, Record, find_norm, find_projection, stable_rank
