@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -11,6 +12,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores: each with a thread a core would wait for the other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
