@@ -54,7 +54,10 @@ class Cost:
 
 @dataclass(frozen=True)
 class Speed:
-    """The outcome of `measure`. `ratios[a][b]`: median, least and most over rounds of seconds of a / seconds of b."""
+    """The outcome of `bench`. `ratios[a][b]`: median, least and most over rounds of seconds of a / seconds of b.
+
+    `left_out`: contenders whose maps or logits alone would not fit into `free_bytes`, and the bytes they take.
+    """
 
     model: str
     device: str
@@ -66,6 +69,7 @@ class Speed:
     positions: int | None
     free_bytes: int | None
     costs: dict[str, Cost]
+    left_out: dict[str, int]
 
     @property
     def ratios(self) -> dict[str, dict[str, tuple[float, float, float]]]:
@@ -105,9 +109,10 @@ def bench(
     set_up = time.perf_counter() - began
     size = batch_size or chosen_batch(length, checkpoint.device)
     ids = random_ids(checkpoint, size, length)
+    free = free_bytes(checkpoint.device)
+    left_out = passes.leave_out(size, length, checkpoint.vocabulary, free)
     with memory_needed(f"passes of {size} x {length} tokens (a smaller --seq-len or --batch-size may fit)"):
         seconds = passes.timed(ids, rounds, lambda done: report("timing", done, rounds))
-        free = free_bytes(checkpoint.device)
         costs = {
             name: _cost(passes, name, times, ids, free, checkpoint.max_positions) for name, times in seconds.items()
         }
@@ -123,6 +128,7 @@ def bench(
         positions=checkpoint.max_positions,
         free_bytes=free,
         costs=costs,
+        left_out=left_out,
     )
 
 
@@ -178,6 +184,17 @@ class Passes:
 
         run: dict[str, Callable[[Tensor], Any]] = {PLAIN: whole} if has_head else {}
         return cls(model, found, run | {BACKBONE: forward, SCAN: scan, EAGER: maps})
+
+    def leave_out(self, count: int, length: int, vocabulary: int, free: int | None) -> dict[str, int]:
+        """Takes away the contenders that would end in the machine's memory, and says what they would take."""
+        size = next(parameter.element_size() for parameter in self.model.parameters())
+        takes = {PLAIN: count * length * vocabulary * size, EAGER: count * self.map_bytes(length)}
+        out = {
+            name: needed for name, needed in takes.items() if name in self.run and free is not None and needed > free
+        }
+        for name in out:
+            del self.run[name]
+        return out
 
     def timed(self, ids: Tensor, rounds: int, done: Callable[[int], None]) -> dict[str, list[float]]:
         """Seconds of each contender in each round, by turns, so that a machine's moods hit all alike."""

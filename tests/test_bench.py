@@ -98,12 +98,22 @@ def test_eager_maps_fit_by_their_size(llama: Any) -> None:
     assert cost.longest == 5_000
 
 
+def test_what_would_end_the_machine_s_memory_is_left_out(monkeypatch: pytest.MonkeyPatch, llama: Any) -> None:
+    maps = Passes.of(llama, True, torch.ones(1, 32, dtype=torch.long)).map_bytes(64)
+    monkeypatch.setattr(speed, "free_bytes", lambda device: maps - 1)
+    result = bench(llama, seq_len=64, batch_size=1, rounds=1)
+    assert set(result.left_out) >= {EAGER}
+    assert result.left_out[EAGER] == maps
+    assert EAGER not in result.costs
+    assert "eager is left out: its attention maps alone" in render_bench(result)
+
+
 def test_the_screen_keeps_to_80_columns_and_escapes_names() -> None:
     cost = Cost([1.0, 2.0, 4.0], 1234.5, 3 * 2**30, 32768)
     shown = render_bench(
         Speed(
             "evil\x1b[2J/" + "model" * 8, "cpu", "float32", 2, 1024, 2, 0.25, 32768, 2**34,
-            {PLAIN: cost, BACKBONE: cost, SCAN: Cost([2.0, 2.0, 4.0], 617.2, None, None), EAGER: cost},
+            {PLAIN: cost, BACKBONE: cost, SCAN: Cost([2.0, 2.0, 4.0], 617.2, None, None), EAGER: cost}, {},
         )
     )  # fmt: skip
     assert max(map(len, shown.splitlines())) <= 80

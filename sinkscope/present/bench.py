@@ -6,7 +6,7 @@ import statistics
 import textwrap
 
 from sinkscope.present.text import printable
-from sinkscope.speed import BACKBONE, CONTENDERS, PLAIN, SCAN, Speed
+from sinkscope.speed import BACKBONE, CONTENDERS, EAGER, PLAIN, SCAN, Speed
 
 WIDTH = 80
 GIB, MIB = 2**30, 2**20
@@ -30,6 +30,9 @@ def render_bench(speed: Speed) -> str:
     wide = max(map(len, speed.costs))
     lines += [f"{name:{wide}}  {CONTENDERS[name]}" for name in speed.costs]
     lines += ["", *textwrap.wrap(f"ratios: median over rounds (least-most). {_scan_time(speed)}", WIDTH)]
+    for name, needed in speed.left_out.items():
+        what = "attention maps" if name == EAGER else "logits"
+        lines += textwrap.wrap(f"{name} is left out: its {what} alone would take {needed / GIB:,.0f} GiB.", WIDTH)
     lines += textwrap.wrap(_what_fits(speed), WIDTH)
     return "\n".join([*lines, ""])
 
