@@ -106,6 +106,17 @@ def test_what_is_written_into_a_mask_stays(write: Callable[[Tensor], object]) ->
     assert mask.identity != before
 
 
+def test_one_row_for_all_queries_is_read_as_such() -> None:
+    expected = make(attention_mask=padded())
+    assert expected is not None
+    with lazy_masks(1):
+        mask = make(attention_mask=padded())
+    assert isinstance(mask, LazyMask)
+    size = (False, LENGTH, LENGTH, torch.device("cpu"))
+    ours, real = read_mask(mask[:, :, 20:21], *size), read_mask(expected[:, :, 20:21], *size)
+    assert torch.equal(ours.counts.expand(2, 1, LENGTH), real.counts.expand(2, 1, LENGTH))
+
+
 @pytest.mark.parametrize("large", [1, 10**9])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_a_mask_that_a_model_writes_into_between_layers_is_read_again(
