@@ -204,7 +204,7 @@ def _check_warnings(checked: dict[str, Any]) -> list[str]:
 
 def _build(loop: Loop, facts: dict[str, Any], settings: Settings, started: float, complete: bool) -> Run:
     """Tables, summary and manifest from what the loop has measured."""
-    facts["warnings"] = [*facts["warnings"], *failures()]
+    facts["warnings"] = [*facts["warnings"], *dict.fromkeys([*failures(), *loop.failures])]
     sites, domains, checkpoint = loop.sites, loop.domains(), loop.checkpoint
     tokens = {domain.name: shared_tokens(domain.ids, loop.reading.tokenizer) for domain in domains}
     heads = head_table(domains, sites, settings)

@@ -15,6 +15,7 @@ from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor
 
 from sinkscope.capture import Capture, LayerView, Plan, Site
+from sinkscope.capture.attention import failures
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.errors import OutOfMemory, SinkscopeError
 from sinkscope.forward import Forward
@@ -46,6 +47,7 @@ class Loop:
         processes: what the sequences are spread over; heads: how the heads are, under --tp.
         smallest_batch: the size that batches had in the end.
         seconds: time spent in forward passes and metrics.
+        failures: why Triton failed, in any of the processes.
     """
 
     checkpoint: Checkpoint
@@ -61,6 +63,7 @@ class Loop:
     heads: HeadShards | None = None
     smallest_batch: int | None = None
     seconds: float = 0.0
+    failures: list[str] = field(default_factory=list)
     _records: list[Record] = field(default_factory=list)
     _fits: int | None = None
 
@@ -87,9 +90,10 @@ class Loop:
         left = [self.done < self.reading.total]
         while any(left):
             began = time.perf_counter()
-            told = self.processes.together(lambda: (self._next(work), bool(work)))
-            left = [more for _, more in told]
-            self._keep([batch for batch, _ in told if batch is not None])
+            told = self.processes.together(lambda: (self._next(work), bool(work), failures()))
+            left = [more for _, more, _ in told]
+            self.failures = list(dict.fromkeys(why for *_, reasons in told for why in reasons))
+            self._keep([batch for batch, *_ in told if batch is not None])
             self.seconds += time.perf_counter() - began
 
     def domains(self) -> list[Domain]:

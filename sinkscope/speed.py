@@ -98,6 +98,8 @@ def bench(
     report = progress or (lambda stage, done, total: None)
     if rounds < 1:
         raise SinkscopeError(f"--rounds {rounds}: at least 1 is needed")
+    if batch_size is not None and batch_size < 1:
+        raise SinkscopeError(f"--batch-size {batch_size}: at least 1 is needed")
     report("loading", 0, 0)
     checkpoint, has_head = _open(model, options)
     length = min(SEQ_LEN, checkpoint.max_positions or SEQ_LEN) if seq_len is None else seq_len

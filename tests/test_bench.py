@@ -53,7 +53,15 @@ def test_the_length_keeps_to_the_model_s_positions(llama: Any) -> None:
         bench(llama, seq_len=llama.config.max_position_embeddings + 1)
 
 
-@pytest.mark.parametrize(("options", "said"), [({"rounds": 0}, "--rounds 0"), ({"seq_len": 31}, "at least 32 tokens")])
+REFUSED: list[tuple[dict[str, int], str]] = [
+    ({"rounds": 0}, "--rounds 0"),
+    ({"seq_len": 31}, "at least 32 tokens"),
+    ({"batch_size": 0}, "--batch-size 0"),
+    ({"batch_size": -1}, "--batch-size -1"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), REFUSED)
 def test_bad_options_are_refused(llama: Any, options: dict[str, int], said: str) -> None:
     with pytest.raises(SinkscopeError, match=said):
         bench(llama, **options)

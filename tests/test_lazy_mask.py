@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -80,6 +81,63 @@ def test_slices_stay_lazy_and_all_else_is_the_real_mask() -> None:
     assert torch.equal(mask.float().sum(-1), expected.float().sum(-1))
     assert torch.equal(torch.cat([mask, mask]), torch.cat([expected, expected]))
     assert "LazyMask" in repr(mask)
+
+
+WRITES: list[Callable[[Tensor], object]] = [
+    lambda mask: mask.__setitem__((..., slice(3, None), 2), -5.0),
+    lambda mask: mask.masked_fill_(torch.eye(LENGTH, dtype=torch.bool), -7.0),
+    lambda mask: mask[..., :9].mul_(0.5),
+    lambda mask: mask.transpose(-1, -2)[..., 4].add_(1.0),
+]
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_what_is_written_into_a_mask_stays(write: Callable[[Tensor], object]) -> None:
+    expected = make(attention_mask=padded(), implementation="eager")
+    assert expected is not None
+    with lazy_masks(1):
+        mask = make(attention_mask=padded(), implementation="eager")
+    assert isinstance(mask, LazyMask)
+    cut, before = mask[:1], mask.identity
+    write(expected)
+    write(mask)
+    assert torch.equal(mask.whole(), expected)
+    assert torch.equal(cut.strip(2, 9, 1, 12), expected[:1, :, 2:9, 1:12])
+    assert mask.identity != before
+
+
+def test_one_row_for_all_queries_is_read_as_such() -> None:
+    expected = make(attention_mask=padded())
+    assert expected is not None
+    with lazy_masks(1):
+        mask = make(attention_mask=padded())
+    assert isinstance(mask, LazyMask)
+    size = (False, LENGTH, LENGTH, torch.device("cpu"))
+    ours, real = read_mask(mask[:, :, 20:21], *size), read_mask(expected[:, :, 20:21], *size)
+    assert torch.equal(ours.counts.expand(2, 1, LENGTH), real.counts.expand(2, 1, LENGTH))
+
+
+@pytest.mark.parametrize("large", [1, 10**9])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_a_mask_that_a_model_writes_into_between_layers_is_read_again(
+    large: int, implementation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The self-check holds the second layer to what it computed, not to the mask of the first."""
+    monkeypatch.setattr(lazy_mask, "LARGE", large)
+    model = tiny_model(transformers.AutoModel, "mistral")
+    model.config._attn_implementation = implementation
+    model.config.sliding_window = 32
+
+    def hide(module: Any, args: Any, kwargs: Any) -> None:
+        mask = kwargs["attention_mask"]
+        if mask is None:  # in the dry run, which is shorter than the window
+            return
+        mask[..., 8:, 0] = torch.finfo(mask.dtype).min if mask.is_floating_point() else False
+
+    model.layers[1].register_forward_pre_hook(hide, with_kwargs=True)
+    ids = torch.randint(5, model.config.vocab_size, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+    run = sinkscope.scan(model, data=ids)
+    assert run.manifest["self_check"]["status"] == "passed"
 
 
 def test_what_is_left_out_stays_left_out() -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from models import tiny
 
 import sinkscope
 from sinkscope.folder import UNFINISHED
-from sinkscope.processes import ALONE, leave, size, start
+from sinkscope.processes import ALONE, Processes, leave, size, start
 from sinkscope.run import Run, load_run
 
 FAULTY = str(Path(__file__).with_name("launched.py"))
@@ -238,6 +238,20 @@ def test_heads_that_cannot_be_spread_are_refused(folder: Path, tmp_path: Path) -
     assert "has 1 key/value heads in a layer, which 2 processes cannot share evenly" in lines[0]
     assert "transformers has no plan to spread this kind of model" in lines[1]
     assert not (tmp_path / "run").exists()
+
+
+class Second(Processes):
+    """Beside this process another, which gives the same, but in which Triton has failed."""
+
+    def together(self, step: Callable[[], Any]) -> list[Any]:
+        own = step()
+        is_round = isinstance(own, tuple) and own[2:] == ([],)
+        return [own, (None, own[1], ["Triton failed there"])] if is_round else [own, own]
+
+
+def test_triton_s_failure_in_another_process_is_told(folder: Path) -> None:
+    run = alone(folder / "llama", processes=Second())
+    assert run.manifest["warnings"].count("Triton failed there") == 1
 
 
 def test_without_a_launcher_there_is_one_process() -> None:

@@ -144,7 +144,7 @@ class Walk:
         share = taken / norm
         self.learned[..., rows] = share
         log_norm = norm.log()
-        self.entropy[..., rows] = log_norm * (1 - share) - _dot(weights, logits) / norm
+        self.entropy[..., rows] = log_norm * (1 - share) - torch.linalg.vecdot(weights, logits) / norm
 
     def _column_sums(self, seen: BlockMask, weights: Tensor, norm: Tensor, stop: int) -> None:
         start = stop - weights.shape[-2]
@@ -209,10 +209,6 @@ def _sum_dtype(call: AttentionCall) -> torch.dtype:
     return torch.float64 if call.query.dtype == torch.float64 else torch.float32
 
 
-def _dot(left: Tensor, right: Tensor) -> Tensor:
-    return torch.linalg.vecdot(left, right)
-
-
 def _margin(exponents: Tensor, rest: Tensor) -> Tensor:
     """log(A[i,0] / (1 - A[i,0])) from shifted logits (key 0 first) and the summed exponentials of all others; NaN for
     a query that sees key 0 alone.
@@ -242,7 +238,7 @@ def linear_gap(call: AttentionCall) -> Tensor:
         mean = key.mean(2, keepdim=True)
     direction = (key[:, :, :1] - mean).to(dtype).unsqueeze(2)
     query = call.query.reshape(batch, groups, heads // groups, queries, width).to(dtype)
-    return _dot(query, direction).flatten(1, 2) * call.scaling
+    return torch.linalg.vecdot(query, direction).flatten(1, 2) * call.scaling
 
 
 def grouped(tensor: Tensor, shape: tuple[int, int, int]) -> Tensor:

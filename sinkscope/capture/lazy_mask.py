@@ -2,7 +2,8 @@
 
 A bool mask of 32,768 tokens takes 1 GiB for each kind of layer, an additive one 4. While a pass is watched, a mask of
 more than LARGE elements is a LazyMask: it has the shape of the mask and stays lazy through the slices models take of
-it. Anything else that touches it gets the real mask: a model which computes with its mask is right, though not sparing.
+it. Anything else that touches it gets the real mask, which is kept from then on, so that what a model writes into it
+stays there: a model which computes with its mask is right, though not sparing.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 from transformers.masking_utils import AttentionMaskInterface
 
@@ -26,31 +29,54 @@ Strip = Callable[[int, int, int, int], Tensor]
 Ranges = tuple[tuple[int, int], ...]
 
 
-class LazyMask(Tensor):
-    """A mask (b, 1, query, key) that is made in strips. `identity` tells equal cuts of one mask apart from others."""
+@dataclass(eq=False)
+class _Source:
+    """What all cuts of one mask share. `whole`: the mask itself, once something other than a cut has touched one."""
 
-    _make: Strip
+    make: Strip
+    queries: int
+    keys: int
+    whole: Tensor | None = None
+
+    def strip(self, start: int, stop: int, low: int, high: int) -> Tensor:
+        if self.whole is None:
+            return self.make(start, stop, low, high)
+        return self.whole[:, :, start:stop, low:high]
+
+    def settle(self) -> None:
+        """From now on the mask is a real one."""
+        if self.whole is None:
+            self.whole = self.make(0, self.queries, 0, self.keys)
+
+
+class LazyMask(Tensor):
+    """A mask (b, 1, query, key) that is made in strips."""
+
+    _source: _Source
     _ranges: Ranges
 
     @staticmethod
-    def __new__(cls, make: Strip, ranges: Ranges, dtype: torch.dtype, device: torch.device) -> LazyMask:
+    def __new__(cls, source: _Source, ranges: Ranges, dtype: torch.dtype, device: torch.device) -> LazyMask:
         shape = [stop - start for start, stop in ranges]
         mask: LazyMask = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
-        mask._make, mask._ranges = make, ranges
+        mask._source, mask._ranges = source, ranges
         return mask
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        return (id(self._make), self._ranges)
+        """The same for equal cuts of one mask, until something is written into it."""
+        whole = self._source.whole
+        return (id(self._source), self._ranges, 0 if whole is None else written(whole), written(self))
 
     def strip(self, start: int, stop: int, low: int, high: int) -> Tensor:
         """Rows start..stop and keys low..high of this mask, made now."""
         (first, last), _, (row, _), (column, _) = self._ranges
-        made = self._make(row + start, row + stop, column + low, column + high)
+        made = self._source.strip(row + start, row + stop, column + low, column + high)
         return made if made.shape[0] == 1 else made[first:last]
 
     def whole(self) -> Tensor:
         """The mask itself, T x T."""
+        self._source.settle()
         rows, keys = self.shape[-2:]
         return self.strip(0, rows, 0, keys).expand(self.shape)
 
@@ -58,15 +84,26 @@ class LazyMask(Tensor):
         ranges = _cut(self._ranges, index)
         if ranges is None:
             return self.whole()[index]
-        return self if ranges == self._ranges else LazyMask(self._make, ranges, self.dtype, self.device)
+        return self if ranges == self._ranges else LazyMask(self._source, ranges, self.dtype, self.device)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.whole()[index] = value
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"LazyMask({tuple(self.shape)}, {self.dtype})"
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        args, kwargs = pytree.tree_map_only(LazyMask, LazyMask.whole, (args, kwargs or {}))
-        return function(*args, **kwargs)
+        real_args, real_kwargs = pytree.tree_map_only(LazyMask, LazyMask.whole, (args, kwargs or {}))
+        result = function(*real_args, **real_kwargs)
+        if function._schema.is_mutable:  # in here torch itself does not count what is written
+            pytree.tree_map_only(LazyMask, lambda mask: increment_version(mask._source.whole), (args, kwargs))
+        return result
+
+
+def written(mask: Tensor) -> int:
+    """How often a real mask has been written into; 0 where torch does not count (inference mode)."""
+    return 0 if mask.is_inference() else mask._version
 
 
 def _cut(ranges: Ranges, index: Any) -> Ranges | None:
@@ -121,7 +158,8 @@ def _lazily(original: Callable[..., Tensor | None], large: int) -> Callable[...,
         except _Asked:
             part = _strip_maker(original, given)
         corner = part(0, 1, 0, 1)
-        return LazyMask(part, ((0, batch), (0, 1), (0, queries), (0, keys)), corner.dtype, corner.device)
+        source = _Source(part, queries, keys)
+        return LazyMask(source, ((0, batch), (0, 1), (0, queries), (0, keys)), corner.dtype, corner.device)
 
     return make
 

@@ -118,6 +118,8 @@ def read_mask(mask: Tensor | None, causal: bool, queries: int, keys: int, device
     if mask.dim() != 4 or mask.shape[-2] not in (1, queries) or mask.shape[-1] < keys:
         raise ValueError(f"an attention mask of shape {tuple(mask.shape)} for {queries} queries and {keys} keys")
     mask = mask[..., :keys]
+    if isinstance(mask, LazyMask) and mask.shape[-2] != queries:
+        mask = mask.whole()  # one row for all queries, which strips of its own would not be
     if not isinstance(mask, LazyMask):
         mask = mask.expand(-1, -1, queries, keys)
         # Copies of one row of the batch, or of one head, are read once.

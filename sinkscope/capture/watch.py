@@ -16,7 +16,7 @@ from sinkscope.capture.calls import Cut, Span, from_sdpa, lengths, normalise, of
 from sinkscope.capture.dispatch import RawCall, shadowed
 from sinkscope.capture.inline import InlineWatch
 from sinkscope.capture.inline_calls import InlineCall, SdpaCall
-from sinkscope.capture.lazy_mask import LazyMask, lazy_masks
+from sinkscope.capture.lazy_mask import LazyMask, lazy_masks, written
 from sinkscope.capture.maps import AttentionMap, map_sums
 from sinkscope.capture.masks import Visibility, read_mask
 from sinkscope.capture.pending import Part, Pending
@@ -196,9 +196,9 @@ class Capture:
         return output, parts
 
     def _visibility(self, call: RawCall, index: int | None, owner: Tensor | None = None) -> Visibility:
-        """Each mask of a pass is read once: layers of one kind share one tensor, kept here so that its id stays its."""
+        """Each mask of a pass is read once, and again once it is written into; kept here so that its id stays its."""
         owner = call.mask if owner is None else owner
-        same = owner.identity if isinstance(owner, LazyMask) else id(owner)
+        same = owner.identity if isinstance(owner, LazyMask) else (id(owner), 0 if owner is None else written(owner))
         key = (same, index, call.causal, *lengths(call))
         if key not in self._masks:
             self._masks[key] = (owner, read_mask(call.mask, call.causal, *lengths(call), call.query.device))
