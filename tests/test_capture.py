@@ -156,3 +156,17 @@ def test_projection_weight_that_cannot_be_read_is_asked_for() -> None:
     plain.weight.data = packed.packed.data.T.clone()
     ours, expected = (head_factors(module, 3, 4) for module in (packed, plain))
     np.testing.assert_allclose(ours.mT @ ours, expected.mT @ expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_weight_with_its_scale_beside_it_is_asked_for() -> None:
+    """Eight-bit floats: the matrix is weight times scale, which only the layer itself knows."""
+    from sinkscope.capture.projection import projection_weight
+
+    class Scaled(torch.nn.Linear):
+        def forward(self, read: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.linear(read, self.weight.to(read.dtype) * 0.25)
+
+    layer = Scaled(12, 5, bias=False)
+    weight = layer.weight.detach().to(torch.float8_e4m3fn)
+    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    torch.testing.assert_close(projection_weight(layer, 12), weight.float() * 0.25)

@@ -67,22 +67,28 @@ def head_factors(projection: nn.Module, heads: int, head_dim: int) -> Float[Tens
 
 
 def projection_weight(projection: nn.Module, width: int) -> Float[Tensor, "out width"]:
-    """W with shape (out, width): read where it is a plain matrix, else (packed, quantised) asked for.
+    """W with shape (out, width): read where it is a plain matrix, else (packed, quantised) asked for. Eight-bit floats
+    are no plain numbers: their scales stand beside them.
 
     Where the model is spread over processes (--tp): the columns of this process's heads.
     """
     with align_module_device(projection):  # what accelerate keeps on disk or elsewhere is here while it is read
         weight = local_part(getattr(projection, "weight", None))
-        if isinstance(weight, Tensor) and weight.dim() == 2 and weight.is_floating_point() and not weight.is_meta:
+        if isinstance(weight, Tensor) and weight.dim() == 2 and _plain(weight) and not weight.is_meta:
             if isinstance(projection, nn.Linear) or getattr(projection, "in_features", None) == width:
                 return weight.detach()
             return weight.detach().mT if weight.shape[0] == width else weight.detach()
-    parameter = next((p for p in projection.parameters() if p.is_floating_point()), None)
-    dtype = parameter.dtype if parameter is not None else torch.float32
-    device = parameter.device if parameter is not None and not parameter.is_meta else torch.device("cpu")
+    held = [*projection.parameters(), *projection.buffers()]
+    dtype = next((tensor.dtype for tensor in held if _plain(tensor)), torch.float32)
+    device = next((tensor.device for tensor in held if not tensor.is_meta), torch.device("cpu"))
     with torch.no_grad():
         eye = torch.eye(width, device=device, dtype=dtype)
         return (projection(eye) - projection(torch.zeros_like(eye))).mT
+
+
+def _plain(weight: Tensor) -> bool:
+    """No tensor of a quantisation's own class either."""
+    return type(weight) in (Tensor, nn.Parameter) and weight.is_floating_point() and weight.element_size() > 1
 
 
 def local_part(weight: Any) -> Any:
