@@ -1,6 +1,6 @@
 """What a scan costs beside the forward passes it replaces. Not part of the default run:
 
-    pytest -n 0 -s tests/benchmark_scan.py
+    pytest -s -o addopts= tests/benchmark_scan.py
 
 One process, Gemma-3-270M, batches as a scan cuts them (2,048 tokens or one longer sequence). All contenders by turns in
 each of five rounds, so that a machine's moods hit all alike. Prints seconds a batch, ratios (median, range over rounds)

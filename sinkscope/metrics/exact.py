@@ -11,6 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 HEAVY_TOKENS = 8
+STRIPS = 4
+"""Of a Gram matrix: five eighths of its products are formed, in pieces still large enough for a fast product."""
+
 WAITING_BYTES = 256 * 2**20
 """Matrices that wait for others take no more."""
 
@@ -46,23 +49,35 @@ def spectrum_entropy(x: Float[Tensor, "batch token channel"]) -> Float[Tensor, "
 
 
 def gram_matrix(x: Float[Tensor, "batch token channel"]) -> Float[Tensor, "batch n n"]:
-    """The smaller Gram matrix of each x, float64; all NaN where x is not finite.
+    """The lower triangle (the upper is not filled) of the smaller Gram matrix of each x, float64; all NaN where x is
+    not finite.
 
     Products are float32; the few tokens whose norm dwarfs the rest (massive activations, sinks) would drown the
     others' rounding, so the heaviest join the channel Gram matrix in float64.
     """
     tokens, channels = x.shape[1:]
     if tokens <= channels:
-        gram = torch.bmm(x, x.mT).double()
+        gram = _lower_products(x)
     else:
         heavy = torch.linalg.vector_norm(x, dim=-1).topk(min(HEAVY_TOKENS, tokens), dim=-1).indices
         rows = torch.arange(len(x), device=x.device)[:, None]
         light = x.clone()
         light[rows, heavy] = 0.0
         outliers = x[rows, heavy].double()
-        gram = torch.bmm(light.mT, light).double() + torch.bmm(outliers.mT, outliers)
+        gram = _lower_products(light.mT).baddbmm_(outliers.mT, outliers)
     finite = gram.isfinite().flatten(1).all(-1)
     return torch.where(finite[:, None, None], gram, torch.nan)
+
+
+def _lower_products(rows: Float[Tensor, "batch n m"]) -> Float[Tensor, "batch n n"]:
+    """rows @ rows.mT at and below the diagonal, a strip at a time: LAPACK reads no more of a symmetric matrix."""
+    count = rows.shape[1]
+    gram = torch.zeros(len(rows), count, count, dtype=torch.float64, device=rows.device)
+    step = max(1, -(-count // STRIPS))
+    for start in range(0, count, step):
+        stop = min(start + step, count)
+        gram[:, start:stop, :stop] = torch.bmm(rows[:, start:stop], rows[:, :stop].mT)
+    return gram
 
 
 def _entropy(values: Float[Tensor, "batch n"]) -> Float[Tensor, " batch"]:
