@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from typing import Any
 
@@ -170,3 +171,20 @@ def test_a_weight_with_its_scale_beside_it_is_asked_for() -> None:
     weight = layer.weight.detach().to(torch.float8_e4m3fn)
     layer.weight = torch.nn.Parameter(weight, requires_grad=False)
     torch.testing.assert_close(projection_weight(layer, 12), weight.float() * 0.25)
+
+
+def test_a_layer_s_tensors_go_with_its_block() -> None:
+    """When a layer is read, nothing of the one before is held: memory is one layer's, however many there are."""
+    model, ids = tiny("llama"), random_ids(2, 40)
+    forward, found = find(model)
+    kept: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def receive(view: Any, row: int) -> None:
+        alive.append(sum(one() is not None for one in kept))
+        kept.extend(weakref.ref(tensor) for tensor in (view.raw_query, view.output, view.attention_input))
+
+    with Capture(model, found, receive).watching():
+        forward(ids)
+    assert len(alive) > 1
+    assert max(alive) == 0

@@ -208,6 +208,9 @@ class Capture:
         for pending in ended:
             for rows, cut, sums in pending.parts:
                 self.on_layer(self._view(pending, cut, sums, residual_out), rows.start)
+        for pending in ended:  # long sequences: a layer's tensors must not wait for the end of the pass
+            self._latest.pop(pending.site.module, None)
+            self._inputs.pop(pending.site.module, None)
 
     def _view(self, pending: Pending, cut: Cut | None, sums: AttentionSums, residual_out: Tensor | None) -> LayerView:
         site = pending.site
