@@ -189,6 +189,8 @@ def test_folders_that_cannot_be_read(
         ("whisper", {"input_values": torch.zeros(1, 80)}, "reads input_features, not input_values"),
         ("wav2vec2", {"input_values": torch.full((1, 6400), torch.nan)}, "NaN"),
         ("wav2vec2", {"input_values": torch.zeros(1, 6400), "attention_mask": [[1, 0]]}, "marks padding"),
+        ("wav2vec2", {"input_values": torch.zeros(1, 6400), "padding_mask": [[1, 0]]}, "padding_mask marks padding"),
+        ("vit", {"pixel_values": torch.zeros(1, 3, 32, 32), "pixel_mask": [[1, 0]]}, "pixel_mask marks padding"),
         ("wav2vec2", {"input_values": torch.zeros(1, 6400), "decoder_input_ids": [[1, 2]]}, "no decoder"),
         ("wav2vec2", {"pixel_values": torch.zeros(1, 3, 32, 32)}, "takes no pictures"),
         ("bert", {"input_values": torch.zeros(1, 6400)}, "takes no sound"),

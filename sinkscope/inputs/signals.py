@@ -92,13 +92,20 @@ def signal_data(data: Any, count: int | None, vocabulary: int | None = None) -> 
         raise SinkscopeError(f"{name}: numbers of shape {kind.shape} are needed")
     if not np.isfinite(values).all():
         raise SinkscopeError(f"{name} hold NaN or infinity")
-    if name != PIXELS and "attention_mask" in data and not np.asarray(data["attention_mask"]).all():
-        raise SinkscopeError(f"{name}: attention_mask marks padding; give {kind.unit}s cut to one length, and no mask")
+    padding = _padding_mask(data, name)
+    if padding is not None:
+        raise SinkscopeError(f"{name}: {padding} marks padding; give {kind.unit}s cut to one size, and no mask")
     text = None
     if DECODER in data:
         text = _decoder_text(data[DECODER], len(values), vocabulary)[:count]
     said = f"{DECODER} as given" if text is not None else None
     return Signals(name, np.ascontiguousarray(values[:count]), text, said)
+
+
+def _padding_mask(data: Any, name: str) -> str | None:
+    """A mask of the mapping that hides a part of the signals: they are read whole, and padding would count."""
+    masks = [each for each in data if each.endswith("mask") and (name != PIXELS or each.startswith("pixel"))]
+    return next((each for each in masks if not torch.as_tensor(data[each]).bool().all()), None)
 
 
 def _decoder_text(given: Any, sequences: int, vocabulary: int | None) -> np.ndarray:
