@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sinkscope.cli.common import say
-from sinkscope.cli.runs import TrustRemoteCode
+from sinkscope.cli.loading import AllowPickle, Device, DeviceMap, Dtype, Revision, TrustRemoteCode
 from sinkscope.cli.scan import slug
 
 
@@ -29,14 +29,12 @@ def ablate(
     num_sequences: Annotated[int, typer.Option(help="Sequences, the same in every arm.")] = 16,
     draws: Annotated[int, typer.Option(help="Random choices of as many heads: the control.")] = 5,
     seed: Annotated[int, typer.Option(help="Draws the documents and the random heads.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N, mps.")] = "auto",
-    device_map: Annotated[str | None, typer.Option(help="auto: spread the model over GPUs, CPU and disk.")] = None,
-    dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16, float16.")] = "auto",
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
+    device: Device = "auto",
+    device_map: DeviceMap = None,
+    dtype: Dtype = "auto",
+    revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Load pickled weights where there are no others.")
-    ] = False,
+    allow_pickle: AllowPickle = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the results. [default: runs/MODEL-SLUG-ablation]")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a finished ablation.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print ablation.json alone to stdout.")] = False,

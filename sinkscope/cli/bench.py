@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sinkscope.cli.runs import TrustRemoteCode
+from sinkscope.cli.loading import AllowPickle, Device, DeviceMap, Dtype, Revision, TrustRemoteCode
 from sinkscope.cli.scan import parse_batch_size
 
 
@@ -16,14 +16,12 @@ def bench(
     seq_len: Annotated[int | None, typer.Option(help="Tokens a sequence. [default: 1024]")] = None,
     batch_size: Annotated[str, typer.Option(help="Sequences a pass; auto is what a scan would take.")] = "auto",
     rounds: Annotated[int, typer.Option(help="Timed rounds, all contenders in each.")] = 5,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N, mps.")] = "auto",
-    device_map: Annotated[str | None, typer.Option(help="auto: spread the model over GPUs, CPU and disk.")] = None,
-    dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16, float16.")] = "auto",
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
+    device: Device = "auto",
+    device_map: DeviceMap = None,
+    dtype: Dtype = "auto",
+    revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Load pickled weights where there are no others.")
-    ] = False,
+    allow_pickle: AllowPickle = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON to stdout.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:

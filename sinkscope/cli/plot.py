@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from sinkscope.cli.common import say
-from sinkscope.cli.runs import TrustRemoteCode, check_writable, write_file
+from sinkscope.cli.loading import TrustRemoteCode
+from sinkscope.cli.runs import check_writable, write_file
 
 
 def plot(

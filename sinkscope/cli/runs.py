@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from sinkscope.cli.loading import TrustRemoteCode
+
 if TYPE_CHECKING:
     from sinkscope.run import Run
 
 Device = Annotated[str, typer.Option(help="For a model scanned on the spot: auto, cpu, cuda, cuda:N, mps.")]
 Dtype = Annotated[str, typer.Option(help="For a model scanned on the spot: auto, float32, bfloat16, float16.")]
-TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code of the model's.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no warnings.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 

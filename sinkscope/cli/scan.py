@@ -11,6 +11,7 @@ import typer
 
 from sinkscope.cli.common import BAD_INPUT, say
 from sinkscope.cli.job import Job, launched
+from sinkscope.cli.loading import AllowPickle, Device, DeviceMap, Dtype, Revision, TrustRemoteCode
 from sinkscope.errors import in_one_line
 
 if TYPE_CHECKING:
@@ -50,19 +51,15 @@ def scan(
     batch_size: Annotated[
         str, typer.Option(help="Sequences a forward pass; auto halves when memory runs out.")
     ] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N, mps.")] = "auto",
-    device_map: Annotated[str | None, typer.Option(help="auto: spread the model over GPUs, CPU and disk.")] = None,
+    device: Device = "auto",
+    device_map: DeviceMap = None,
     tp: Annotated[
         bool, typer.Option("--tp", help="In a launch of several processes: spread the heads, not the sequences.")
     ] = False,
-    dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16, float16.")] = "auto",
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run Python code of the model's.")
-    ] = False,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Load pickled weights where there are no others.")
-    ] = False,
+    dtype: Dtype = "auto",
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
+    allow_pickle: AllowPickle = False,
     seed: Annotated[int, typer.Option(help="Draws documents, and the tokens of random and repeated.")] = 0,
     epsilon: Annotated[float, typer.Option(help="Sink threshold on alpha_0.")] = 0.3,
     dormant_rule: Annotated[str, typer.Option(help='"NAME<x" on a column of heads.csv.')] = "honor<0.4",
