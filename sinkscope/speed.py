@@ -5,32 +5,22 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sinkscope.capture import Capture, Plan, plan
 from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
 from sinkscope.checkpoints.causal import NotCausal
 from sinkscope.checkpoints.loading import unwrapped
 from sinkscope.errors import SinkscopeError
 from sinkscope.forward import Forward
 from sinkscope.loop import Progress, chosen_batch, memory_needed
-from sinkscope.measured import Collector
-from sinkscope.peak import free_bytes, peak_bytes
-from sinkscope.reading import DRY_RUN_TOKENS, check_length
-from sinkscope.selfcheck import eager
+from sinkscope.passes import CONTENDERS, EAGER, Passes
+from sinkscope.peak import free_bytes
+from sinkscope.reading import check_length
 
-PLAIN, BACKBONE, SCAN, EAGER = "plain", "backbone", "scan", "eager"
-CONTENDERS = {
-    PLAIN: "model(ids), with logits",
-    BACKBONE: "the same without the language-model head",
-    SCAN: "backbone, capture and every metric of a scan's batch",
-    EAGER: "backbone with eager attention and output_attentions=True",
-}
 SEQ_LEN, ROUNDS = 1024, 5
 SHORTEST = 32
 
@@ -96,16 +86,12 @@ def bench(
     Raises SinkscopeError for a model that does not read token ids, and where a pass does not fit into memory.
     """
     report = progress or (lambda stage, done, total: None)
-    if rounds < 1:
-        raise SinkscopeError(f"--rounds {rounds}: at least 1 is needed")
-    if batch_size is not None and batch_size < 1:
-        raise SinkscopeError(f"--batch-size {batch_size}: at least 1 is needed")
+    for option, number in (("--rounds", rounds), ("--batch-size", batch_size)):
+        if number is not None and number < 1:
+            raise SinkscopeError(f"{option} {number}: at least 1 is needed")
     report("loading", 0, 0)
     checkpoint, has_head = _open(model, options)
-    length = min(SEQ_LEN, checkpoint.max_positions or SEQ_LEN) if seq_len is None else seq_len
-    if length < SHORTEST:
-        raise SinkscopeError(f"--seq-len {length}: at least {SHORTEST} tokens are needed for a timing")
-    check_length(checkpoint, length)
+    length = _length(seq_len, checkpoint)
     began = time.perf_counter()
     passes = Passes.of(checkpoint.model, has_head, random_ids(checkpoint, 1, length))
     set_up = time.perf_counter() - began
@@ -136,91 +122,32 @@ def bench(
 
 def _open(model: Any, options: LoadOptions) -> tuple[Checkpoint, bool]:
     """With the head where the checkpoint has one for the next token."""
-    checkpoints: list[Checkpoint] = []
-    for head in (True, False):
-        chosen = LoadOptions(**asdict(options) | {"head": head})
-        try:
-            checkpoints = [open_checkpoint(model, chosen) if isinstance(model, str) else wrap_model(model, head=head)]
-            break
-        except NotCausal:
-            continue
-    checkpoint = checkpoints[0]
+    try:
+        checkpoint, has_head = _load(model, replace(options, head=True)), True
+    except NotCausal:
+        checkpoint, has_head = _load(model, options), False
     if checkpoint.task is not None or Forward(unwrapped(checkpoint.model)).signal is not None:
         raise SinkscopeError(f"{checkpoint.name} does not read token ids: bench times text models")
-    return checkpoint, head
+    return checkpoint, has_head
+
+
+def _load(model: Any, options: LoadOptions) -> Checkpoint:
+    return open_checkpoint(model, options) if isinstance(model, str) else wrap_model(model, head=options.head)
+
+
+def _length(asked: int | None, checkpoint: Checkpoint) -> int:
+    """Tokens a sequence. Raises SinkscopeError for too few, or more than the model's positions."""
+    length = min(SEQ_LEN, checkpoint.max_positions or SEQ_LEN) if asked is None else asked
+    if length < SHORTEST:
+        raise SinkscopeError(f"--seq-len {length}: at least {SHORTEST} tokens are needed for a timing")
+    check_length(checkpoint, length)
+    return length
 
 
 def random_ids(checkpoint: Checkpoint, count: int, length: int) -> Tensor:
     """Token ids [count, length] drawn with seed 0: what a pass costs does not hang on them."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(checkpoint.vocabulary, (count, length), generator=generator).to(checkpoint.device)
-
-
-@dataclass(frozen=True)
-class Passes:
-    """The contenders on one model, each a function of token ids [sequence, T]."""
-
-    model: nn.Module
-    found: Plan
-    run: dict[str, Callable[[Tensor], Any]]
-
-    @classmethod
-    def of(cls, model: nn.Module, has_head: bool, ids: Tensor) -> Passes:
-        """`has_head`: a plain pass gives logits. `ids`: some to plan by."""
-        base = unwrapped(model)
-        forward, whole = Forward(base), Forward(model)
-        found = plan(base, lambda: forward(ids[:1, :DRY_RUN_TOKENS]))
-        holder: list[Collector] = []
-        capture = Capture(base, found, lambda view, row: holder[0].add(view))
-
-        def scan(ids: Tensor) -> None:
-            holder[:] = [Collector(ids.shape[1])]
-            holder[0].begin()
-            with capture.watching(None, ids.shape[1]):
-                forward(ids)
-            holder[0].commit()
-
-        def maps(ids: Tensor) -> Any:
-            with eager(base):
-                return forward(ids, output_attentions=True)
-
-        run: dict[str, Callable[[Tensor], Any]] = {PLAIN: whole} if has_head else {}
-        return cls(model, found, run | {BACKBONE: forward, SCAN: scan, EAGER: maps})
-
-    def leave_out(self, count: int, length: int, vocabulary: int, free: int | None) -> dict[str, int]:
-        """Takes away the contenders that would end in the machine's memory, and says what they would take."""
-        size = next(parameter.element_size() for parameter in self.model.parameters())
-        takes = {PLAIN: count * length * vocabulary * size, EAGER: count * self.map_bytes(length)}
-        out = {
-            name: needed for name, needed in takes.items() if name in self.run and free is not None and needed > free
-        }
-        for name in out:
-            del self.run[name]
-        return out
-
-    def timed(self, ids: Tensor, rounds: int, done: Callable[[int], None]) -> dict[str, list[float]]:
-        """Seconds of each contender in each round, by turns, so that a machine's moods hit all alike."""
-        seconds: dict[str, list[float]] = {name: [] for name in self.run}
-        with torch.no_grad():
-            for number in range(rounds + 1):
-                done(number)
-                for name, run in self.run.items():
-                    began = time.perf_counter()
-                    run(ids)
-                    _finish(ids.device)
-                    if number:  # the first round warms up
-                        seconds[name].append(time.perf_counter() - began)
-        return seconds
-
-    def peak(self, name: str, ids: Tensor) -> int | None:
-        """Most bytes above what was held before."""
-        with torch.no_grad():
-            return peak_bytes(lambda: self.run[name](ids), ids.device)
-
-    def map_bytes(self, length: int) -> int:
-        """What eager attention maps of one sequence take: heads x T x T in every layer, in the model's dtype."""
-        size = next(parameter.element_size() for parameter in self.model.parameters())
-        return sum(site.heads for site in self.found.sites) * length * length * size
 
 
 def _cost(
@@ -245,12 +172,6 @@ def _longest(passes: Passes, name: str, ids: Tensor, free: int, positions: int |
     if half is None or whole is None or not half < whole < free:
         return None
     return int((free - whole) / (whole - half) * (length - length // 2)) + length
-
-
-def _finish(device: torch.device) -> None:
-    """Waits for an accelerator: its work is queued."""
-    if device.type != "cpu":
-        torch.get_device_module(device).synchronize()
 
 
 def ratio(times: list[float], others: list[float]) -> tuple[float, float, float]:

@@ -18,7 +18,8 @@ import torch
 import sinkscope
 from sinkscope.checkpoints.examples import example_folder
 from sinkscope.loop import chosen_batch
-from sinkscope.speed import EAGER, Passes, ratio
+from sinkscope.passes import EAGER, Passes
+from sinkscope.speed import ratio
 
 ROUNDS, BATCHES = 5, 4
 WHOLE = "whole scan"

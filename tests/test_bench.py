@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 from sinkscope import speed
 from sinkscope.cli import app
 from sinkscope.errors import SinkscopeError
+from sinkscope.passes import BACKBONE, EAGER, PLAIN, SCAN, Passes
 from sinkscope.peak import free_bytes, peak_bytes
 from sinkscope.present.bench import render_bench
-from sinkscope.speed import BACKBONE, EAGER, PLAIN, SCAN, Cost, Passes, Speed, bench
+from sinkscope.speed import Cost, Speed, bench
 
 CPU = torch.device("cpu")
 

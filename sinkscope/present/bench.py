@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 import textwrap
 
+from sinkscope.passes import BACKBONE, CONTENDERS, EAGER, PLAIN, SCAN
 from sinkscope.present.text import printable
-from sinkscope.speed import BACKBONE, CONTENDERS, EAGER, PLAIN, SCAN, Speed
+from sinkscope.speed import Speed
 
 WIDTH = 80
 GIB, MIB = 2**30, 2**20
