@@ -101,6 +101,13 @@ class LazyMask(Tensor):
         return result
 
 
+def identity(mask: Tensor | None) -> tuple[Any, ...]:
+    """The same for one mask as long as nothing is written into it; `mask` must be kept while this is."""
+    if isinstance(mask, LazyMask):
+        return mask.identity
+    return (id(mask), 0 if mask is None else written(mask))
+
+
 def written(mask: Tensor) -> int:
     """How often a real mask has been written into; 0 where torch does not count (inference mode)."""
     return 0 if mask.is_inference() else mask._version

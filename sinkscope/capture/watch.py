@@ -16,7 +16,7 @@ from sinkscope.capture.calls import Cut, Span, from_sdpa, lengths, normalise, of
 from sinkscope.capture.dispatch import RawCall, shadowed
 from sinkscope.capture.inline import InlineWatch
 from sinkscope.capture.inline_calls import InlineCall, SdpaCall
-from sinkscope.capture.lazy_mask import LazyMask, lazy_masks, written
+from sinkscope.capture.lazy_mask import identity, lazy_masks
 from sinkscope.capture.maps import AttentionMap, map_sums
 from sinkscope.capture.masks import Visibility, read_mask
 from sinkscope.capture.pending import Part, Pending
@@ -198,8 +198,7 @@ class Capture:
     def _visibility(self, call: RawCall, index: int | None, owner: Tensor | None = None) -> Visibility:
         """Each mask of a pass is read once, and again once it is written into; kept here so that its id stays its."""
         owner = call.mask if owner is None else owner
-        same = owner.identity if isinstance(owner, LazyMask) else (id(owner), 0 if owner is None else written(owner))
-        key = (same, index, call.causal, *lengths(call))
+        key = (identity(owner), index, call.causal, *lengths(call))
         if key not in self._masks:
             self._masks[key] = (owner, read_mask(call.mask, call.causal, *lengths(call), call.query.device))
         return self._masks[key][1]
@@ -208,7 +207,7 @@ class Capture:
         for pending in ended:
             for rows, cut, sums in pending.parts:
                 self.on_layer(self._view(pending, cut, sums, residual_out), rows.start)
-        for pending in ended:  # long sequences: a layer's tensors must not wait for the end of the pass
+        for pending in ended:  # a layer's tensors must not outlive its block
             self._latest.pop(pending.site.module, None)
             self._inputs.pop(pending.site.module, None)
 
