@@ -61,6 +61,7 @@ def scan(
     epsilon: float = 0.3,
     dormant_rule: str = DEFAULT_RULE,
     smoothing: bool = False,
+    spectra: int | None = None,
     self_check: bool = True,
     shards: str | Path | None = None,
     resume: bool = False,
@@ -89,6 +90,7 @@ def scan(
         device_map: `auto`, or accelerate's map of module paths to devices: the model is spread over them.
         epsilon: the sink threshold. dormant_rule: "NAME<x" on a head column.
         smoothing: measure the smoothing table too (`Run.smoothing`).
+        spectra: sequences of each domain whose matrix_entropy is measured, the first ones; None = as many as are cheap.
         self_check: compare one short sequence with the model's own eager attention first.
         shards: a folder that keeps every finished batch until the run is saved there. resume: go on with what an
             earlier scan of the same model, data and settings left in it; the result is the same to the last bit.
@@ -102,7 +104,7 @@ def scan(
         SinkscopeError: anything the user can mend, in one line. Interrupted: Ctrl-C, with what was done.
     """
     started = time.perf_counter()
-    settings = Settings(epsilon, dormant_rule)
+    settings = Settings(epsilon, dormant_rule, spectra)
     request = processes.agree(lambda: Request(data, seq_len, num_sequences, bos, seed, images, prompt, audio))
     if batch_size is not None and batch_size < 1:
         raise SinkscopeError(f"--batch-size {batch_size}: at least 1 is needed")
@@ -159,8 +161,9 @@ def _prepare(
     if processes.tensor:
         found, heads = spread(checkpoint.model, found, processes.count)
     return Loop(
-        checkpoint, found, forward, reading, settings.epsilon, report, batch_size, processes=processes, heads=heads
-    )
+        checkpoint, found, forward, reading, settings.epsilon, report, batch_size, spectra=settings.spectra,
+        processes=processes, heads=heads,
+    )  # fmt: skip
 
 
 def _smoother(loop: Loop) -> Smoother:

@@ -44,6 +44,7 @@ class Loop:
         batch_size: sequences a forward pass; None = chosen by the device.
         shards: where each batch is kept on disk, and read from when the scan goes on; None keeps none.
         smoother: measures the smoothing table of a view; None where it is not asked for.
+        spectra: sequences of a domain whose spectrum is taken; None = as many as are cheap.
         processes: what the sequences are spread over; heads: how the heads are, under --tp.
         smallest_batch: the size that batches had in the end.
         seconds: time spent in forward passes and metrics.
@@ -59,6 +60,7 @@ class Loop:
     batch_size: int | None = None
     shards: Shards | None = None
     smoother: Callable[[LayerView], Tensor] | None = None
+    spectra: int | None = None
     processes: Processes = ALONE
     heads: HeadShards | None = None
     smallest_batch: int | None = None
@@ -107,10 +109,10 @@ class Loop:
 
     def _watch(self, length: int) -> tuple[Capture, Collector]:
         """What watches the batches of a domain, and what it fills."""
-        collector = Collector(length, self.smoother)
+        collector = Collector(length, self.smoother, self.spectra)
         mean = None if self.heads is None else self.heads.mean
         model = self.checkpoint.model
-        return Capture(model, self.plan, lambda view, row: collector.add(view), self.epsilon, head_mean=mean), collector
+        return Capture(model, self.plan, collector.add, self.epsilon, head_mean=mean), collector
 
     def _restore(self) -> None:
         """Takes the batches that an earlier scan left on disk."""
@@ -179,7 +181,7 @@ class Loop:
 
     def _one_batch(self, capture: Capture, collector: Collector, batch: Batch) -> Parts:
         """Runs, keeps and returns one batch."""
-        collector.begin()
+        collector.begin(batch.start)
         with capture.watching(batch.spans, batch.inputs.shape[1]):
             self.forward(batch.inputs, batch.mask, **batch.extra)
         bad = collector.bad_site(self.plan.sites)

@@ -43,6 +43,7 @@ def describe(
         "seed": request.seed,
         "epsilon": settings.epsilon,
         "dormant_rule": settings.dormant_rule,
+        "spectra": settings.spectra,
         "self_check": self_check,
         "processes": processes.count,
         "tensor_parallel": processes.count if processes.tensor else 1,

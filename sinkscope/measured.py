@@ -102,19 +102,26 @@ class Collector:
     """Takes LayerViews batch by batch; a batch that failed half-way leaves no trace (begin, add..., commit).
 
     `length`: T of the longest sequence, which fixes the prefixes of the length curve. `smoother`: measures the
-    smoothing table too, [sequence, head, metric].
+    smoothing table too, [sequence, head, metric]. `spectra`: see LayerView.
     """
 
-    def __init__(self, length: int, smoother: Callable[[LayerView], Tensor] | None = None) -> None:
+    def __init__(
+        self, length: int, smoother: Callable[[LayerView], Tensor] | None = None, spectra: int | None = None
+    ) -> None:
         self._prefixes = prefixes(length)
         self._smoother = smoother
+        self._spectra = spectra
+        self._start = 0
         self._batch: Parts = {}
         self._later: list[tuple[Part, list[Value | None]]] = []
 
-    def begin(self) -> None:
-        self._batch, self._later = defaultdict(list), []
+    def begin(self, start: int = 0) -> None:
+        """`start`: number of the batch's first sequence in its domain."""
+        self._batch, self._later, self._start = defaultdict(list), [], start
 
-    def add(self, view: LayerView) -> None:
+    def add(self, view: LayerView, row: int = 0) -> None:
+        """`row`: the batch's row that the view begins at."""
+        view.number, view.spectra = self._start + row, self._spectra
         columns = _columns(view, "layers")
         part = _reduce(view, self._prefixes)
         self._later.append((part, columns))

@@ -22,7 +22,7 @@ PLAIN, BACKBONE, SCAN, EAGER = "plain", "backbone", "scan", "eager"
 CONTENDERS = {
     PLAIN: "model(ids), with logits",
     BACKBONE: "the same without the language-model head",
-    SCAN: "backbone, capture and every metric of a scan's batch",
+    SCAN: "backbone, capture and every metric of a scan's first batch",
     EAGER: "backbone with eager attention and output_attentions=True",
 }
 
@@ -41,15 +41,15 @@ class Passes:
         base = unwrapped(model)
         forward, whole = Forward(base), Forward(model)
         found = plan(base, lambda: forward(ids[:1, :DRY_RUN_TOKENS]))
-        holder: list[Collector] = []
-        capture = Capture(base, found, lambda view, row: holder[0].add(view))
+        capture = Capture(base, found, lambda view, row: None)
 
         def scan(ids: Tensor) -> None:
-            holder[:] = [Collector(ids.shape[1])]
-            holder[0].begin()
+            collector = Collector(ids.shape[1])
+            collector.begin()
+            capture.on_layer = collector.add
             with capture.watching(None, ids.shape[1]):
                 forward(ids)
-            holder[0].commit()
+            collector.commit()
 
         def maps(ids: Tensor) -> Any:
             with eager(base):

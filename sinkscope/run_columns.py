@@ -20,15 +20,19 @@ PATTERN_UNIFORM = 0.9
 
 @dataclass(frozen=True)
 class Settings:
-    """What the derived columns depend on: the sink threshold and the dormant rule. Raises SinkscopeError."""
+    """What columns depend on: the sink threshold, the dormant rule, the sequences of a domain whose spectrum is taken
+    (None: as many as are cheap). Raises SinkscopeError."""
 
     epsilon: float = 0.3
     dormant_rule: str = DEFAULT_RULE
+    spectra: int | None = None
 
     def __post_init__(self) -> None:
         parse_rule(self.dormant_rule)
         if not 0 < self.epsilon < 1:
             raise SinkscopeError(f"--epsilon {self.epsilon}: a probability between 0 and 1 is needed")
+        if self.spectra is not None and self.spectra < 0:
+            raise SinkscopeError(f"--spectra {self.spectra}: a number of sequences is needed, 0 for none")
 
 
 @dataclass

@@ -133,6 +133,7 @@ BAD_OPTIONS: dict[str, tuple[str, str]] = {
     "--epsilon 0": ("--epsilon", "between 0 and 1"),
     "--epsilon 1": ("--epsilon", "between 0 and 1"),
     "--epsilon nan": ("--epsilon", "between 0 and 1"),
+    "--spectra -1": ("--spectra", "0 for none"),
     "--dormant-rule honor": ("--dormant-rule", "NAME<x"),
     "--dormant-rule honor<x": ("--dormant-rule", "NAME<x"),
     "--dormant-rule honor<nan": ("--dormant-rule", "NAME<x"),

@@ -192,6 +192,23 @@ def test_batch_size_changes_nothing(family: str) -> None:
         assert_close(eight.heads[name].to_numpy(), one.heads[name].to_numpy(), name, 1e-5, 1e-5)
 
 
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_spectra_of_the_first_sequences_only(batch_size: int) -> None:
+    """The others' matrix_entropy is missing, and so left out of the mean; no other column changes."""
+    model, ids = tiny("llama"), random_ids(5, 40)
+    whole = sinkscope.scan(model, data=ids, self_check=False)
+    some = sinkscope.scan(model, data=ids, spectra=2, batch_size=batch_size, self_check=False)
+    none = sinkscope.scan(model, data=ids, spectra=0, self_check=False)
+    short = sinkscope.scan(model, data=ids[:2], self_check=False)
+    of_sequence = some.sequences[some.sequences["head"].isna()].groupby("sequence")["matrix_entropy"]
+    assert of_sequence.count().tolist() == [len(some.layers)] * 2 + [0] * 3
+    columns = ["matrix_entropy", "matrix_entropy_sem"]
+    pd.testing.assert_frame_equal(some.layers[columns], short.layers[columns], rtol=1e-6)
+    assert none.layers[columns].isna().all(axis=None)
+    others = whole.layers.columns.drop(columns)
+    pd.testing.assert_frame_equal(some.layers[others], whole.layers[others], rtol=1e-4, atol=1e-5)
+
+
 def test_sequence_order_changes_no_mean() -> None:
     model, ids = tiny("llama"), random_ids(6, 70)
     forwards = sinkscope.scan(model, data=ids, self_check=False, batch_size=2).heads

@@ -66,6 +66,10 @@ def scan(
     smoothing: Annotated[
         bool, typer.Option("--smoothing", help="Write smoothing.csv too: does each head make tokens more alike?")
     ] = False,
+    spectra: Annotated[
+        int | None,
+        typer.Option(help="First sequences that matrix_entropy is measured on. [default: as many as are cheap]"),
+    ] = None,
     no_self_check: Annotated[
         bool, typer.Option("--no-self-check", help="Skip the comparison with eager attention.")
     ] = False,
@@ -101,7 +105,7 @@ def scan(
         "batch_size": parse_batch_size(batch_size), "bos": single(bos) or "auto", "device": device,
         "device_map": device_map, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code,
         "allow_pickle": allow_pickle, "seed": seed, "epsilon": epsilon, "dormant_rule": dormant_rule,
-        "smoothing": smoothing, "self_check": not no_self_check,
+        "smoothing": smoothing, "spectra": spectra, "self_check": not no_self_check,
     }  # fmt: skip
     job = Job(options, resume, force, tuple({"csv", formats}), quiet, processes)
     if len(models) == 1:

@@ -17,12 +17,14 @@ DECODER = "decoder_input_ids"
 
 @dataclass(frozen=True)
 class Batch:
-    """Some sequences of a corpus. `spans`: (first, past the last) valid position of each; None without padding.
+    """Some sequences of a corpus, from number `start` on.
 
+    `spans`: (first, past the last) valid position of each; None without padding.
     `inputs`: token ids [sequence, T], or the vectors [sequence, T, d] of a model that reads those. `extra`: what else
     the model takes, by the names of its forward's keywords.
     """
 
+    start: int
     inputs: torch.Tensor
     mask: torch.Tensor | None
     spans: list[tuple[int, int]] | None
@@ -66,10 +68,11 @@ def batches(data: TokenData, start: int, size: int, device: torch.device) -> Ite
         read = data.ids if data.vectors is None else data.vectors
         inputs = torch.from_numpy(np.ascontiguousarray(read[first : first + size])).to(device)
         if data.mask is None:
-            yield Batch(inputs, None, None, {} if data.decoder is None else _decoder(data.decoder, first, size, device))
+            extra = {} if data.decoder is None else _decoder(data.decoder, first, size, device)
+            yield Batch(first, inputs, None, None, extra)
         else:
             mask = torch.from_numpy(np.ascontiguousarray(data.mask[first : first + size])).to(device)
-            yield Batch(inputs, mask, [_span(row) for row in data.mask[first : first + size]])
+            yield Batch(first, inputs, mask, [_span(row) for row in data.mask[first : first + size]])
 
 
 def _decoder(ids: np.ndarray, first: int, size: int, device: torch.device) -> dict[str, torch.Tensor]:
@@ -80,7 +83,7 @@ def _alone(data: TokenData, number: int, device: torch.device) -> Batch:
     assert data.extras is not None
     ids = torch.from_numpy(np.ascontiguousarray(data.ids[number : number + 1, slice(*data.span(number))])).to(device)
     extra = {name: value.to(device) for name, value in data.extras[number].items()}
-    return Batch(ids, None, None, {"attention_mask": torch.ones_like(ids), **extra})
+    return Batch(number, ids, None, None, {"attention_mask": torch.ones_like(ids), **extra})
 
 
 def token_data(data: Any, vocabulary: int) -> TokenData:

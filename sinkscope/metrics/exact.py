@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from functools import cache
 
 import torch
@@ -14,8 +14,12 @@ HEAVY_TOKENS = 8
 STRIPS = 4
 """Of a Gram matrix: five eighths of its products are formed, in pieces still large enough for a fast product."""
 
-WAITING_BYTES = 256 * 2**20
-"""Matrices that wait for others take no more."""
+SPECTRA_CUBES = 2**31
+FEWEST_SPECTRA = 2
+"""Sequences of a domain whose spectrum is taken unasked: n of them while n min(T, D)^3 is no more, two of any size."""
+
+WAITING_BYTES, HANDED_BYTES = 256 * 2**20, 2**32
+"""Matrices that wait for others take no more; nor those solved beside an accelerator's work."""
 
 COARSE_BITS = 18
 """Leaves the exponent and 5 bits of the mantissa: buckets 3 % wide."""
@@ -48,9 +52,15 @@ def spectrum_entropy(x: Float[Tensor, "batch token channel"]) -> Float[Tensor, "
     return SpectrumEntropy.of(x).tensor()
 
 
+def cheap_spectra(tokens: int, channels: int) -> int:
+    """Sequences whose spectrum a scan takes unasked. An eigenproblem costs the cube of min(T, D) and no accelerator is
+    good at it: for all sequences of a long scan it would cost more than the forward passes."""
+    return max(FEWEST_SPECTRA, SPECTRA_CUBES // min(tokens, channels) ** 3)
+
+
 def gram_matrix(x: Float[Tensor, "batch token channel"]) -> Float[Tensor, "batch n n"]:
-    """The lower triangle (the upper is not filled) of the smaller Gram matrix of each x, float64; all NaN where x is
-    not finite.
+    """The lower triangle (the upper is not filled) of the smaller Gram matrix of each x, float64 on the CPU; all NaN
+    where x is not finite.
 
     Products are float32; the few tokens whose norm dwarfs the rest (massive activations, sinks) would drown the
     others' rounding, so the heaviest join the channel Gram matrix in float64.
@@ -63,7 +73,7 @@ def gram_matrix(x: Float[Tensor, "batch token channel"]) -> Float[Tensor, "batch
         rows = torch.arange(len(x), device=x.device)[:, None]
         light = x.clone()
         light[rows, heavy] = 0.0
-        outliers = x[rows, heavy].double()
+        outliers = x[rows, heavy].cpu().double()
         gram = _lower_products(light.mT).baddbmm_(outliers.mT, outliers)
     finite = gram.isfinite().flatten(1).all(-1)
     return torch.where(finite[:, None, None], gram, torch.nan)
@@ -72,7 +82,7 @@ def gram_matrix(x: Float[Tensor, "batch token channel"]) -> Float[Tensor, "batch
 def _lower_products(rows: Float[Tensor, "batch n m"]) -> Float[Tensor, "batch n n"]:
     """rows @ rows.mT at and below the diagonal, a strip at a time: LAPACK reads no more of a symmetric matrix."""
     count = rows.shape[1]
-    gram = torch.zeros(len(rows), count, count, dtype=torch.float64, device=rows.device)
+    gram = torch.zeros(len(rows), count, count, dtype=torch.float64)
     step = max(1, -(-count // STRIPS))
     for start in range(0, count, step):
         stop = min(start + step, count)
@@ -80,67 +90,75 @@ def _lower_products(rows: Float[Tensor, "batch n m"]) -> Float[Tensor, "batch n 
     return gram
 
 
-def _entropy(values: Float[Tensor, "batch n"]) -> Float[Tensor, " batch"]:
-    kept = values.clamp(min=0.0)
-    return torch.special.entr(kept / kept.sum(-1, keepdim=True)).sum(-1)
-
-
-def eigenvalues(matrices: Float[Tensor, "batch n n"]) -> Float[Tensor, "batch n"]:
-    """Eigenvalues of symmetric matrices, ascending; NaN for a matrix with NaN, which LAPACK refuses with an error."""
-    known = matrices.isfinite().flatten(1).all(-1)
-    filled = torch.where(known[:, None, None], matrices, 0.0)
-    values = torch.linalg.eigvalsh(filled) if filled.device.type != "cpu" else torch.stack(_one_thread_each([*filled]))
-    return torch.where(known[:, None], values, torch.nan)
-
-
-def _one_thread_each(matrices: list[Tensor]) -> list[Tensor]:
-    """Each matrix has a thread of its own: LAPACK's reduction to tridiagonal form gains nothing from more, and keeps
-    the others spinning. torch's LAPACK, not numpy's: two libraries' thread pools slow each other down."""
-    return list(_single_threads(torch.get_num_threads()).map(torch.linalg.eigvalsh, matrices))
+def _entropy(gram: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
+    """Of the eigenvalues of one symmetric matrix over their sum; NaN for a matrix with NaN, which LAPACK refuses."""
+    if not gram.isfinite().all():
+        return gram.new_tensor(torch.nan)
+    kept = torch.linalg.eigvalsh(gram).clamp(min=0.0)
+    return torch.special.entr(kept / kept.sum()).sum()
 
 
 @dataclass
 class SpectrumEntropy:
-    """`spectrum_entropy` of one x whose eigenvalues are still to be computed: several are cheaper together.
+    """`spectrum_entropy` of the first sequences of a batch, whose eigenvalues are still to be computed; NaN for others.
 
-    On a CPU one matrix alone would leave all threads but one idle, and long sequences come one at a time.
+    On a CPU one matrix alone would leave all threads but one idle, and long sequences come one at a time: several wait
+    for each other. Those of an accelerator are solved here beside its work.
     """
 
-    gram: Tensor | None
-    dtype: torch.dtype
-    value: Tensor | None = None
+    grams: list[Tensor]
+    batch: int
+    like: Tensor
+    jobs: list[Future[Tensor]] = field(default_factory=list)
+    matrix_bytes: int = 0
 
     @classmethod
-    def of(cls, x: Float[Tensor, "batch token channel"]) -> SpectrumEntropy:
-        return cls(gram_matrix(x), x.dtype)
+    def of(cls, x: Float[Tensor, "batch token channel"], first: int | None = None) -> SpectrumEntropy:
+        """`first`: sequences to take; None = all."""
+        taken = x if first is None else x[: max(0, first)]
+        grams = [*gram_matrix(taken)] if len(taken) else []
+        made = cls(grams, len(x), x.new_empty(0), matrix_bytes=sum(gram.nbytes for gram in grams[:1]))
+        if x.device.type != "cpu":
+            made.start()
+        return made
+
+    def start(self) -> None:
+        """Hands the matrices to threads that solve them, and lets go of them.
+
+        Each has a thread of its own: LAPACK's reduction to tridiagonal form gains nothing from more, and keeps the
+        others spinning. torch's LAPACK, not numpy's: two libraries' thread pools slow each other down.
+        """
+        pool = _single_threads(torch.get_num_threads())
+        self.jobs += [pool.submit(_entropy, gram) for gram in self.grams]
+        self.grams = []
+
+    @property
+    def under_way(self) -> int:
+        """Matrices that a thread has, or will have, and that are not solved yet."""
+        return sum(not job.done() for job in self.jobs)
 
     def tensor(self) -> Tensor:
         """The entropies, [batch]; computed now if they were not."""
-        if self.value is None:
-            solve([self])
-        assert self.value is not None
-        return self.value
+        self.start()
+        values = self.like.new_full((self.batch,), torch.nan)
+        if self.jobs:
+            values[: len(self.jobs)] = torch.stack([job.result() for job in self.jobs]).to(values)
+        return values
 
 
 def full(waiting: list[SpectrumEntropy]) -> bool:
-    """Whether so many wait that every thread has its matrix, or memory says stop; an accelerator waits for none."""
-    grams = [one.gram for one in waiting if one.gram is not None]
-    if any(gram.device.type != "cpu" for gram in grams):
-        return True
-    count, held = sum(map(len, grams)), sum(gram.nbytes for gram in grams)
-    return count >= torch.get_num_threads() or held >= WAITING_BYTES
+    """Whether so many wait that every thread has its matrix, or memory says stop."""
+    count = sum(len(one.grams) for one in waiting)
+    held = sum(len(one.grams) * one.matrix_bytes for one in waiting)
+    handed = sum(one.under_way * one.matrix_bytes for one in waiting)
+    return count >= torch.get_num_threads() or held >= WAITING_BYTES or handed >= HANDED_BYTES
 
 
 def solve(waiting: list[SpectrumEntropy]) -> None:
-    """Computes them, those of one size together, and lets go of their matrices."""
-    by_size: dict[int, list[tuple[SpectrumEntropy, Tensor]]] = {}
+    """Computes them together."""
     for one in waiting:
-        if one.gram is not None:
-            by_size.setdefault(one.gram.shape[-1], []).append((one, one.gram))
-    for group in by_size.values():
-        values = _entropy(eigenvalues(torch.cat([gram for _, gram in group])))
-        for (one, _), part in zip(group, values.split([len(gram) for _, gram in group]), strict=True):
-            one.value, one.gram = part.to(one.dtype), None
+        one.start()
+    wait([job for one in waiting for job in one.jobs])
 
 
 @cache

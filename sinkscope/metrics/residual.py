@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sinkscope.capture.sums import wide
 from sinkscope.capture.view import LayerView, inverse, need
-from sinkscope.metrics.exact import SpectrumEntropy, median_abs
+from sinkscope.metrics.exact import SpectrumEntropy, cheap_spectra, median_abs
 from sinkscope.metrics.registry import layer_metric
 
 FIG1 = "Lampert et al. 2605.08453 fig. 1 (pre- or post-norm not readable: both given)"
@@ -116,8 +116,10 @@ def kurtosis_other(view: LayerView) -> LayerValues:
 
 @layer_metric(unit="nats", range="[0, log min(T, D)]", source="Queipo-de-Llano et al. 2510.06477")
 def matrix_entropy(view: LayerView) -> SpectrumEntropy:
-    """Entropy of the squared singular values of x (all tokens, not centred) divided by their sum."""
-    return SpectrumEntropy.of(view.x)
+    """Entropy of the squared singular values of x (all tokens, not centred) divided by their sum. Over the first n
+    sequences only (option --spectra): the most with n min(T, D)^3 <= 2^31, at least 2; empty in the others."""
+    wanted = cheap_spectra(*view.x.shape[1:]) if view.spectra is None else view.spectra
+    return SpectrumEntropy.of(view.x, wanted - view.number)
 
 
 @layer_metric(unit="position", range="[0, T)", source=SUN, shown=False)
