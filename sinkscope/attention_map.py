@@ -46,7 +46,7 @@ def attention_map(
     if not 0 <= head < weights.shape[1]:
         raise SinkscopeError(f"--head {head}: layer {layer} has heads 0 to {weights.shape[1] - 1}")
     tokens = [str(token) for token in checkpoint.tokenizer.convert_ids_to_tokens(ids[0].tolist())]
-    return weights[0, head].double().cpu().numpy(), tokens
+    return weights[0, head].cpu().double().numpy(), tokens
 
 
 def _listed(layers: list[int]) -> str:

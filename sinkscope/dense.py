@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sinkscope.capture.dispatch import RawCall
 from sinkscope.capture.maps import AttentionMap
+from sinkscope.capture.sums import float64
 
 
 def dense_map(seen: RawCall | AttentionMap) -> Tensor | None:
@@ -19,23 +20,24 @@ def dense_map(seen: RawCall | AttentionMap) -> Tensor | None:
     """
     if isinstance(seen, AttentionMap):
         if seen.logits is None:
-            return seen.probabilities.double()
-        return seen.logits.double().softmax(-1)[..., : seen.probabilities.shape[-1]]
+            return float64(seen.probabilities)
+        return float64(seen.logits).softmax(-1)[..., : seen.probabilities.shape[-1]]
     if seen.score != "softmax":
         return None
-    key = seen.key.double().repeat_interleave(seen.query.shape[1] // seen.key.shape[1], 1)
-    logits = seen.query.double() @ key.mT * seen.scaling
+    key = float64(seen.key).repeat_interleave(seen.query.shape[1] // seen.key.shape[1], 1)
+    logits = float64(seen.query) @ key.mT * seen.scaling
     if seen.softcap is not None:
         logits = (logits / seen.softcap).tanh() * seen.softcap
     if seen.bias is not None:
-        logits = logits + seen.bias.double()
-    logits = _masked(logits, seen.mask, seen.causal)
+        logits = logits + float64(seen.bias)
+    mask = None if seen.mask is None else seen.mask.to(logits.device)
+    logits = _masked(logits, mask, seen.causal)
     if seen.sinks is not None:
-        sinks = seen.sinks.double()
+        sinks = float64(seen.sinks)
         shape = (*logits.shape[:-1], sinks.shape[-1])
         logits = torch.cat([logits, sinks.expand(shape)], -1)
     probabilities = logits.softmax(-1)[..., : key.shape[-2]]
-    return probabilities if seen.mask is None else probabilities.masked_fill(_blind(seen.mask, key.shape[-2]), 0.0)
+    return probabilities if mask is None else probabilities.masked_fill(_blind(mask, key.shape[-2]), 0.0)
 
 
 def _blind(mask: Tensor, keys: int) -> Tensor:
@@ -50,4 +52,4 @@ def _masked(logits: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         later = torch.ones_like(logits, dtype=torch.bool).triu(1)
         return logits.masked_fill(later, -torch.inf) if causal else logits
     mask = mask[..., : logits.shape[-1]]
-    return logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask.double()
+    return logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + float64(mask)

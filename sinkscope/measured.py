@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sinkscope.capture import LayerView, Missing, Site
-from sinkscope.capture.sums import EARLY
+from sinkscope.capture.sums import EARLY, float64, wide
 from sinkscope.metrics import METRICS
 from sinkscope.metrics.exact import SpectrumEntropy, full, solve
 from sinkscope.metrics.mass import alpha, early_alpha
@@ -208,25 +208,30 @@ def _columns(view: LayerView, table: Table) -> list[Value | None]:
 
 
 def _stacked(columns: list[Value | None], like: Tensor) -> Tensor:
-    """[B, H, metric] or [B, metric], float64, each column expanded to `like`; NaN for what is missing."""
+    """[B, H, metric] or [B, metric], wide, each column expanded to `like`; NaN for what is missing."""
     tensors = [column.tensor() if isinstance(column, SpectrumEntropy) else column for column in columns]
-    missing = torch.full_like(like, torch.nan, dtype=torch.float64)
-    return torch.stack([missing if one is None else one.double().expand_as(like) for one in tensors], -1)
+    missing = torch.full_like(wide(like), torch.nan)
+    return torch.stack([missing if one is None else wide(one).expand_as(like) for one in tensors], -1)
 
 
 def _to_cpu(part: Part) -> Part:
     return Part(
-        heads=part.heads.cpu(),
-        layers=part.layers.cpu(),
+        heads=part.heads.cpu().double(),
+        layers=part.layers.cpu().double(),
         curve=part.curve.cpu(),
-        alpha=part.alpha.double().sum(0, keepdim=True).cpu(),
-        early=None if part.early is None else part.early.double().sum(0, keepdim=True).cpu(),
+        alpha=_summed(part.alpha),
+        early=None if part.early is None else _summed(part.early),
         first_unit=None if part.first_unit is None else part.first_unit.cpu(),
         causal=part.causal,
         queries=part.queries,
         keys=part.keys,
-        first=part.first.double().sum(0, keepdim=True).cpu(),
-        first_share=part.first_share.double().sum(0, keepdim=True).cpu(),
+        first=_summed(part.first),
+        first_share=_summed(part.first_share),
         massive=None if part.massive is None else part.massive.cpu(),
         smoothing=part.smoothing,
     )
+
+
+def _summed(values: Tensor) -> Tensor:
+    """Sum over the sequences of a batch, [1, ...] float64 on the CPU."""
+    return float64(values).sum(0, keepdim=True).cpu()

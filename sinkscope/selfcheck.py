@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sinkscope.capture import Capture, LayerView, Plan, Site
 from sinkscope.capture.dispatch import RawCall
 from sinkscope.capture.maps import AttentionMap
+from sinkscope.capture.sums import float64
 from sinkscope.checkpoints.quiet import quiet_transformers
 from sinkscope.dense import dense_map
 from sinkscope.errors import SinkscopeError
@@ -114,14 +115,14 @@ def _verdict(
 def _difference(view: LayerView, first: Tensor, columns: Tensor) -> float:
     sums = view.attention
     rows = query_rows(sums.columns, view.queries, sums.causal)
-    in_columns = ((columns.to(sums.columns.dtype) - sums.columns) / rows).abs().max()
-    return float(torch.maximum((first.to(sums.first.dtype) - sums.first).abs().max(), in_columns))
+    in_columns = ((columns - float64(sums.columns)) / float64(rows)).abs().max()
+    return float(torch.maximum((first - float64(sums.first)).abs().max(), in_columns))
 
 
 def _keep(reference: _Reference, site: Site, probabilities: Tensor | None) -> None:
     if probabilities is not None:
-        reference.first[site.name] = probabilities[..., 0].double()
-        reference.columns[site.name] = probabilities.sum(-2, dtype=torch.float64)
+        reference.first[site.name] = float64(probabilities[..., 0])
+        reference.columns[site.name] = float64(probabilities).sum(-2)
 
 
 def _eager_reference(

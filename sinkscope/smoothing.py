@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sinkscope.capture import LayerView, Missing, Plan, Site
 from sinkscope.capture.folded import FoldedHeads, OutputWeights, fold
+from sinkscope.capture.sums import float64
 from sinkscope.capture.wiring import Wiring, output_slices, trace
 from sinkscope.measured import Domain
 from sinkscope.metrics import METRICS, RUN_COLUMNS
@@ -35,7 +36,8 @@ class Smoother:
     def __call__(self, view: LayerView) -> Tensor:
         """[sequence, head, column] in the order of NAMES, float64; NaN where the layer does not show what it takes."""
         slices = output_slices(self.model, view.site)
-        weights = None if slices is None else OutputWeights(slices.to(view.attention.first.device))
+        home = float64(view.attention.first[:0]).device
+        weights = None if slices is None else OutputWeights(slices.to(home))
         wiring = self.wirings.get(view.site.name, NOTHING)
         return torch.stack([_columns(fold(view, wiring, weights, number)) for number in range(view.batch)])
 
@@ -49,7 +51,7 @@ def _columns(folded: FoldedHeads) -> Tensor:
     columns = []
     for metric in METRICS["smoothing"].values():
         try:
-            columns.append(metric.compute(folded).double().cpu())
+            columns.append(metric.compute(folded).cpu().double())
         except Missing:
             columns.append(torch.full((folded.heads,), torch.nan, dtype=torch.float64))
     return torch.stack(columns, -1)

@@ -47,7 +47,7 @@ def next_token_losses(logits: Tensor, ids: Tensor) -> Tensor:
         stop = min(start + step, length - 1)
         rows, targets = logits[:, start:stop].float(), ids[:, start + 1 : stop + 1].to(logits.device)
         parts = cross_entropy(rows.flatten(0, 1), targets.flatten(), reduction="none")
-        total += parts.view(batch, -1).double().sum(-1).cpu()
+        total += parts.view(batch, -1).cpu().double().sum(-1)
     return total / (length - 1)
 
 

@@ -22,7 +22,7 @@ class SinkCount:
         queries, keys = sums.first.shape[-1], sums.columns.shape[-1]
         alpha = sums.columns / query_rows(sums.columns, queries, sums.causal)
         over = alpha[..., : eligible_keys(queries, keys, sums.causal)] > self._epsilon
-        self._found.append(torch.stack([over[..., 0], over.any(-1)], -1).double().cpu())  # (batch, head, 2)
+        self._found.append(torch.stack([over[..., 0], over.any(-1)], -1).cpu().double())  # (batch, head, 2)
 
     def rates(self) -> dict[str, float]:
         """Share of (sequence, head) with alpha_0 > epsilon, and with alpha_k > epsilon at any key k (those with at

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sinkscope.capture.sums import wide
+from sinkscope.capture.sums import float64
 from sinkscope.capture.view import LayerView, Missing, inverse
 from sinkscope.capture.wiring import Wiring
 
@@ -142,13 +142,13 @@ class FoldedHeads:
 def fold(view: LayerView, wiring: Wiring, weights: OutputWeights | None, sequence: int) -> FoldedHeads:
     """One sequence of a view. What cannot be had stays None."""
     site = view.site
-    folded = FoldedHeads(site.heads, margin=wide(view.attention.margin[sequence, :, 1:]))
+    folded = FoldedHeads(site.heads, margin=float64(view.attention.margin[sequence, :, 1:]))
     x, z = view.residual_in, view.attention_input
     if x is None or z is None or x.shape != z.shape or view.queries != view.keys or view.queries < 2:
         return folded
-    folded.x = wide(x[sequence, 1:].to(z.device))  # a model spread over devices hands x over from the one before
+    folded.x = float64(x[sequence, 1:])
     if wiring.norm is not None:
-        folded.z = wiring.norm.normalised(folded.x, wide(z[sequence, 1:]))
+        folded.z = wiring.norm.normalised(folded.x, float64(z[sequence, 1:]))
     if weights is None or weights.slices.shape[-1] != x.shape[-1]:
         return folded
     folded.weights = weights
@@ -162,7 +162,7 @@ def fold(view: LayerView, wiring: Wiring, weights: OutputWeights | None, sequenc
 def _add_mixes(folded: FoldedHeads, view: LayerView, constant: Float[Tensor, "group vdim"], sequence: int) -> None:
     repeat = view.site.heads // constant.shape[0]
     constant = constant.repeat_interleave(repeat, dim=0).unsqueeze(1)
-    values = wide(view.value[sequence]).repeat_interleave(repeat, dim=0) - constant
+    values = float64(view.value[sequence]).repeat_interleave(repeat, dim=0) - constant
     folded.values = values[:, 1:]
     if view.attention.causal:
         steps = torch.arange(1, view.keys + 1, device=values.device, dtype=values.dtype)
@@ -174,9 +174,9 @@ def _add_mixes(folded: FoldedHeads, view: LayerView, constant: Float[Tensor, "gr
     if output is not None and plain:  # a gate or a norm after attention: the head no longer adds W sum_j A_ij z_j
         sums = view.attention
         total = 1 - sums.learned_sink if sums.row_total is None else sums.row_total
-        shares = wide(total[sequence]).unsqueeze(-1)
+        shares = float64(total[sequence]).unsqueeze(-1)
         folded.attended = (_by_head(output[sequence]) - shares * constant)[:, 1:]
 
 
 def _by_head(rows: Float[Tensor, "token head vdim"]) -> Mixed:
-    return wide(rows).transpose(0, 1)
+    return float64(rows).transpose(0, 1)

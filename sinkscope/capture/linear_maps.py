@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from sinkscope.capture.projection import projection_weight
-from sinkscope.capture.sums import wide
+from sinkscope.capture.sums import float64
 
 SAME_DIRECTION = 1e-5
 """1 - cosine below which two features, seen over a dozen tokens and more, are one and the same."""
@@ -70,15 +70,15 @@ def find_norm(x: Tensor, z: Tensor, records: list[Record]) -> InputNorm | None:
     """The norm that turns x into z; the absent one where z is x; None where no single module does it."""
     width = x.shape[-1]
     if torch.equal(x, z):
-        return InputNorm(wide(x.new_ones(width)), wide(x.new_zeros(width)), absent=True)
+        return InputNorm(float64(x.new_ones(width)), float64(x.new_zeros(width)), absent=True)
     for record in records:
         if not (_same(record.read, x) and _same(record.returned, z)):
             continue
         gain, bias = gain_and_bias(record.module, x)
         for centred in (False, True):
             norm = InputNorm(gain, bias, centred)
-            again = gain * norm.normalised(wide(x), wide(z)) + bias
-            if _fits(again, wide(z), z.dtype):
+            again = gain * norm.normalised(float64(x), float64(z)) + bias
+            if _fits(again, float64(z), z.dtype):
                 return norm
     return None
 
@@ -98,13 +98,13 @@ def gain_and_bias(norm: nn.Module, like: Tensor) -> tuple[Float[Tensor, " channe
         rest[0], rest[-1] = 1.0, -1.0
     parts = []
     for pattern in (probe, rest) if width % 2 else (probe,):
-        plus = wide(norm((PROBE * pattern)[None, None])[0, 0])
-        minus = wide(norm((-PROBE * pattern)[None, None])[0, 0])
-        unit = wide(pattern) / wide(pattern).square().mean().sqrt()
+        plus = float64(norm((PROBE * pattern)[None, None])[0, 0])
+        minus = float64(norm((-PROBE * pattern)[None, None])[0, 0])
+        unit = float64(pattern) / float64(pattern).square().mean().sqrt()
         parts.append(((plus - minus) / 2 / torch.where(unit == 0, 1.0, unit), (plus + minus) / 2, unit != 0))
     gain, bias, _ = parts[0]
     for other, _, there in parts[1:]:
-        gain = torch.where(there & (wide(probe) == 0), other, gain)
+        gain = torch.where(there & (float64(probe) == 0), other, gain)
     return gain, bias
 
 
@@ -127,12 +127,13 @@ def find_projection(
             continue
         module, rows, gain = found
         width = z.shape[-1]
-        weight = wide(projection_weight(module, width))
-        constant = wide(module(z.new_zeros(1, 1, width))[0, 0])
+        weight = float64(projection_weight(module, width))
+        constant = float64(module(z.new_zeros(1, 1, width))[0, 0])
         record = next(record for record in linear if record.module is module)
-        if not _fits(wide(z) @ weight.mT + constant, wide(record.returned), z.dtype):
+        if not _fits(float64(z) @ weight.mT + constant, float64(record.returned), z.dtype):
             return None
         heads, dim = signal.shape[1], signal.shape[3]
+        rows = rows.to(weight.device)
         missing = rows < 0  # a feature that is 0 whatever the token: a pruned head
         weight = (weight[rows] * gain[:, None]).masked_fill(missing[:, None], 0.0)
         constant = (constant[rows] * gain).masked_fill(missing, 0.0)
@@ -147,7 +148,7 @@ def _through_linear(wanted: Tensor, linear: list[Record], tokens: slice, exact: 
     for record in linear:
         rows = _match(wanted, _features(record.returned[:, tokens]), exact)
         if rows is not None:
-            return record.module, rows, wide(wanted.new_ones(len(rows)))
+            return record.module, rows, float64(wanted.new_ones(len(rows)))
     return None
 
 
@@ -169,8 +170,8 @@ def _through_norm(
             if found is None or not _only_scales(record):
                 continue
             gain, _ = gain_and_bias(record.module, record.read)
-            gain = gain.repeat(wanted.shape[1] // len(gain))
-            return found[0], torch.where(places < 0, -1, found[1][places]), gain[places]  # gain 0: no such feature
+            gain = gain.repeat(wanted.shape[1] // len(gain))[places.to(gain.device)]
+            return found[0], torch.where(places < 0, -1, found[1][places]), gain  # gain 0: no such feature
     return None
 
 
@@ -187,7 +188,7 @@ def _by_token(tensor: Tensor, shape: torch.Size, turned: bool) -> Tensor | None:
 def _only_scales(record: Record) -> bool:
     """The norm is an RMS norm: each vector times the gain and a number of its own; no mean taken off, no bias."""
     gain, bias = gain_and_bias(record.module, record.read)
-    read, returned = wide(record.read), wide(record.returned)
+    read, returned = float64(record.read), float64(record.returned)
     norm = InputNorm(gain, bias)
     return bool((bias == 0).all()) and _fits(gain * norm.normalised(read, returned), returned, record.read.dtype)
 
@@ -235,7 +236,7 @@ def stable_rank(
     left: Float[Tensor, "head channel dim"], right: Float[Tensor, "group channel dim"]
 ) -> Float[Tensor, " head"]:
     """|M|_F^2 / |M|_2^2 of M = left_h right_g^T, from d x d factors; NaN where M is 0. A group's heads are adjacent."""
-    first = torch.linalg.qr(wide(left), mode="r").R
-    second = torch.linalg.qr(wide(right), mode="r").R.repeat_interleave(len(left) // len(right), dim=0)
+    first = torch.linalg.qr(float64(left), mode="r").R
+    second = torch.linalg.qr(float64(right), mode="r").R.repeat_interleave(len(left) // len(right), dim=0)
     squares = torch.linalg.svdvals(first @ second.mT).square()
     return squares.sum(-1) / torch.where(squares[:, 0] > 0, squares[:, 0], torch.nan)

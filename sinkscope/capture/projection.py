@@ -9,6 +9,8 @@ from accelerate.utils import align_module_device
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from sinkscope.capture.sums import has_float64
+
 NAMES = (
     "o_proj",
     "out_proj",
@@ -63,7 +65,8 @@ def head_factors(projection: nn.Module, heads: int, head_dim: int) -> Float[Tens
     weight = projection_weight(projection, heads * head_dim)
     exact = weight if weight.dtype == torch.float64 else weight.float()
     slices = exact.unflatten(1, (heads, head_dim)).transpose(0, 1)
-    return torch.linalg.qr(slices, mode="r").R
+    there = slices.device
+    return torch.linalg.qr(slices if has_float64(there) else slices.cpu(), mode="r").R.to(there)
 
 
 def projection_weight(projection: nn.Module, width: int) -> Float[Tensor, "out width"]:

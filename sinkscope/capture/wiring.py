@@ -23,7 +23,7 @@ from sinkscope.capture.linear_maps import InputNorm, Record, find_norm, find_pro
 from sinkscope.capture.masks import read_mask
 from sinkscope.capture.plan import Plan
 from sinkscope.capture.projection import projection_weight
-from sinkscope.capture.sums import wide
+from sinkscope.capture.sums import float64
 from sinkscope.capture.view import Site
 
 
@@ -146,7 +146,7 @@ def output_slices(model: nn.Module, site: Site) -> Float[Tensor, "head vdim chan
     if site.projection is None or site.value_dim is None:
         return None
     weight = projection_weight(model.get_submodule(site.projection), site.heads * site.value_dim)
-    return wide(weight).mT.unflatten(0, (site.heads, site.value_dim))
+    return float64(weight).mT.unflatten(0, (site.heads, site.value_dim))
 
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:

@@ -34,7 +34,7 @@ class Sighted:
     def corpus(self) -> Corpus:
         """The valid ids of each sequence; the pictures are in the fingerprint."""
         given = self.tokens.extras or []
-        numbers = [extra[name].double().numpy().ravel() for extra in given for name in sorted(extra)]
+        numbers = [extra[name].cpu().double().numpy().ravel() for extra in given for name in sorted(extra)]
         plain = as_corpus(self.tokens)
         what = "pictures" if self.signal == PIXELS else "sound"
         return Corpus(f"token ids and {what}", plain.ids, plain.documents, vectors=np.concatenate(numbers))

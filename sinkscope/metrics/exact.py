@@ -142,7 +142,8 @@ class SpectrumEntropy:
         self.start()
         values = self.like.new_full((self.batch,), torch.nan)
         if self.jobs:
-            values[: len(self.jobs)] = torch.stack([job.result() for job in self.jobs]).to(values)
+            solved = torch.stack([job.result() for job in self.jobs])
+            values[: len(solved)] = solved.to(values.dtype).to(values.device)
         return values
 
 
