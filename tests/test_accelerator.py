@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from accelerator import DEVICE, accelerator
 from families import speech_inputs, tiny_model
 from models import FAMILIES, random_ids, tiny
@@ -46,6 +47,30 @@ def test_a_model_on_a_device(family: str) -> None:
     with accelerator() as device, torch.no_grad():
         run = sinkscope.scan(model.to(device), data=ids, smoothing=True)
         assert {parameter.device.type for parameter in model.parameters()} == {device.type}
+    same_tables(run, plain)
+
+
+def homes(model: nn.Module, device: torch.device) -> list[tuple[nn.Module, torch.device]]:
+    """The second layer there; every other layer, the embeddings and the norms around them on the CPU."""
+    layers = next(part for part in model.modules() if isinstance(part, nn.ModuleList))
+    inside = {id(part) for layer in layers for part in layer.modules()}
+    around = [part for part in model.modules() if id(part) not in inside and not list(part.children())]
+    here = torch.device("cpu")
+    return [(part, here) for part in around] + [
+        (layer, device if number == 1 else here) for number, layer in enumerate(layers)
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_over_two_devices(family: str) -> None:
+    """Its second layer alone is elsewhere; accelerate's hooks carry what it reads there, and the next layer's back."""
+    model, ids = tiny(family).requires_grad_(False), random_ids(3, LENGTH)
+    plain = sinkscope.scan(model, data=ids, smoothing=True)
+    with accelerator() as device, torch.no_grad():
+        for part, home in homes(model, device):
+            add_hook_to_module(part.to(home), AlignDevicesHook(execution_device=home, place_submodules=False))
+        assert {parameter.device.type for parameter in model.parameters()} == {"cpu", device.type}
+        run = sinkscope.scan(model, data=ids, smoothing=True)
     same_tables(run, plain)
 
 

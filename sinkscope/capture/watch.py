@@ -198,7 +198,7 @@ class Capture:
     def _visibility(self, call: RawCall, index: int | None, owner: Tensor | None = None) -> Visibility:
         """Each mask of a pass is read once, and again once it is written into; kept here so that its id stays its."""
         owner = call.mask if owner is None else owner
-        key = (identity(owner), index, call.causal, *lengths(call))
+        key = (identity(owner), index, call.causal, *lengths(call), call.query.device)
         if key not in self._masks:
             self._masks[key] = (owner, read_mask(call.mask, call.causal, *lengths(call), call.query.device))
         return self._masks[key][1]
@@ -221,8 +221,10 @@ class Capture:
 
         def tokens(tensor: Tensor | None) -> Tensor | None:
             # Code of a model's own may put channels, or time, first: then x is not read, rather than read wrongly.
-            fits = tensor is not None and tensor.shape[:2] == pending.rows and not time_first
-            return part(tensor, 1) if fits else None
+            if tensor is None or tensor.shape[:2] != pending.rows or time_first:
+                return None
+            own = part(tensor, 1)  # a model spread over devices hands x over from the one before
+            return None if own is None else own.to(sums.first.device)
 
         residual = self._inputs.get(site.block) if site.block is not None else None
         return LayerView(
