@@ -9,7 +9,7 @@ from typing import Any
 
 from sinkscope import manifest
 from sinkscope.capture import not_softmax, plan
-from sinkscope.capture.attention import failures
+from sinkscope.capture.attention import TORCH, TRITON, failures
 from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
 from sinkscope.contrast import contrast_summary, contrast_table
 from sinkscope.dormancy import DEFAULT_RULE
@@ -207,7 +207,11 @@ def _check_warnings(checked: dict[str, Any]) -> list[str]:
 
 def _build(loop: Loop, facts: dict[str, Any], settings: Settings, started: float, complete: bool) -> Run:
     """Tables, summary and manifest from what the loop has measured."""
-    facts["warnings"] = [*facts["warnings"], *dict.fromkeys([*failures(), *loop.failures])]
+    failed = dict.fromkeys([*failures(), *loop.failures])
+    facts["warnings"] = [*facts["warnings"], *failed]
+    for site in facts["attention"]:
+        if failed and site["kernel"] == TRITON:
+            site["kernel"] = f"{TRITON}, then {TORCH}"
     sites, domains, checkpoint = loop.sites, loop.domains(), loop.checkpoint
     tokens = {domain.name: shared_tokens(domain.ids, loop.reading.tokenizer) for domain in domains}
     heads = head_table(domains, sites, settings)

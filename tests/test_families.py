@@ -169,6 +169,7 @@ def check(auto: Any, family: str) -> Any:
     own = float("nan") if outputs is None else distance(outputs[0], plain, lengths)
     assert distance(watched, plain, lengths) < max(1e-6, 2 * own)
     streams = [site["stream"] for site in run.manifest["attention"]]
+    assert not run.heads.duplicated(["stream", "layer", "head"]).any()
     maps = eager_maps(outputs, family, streams) if own < SAME_OUTPUT else None
     if maps is None:
         maps = dense_maps(forward, ids, mask)

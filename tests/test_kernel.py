@@ -212,6 +212,22 @@ def test_a_scan_tells_of_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("willing")
+def test_a_failure_in_mid_scan_is_told_of_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def fail(call: AttentionCall) -> Any:
+        calls.append(call)
+        if len(calls) > 4:  # the dry run and the self-check of two layers
+            raise RuntimeError("no")
+        return blocks.attend(call)
+
+    monkeypatch.setattr(fused, "attend", fail)
+    run = sinkscope.scan(tiny("llama", num_hidden_layers=2), data=random_ids(2, 20))
+    assert len(run.manifest["warnings"]) == 1
+    assert {site["kernel"] for site in run.manifest["attention"]} == {"triton, then torch blocks"}
+
+
+@pytest.mark.usefixtures("willing")
 def test_memory_that_runs_out_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -183,4 +183,16 @@ def _sites(model: nn.Module, seen: list[Seen]) -> list[Site]:
             )
         )
         calls[one.module] += 1
-    return sites
+    return _told_apart(sites)
+
+
+def _told_apart(sites: list[Site]) -> list[Site]:
+    """(stream, layer, head) names one row of the tables: where two calls of a stream have one layer number (a layer
+    that attends twice, two lists of layers), the stream's calls are numbered through in their order."""
+    ambiguous = {stream for (stream, _), count in Counter((s.stream, s.layer) for s in sites).items() if count > 1}
+    running: Counter[str] = Counter()
+    numbered = []
+    for site in sites:
+        numbered.append(replace(site, layer=running[site.stream]) if site.stream in ambiguous else site)
+        running[site.stream] += 1
+    return numbered

@@ -23,7 +23,8 @@ class Site:
 
     Attributes:
         stream: `text`, `vision`, `audio`, `encoder`, `decoder` or `cross`.
-        layer: the model's own number of the block (index in its ModuleList); a running number where there is none.
+        layer: the model's own number of the block (index in its ModuleList); a running number in the stream where
+            there is none, or where it would name two calls.
         module: dotted path of the attention module; `path[n]` for its n-th call when it is called more than once.
         kind: `full`, `sliding:W`, `chunked:C` or `cross`.
         head_dim, value_dim: None where q and k, or v, could not be seen.
