@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from accelerator import accelerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,22 +13,30 @@ from sinkscope.metrics.exact import SpectrumEntropy, cheap_spectra, full, median
 from sinkscope.statistics import mean, pairwise_cosine, sem, uniform_alpha
 
 
+@pytest.mark.parametrize("there", [False, True], ids=["cpu", "accelerator"])
 @given(st.integers(1, 200), st.integers(0, 10_000), st.sampled_from(["normal", "ties", "spread", "zeros"]))
 @settings(max_examples=150, deadline=None)
-def test_median_abs_is_numpy_s(count: int, seed: int, kind: str) -> None:
+def test_median_abs_is_numpy_s(there: bool, count: int, seed: int, kind: str) -> None:
     generator = np.random.default_rng(seed)
     values = {
-        "normal": generator.normal(size=(2, count)),
-        "ties": generator.integers(-2, 3, size=(2, count)).astype(float),
-        "spread": generator.normal(size=(2, count)) * 10.0 ** generator.integers(-30, 30, size=(2, count)),
-        "zeros": generator.normal(size=(2, count)) * (generator.random((2, count)) > 0.7),
+        "normal": generator.normal(size=(8, count)),
+        "ties": generator.integers(-2, 3, size=(8, count)).astype(float),
+        "spread": generator.normal(size=(8, count)) * 10.0 ** generator.integers(-30, 30, size=(8, count)),
+        "zeros": generator.normal(size=(8, count)) * (generator.random((8, count)) > 0.7),
     }[kind].astype(np.float32)
-    ours = median_abs(torch.from_numpy(values)).numpy()
+    if there:
+        with accelerator() as device:
+            ours = median_abs(torch.from_numpy(values).to(device)).cpu().numpy()
+    else:
+        ours = median_abs(torch.from_numpy(values)).numpy()
     np.testing.assert_allclose(ours, np.median(np.abs(values).astype(np.float64), axis=1), rtol=1e-6)
 
 
 def test_median_abs_keeps_nan_and_takes_half_precision() -> None:
-    assert torch.isnan(median_abs(torch.tensor([[1.0, float("nan"), 2.0]]))).all()
+    with_nan = torch.tensor([[1.0, float("nan"), 2.0, 3.0]] * 8)
+    assert torch.isnan(median_abs(with_nan)).all()
+    with accelerator() as device:
+        assert torch.isnan(median_abs(with_nan.to(device)).cpu()).all()
     assert median_abs(torch.tensor([[-1.0, 3.0, 2.0]], dtype=torch.bfloat16)).item() == 2.0
 
 
