@@ -105,9 +105,11 @@ def bootstrap_interval(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bootstrap interval (scipy, BCa, 2000 resamples of sequences) of mean(b) - mean(a); a, b: [N, cells].
 
-    Paired samples are resampled together. Where all resamples are equal the interval is that point; with fewer than
-    two sequences, or a value missing, NaN.
+    Paired samples are resampled together. Sequences on which no cell was measured are left out. Where all resamples
+    are equal the interval is that point; with fewer than two sequences, or a value missing, NaN.
     """
+    a_there, b_there = (~np.isnan(values).all(1) for values in (a, b))
+    a, b = (a[a_there & b_there], b[a_there & b_there]) if paired else (a[a_there], b[b_there])
     low, high = np.full(a.shape[1], np.nan), np.full(a.shape[1], np.nan)
     if len(a) < 2 or len(b) < 2:
         return low, high

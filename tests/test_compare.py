@@ -132,6 +132,20 @@ def test_bootstrap_of_what_cannot_be_resampled() -> None:
     assert np.isnan(bootstrap_interval(A[:1], B[:1], True)).all()
 
 
+@pytest.mark.parametrize("paired", [True, False])
+def test_intervals_leave_out_sequences_on_which_nothing_was_measured(paired: bool) -> None:
+    """As with matrix_entropy, of the first sequences only; one cell missing where others are there has no interval."""
+    a, b = A.copy(), B.copy()
+    a[-2:], b[-1:] = np.nan, np.nan
+    both = len(A) - 2
+    short = bootstrap_interval(A[:both], B[: both if paired else both + 1], paired)
+    np.testing.assert_array_equal(bootstrap_interval(a, b, paired), short)
+    a[0, 0] = np.nan
+    low, _ = bootstrap_interval(a, b, paired)
+    assert np.isnan(low[0])
+    assert not np.isnan(low[1:]).any()
+
+
 def test_false_alarms_under_the_null() -> None:
     """10,000 comparisons of equal means: 5 % below p = 0.05, within five standard errors; no q below 0.05 mostly."""
     noise = np.random.default_rng(1)
