@@ -213,6 +213,7 @@ def _build(loop: Loop, facts: dict[str, Any], settings: Settings, started: float
         if failed and site["kernel"] == TRITON:
             site["kernel"] = f"{TRITON}, then {TORCH}"
     sites, domains, checkpoint = loop.sites, loop.domains(), loop.checkpoint
+    facts["spectra_measured"] = manifest.spectra_measured(domains)
     tokens = {domain.name: shared_tokens(domain.ids, loop.reading.tokenizer) for domain in domains}
     heads = head_table(domains, sites, settings)
     layers = layer_table(domains, sites, heads, settings)

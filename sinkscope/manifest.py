@@ -7,11 +7,14 @@ import platform
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
+
 import sinkscope
 from sinkscope.capture import Site
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.inputs import Corpus
 from sinkscope.inputs.naming import first_token
+from sinkscope.measured import Domain
 from sinkscope.metrics import columns
 from sinkscope.metrics.registry import TABLES
 from sinkscope.processes import Processes
@@ -49,6 +52,14 @@ def describe(
         "tensor_parallel": processes.count if processes.tensor else 1,
         "attention": [_describe_site(site) for site in sites],
         "conventions": {name: column.formula for table in TABLES for name, column in columns(table).items()},
+    }
+
+
+def spectra_measured(domains: list[Domain]) -> dict[str, int]:
+    """Sequences of each domain that matrix_entropy was measured on: the most that any layer has."""
+    return {
+        domain.name: max(int((~np.isnan(values.layer("matrix_entropy"))).sum()) for values in domain.sites.values())
+        for domain in domains
     }
 
 

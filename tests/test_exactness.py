@@ -205,6 +205,8 @@ def test_spectra_of_the_first_sequences_only(batch_size: int) -> None:
     columns = ["matrix_entropy", "matrix_entropy_sem"]
     pd.testing.assert_frame_equal(some.layers[columns], short.layers[columns], rtol=1e-6)
     assert none.layers[columns].isna().all(axis=None)
+    measured = [run.manifest["spectra_measured"] for run in (whole, some, none)]
+    assert measured == [{"token ids": 5}, {"token ids": 2}, {"token ids": 0}]
     others = whole.layers.columns.drop(columns)
     pd.testing.assert_frame_equal(some.layers[others], whole.layers[others], rtol=1e-4, atol=1e-5)
 

@@ -136,18 +136,20 @@ def strip(mask: Tensor, start: int, stop: int, low: int, high: int) -> Tensor:
 
 
 def _scan_rows(mask: Tensor, queries: int, keys: int) -> Visibility:
-    counts, first, past = [], [], []
     bias = False
     columns = torch.arange(1, keys + 1, device=mask.device, dtype=torch.int32)
+    # Small results that outlive a strip would each hold a strip's worth of the heap: they have their places before.
+    found = torch.empty(3, *strip(mask, 0, 1, 0, 1).shape[:2], queries, dtype=torch.int64, device=mask.device)
+    total, starts, ends = found
     for start in range(0, queries, ROWS):
-        rows = strip(mask, start, min(start + ROWS, queries), 0, keys)
+        stop = min(start + ROWS, queries)
+        rows = strip(mask, start, stop, 0, keys)
         seen = rows if rows.dtype == torch.bool else ~_hidden(rows)
-        counts.append(seen.sum(-1))
-        past.append(torch.where(seen, columns, 0).amax(-1))
-        first.append(torch.where(seen, columns, keys + 1).amin(-1) - 1)
+        total[..., start:stop] = seen.sum(-1)
+        ends[..., start:stop] = torch.where(seen, columns, 0).amax(-1)
+        starts[..., start:stop] = torch.where(seen, columns, keys + 1).amin(-1) - 1
         if rows.dtype != torch.bool:
             bias |= bool(((rows != 0) & seen).any())
-    total, starts, ends = (torch.cat(parts, dim=-1).long() for parts in (counts, first, past))
     side_by_side = bool(((ends - starts).clamp(min=0) == total).all())
     if side_by_side and not bias:
         return _from_spans(starts, ends, keys)
