@@ -105,19 +105,30 @@ def bootstrap_interval(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bootstrap interval (scipy, BCa, 2000 resamples of sequences) of mean(b) - mean(a); a, b: [N, cells].
 
-    Paired samples are resampled together. Sequences on which no cell was measured are left out. Where all resamples
-    are equal the interval is that point; with fewer than two sequences, or a value missing, NaN.
+    Paired samples are resampled together. A cell's sequences are those on which it was measured (in both, if paired);
+    with fewer than two of them NaN. Where all resamples are equal the interval is that point.
     """
-    a_there, b_there = (~np.isnan(values).all(1) for values in (a, b))
-    a, b = (a[a_there & b_there], b[a_there & b_there]) if paired else (a[a_there], b[b_there])
     low, high = np.full(a.shape[1], np.nan), np.full(a.shape[1], np.nan)
-    if len(a) < 2 or len(b) < 2:
-        return low, high
-    complete = np.flatnonzero(~(np.isnan(a).any(0) | np.isnan(b).any(0)))
+    a_there, b_there = ~np.isnan(a), ~np.isnan(b)
+    if paired:
+        a_there = b_there = a_there & b_there
+    patterns, which = np.unique(np.concatenate([a_there, b_there]), axis=1, return_inverse=True)
+    for number, pattern in enumerate(patterns.T):
+        cells = np.flatnonzero(which == number)
+        x, y = a[pattern[: len(a)]][:, cells], b[pattern[len(a) :]][:, cells]
+        if len(x) > 1 and len(y) > 1:
+            low[cells], high[cells] = _intervals(x, y, paired, confidence, seed)
+    return low, high
+
+
+def _intervals(
+    a: np.ndarray, b: np.ndarray, paired: bool, confidence: float, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of cells measured on the same sequences."""
     constant = (np.ptp(b - a, axis=0) == 0) if paired else (np.ptp(a, axis=0) == 0) & (np.ptp(b, axis=0) == 0)
-    fixed = complete[constant[complete]]
-    low[fixed] = high[fixed] = b[:, fixed].mean(0) - a[:, fixed].mean(0)
-    moving = complete[~constant[complete]]
+    low = b.mean(0) - a.mean(0)
+    high = low.copy()
+    moving = np.flatnonzero(~constant)
     for start in range(0, len(moving), CHUNK):
         part = moving[start : start + CHUNK]
         low[part], high[part] = _resampled(a[:, part], b[:, part], paired, confidence, seed)

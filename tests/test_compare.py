@@ -134,16 +134,19 @@ def test_bootstrap_of_what_cannot_be_resampled() -> None:
 
 @pytest.mark.parametrize("paired", [True, False])
 def test_intervals_leave_out_sequences_on_which_nothing_was_measured(paired: bool) -> None:
-    """As with matrix_entropy, of the first sequences only; one cell missing where others are there has no interval."""
+    """As with matrix_entropy, of the first sequences only, and of fewer where a stream is longer: cell by cell."""
     a, b = A.copy(), B.copy()
     a[-2:], b[-1:] = np.nan, np.nan
     both = len(A) - 2
     short = bootstrap_interval(A[:both], B[: both if paired else both + 1], paired)
     np.testing.assert_array_equal(bootstrap_interval(a, b, paired), short)
-    a[0, 0] = np.nan
-    low, _ = bootstrap_interval(a, b, paired)
-    assert np.isnan(low[0])
-    assert not np.isnan(low[1:]).any()
+    a[3:, 0] = np.nan
+    intervals = np.array(bootstrap_interval(a, b, paired))
+    alone = np.array(bootstrap_interval(A[:3, :1], B[: 3 if paired else both + 1, :1], paired))
+    np.testing.assert_array_equal(intervals[:, :1], alone)
+    np.testing.assert_array_equal(intervals[:, 1:], bootstrap_interval(a[:, 1:], b[:, 1:], paired))
+    a[:, 0] = np.nan
+    assert np.isnan(np.array(bootstrap_interval(a, b, paired))[:, 0]).all()
 
 
 def test_false_alarms_under_the_null() -> None:
