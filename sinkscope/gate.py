@@ -22,6 +22,9 @@ __all__ = [
 
 SCHEMA_VERSION = 1
 
+SAMPLED = ("matrix_entropy",)
+"""Columns measured on a choice of the sequences: over the same text, too, two scans may have chosen others."""
+
 
 @dataclass(frozen=True)
 class Breach:
@@ -196,6 +199,11 @@ def _judge(rule: Rule, domain: str, now: Level, then: Level, same_text: bool) ->
             f"({now.count} in the run, {then.count} in the baseline)"
         )
     a, b = then.means(rule.metric), now.means(rule.metric)
+    if same_text and rule.metric in SAMPLED and (then.counts(rule.metric) != now.counts(rule.metric)).any():
+        raise SinkscopeError(
+            f"{domain}: {rule.metric} was measured on other sequences of the same text than the baseline's: scan with "
+            "the baseline's --spectra, or write a new baseline"
+        )
     allowed = _allowed(rule, a)
     p = None
     if not same_text:

@@ -220,6 +220,16 @@ def test_what_cannot_be_judged_is_refused() -> None:
         check(cut, make_baseline(scanned()))
 
 
+def test_spectra_of_other_sequences_are_no_breach() -> None:
+    """The same text, but matrix_entropy on fewer of its sequences: nothing moved, and no verdict can be given."""
+    run, policy = scanned(), Policy(rules=[Rule(metric="matrix_entropy", level="layer", max_change=1e-9)])
+    baseline = make_baseline(run)
+    assert check(scanned(), baseline, policy).passed
+    run.sequences.loc[run.sequences["sequence"] >= 2, "matrix_entropy"] = np.nan
+    with pytest.raises(SinkscopeError, match="scan with the baseline's --spectra, or write a new baseline"):
+        check(run, baseline, policy)
+
+
 def test_counts_of_values_survive_the_file() -> None:
     """Degrees of freedom come from the sequences that have a value, not from all."""
     run = scanned()
