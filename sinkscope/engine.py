@@ -18,6 +18,7 @@ from sinkscope.forward import Forward
 from sinkscope.head_shards import spread
 from sinkscope.inputs.naming import shared_tokens
 from sinkscope.loop import Loop, Progress, memory_needed
+from sinkscope.metrics.exact import FEWEST_SPECTRA, SPECTRA_CUBES
 from sinkscope.processes import ALONE, Processes
 from sinkscope.published import published_for
 from sinkscope.reading import DRY_RUN_TOKENS, Request, probe, read_inputs, several_probes
@@ -125,7 +126,8 @@ def scan(
     warnings = [*loop.checkpoint.warnings, *loop.reading.warnings, *_unread(loop), *_check_warnings(checked)]
     facts["warnings"] = warnings
     if shards is not None:
-        key = facts | {"batch_size": batch_size, "smoothing": smoothing}
+        rule = [SPECTRA_CUBES, FEWEST_SPECTRA] if spectra is None else spectra
+        key = facts | {"batch_size": batch_size, "smoothing": smoothing, "spectra": rule}
         loop.shards = processes.on_main(lambda: Shards.open(shards, key, resume))
     try:
         loop.run()

@@ -109,7 +109,9 @@ class Loop:
 
     def _watch(self, length: int) -> tuple[Capture, Collector]:
         """What watches the batches of a domain, and what it fills."""
-        collector = Collector(length, self.smoother, self.spectra)
+        # Under --tp every process sees the same stream: its spectra are the main process's work.
+        spectra = 0 if self.processes.tensor and self.processes.index else self.spectra
+        collector = Collector(length, self.smoother, spectra)
         mean = None if self.heads is None else self.heads.mean
         model = self.checkpoint.model
         return Capture(model, self.plan, collector.add, self.epsilon, head_mean=mean), collector
@@ -182,8 +184,12 @@ class Loop:
     def _one_batch(self, capture: Capture, collector: Collector, batch: Batch) -> Parts:
         """Runs, keeps and returns one batch."""
         collector.begin(batch.start)
-        with capture.watching(batch.spans, batch.inputs.shape[1]):
-            self.forward(batch.inputs, batch.mask, **batch.extra)
+        try:
+            with capture.watching(batch.spans, batch.inputs.shape[1]):
+                self.forward(batch.inputs, batch.mask, **batch.extra)
+        except BaseException:
+            collector.drop()
+            raise
         bad = collector.bad_site(self.plan.sites)
         if bad is not None:
             raise SinkscopeError(_why_not_finite(self.checkpoint, bad.layer, bad.module))

@@ -117,11 +117,12 @@ class Collector:
 
     def begin(self, start: int = 0) -> None:
         """`start`: number of the batch's first sequence in its domain."""
+        self.drop()
         self._batch, self._later, self._start = defaultdict(list), [], start
 
     def add(self, view: LayerView, row: int = 0) -> None:
         """`row`: the batch's row that the view begins at."""
-        view.number, view.spectra = self._start + row, self._spectra
+        view.number, view.longest, view.spectra = self._start + row, self._prefixes[-1], self._spectra
         columns = _columns(view, "layers")
         part = _reduce(view, self._prefixes)
         self._later.append((part, columns))
@@ -131,6 +132,14 @@ class Collector:
         if self._smoother is not None:
             part.smoothing = self._smoother(view)
         self._batch[view.site.name].append(part)
+
+    def drop(self) -> None:
+        """Stops what is still to be computed of a batch that nobody will commit."""
+        for _, columns in self._later:
+            for column in columns:
+                if isinstance(column, SpectrumEntropy):
+                    column.cancel()
+        self._later = []
 
     def settle(self) -> None:
         """Computes what is still to be computed."""

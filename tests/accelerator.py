@@ -105,6 +105,8 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any], made_there: bool = False)
         here = [args[0]]  # a tensor of the CPU takes no indices from elsewhere
     elif name in ACROSS:
         here = []
+    if there and not made_there and any(one.dtype == torch.float64 for one in tensors):
+        raise TypeError(f"{name}: cannot convert a MPS Tensor to float64 as the MPS framework does not support it")
     if there and here:
         raise RuntimeError(f"{name}: expected all tensors to be on the same device, found {DEVICE} and cpu")
     to_cpu = kwargs.get("device") is not None and not made_there

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from transformers import AutoModel
 
 import sinkscope
 from sinkscope.attention_map import attention_map
+from sinkscope.metrics.exact import SpectrumEntropy, full
 from sinkscope.run import Run
 
 LENGTH = 90
@@ -111,6 +113,14 @@ def test_inputs_given_there_too(kind: str) -> None:
 def test_spectra_beside_a_device_s_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are handed over at once, and waited for where too much is under way."""
     monkeypatch.setattr("sinkscope.metrics.exact.HANDED_BYTES", 1)
+    x = torch.randn(2, LENGTH, 64, generator=torch.Generator().manual_seed(0))
+    with accelerator() as device:
+        held = SpectrumEntropy.of(x.to(device))
+        assert not held.grams
+        held.jobs[0] = Future()  # one that no thread ends
+        assert full([held])
+        held.cancel()
+        assert held.jobs[0].cancelled()
     model, ids = tiny("llama").requires_grad_(False), random_ids(5, LENGTH)
     plain = sinkscope.scan(model, data=ids, spectra=4)
     with accelerator() as device, torch.no_grad():

@@ -211,6 +211,19 @@ def test_spectra_of_the_first_sequences_only(batch_size: int) -> None:
     pd.testing.assert_frame_equal(some.layers[others], whole.layers[others], rtol=1e-4, atol=1e-5)
 
 
+def test_spectra_of_the_first_sequences_whatever_their_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest says how many: a short one behind them is not measured in a long one's place."""
+    monkeypatch.setattr("sinkscope.metrics.exact.SPECTRA_CUBES", 3 * 32**3)
+    model, ids = tiny("llama"), random_ids(6, 40)
+    mask = torch.ones_like(ids)
+    mask[[0, 4, 5], 10:] = 0
+    run = sinkscope.scan(model, data={"input_ids": ids, "attention_mask": mask}, self_check=False)
+    of_sequence = run.sequences[run.sequences["head"].isna()].groupby("sequence")["matrix_entropy"]
+    wanted = max(2, 3 * 32**3 // min(40, model.config.hidden_size) ** 3)
+    assert wanted < 6
+    assert (of_sequence.count() > 0).tolist() == [True] * wanted + [False] * (6 - wanted)
+
+
 def test_sequence_order_changes_no_mean() -> None:
     model, ids = tiny("llama"), random_ids(6, 70)
     forwards = sinkscope.scan(model, data=ids, self_check=False, batch_size=2).heads

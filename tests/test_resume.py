@@ -154,6 +154,7 @@ def test_a_shard_damaged_by_a_power_cut_is_measured_again(
         ({"dtype": "bfloat16"}, "model.dtype"),
         ({"batch_size": 1}, "batch_size"),
         ({"dormant_rule": "awft>0.5"}, "dormant_rule"),
+        ({"spectra": 1}, "spectra"),
     ],
 )
 def test_another_scan_is_refused(
@@ -168,6 +169,20 @@ def test_another_scan_is_refused(
     with pytest.raises(sinkscope.SinkscopeError, match=f"unfinished scan with another {named}"):
         _measure(tiny_folder, out, resume=True, **changed)
     assert (out / SHARDS / "key.json").exists()
+
+
+def test_another_rule_of_what_is_cheap_is_refused(
+    tiny_folder: Path, tmp_path: Path, kill_after: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As between two versions: the rest would be measured on other sequences."""
+    out = tmp_path / "run"
+    kill_after(1)
+    with pytest.raises(Killed):
+        _measure(tiny_folder, out)
+    monkeypatch.undo()
+    monkeypatch.setattr("sinkscope.engine.SPECTRA_CUBES", 1)
+    with pytest.raises(sinkscope.SinkscopeError, match="unfinished scan with another spectra"):
+        _measure(tiny_folder, out, resume=True)
 
 
 def test_another_model_is_refused(

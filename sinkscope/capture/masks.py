@@ -138,7 +138,8 @@ def strip(mask: Tensor, start: int, stop: int, low: int, high: int) -> Tensor:
 def _scan_rows(mask: Tensor, queries: int, keys: int) -> Visibility:
     bias = False
     columns = torch.arange(1, keys + 1, device=mask.device, dtype=torch.int32)
-    # Small results that outlive a strip would each hold a strip's worth of the heap: they have their places before.
+    # Written into one tensor made beforehand: kept one by one, small results would stop each strip's memory from being
+    # given back.
     found = torch.empty(3, *strip(mask, 0, 1, 0, 1).shape[:2], queries, dtype=torch.int64, device=mask.device)
     total, starts, ends = found
     for start in range(0, queries, ROWS):

@@ -64,7 +64,8 @@ class LayerView:
     residual_in x, attention_input z, residual_out e (B, T, D); factors R_h (H, r, dv). Each may be None: use the
     properties, which raise Missing. `kept` is for what several metrics share. `head_mean`: where this process holds
     some of the layer's heads only, turns their mean into the mean over all. `number`: that of the first of these
-    sequences in its domain; `spectra`: how many of the domain's have their spectrum taken, None = as many as are cheap.
+    sequences in its domain, `longest`: tokens of the domain's longest; `spectra`: how many of the domain's have their
+    spectrum taken, None = as many as are cheap.
     """
 
     site: Site
@@ -81,6 +82,7 @@ class LayerView:
     residual_out: Tensor | None = None
     head_mean: Callable[[Site, Tensor], Tensor] | None = None
     number: int = 0
+    longest: int = 0
     spectra: int | None = None
     kept: dict[str, Tensor] = field(default_factory=dict)
 

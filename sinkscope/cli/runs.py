@@ -90,6 +90,7 @@ def data_settings(manifest: dict[str, Any] | None) -> dict[str, Any]:
         "seed": manifest["seed"],
         "epsilon": manifest["epsilon"],
         "dormant_rule": manifest["dormant_rule"],
+        "spectra": manifest.get("spectra"),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import cache
@@ -11,6 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 MANY_ROWS = 8
+"""Rows from which on an accelerator selects their medians at once."""
+
 HEAVY_TOKENS = 8
 STRIPS = 4
 """Of a Gram matrix: five eighths of its products are formed, in pieces still large enough for a fast product."""
@@ -20,7 +23,7 @@ FEWEST_SPECTRA = 2
 """Sequences of a domain whose spectrum is taken unasked: n of them while n min(T, D)^3 is no more, two of any size."""
 
 WAITING_BYTES, HANDED_BYTES = 256 * 2**20, 2**32
-"""Matrices that wait for others take no more; nor those solved beside an accelerator's work."""
+"""Matrices that wait for others take about as much at most; and those solved while an accelerator goes on."""
 
 COARSE_BITS = 18
 """Leaves the exponent and 5 bits of the mantissa: buckets 3 % wide."""
@@ -68,8 +71,8 @@ def spectrum_entropy(x: Float[Tensor, "batch token channel"]) -> Float[Tensor, "
 
 
 def cheap_spectra(tokens: int, channels: int) -> int:
-    """Sequences whose spectrum a scan takes unasked. An eigenproblem costs the cube of min(T, D) and no accelerator is
-    good at it: for all sequences of a long scan it would cost more than the forward passes."""
+    """Sequences whose spectrum a scan takes unasked. An eigenproblem costs the cube of min(T, D), in steps that
+    keep few cores busy: over all sequences of a long scan it would outgrow the forward passes."""
     return max(FEWEST_SPECTRA, SPECTRA_CUBES // min(tokens, channels) ** 3)
 
 
@@ -101,7 +104,7 @@ def _lower_products(rows: Float[Tensor, "batch n m"]) -> Float[Tensor, "batch n 
     step = max(1, -(-count // STRIPS))
     for start in range(0, count, step):
         stop = min(start + step, count)
-        gram[:, start:stop, :stop] = torch.bmm(rows[:, start:stop], rows[:, :stop].mT)
+        gram[:, start:stop, :stop] = torch.bmm(rows[:, start:stop], rows[:, :stop].mT).cpu()
     return gram
 
 
@@ -118,7 +121,7 @@ class SpectrumEntropy:
     """`spectrum_entropy` of the first sequences of a batch, whose eigenvalues are still to be computed; NaN for others.
 
     On a CPU one matrix alone would leave all threads but one idle, and long sequences come one at a time: several wait
-    for each other. Those of an accelerator are solved here beside its work.
+    for each other. Those of an accelerator are solved on the CPU, while the accelerator goes on.
     """
 
     grams: list[Tensor]
@@ -143,9 +146,15 @@ class SpectrumEntropy:
         Each has a thread of its own: LAPACK's reduction to tridiagonal form gains nothing from more, and keeps the
         others spinning. torch's LAPACK, not numpy's: two libraries' thread pools slow each other down.
         """
-        pool = _single_threads(torch.get_num_threads())
+        pool = _single_threads(torch.get_num_threads() if self.like.device.type == "cpu" else _idle_cores())
         self.jobs += [pool.submit(_entropy, gram) for gram in self.grams]
         self.grams = []
+
+    def cancel(self) -> None:
+        """Nobody will ask for it: what no thread has begun is not solved."""
+        self.grams = []
+        for job in self.jobs:
+            job.cancel()
 
     @property
     def under_way(self) -> int:
@@ -175,6 +184,12 @@ def solve(waiting: list[SpectrumEntropy]) -> None:
     for one in waiting:
         one.start()
     wait([job for one in waiting for job in one.jobs])
+
+
+def _idle_cores() -> int:
+    """Cores of this process's share of the machine: a launcher gives each process one thread of torch's."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 @cache

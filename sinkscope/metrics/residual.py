@@ -117,8 +117,10 @@ def kurtosis_other(view: LayerView) -> LayerValues:
 @layer_metric(unit="nats", range="[0, log min(T, D)]", source="Queipo-de-Llano et al. 2510.06477")
 def matrix_entropy(view: LayerView) -> SpectrumEntropy:
     """Entropy of the squared singular values of x (all tokens, not centred) divided by their sum. Over the first n
-    sequences only (option --spectra): the most with n min(T, D)^3 <= 2^31, at least 2; empty in the others."""
-    wanted = cheap_spectra(*view.x.shape[1:]) if view.spectra is None else view.spectra
+    sequences only (option --spectra): the most with n min(T, D)^3 <= 2^31, T of the longest, at least 2; empty in the
+    others."""
+    tokens, channels = view.x.shape[1:]
+    wanted = cheap_spectra(max(tokens, view.longest), channels) if view.spectra is None else view.spectra
     return SpectrumEntropy.of(view.x, wanted - view.number)
 
 
