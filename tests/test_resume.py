@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +68,28 @@ def kill_after(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(Shards, "write", write)
 
 
+BreakOff = Callable[[Path, Path, int], None]
+
+
+@pytest.fixture
+def break_off(kill_after: Any, monkeypatch: pytest.MonkeyPatch) -> BreakOff:
+    """break_off(model, out, n): a scan that dies once its n-th shard is written."""
+
+    def scan(model: Path, out: Path, last: int) -> None:
+        kill_after(last)
+        with pytest.raises(Killed):
+            _measure(model, out)
+        monkeypatch.undo()
+
+    return scan
+
+
 @pytest.mark.parametrize("last", range(1, BATCHES + 1))
 def test_a_scan_killed_after_any_batch_ends_byte_identical(
-    last: int, tiny_folder: Path, unbroken: Path, tmp_path: Path, kill_after: Any, monkeypatch: pytest.MonkeyPatch
+    last: int, tiny_folder: Path, unbroken: Path, tmp_path: Path, break_off: BreakOff
 ) -> None:
     out = tmp_path / "run"
-    kill_after(last)
-    with pytest.raises(Killed):
-        _measure(tiny_folder, out)
-    monkeypatch.undo()
+    break_off(tiny_folder, out, last)
     assert len(list((out / SHARDS).glob("*.safetensors"))) == last
     run = _measure(tiny_folder, out, resume=True)
     run.save(out)
@@ -131,13 +144,10 @@ def test_a_kill_while_the_run_is_saved_loses_nothing(
 
 
 def test_a_shard_damaged_by_a_power_cut_is_measured_again(
-    tiny_folder: Path, unbroken: Path, tmp_path: Path, kill_after: Any, monkeypatch: pytest.MonkeyPatch
+    tiny_folder: Path, unbroken: Path, tmp_path: Path, break_off: BreakOff
 ) -> None:
     out = tmp_path / "run"
-    kill_after(4)
-    with pytest.raises(Killed):
-        _measure(tiny_folder, out)
-    monkeypatch.undo()
+    break_off(tiny_folder, out, 4)
     second = sorted((out / SHARDS).glob("*.safetensors"))[1]
     second.write_bytes(second.read_bytes()[:100])
     _measure(tiny_folder, out, resume=True).save(out)
@@ -158,43 +168,31 @@ def test_a_shard_damaged_by_a_power_cut_is_measured_again(
     ],
 )
 def test_another_scan_is_refused(
-    changed: dict[str, Any], named: str, tiny_folder: Path, tmp_path: Path, kill_after: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    changed: dict[str, Any], named: str, tiny_folder: Path, tmp_path: Path, break_off: BreakOff,
 ) -> None:  # fmt: skip
     out = tmp_path / "run"
-    kill_after(1)
-    with pytest.raises(Killed):
-        _measure(tiny_folder, out)
-    monkeypatch.undo()
+    break_off(tiny_folder, out, 1)
     with pytest.raises(sinkscope.SinkscopeError, match=f"unfinished scan with another {named}"):
         _measure(tiny_folder, out, resume=True, **changed)
     assert (out / SHARDS / "key.json").exists()
 
 
 def test_another_rule_of_what_is_cheap_is_refused(
-    tiny_folder: Path, tmp_path: Path, kill_after: Any, monkeypatch: pytest.MonkeyPatch
+    tiny_folder: Path, tmp_path: Path, break_off: BreakOff, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As between two versions: the rest would be measured on other sequences."""
     out = tmp_path / "run"
-    kill_after(1)
-    with pytest.raises(Killed):
-        _measure(tiny_folder, out)
-    monkeypatch.undo()
+    break_off(tiny_folder, out, 1)
     monkeypatch.setattr("sinkscope.engine.SPECTRA_CUBES", 1)
     with pytest.raises(sinkscope.SinkscopeError, match="unfinished scan with another spectra"):
         _measure(tiny_folder, out, resume=True)
 
 
-def test_another_model_is_refused(
-    tiny_folder: Path, copied: Path, tmp_path: Path, kill_after: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_model_is_refused(tiny_folder: Path, copied: Path, tmp_path: Path, break_off: BreakOff) -> None:
     from safetensors.torch import load_file, save_file
 
     out = tmp_path / "run"
-    kill_after(1)
-    with pytest.raises(Killed):
-        _measure(copied, out)
-    monkeypatch.undo()
+    break_off(copied, out, 1)
     weights = load_file(copied / "model.safetensors")
     name = next(iter(weights))
     weights[name] = weights[name] * 1.001
@@ -203,14 +201,9 @@ def test_another_model_is_refused(
         _measure(copied, out, resume=True)
 
 
-def test_the_command_tells_how_to_go_on(
-    scan_cli: Scan, tiny_folder: Path, tmp_path: Path, kill_after: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_tells_how_to_go_on(scan_cli: Scan, tiny_folder: Path, tmp_path: Path, break_off: BreakOff) -> None:
     out = tmp_path / "run"
-    kill_after(2)
-    with pytest.raises(Killed):
-        _measure(tiny_folder, out)
-    monkeypatch.undo()
+    break_off(tiny_folder, out, 2)
     refused = scan_cli(tiny_folder, *ARGS, out=out)
     assert refused.code == 2
     assert "--resume goes on with it, --force starts anew" in refused.stderr
