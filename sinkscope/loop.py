@@ -187,13 +187,13 @@ class Loop:
         try:
             with capture.watching(batch.spans, batch.inputs.shape[1]):
                 self.forward(batch.inputs, batch.mask, **batch.extra)
+            bad = collector.bad_site(self.plan.sites)
+            if bad is not None:
+                raise SinkscopeError(_why_not_finite(self.checkpoint, bad.layer, bad.module))
+            return collector.commit()
         except BaseException:
             collector.drop()
             raise
-        bad = collector.bad_site(self.plan.sites)
-        if bad is not None:
-            raise SinkscopeError(_why_not_finite(self.checkpoint, bad.layer, bad.module))
-        return collector.commit()
 
 
 def chosen_batch(length: int, device: torch.device) -> int:
