@@ -9,7 +9,7 @@ from typing import Any
 
 from sinkscope import manifest
 from sinkscope.capture import not_softmax, plan
-from sinkscope.capture.attention import TORCH, TRITON, failures
+from sinkscope.capture.attention import failures
 from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
 from sinkscope.contrast import contrast_summary, contrast_table
 from sinkscope.dormancy import DEFAULT_RULE
@@ -25,6 +25,7 @@ from sinkscope.reading import DRY_RUN_TOKENS, Request, probe, read_inputs, sever
 from sinkscope.run import Run
 from sinkscope.run_columns import Settings
 from sinkscope.selfcheck import self_check as check_against_eager
+from sinkscope.selfcheck import warnings_of
 from sinkscope.shards import Shards
 from sinkscope.sight import image_tokens, probe_of, read_signals, show
 from sinkscope.smoothing import Smoother, add_to_summary, smoother, smoothing_table
@@ -123,7 +124,7 @@ def scan(
     checked = _check(loop) if self_check else {"status": "skipped"}
     facts = manifest.describe(checkpoint, loop.sites, loop.reading, request, settings, checked, processes)
     facts["decoder_input"] = loop.reading.decoder_input or loop.forward.decoder_input
-    warnings = [*loop.checkpoint.warnings, *loop.reading.warnings, *_unread(loop), *_check_warnings(checked)]
+    warnings = [*loop.checkpoint.warnings, *loop.reading.warnings, *_unread(loop), *warnings_of(checked)]
     facts["warnings"] = warnings
     if shards is not None:
         rule = [SPECTRA_CUBES, FEWEST_SPECTRA] if spectra is None else spectra
@@ -196,24 +197,9 @@ def _unread(loop: Loop) -> list[str]:
     return [f"attention that is no map of queries and keys was not read: {', '.join(names)}"] if names else []
 
 
-def _check_warnings(checked: dict[str, Any]) -> list[str]:
-    if checked["status"] in ("passed", "skipped"):
-        return []
-    if checked["status"] == "warning":
-        return [
-            f"self-check: {checked['max_difference']:.2g} from eager attention at {checked['where']}, more than the "
-            f"{checked['bound']:g} that half precision explains; try --dtype float32"
-        ]
-    return [f"self-check not possible: {checked['reason']}"]
-
-
 def _build(loop: Loop, facts: dict[str, Any], settings: Settings, started: float, complete: bool) -> Run:
     """Tables, summary and manifest from what the loop has measured."""
-    failed = dict.fromkeys([*failures(), *loop.failures])
-    facts["warnings"] = [*facts["warnings"], *failed]
-    for site in facts["attention"]:
-        if failed and site["kernel"] == TRITON:
-            site["kernel"] = f"{TRITON}, then {TORCH}"
+    manifest.tell_of_failures(facts, [*failures(), *loop.failures])
     sites, domains, checkpoint = loop.sites, loop.domains(), loop.checkpoint
     facts["spectra_measured"] = manifest.spectra_measured(domains)
     tokens = {domain.name: shared_tokens(domain.ids, loop.reading.tokenizer) for domain in domains}

@@ -11,6 +11,7 @@ import numpy as np
 
 import sinkscope
 from sinkscope.capture import Site
+from sinkscope.capture.attention import TORCH, TRITON
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.inputs import Corpus
 from sinkscope.inputs.naming import first_token
@@ -61,6 +62,14 @@ def spectra_measured(domains: list[Domain]) -> dict[str, int]:
         domain.name: max(int((~np.isnan(values.layer("matrix_entropy"))).sum()) for values in domain.sites.values())
         for domain in domains
     }
+
+
+def tell_of_failures(facts: dict[str, Any], reasons: list[str]) -> None:
+    """Adds why Triton failed in the middle of a scan, and that torch has read the rest."""
+    facts["warnings"] = [*facts["warnings"], *dict.fromkeys(reasons)]
+    for site in facts["attention"]:
+        if reasons and site["kernel"] == TRITON:
+            site["kernel"] = f"{TRITON}, then {TORCH}"
 
 
 def progress(done: int, scan_seconds: float, total_seconds: float) -> dict[str, Any]:

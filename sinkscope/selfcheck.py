@@ -91,6 +91,18 @@ def self_check(
     return _verdict(record, plan, ours, reference, dtype)
 
 
+def warnings_of(checked: dict[str, Any]) -> list[str]:
+    """What the user must know of a self-check's record."""
+    if checked["status"] in ("passed", "skipped"):
+        return []
+    if checked["status"] == "warning":
+        return [
+            f"self-check: {checked['max_difference']:.2g} from eager attention at {checked['where']}, more than the "
+            f"{checked['bound']:g} that half precision explains; try --dtype float32"
+        ]
+    return [f"self-check not possible: {checked['reason']}"]
+
+
 def _verdict(
     record: dict[str, Any], plan: Plan, ours: dict[str, LayerView], reference: _Reference, dtype: torch.dtype
 ) -> dict[str, Any]:

@@ -221,12 +221,10 @@ class Capture:
 
         def tokens(tensor: Tensor | None) -> Tensor | None:
             # Code of a model's own may put channels, or time, first: then x is not read, rather than read wrongly.
-            if tensor is None or tensor.shape[:2] != pending.rows or time_first:
-                return None
-            own = part(tensor, 1)  # a model spread over devices hands x over from the one before
-            return None if own is None else own.to(sums.first.device)
+            fits = tensor is not None and tensor.shape[:2] == pending.rows and not time_first
+            own = part(tensor, 1) if fits else None
+            return None if own is None else own.to(sums.first.device)  # the layer before may be on another device
 
-        residual = self._inputs.get(site.block) if site.block is not None else None
         return LayerView(
             site=site,
             epsilon=self.epsilon,
@@ -237,7 +235,7 @@ class Capture:
             raw_value=part(pending.value, 2),
             raw_projected=part(pending.projected, 1),
             factors=self._head_factors(site),
-            residual_in=tokens(residual),
+            residual_in=tokens(self._inputs.get(site.block or "")),
             attention_input=tokens(self._inputs.get(site.module)),
             residual_out=tokens(residual_out),
             head_mean=self.head_mean,
