@@ -18,7 +18,7 @@ import torch
 
 from sinkscope import load_run, scan
 from sinkscope.checkpoints import LoadOptions, open_checkpoint
-from sinkscope.gate import Policy, check, make_baseline, read_policy
+from sinkscope.comparison.gate import Policy, check, make_baseline, read_policy
 
 BASE_SEED, SEEDS = 0, 20
 NOISE = 0.02

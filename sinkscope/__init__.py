@@ -12,11 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sinkscope.ablation import Ablation, ablate
-    from sinkscope.comparison import Comparison, compare
-    from sinkscope.engine import Interrupted, scan
+    from sinkscope.comparison.compare_runs import Comparison, compare
+    from sinkscope.engine.scan import Interrupted, scan
     from sinkscope.errors import SinkscopeError
-    from sinkscope.run import Run, load_run
+    from sinkscope.experiments.ablation.experiment import ablate
+    from sinkscope.experiments.ablation.result import Ablation
+    from sinkscope.runs.run import Run, load_run
 
 __version__ = "0.1.0"
 __all__ = [
@@ -25,15 +26,15 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "Ablation": "sinkscope.ablation",
-    "ablate": "sinkscope.ablation",
-    "Comparison": "sinkscope.comparison",
-    "Interrupted": "sinkscope.engine",
-    "compare": "sinkscope.comparison",
-    "Run": "sinkscope.run",
+    "Ablation": "sinkscope.experiments.ablation.result",
+    "ablate": "sinkscope.experiments.ablation.experiment",
+    "Comparison": "sinkscope.comparison.compare_runs",
+    "Interrupted": "sinkscope.engine.scan",
+    "compare": "sinkscope.comparison.compare_runs",
+    "Run": "sinkscope.runs.run",
     "SinkscopeError": "sinkscope.errors",
-    "load_run": "sinkscope.run",
-    "scan": "sinkscope.engine",
+    "load_run": "sinkscope.runs.run",
+    "scan": "sinkscope.engine.scan",
 }
 
 

@@ -1,6 +1,5 @@
 """From a forward pass to one LayerView a layer: the attention function, its kernel, the residual-stream hooks."""
 
-from sinkscope.capture import unnormalised as unnormalised  # adds its walks to the kernel
 from sinkscope.capture.plan import Plan, plan
 from sinkscope.capture.sites import not_softmax
 from sinkscope.capture.view import LayerView, Missing, Site

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
-from sinkscope.capture.dispatch import RawCall
-from sinkscope.capture.inline_calls import SdpaCall
-from sinkscope.capture.maps import AttentionMap
-from sinkscope.capture.masks import Visibility
-from sinkscope.capture.sums import AttentionCall
+from sinkscope.capture.inline.calls import SdpaCall
+from sinkscope.capture.interface import RawCall
+from sinkscope.capture.kernels.map_walk import AttentionMap
+from sinkscope.capture.kernels.sums import AttentionCall, AttentionSums
+from sinkscope.capture.masks.visibility import Visibility
+from sinkscope.capture.view import Site
 from sinkscope.errors import SinkscopeError
 
 Span = tuple[int, int]
@@ -123,3 +126,24 @@ class Cut:
         probabilities = self.square(seen.probabilities)
         assert probabilities is not None
         return AttentionMap(probabilities, logits)
+
+
+Part = tuple[slice, Cut | None, AttentionSums]
+"""Sums over some rows of a batch: all of it, or one sequence cut out of a padded one."""
+
+
+@dataclass
+class Pending:
+    """One attention call of the pass under way, until its block has ended; `rows`: sequences, queries.
+
+    Shapes as in AttentionMap.
+    """
+
+    site: Site
+    parts: list[Part]
+    rows: tuple[int, int]
+    query: Tensor | None
+    key: Tensor | None
+    value: Tensor | None
+    output: Tensor | None
+    projected: Tensor | None = None

@@ -12,16 +12,16 @@ import torch
 from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor, nn
 
-from sinkscope.capture.attention import TORCH, attend, failures, kernel_of
 from sinkscope.capture.calls import from_sdpa, lengths, normalise, of_positions
-from sinkscope.capture.dispatch import RawCall, shadowed
-from sinkscope.capture.inline import InlineWatch
-from sinkscope.capture.inline_calls import InlineCall, SdpaCall
-from sinkscope.capture.maps import map_sums
-from sinkscope.capture.masks import read_mask
-from sinkscope.capture.no_map import Seen, hidden_states, no_maps
-from sinkscope.capture.projection import output_projection
+from sinkscope.capture.inline.calls import InlineCall, SdpaCall
+from sinkscope.capture.inline.mode import InlineWatch
+from sinkscope.capture.interface import RawCall, shadowed
+from sinkscope.capture.kernels.attend import TORCH, attend, failures, kernel_of
+from sinkscope.capture.kernels.map_walk import map_sums
+from sinkscope.capture.masks.visibility import read_mask
+from sinkscope.capture.output_projection import output_projection
 from sinkscope.capture.sites import block_of, head_counts, kind_of, stream_of
+from sinkscope.capture.unreadable import Seen, hidden_states, no_maps
 from sinkscope.capture.view import Site
 from sinkscope.errors import SinkscopeError
 

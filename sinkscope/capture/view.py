@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sinkscope.capture.sums import AttentionSums
+from sinkscope.capture.kernels.sums import AttentionSums
 
 
 class Missing(Exception):

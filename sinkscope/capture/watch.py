@@ -11,18 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinkscope.capture.attention import attend
-from sinkscope.capture.calls import Cut, Span, from_sdpa, lengths, normalise, of_positions
-from sinkscope.capture.dispatch import RawCall, shadowed
-from sinkscope.capture.inline import InlineWatch
-from sinkscope.capture.inline_calls import InlineCall, SdpaCall
-from sinkscope.capture.lazy_mask import identity, lazy_masks
-from sinkscope.capture.maps import AttentionMap, map_sums
-from sinkscope.capture.masks import Visibility, read_mask
-from sinkscope.capture.pending import Part, Pending
+from sinkscope.capture.calls import Cut, Part, Pending, Span, from_sdpa, lengths, normalise, of_positions
+from sinkscope.capture.inline.calls import InlineCall, SdpaCall
+from sinkscope.capture.inline.mode import InlineWatch
+from sinkscope.capture.interface import RawCall, shadowed
+from sinkscope.capture.kernels.attend import attend
+from sinkscope.capture.kernels.map_walk import AttentionMap, map_sums
+from sinkscope.capture.kernels.sums import AttentionSums
+from sinkscope.capture.masks.lazy import identity, lazy_masks
+from sinkscope.capture.masks.visibility import Visibility, read_mask
+from sinkscope.capture.output_projection import head_factors
 from sinkscope.capture.plan import INLINE, Plan
-from sinkscope.capture.projection import head_factors
-from sinkscope.capture.sums import AttentionSums
 from sinkscope.capture.view import LayerView, Site
 from sinkscope.errors import SinkscopeError
 

@@ -105,3 +105,12 @@ def _quantization(config: Any) -> str | None:
         return None
     method = setting.get("quant_method") if isinstance(setting, dict) else getattr(setting, "quant_method", None)
     return str(getattr(method, "value", method))
+
+
+def check_length(checkpoint: Checkpoint, length: int) -> None:
+    """Raises SinkscopeError for sequences longer than the model's positions."""
+    limit = checkpoint.max_positions
+    if limit is not None and length > limit:
+        raise SinkscopeError(
+            f"--seq-len {length} exceeds the {limit} positions of {checkpoint.name}: give {limit} or less"
+        )

@@ -133,7 +133,7 @@ def pick_dtype(name: str) -> torch.dtype | str:
 def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) -> tuple[nn.Module, list[str]]:
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-    from sinkscope.trigger.model import register
+    from sinkscope.checkpoints.trigger.model import register
 
     register()
     placement = Placement(options.device_map, options.tensor_parallel)

@@ -13,7 +13,7 @@ import torch
 from accelerate.utils import align_module_device
 from torch import Tensor, nn
 
-from sinkscope.capture.projection import local_part
+from sinkscope.capture.output_projection import local_part
 from sinkscope.checkpoints.examples import cache_folder
 from sinkscope.errors import SinkscopeError
 

@@ -21,7 +21,7 @@ from sinkscope.cli import (
     trigger,
 )
 from sinkscope.cli.common import BAD_INPUT, discard_stdout, guarded, say
-from sinkscope.processes import hush, leave
+from sinkscope.engine.launch import hush, leave
 
 app = typer.Typer(
     name="sinkscope",

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from sinkscope.cli.common import say
-from sinkscope.cli.loading import AllowPickle, Device, DeviceMap, Dtype, Revision, TrustRemoteCode
-from sinkscope.cli.scan import slug
+from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Revision, TrustRemoteCode, slug
 
 
 def ablate(
@@ -44,16 +43,16 @@ def ablate(
 
     Example: sinkscope ablate example:gemma-3-270m --run runs/gemma --score honor --score bos_mass --fraction 0.05,0.1
     """
-    from sinkscope.ablation.choice import read_fractions
-    from sinkscope.ablation.result import ABLATION_FOLDER
+    from sinkscope.experiments.ablation.choice import read_fractions
+    from sinkscope.experiments.ablation.result import ABLATION_FOLDER
 
     fractions = read_fractions(fraction)
     target = out or Path("runs") / f"{slug(model)}-ablation"
     ABLATION_FOLDER.check(target, force)
-    from sinkscope.ablation import ablate as measure
-    from sinkscope.present.ablation import draw_ablation, render_ablation
-    from sinkscope.present.progress import progress_bar
-    from sinkscope.trigger.figures import available
+    from sinkscope.experiments.ablation.experiment import ablate as measure
+    from sinkscope.present.terminal.ablation import draw_ablation, render_ablation
+    from sinkscope.present.terminal.progress import progress_bar
+    from sinkscope.present.trigger_figures import available
 
     with progress_bar(quiet) as progress:
         result = measure(
@@ -68,7 +67,7 @@ def ablate(
         for warning in result.warnings:
             say(f"warning: {warning}")
     if as_json:
-        from sinkscope.run import to_json
+        from sinkscope.runs.strict_json import to_json
 
         sys.stdout.write(to_json(result.as_dict()))
     elif not quiet:

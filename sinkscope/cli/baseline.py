@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from sinkscope.cli.arguments import SpotScan, open_run, with_spot_scan
 from sinkscope.cli.common import say
-from sinkscope.cli.runs import SpotScan, check_writable, open_run, with_spot_scan, write_file
+from sinkscope.runs.folder import check_writable, write_file
 
 
 @with_spot_scan
@@ -23,7 +24,7 @@ def baseline(
     Example: sinkscope baseline runs/gemma -o sinks.json
     """
     from sinkscope import __version__
-    from sinkscope.baseline import baseline_text, make_baseline
+    from sinkscope.comparison.baseline import baseline_text, make_baseline
 
     check_writable(out)
     measured = open_run(run, spot)

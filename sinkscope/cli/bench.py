@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sinkscope.cli.loading import AllowPickle, Device, DeviceMap, Dtype, Revision, TrustRemoteCode
-from sinkscope.cli.scan import parse_batch_size
+from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Revision, TrustRemoteCode, parse_batch_size
 
 
 def bench(
@@ -31,10 +30,10 @@ def bench(
     """
     size = parse_batch_size(batch_size)
     from sinkscope.checkpoints import LoadOptions
-    from sinkscope.present.bench import render_bench
-    from sinkscope.present.progress import progress_bar
-    from sinkscope.run import to_json
-    from sinkscope.speed import bench as measure
+    from sinkscope.experiments.bench.bench import bench as measure
+    from sinkscope.present.terminal.bench import render_bench
+    from sinkscope.present.terminal.progress import progress_bar
+    from sinkscope.runs.strict_json import to_json
 
     options = LoadOptions(revision, device, device_map, dtype, trust_remote_code, allow_pickle)
     with progress_bar(quiet) as progress:

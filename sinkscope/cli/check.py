@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sinkscope.cli.runs import AsJson, SpotScan, check_writable, is_run, open_run, with_spot_scan, write_file
+from sinkscope.cli.arguments import AsJson, SpotScan, is_run, open_run, with_spot_scan
+from sinkscope.runs.folder import check_writable, write_file
 
 if TYPE_CHECKING:
-    from sinkscope.baseline import Baseline
-    from sinkscope.gate import Verdict
+    from sinkscope.comparison.baseline import Baseline
+    from sinkscope.comparison.gate import Verdict
+
 
 FAILED = 1
 
@@ -40,12 +42,12 @@ def check(
 
     Example: sinkscope check example:gemma-3-270m --baseline sinks.json --junit sinks.xml
     """
-    from sinkscope.policy import read_policy
+    from sinkscope.comparison.policy import read_policy
 
     rules = read_policy(policy)
     check_writable(junit)
     expected = open_baseline(baseline)
-    from sinkscope.gate import check as judge
+    from sinkscope.comparison.gate import check as judge
 
     measured = open_run(run, spot, expected.facts)
     verdict = judge(measured, expected, rules)
@@ -56,13 +58,13 @@ def check(
 
 def open_baseline(name: str) -> Baseline:
     """A baseline file, or the baseline of a run folder."""
-    from sinkscope.baseline import make_baseline, read_baseline
+    from sinkscope.comparison.baseline import make_baseline, read_baseline
     from sinkscope.errors import SinkscopeError
 
     if not Path(name).exists():
         raise SinkscopeError(f"--baseline {name}: no such file or run folder")
     if is_run(name):
-        from sinkscope.run import load_run
+        from sinkscope.runs.run import load_run
 
         return make_baseline(load_run(name))
     return read_baseline(Path(name))
@@ -70,8 +72,8 @@ def open_baseline(name: str) -> Baseline:
 
 def show(verdict: Verdict, junit: Path | None, as_json: bool) -> None:
     """The result to stdout and the file; under GitHub Actions also annotations and the step's summary."""
-    from sinkscope.present.gate import github_annotations, junit_xml, markdown_verdict, render_verdict
-    from sinkscope.run import to_json
+    from sinkscope.present.ci import github_annotations, junit_xml, markdown_verdict, render_verdict
+    from sinkscope.runs.strict_json import to_json
 
     if junit is not None:
         write_file(junit, junit_xml(verdict))

@@ -10,8 +10,8 @@ from typing import ParamSpec, TypeVar
 
 import typer
 
+from sinkscope.engine.launch import size
 from sinkscope.errors import SinkscopeError, in_one_line
-from sinkscope.processes import size
 
 P = ParamSpec("P")
 R = TypeVar("R")

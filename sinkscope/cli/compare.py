@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from sinkscope.cli.runs import AsJson, SpotScan, check_writable, is_run, open_run, with_spot_scan, write_file
+from sinkscope.cli.arguments import AsJson, SpotScan, is_run, open_run, with_spot_scan
+from sinkscope.runs.folder import check_writable, write_file
 
 
 @with_spot_scan
@@ -31,7 +32,7 @@ def compare(
 
     Example: sinkscope compare runs/base runs/finetuned --metric bos_mass --csv changes.csv
     """
-    from sinkscope.comparison import compare as compare_runs
+    from sinkscope.comparison.compare_runs import compare as compare_runs
 
     check_writable(csv)
     if is_run(b) and not is_run(a):
@@ -44,11 +45,11 @@ def compare(
     if csv is not None:
         write_file(csv, result.as_table().to_csv(index=False, float_format="%.9g", lineterminator="\n"))
     if as_json:
-        from sinkscope.run import to_json
+        from sinkscope.runs.strict_json import to_json
 
         sys.stdout.write(to_json(result.as_dict()))
         return
-    from sinkscope.present.comparison import render_comparison
-    from sinkscope.present.terminal import terminal_style
+    from sinkscope.present.terminal.comparison import render_comparison
+    from sinkscope.present.terminal.run import terminal_style
 
     sys.stdout.write(render_comparison(result, **terminal_style()))

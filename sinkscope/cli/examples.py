@@ -10,6 +10,6 @@ def examples() -> None:
 
     Example: sinkscope examples
     """
-    from sinkscope.present.metrics import render_examples
+    from sinkscope.present.terminal.metrics import render_examples
 
     sys.stdout.write(render_examples())

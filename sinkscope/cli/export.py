@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sinkscope.cli.common import say
-from sinkscope.cli.runs import check_writable, write_file
+from sinkscope.runs.folder import check_writable, write_file
 
 if TYPE_CHECKING:
-    from sinkscope.paper import PaperTable
+    from sinkscope.runs.paper_table import PaperTable
+
 
 FORMATS = ("latex", "markdown", "csv", "parquet", "bibtex")
 
@@ -35,7 +36,7 @@ def export(
     Example: sinkscope export runs/gemma --format latex --metric bos_mass --metric entropy -o table.tex
     """
     from sinkscope.errors import SinkscopeError
-    from sinkscope.run import load_run
+    from sinkscope.runs.run import load_run
 
     if form not in FORMATS:
         raise SinkscopeError(f"--format {form!r}: one of {', '.join(FORMATS)}")
@@ -44,14 +45,14 @@ def export(
     check_writable(out)
     loaded = [load_run(path) for path in runs]
     if heads is not None:
-        from sinkscope.paper import selected_heads
-        from sinkscope.run import to_json
+        from sinkscope.runs.paper_table import selected_heads
+        from sinkscope.runs.strict_json import to_json
 
         if len(loaded) > 1:
             raise SinkscopeError("--heads takes one run")
         content: str | bytes = to_json(selected_heads(loaded[0], heads))
     else:
-        from sinkscope.paper import paper_table
+        from sinkscope.runs.paper_table import paper_table
 
         content = render(paper_table(loaded, level, metric), form)
     if out is not None:
@@ -72,9 +73,9 @@ def render(table: PaperTable, form: str) -> str | bytes:
         table.frame.to_parquet(buffer, index=False)
         return buffer.getvalue()
     if form == "latex":
-        from sinkscope.present.latex import latex_table
+        from sinkscope.present.paper.latex import latex_table
 
         return latex_table(table)
-    from sinkscope.present.markdown import bibtex, markdown_table
+    from sinkscope.present.paper.markdown import bibtex, markdown_table
 
     return markdown_table(table) if form == "markdown" else bibtex(table, __version__)

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from sinkscope.cli.common import say
-from sinkscope.cli.loading import TrustRemoteCode
-from sinkscope.cli.runs import check_writable, write_file
+from sinkscope.cli.options import TrustRemoteCode
+from sinkscope.runs.folder import check_writable, write_file
 
 
 def plot(
@@ -29,7 +29,7 @@ def plot(
     """
     from sinkscope.errors import SinkscopeError
     from sinkscope.present.figures import draw, draw_attention
-    from sinkscope.run import load_run
+    from sinkscope.runs.run import load_run
 
     check_writable(out)
     loaded = load_run(run)
@@ -40,7 +40,7 @@ def plot(
         return
     if layer is None or head is None or text is None:
         raise SinkscopeError("--figure attention needs --layer, --head and --text")
-    from sinkscope.attention_map import attention_map
+    from sinkscope.experiments.attention_map import attention_map
 
     model = loaded.manifest["model"]
     layers = [site["layer"] for site in loaded.manifest["attention"]]

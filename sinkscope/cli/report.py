@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sinkscope.cli.common import say
-from sinkscope.cli.runs import check_writable, write_file
+from sinkscope.runs.folder import check_writable, write_file
 
 
 def report(
@@ -22,14 +22,14 @@ def report(
     Example: sinkscope report runs/gemma -o gemma.html
     """
     from sinkscope.errors import SinkscopeError
-    from sinkscope.present.html import render_report
-    from sinkscope.run import load_run
+    from sinkscope.present.html.report import render_report
+    from sinkscope.runs.run import load_run
 
     check_writable(out)
     loaded = [load_run(path) for path in runs]
     result = None
     if len(loaded) == 2:
-        from sinkscope.comparison import compare
+        from sinkscope.comparison.compare_runs import compare
 
         try:
             result = compare(*loaded)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sinkscope.cli.common import BAD_INPUT, say
-from sinkscope.cli.job import Job, launched
-from sinkscope.cli.loading import AllowPickle, Device, DeviceMap, Dtype, Revision, TrustRemoteCode
+from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Revision, TrustRemoteCode
+from sinkscope.cli.scan_job import Job, launched
 from sinkscope.errors import in_one_line
 
 if TYPE_CHECKING:
-    from sinkscope.run import Run
+    from sinkscope.runs.run import Run
+from sinkscope.cli.options import parse_batch_size, single, slug
 
 
 def scan(
@@ -91,7 +91,7 @@ def scan(
     Example: sinkscope scan example:gemma-3-270m --data prose --data code --out runs/gemma
     """
     from sinkscope.errors import SinkscopeError
-    from sinkscope.run import FORMATS
+    from sinkscope.runs.run import FORMATS
 
     if formats not in FORMATS:
         raise SinkscopeError(f"--format {formats!r}: one of {', '.join(FORMATS)}")
@@ -117,7 +117,7 @@ def scan(
 
 def scan_all(job: Job, models: list[str], folder: Path, as_json: bool) -> None:
     """Several models, each into its own folder. One that fails does not stop the rest; then the exit code is 2."""
-    from sinkscope.run import to_json
+    from sinkscope.runs.strict_json import to_json
 
     runs, failed = [], []
     for model in models:
@@ -164,33 +164,10 @@ def show(run: Run, written: list[Path], as_json: bool, quiet: bool) -> None:
         for warning in run.manifest["warnings"]:
             say(f"warning: {warning}")
     if as_json:
-        from sinkscope.run import to_json
+        from sinkscope.runs.strict_json import to_json
 
         sys.stdout.write(to_json(run.summary))
     elif not quiet:
-        from sinkscope.present.terminal import render_run, terminal_style
+        from sinkscope.present.terminal.run import render_run, terminal_style
 
         sys.stdout.write(render_run(run, written, **terminal_style()))
-
-
-def slug(model: str) -> str:
-    """runs/MODEL-SLUG: the hub id with its slash as `--`, the last part of a path, the example's name."""
-    if Path(model).exists():
-        model = Path(model).resolve().name
-    return re.sub(r"[^\w.-]+", "-", model.replace("/", "--")).strip("-.") or "model"
-
-
-def single(values: list[str] | None) -> str | list[str] | None:
-    """The one value of an option that may be repeated, or all of them."""
-    return values[0] if values is not None and len(values) == 1 else values or None
-
-
-def parse_batch_size(text: str) -> int | None:
-    from sinkscope.errors import SinkscopeError
-
-    if text == "auto":
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise SinkscopeError(f"--batch-size {text!r}: a number or auto") from None

@@ -49,10 +49,10 @@ def train(
 
     Example: sinkscope trigger train --attention relu --layers 2 --heads 2 --out runs/trigger-relu-2x2
     """
-    from sinkscope.present.progress import training_bar
-    from sinkscope.present.trigger import render_training
-    from sinkscope.trigger.training import Recipe
-    from sinkscope.trigger.training import train as run
+    from sinkscope.experiments.trigger.training import Recipe
+    from sinkscope.experiments.trigger.training import train as run
+    from sinkscope.present.terminal.progress import training_bar
+    from sinkscope.present.terminal.trigger import render_training
 
     recipe = Recipe(attention, layers, heads, dim, length, seed, steps)
     with training_bar(quiet) as (begin, progress):
@@ -75,9 +75,9 @@ def scan(
     Example: sinkscope trigger scan example:trigger-relu
     """
     from sinkscope.checkpoints import open_checkpoint
-    from sinkscope.engine import scan as measure
-    from sinkscope.present.trigger import render_task, task_csv
-    from sinkscope.trigger.source import need_task
+    from sinkscope.checkpoints.trigger.as_input import need_task
+    from sinkscope.engine.scan import scan as measure
+    from sinkscope.present.terminal.trigger import render_task, task_csv
 
     network = open_checkpoint(model).model
     need_task(network, model)
@@ -103,11 +103,11 @@ def reproduce(
 
     Example: sinkscope trigger reproduce --quick --out runs/trigger
     """
-    from sinkscope.present.progress import training_bar
-    from sinkscope.present.trigger import render_study
-    from sinkscope.trigger import reproduce as study
-    from sinkscope.trigger.figures import available
-    from sinkscope.trigger.training import Recipe
+    from sinkscope.experiments.trigger import reproduce as study
+    from sinkscope.experiments.trigger.training import Recipe
+    from sinkscope.present.terminal.progress import training_bar
+    from sinkscope.present.terminal.trigger import render_study
+    from sinkscope.present.trigger_figures import available, draw_study
 
     plans = study.recipes(
         attention or study.ATTENTIONS,
@@ -119,7 +119,7 @@ def reproduce(
         def start(recipe: Recipe, number: int, total: int) -> None:
             begin(f"{recipe.name} ({number + 1} of {total})", recipe.steps)
 
-        trained = study.reproduce(out, plans, start, progress)
+        trained = study.reproduce(out, plans, start, progress, draw_study if available() else None)
     if not available():
         say("no figures: they need matplotlib (pip install 'sinkscope[figures]')")
     if not quiet:

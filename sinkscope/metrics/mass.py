@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sinkscope.capture.sums import EARLY
+from sinkscope.capture.kernels.sums import EARLY
 from sinkscope.capture.view import LayerView, Missing
 from sinkscope.metrics.registry import head_metric
 

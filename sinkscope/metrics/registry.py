@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from sinkscope.capture.view import LayerView
-    from sinkscope.metrics.exact import SpectrumEntropy
+    from sinkscope.metrics.spectra import SpectrumEntropy
 
     Compute = Callable[[LayerView], Tensor]
     LayerCompute = TypeVar("LayerCompute", bound=Callable[[LayerView], Tensor | SpectrumEntropy])
+
 
 Table = Literal["heads", "layers", "smoothing"]
 TABLES: tuple[Table, ...] = ("heads", "layers", "smoothing")

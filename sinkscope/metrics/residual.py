@@ -12,10 +12,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sinkscope.capture.sums import wide
+from sinkscope.capture.precision import wide
 from sinkscope.capture.view import LayerView, inverse, need
-from sinkscope.metrics.exact import SpectrumEntropy, cheap_spectra, median_abs
+from sinkscope.metrics.median import median_abs
 from sinkscope.metrics.registry import layer_metric
+from sinkscope.metrics.spectra import SpectrumEntropy, cheap_spectra
 
 FIG1 = "Lampert et al. 2605.08453 fig. 1 (pre- or post-norm not readable: both given)"
 FIG246 = "Lampert et al. 2605.08453 fig. 2, 4, 6"

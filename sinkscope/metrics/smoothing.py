@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sinkscope.capture.folded import FoldedHeads
+from sinkscope.capture.wiring.folded import FoldedHeads
 from sinkscope.metrics.registry import smoothing_metric
 
 LAMPERT = "Lampert et al. 2605.08453"

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.paper import describe_run
 from sinkscope.present.identity import run_id
 from sinkscope.present.text import printable
+from sinkscope.runs.paper_table import describe_run
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from sinkscope.run import Run
+    from sinkscope.runs.run import Run
+
 
 FIGURES = ("heatmap", "profile", "length", "scatter", "attention")
 FORMATS = ("png", "svg", "pdf")

@@ -7,7 +7,8 @@ import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sinkscope.run import Run
+    from sinkscope.runs.run import Run
+
 
 SETTINGS = ("sinkscope", "seed", "bos", "epsilon", "dormant_rule")
 MODEL = ("id", "revision", "weights_sha256", "dtype", "device")

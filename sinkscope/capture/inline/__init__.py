@@ -1,0 +1,1 @@
+"""Attention that a model computes in its own forward, read where its softmax meets the values."""

@@ -1,0 +1,85 @@
+"""Who reads an attention call: Triton kernels where they can, the walk over blocks in torch everywhere else.
+
+The walk is the reference; the kernels give the same sums within float32 rounding, without logits in memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+
+import torch
+from accelerate.utils.memory import should_reduce_batch_size
+from torch import Tensor
+
+from sinkscope.capture.kernels import triton_call
+from sinkscope.capture.kernels.sums import AttentionCall, AttentionSums, block_edges
+from sinkscope.capture.kernels.unnormalised import SCORES, UnnormalisedWalk
+from sinkscope.capture.kernels.walk import Walk
+from sinkscope.errors import SinkscopeError
+
+TRITON, TORCH = "triton", "torch blocks"
+OLDEST = (8, 0)
+"""The lowest compute capability that Triton compiles for."""
+
+WALKS: dict[str, Callable[..., Walk]] = {
+    "softmax": Walk,
+    **{name: partial(UnnormalisedWalk, score=score) for name, score in SCORES.items()},
+}
+"""How a call is walked over in torch, by its `score`."""
+
+_failures: list[str] = []
+
+
+def attend(call: AttentionCall) -> tuple[Tensor, AttentionSums]:
+    """Attention output (B, Tq, H, dv) in the query's dtype, and the sums over its probabilities.
+
+    Where Triton fails on this machine, this and all later calls are walked over in torch: slower, and as right.
+    `failures` says so. Memory that has run out is no such failure: it is raised, and the batch halved.
+    """
+    if kernel_of(call) == TRITON:
+        try:
+            return triton_call.attend(call)
+        except Exception as error:
+            if should_reduce_batch_size(error):
+                raise
+            detail = " ".join(str(error).split())[:200]
+            _failures.append(f"Triton failed, attention is read by torch: {type(error).__name__}: {detail}")
+    return attend_in_blocks(call)
+
+
+def attend_in_blocks(call: AttentionCall, block_bytes: int | None = None) -> tuple[Tensor, AttentionSums]:
+    """The same by the block walk in torch, whatever the device.
+
+    Memory: O(B H rows Tk) with as many rows as `block_bytes` allows. Equal to softmax attention within float32
+    rounding; a query that sees no key returns 0. Raises SinkscopeError for a score that WALKS does not hold.
+    """
+    if call.score not in WALKS:
+        raise SinkscopeError(f"the model asks for an unknown attention score {call.score!r}: one of {', '.join(WALKS)}")
+    batch, heads, queries, _ = call.query.shape
+    groups, keys = call.key.shape[1:3]
+    walk = WALKS[call.score](call, batch, groups, heads // groups, queries, keys)
+    for start, stop in block_edges(queries, batch * heads * keys * 4, call.query.device, block_bytes):
+        walk.block(start, stop)
+    return walk.finish()
+
+
+def kernel_of(call: AttentionCall) -> str:
+    """What reads this call: `triton` on an NVIDIA GPU, for calls that `triton_call.supports`; else `torch blocks`."""
+    can = not _failures and _compiles(call.query.device) and triton_call.supports(call)
+    return TRITON if can else TORCH
+
+
+def failures() -> list[str]:
+    """Why Triton is no longer tried in this process: one line, or none."""
+    return list(_failures)
+
+
+@functools.cache
+def _compiles(device: torch.device) -> bool:
+    """Other makers' GPUs go by the name cuda too; the kernels were not compiled for them, so torch reads there."""
+    if device.type != "cuda" or torch.version.cuda is None or find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= OLDEST

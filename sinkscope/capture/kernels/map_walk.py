@@ -1,0 +1,133 @@
+"""Sums over an attention map that a model has formed itself: what `blocks` gives where q, k and v can be had.
+
+The map is the model's own, one layer at a time; it is read in blocks of queries and not kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sinkscope.capture.kernels.sums import EARLY, AttentionSums, block_edges
+
+HIDDEN_GAP = 5000.0
+"""A key whose logit lies this far below its row's largest is masked. Models mask by adding -1e4 or lower; what they
+compute from weights never spreads that far, and its probability is exactly 0 in every dtype."""
+
+NORMALISED = 1e-3
+"""Rows of a map that was changed after its softmax count as a distribution where they sum to 1 within this."""
+
+
+@dataclass
+class AttentionMap:
+    """One call's map, and the tensors around it that were seen.
+
+    Shapes: probabilities (B, H, Tq, Tk), what the values were multiplied by; logits (B, H, Tq, >= Tk), the softmax's
+    input, None where the map was changed after the softmax. More logits than keys: learned sinks stand last.
+    query (B, H, Tq, d), key (B, G, Tk, d), value (B, G, Tk, dv), output (B, Tq, H, dv); None where not seen.
+    """
+
+    probabilities: Tensor
+    logits: Tensor | None
+    query: Tensor | None = None
+    key: Tensor | None = None
+    value: Tensor | None = None
+    output: Tensor | None = None
+
+
+def map_sums(seen: AttentionMap, block_bytes: int | None = None) -> AttentionSums:
+    """The sums of `attend`, from the map. Probabilities in half precision are taken again from their logits.
+
+    logit_gap is over the keys a query sees; NaN where it does not see all its causal order allows (the logits of
+    masked keys are lost). margin and logit_gap are NaN without logits. Without logits a zero counts as masked.
+    """
+    walk = _MapWalk(seen)
+    batch, heads, queries, keys = seen.probabilities.shape
+    for start, stop in block_edges(queries, 2 * batch * heads * keys * 4, seen.probabilities.device, block_bytes):
+        walk.block(start, stop)
+    return walk.finish()
+
+
+class _MapWalk:
+    def __init__(self, seen: AttentionMap) -> None:
+        self.seen = seen
+        batch, heads, queries, keys = seen.probabilities.shape
+        self.queries, self.keys = queries, keys
+        self.dtype = torch.float64 if seen.probabilities.dtype == torch.float64 else torch.float32
+
+        def rows() -> Tensor:
+            return torch.full((batch, heads, queries), torch.nan, dtype=self.dtype, device=seen.probabilities.device)
+
+        self.first, self.diagonal, self.previous = rows(), rows(), rows()
+        self.entropy, self.total, self.margin, self.gap = rows(), rows(), rows(), rows()
+        self.largest = torch.zeros_like(self.first, dtype=torch.bool)
+        self.visible = torch.zeros_like(self.first, dtype=torch.long)
+        self.columns = self.first.new_zeros(batch, heads, keys)
+        self.early: Tensor | None = None
+        self.later = False
+
+    def block(self, start: int, stop: int) -> None:
+        """Adds queries start..stop to every sum."""
+        rows = slice(start, stop)
+        shares = self.seen.probabilities[:, :, rows].to(self.dtype)
+        if self.seen.logits is None:
+            shown = shares > 0
+            peak = shares.amax(-1)
+            self.largest[..., rows] = (shares[..., 0] >= peak) & shown[..., 0]
+        else:
+            logits = self.seen.logits[:, :, rows].to(self.dtype)
+            if self.seen.logits.dtype not in (torch.float32, torch.float64):
+                shares = logits.softmax(-1)[..., : self.keys]
+            shown = self._from_logits(rows, logits)
+        self.visible[..., rows] = shown.sum(-1)
+        self.later |= bool(shown.triu(start + 1).any())
+        self.first[..., rows] = shares[..., 0]
+        self.entropy[..., rows] = torch.special.entr(shares).sum(-1)
+        self.total[..., rows] = shares.sum(-1)
+        self.columns += shares.sum(-2)
+        if stop == EARLY:
+            self.early = self.columns[..., :EARLY].clone()
+        own, before = shares.diagonal(start, -2, -1), shares.diagonal(start - 1, -2, -1)
+        self.diagonal[..., start : start + own.shape[-1]] = own
+        skip = 1 if start == 0 else 0
+        self.previous[..., start + skip : start + skip + before.shape[-1]] = before
+
+    def _from_logits(self, rows: slice, logits: Tensor) -> Tensor:
+        """Margin, gap and argmax of a block; returns which keys each query sees."""
+        peak = logits.amax(-1, keepdim=True)
+        shown = logits > peak - HIDDEN_GAP
+        kept = logits.masked_fill(~shown, -torch.inf)
+        margin = kept[..., 0] - kept[..., 1:].logsumexp(-1)
+        self.margin[..., rows] = margin.masked_fill(~margin.isfinite(), torch.nan)
+        shown = shown[..., : self.keys]
+        inside = logits[..., : self.keys]
+        self.largest[..., rows] = (inside[..., 0] >= inside.amax(-1)) & shown[..., 0]
+        mean = inside.masked_fill(~shown, 0.0).sum(-1) / shown.sum(-1)
+        self.gap[..., rows] = inside[..., 0] - mean
+        return shown
+
+    def finish(self) -> AttentionSums:
+        seen, square = self.seen, self.queries == self.keys
+        causal = square and not self.later
+        whole = torch.arange(1, self.queries + 1, device=self.gap.device) if causal else self.keys
+        sinks = seen.logits is not None and seen.logits.shape[-1] > self.keys
+        distribution = seen.logits is not None or bool(((self.total - 1).abs() < NORMALISED).all())
+        if square:
+            self.previous[..., 0] = 0.0
+        return AttentionSums(
+            first=self.first,
+            diagonal=self.diagonal if square else None,
+            previous=self.previous if square else None,
+            entropy=self.entropy if distribution else torch.full_like(self.entropy, torch.nan),
+            margin=self.margin,
+            learned_sink=1 - self.total if sinks else torch.zeros_like(self.total),
+            first_is_largest=self.largest,
+            logit_gap=self.gap.masked_fill(self.visible != whole, torch.nan),
+            columns=self.columns,
+            early_columns=self.early,
+            visible=self.visible,
+            causal=causal,
+            row_total=None if distribution else self.total,
+        )

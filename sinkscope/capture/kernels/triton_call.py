@@ -1,0 +1,205 @@
+"""One softmax attention call read by the Triton kernels: what `blocks.attend` gives, without its logits in memory.
+
+Two launches over a range of queries: `kernels.row_sums` (output and row sums), then `kernels.column_sums`. A call with
+no mask, or with one that says no more than "causal", is two ranges: queries 0..63, after which the columns are the
+early ones, and all others. Any other mask is cut into strips of queries: nothing as large as the mask is made of it.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinkscope.capture.kernels.sums import EARLY, AttentionCall, AttentionSums, block_edges
+from sinkscope.capture.kernels.tiles import met, met_without_mask, power, reach, tiles
+from sinkscope.capture.kernels.walk import FLOOR, linear_gap
+from sinkscope.capture.masks.visibility import BlockMask, Visibility
+
+WIDEST = 256
+"""Of q, k and v: tiles of wider heads do not fit beside each other in shared memory."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ROW_SUMS = ("first", "entropy", "margin", "learned_sink", "largest", "logit_gap", "diagonal", "previous")
+"""The planes that `kernels.row_sums` writes, in its order."""
+NO_GAP, CAUSAL_GAP, SEEN_GAP, FULL_GAP = range(4)
+"""Keys whose logits `logit_gap` averages: none (linear logits need no look), up to the query, those seen, all."""
+
+
+def supports(call: AttentionCall) -> bool:
+    """Whether the kernels compute this call, on whatever device: softmax, one dtype of DTYPES, widths of 1..256."""
+    tensors = (call.query, call.key, call.value)
+    return (
+        call.score == "softmax"
+        and call.query.dtype in DTYPES
+        and all(tensor.dtype == call.query.dtype for tensor in tensors)
+        and all(tensor.shape[-1] <= WIDEST and tensor.numel() > 0 for tensor in tensors)
+        and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+    )
+
+
+def attend(call: AttentionCall) -> tuple[Tensor, AttentionSums]:
+    """As `blocks.attend`, for a call that `supports` allows: output (B, Tq, H, dv), and float32 sums.
+
+    Raises what Triton raises where it cannot compile or launch.
+    """
+    device = call.query.device
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        launch = _Launch(call)
+        for start, stop in launch.edges():
+            launch.treat(start, stop)
+        return launch.output, launch.sums()
+
+
+class _Launch:
+    """One call's tensors as the kernels take them, and the sums they fill."""
+
+    def __init__(self, call: AttentionCall) -> None:
+        self.call = call
+        self.batch, self.heads, self.queries, self.width = call.query.shape
+        self.keys, self.value_width = call.key.shape[2], call.value.shape[-1]
+        self.inputs = [_dense(each) for each in (call.query, call.key, call.value)]
+        self.padded, self.padded_value = power(self.width), power(self.value_width)
+        self.tiles = tiles(call.query.dtype, max(self.padded, self.padded_value))
+        self.triangle, self.masked = _kind(call.visible, self.queries)
+        self.sinks = None
+        if call.sinks is not None:  # several sink logits take what one with their log-sum-exp takes
+            joined = call.sinks.float().logsumexp(-1).clamp(min=FLOOR)
+            self.sinks = joined.expand(self.batch, self.heads, self.queries)
+        zeros = call.query.new_zeros
+        self.rows = zeros(len(ROW_SUMS), self.batch, self.heads, self.queries, dtype=torch.float32)
+        self.peaks = zeros(2, self.batch, self.heads, self.queries, dtype=torch.float32)
+        self.columns = zeros(self.batch, self.heads, self.keys, dtype=torch.float32)
+        self.early: Tensor | None = None
+        self.output = call.query.new_empty(self.batch, self.queries, self.heads, self.value_width)
+
+    def edges(self) -> list[tuple[int, int]]:
+        """Ranges of queries, with an edge at EARLY."""
+        if not self.masked:
+            return [(0, EARLY), (EARLY, self.queries)] if self.queries > EARLY else [(0, self.queries)]
+        shared_batch, shared_heads, _ = self.call.visible.counts.shape
+        entry = 6 if self.call.visible.has_bias else 2  # what a strip makes of a pair: its bool, and a float32 bias
+        return block_edges(self.queries, shared_batch * shared_heads * self.keys * entry, self.call.query.device)
+
+    def treat(self, start: int, stop: int) -> None:
+        """Both kernels over queries start..stop and the keys these may see."""
+        call, visible = self.call, self.call.visible
+        if self.masked:
+            seen = visible.block(start, stop, whole=not call.linear)
+        else:
+            seen = BlockMask(0, min(stop, self.keys) if self.triangle else self.keys, (), None)
+        gap = NO_GAP
+        if not call.linear:
+            gap = SEEN_GAP if seen.bias is not None else CAUSAL_GAP if visible.causal else FULL_GAP
+        hidden = seen.hidden
+        rows, columns = range(start, stop), range(seen.low, seen.high)
+        shared = wanted = self._met(rows, columns, hidden, self.triangle)
+        if gap in (CAUSAL_GAP, FULL_GAP):  # the mean of logits takes those that a window hides, too
+            wanted = self._met(rows, columns, None, gap == CAUSAL_GAP)
+        bias = self._bias(start, stop, seen)
+        shape = (self.batch, self.heads, stop - start, seen.high - seen.low)
+        masks = (_tile(hidden, shape, call.query), _tile(bias, shape, call.query))
+        sizes = (start, stop - start, seen.low, seen.high - seen.low, call.scaling, call.softcap or 1.0)
+        flags: dict[str, Any] = {
+            "CAUSAL": self.triangle,
+            "HIDDEN": hidden is not None,
+            "BIAS": bias is not None,
+            "SOFTCAP": call.softcap is not None,
+            "WIDTH": self.width,
+            "BLOCK_M": self.tiles.queries,
+            "BLOCK_N": self.tiles.keys,
+            "BLOCK_D": self.padded,
+            "SLICE": min(self.tiles.slice, self.padded),
+            "num_warps": self.tiles.warps,
+            "num_stages": self.tiles.stages,
+            "enable_fp_fusion": True,  # said outright, since the default changes with Triton's version
+        }
+        self._row_sums(masks, sizes, reach(wanted), flags | {"GAP": gap, "FIRST": seen.low == 0})
+        self._column_sums(masks, sizes, reach(shared.T), flags)
+        if stop == EARLY:
+            self.early = self.columns[..., :EARLY].clone()
+
+    def _met(self, rows: range, columns: range, hidden: Tensor | None, triangle: bool) -> Tensor:
+        """Which tiles have a pair that is seen: no other tile is loaded."""
+        if hidden is not None:
+            return met(hidden, self.tiles)
+        return met_without_mask(rows, columns, triangle, self.tiles, self.call.query.device)
+
+    def _bias(self, start: int, stop: int, seen: BlockMask) -> Tensor | None:
+        """What is added to the logits of the strip: the call's bias, the mask's, or their sum."""
+        if self.call.bias is None:
+            return seen.bias
+        bias = self.call.bias.expand(-1, -1, self.queries, -1)[..., start:stop, seen.low : seen.high]
+        return bias if seen.bias is None else bias.float() + seen.bias
+
+    def _row_sums(self, masks: tuple[Any, ...], sizes: tuple[Any, ...], blocks: Tensor, flags: dict[str, Any]) -> None:
+        from sinkscope.capture.kernels.triton_kernels import row_sums
+
+        query, key, value = self.inputs
+        (hidden, hidden_strides), (bias, bias_strides) = masks
+        sinks = query if self.sinks is None else self.sinks
+        row_sums[(len(blocks) * self.batch * self.heads,)](
+            query, key, value, self.output, self.rows, self.peaks, hidden, bias, sinks, blocks,
+            *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *hidden_strides, *bias_strides,
+            *((0, 0, 0) if self.sinks is None else self.sinks.stride()),
+            self.heads, self.heads // key.shape[1], self.queries, self.peaks[0].numel(), *sizes, **flags,
+            SINKS=self.sinks is not None, SQUARE=self.call.square, VALUE_WIDTH=self.value_width,
+            BLOCK_V=self.padded_value,
+        )  # fmt: skip
+
+    def _column_sums(
+        self, masks: tuple[Any, ...], sizes: tuple[Any, ...], blocks: Tensor, flags: dict[str, Any]
+    ) -> None:
+        from sinkscope.capture.kernels.triton_kernels import column_sums
+
+        query, key, _ = self.inputs
+        (hidden, hidden_strides), (bias, bias_strides) = masks
+        column_sums[(len(blocks) * self.batch * self.heads,)](
+            query, key, self.peaks, self.columns, hidden, bias, blocks,
+            *query.stride()[:3], *key.stride()[:3], *hidden_strides, *bias_strides,
+            self.heads, self.heads // key.shape[1], self.queries, self.keys, self.peaks[0].numel(), *sizes, **flags,
+        )  # fmt: skip
+
+    def sums(self) -> AttentionSums:
+        """After the last range."""
+        call = self.call
+        rows = dict(zip(ROW_SUMS, self.rows, strict=True))
+        return AttentionSums(
+            first=rows["first"],
+            diagonal=rows["diagonal"] if call.square else None,
+            previous=rows["previous"] if call.square else None,
+            entropy=rows["entropy"],
+            margin=rows["margin"],
+            learned_sink=rows["learned_sink"],
+            first_is_largest=rows["largest"] > 0,
+            logit_gap=linear_gap(call) if call.linear else rows["logit_gap"],
+            columns=self.columns,
+            early_columns=self.early,
+            visible=call.visible.counts,
+            causal=call.visible.causal,
+        )
+
+
+def _kind(visible: Visibility, queries: int) -> tuple[bool, bool]:
+    """Whether a triangle is all there is to a mask, and whether there is more to it than that."""
+    if visible.spans is None:
+        return False, True
+    if bool((visible.counts == visible.keys).all()):
+        return False, False
+    steps = torch.arange(1, queries + 1, device=visible.counts.device)
+    triangle = visible.causal and bool((visible.counts == steps).all())
+    return triangle, not triangle
+
+
+def _tile(tensor: Tensor | None, shape: tuple[int, ...], instead: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """A mask's or bias' strip with the strides of the full shape; any tensor where there is none."""
+    if tensor is None:
+        return instead, (0, 0, 0, 0)
+    tensor = tensor.expand(shape)
+    return (tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor), tensor.stride()
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """Neighbouring channels side by side; other dimensions as they lie."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

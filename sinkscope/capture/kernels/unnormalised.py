@@ -1,0 +1,66 @@
+"""Scores that are not softmax, whose rows are no distribution, and the block walk that sums raw attention.
+
+A model asks for a score by the keyword `score` of its attention call; see `AttentionCall.score`. Each score takes
+logits (..., query, key) and the queries' positions i as (query, 1), and returns A before the causal mask. The softmax
+walk stays as it is; this one differs in the step from logits to A, and in what a row's sums mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinkscope.capture.kernels.sums import AttentionCall, AttentionSums
+from sinkscope.capture.kernels.walk import Walk
+
+Score = Callable[[Tensor, Tensor], Tensor]
+
+
+def relu(logits: Tensor, rows: Tensor) -> Tensor:
+    """A[i,t] = relu(s_it) / max(i, 1), Ran-Milo 2603.11487: a row may be all zero, or sum to anything above."""
+    return torch.relu(logits) / rows.clamp(min=1)
+
+
+def sigmoid(logits: Tensor, rows: Tensor) -> Tensor:
+    """A[i,t] = sigmoid(s_it): every key judged alone, no normalisation."""
+    return torch.sigmoid(logits)
+
+
+SCORES: dict[str, Score] = {"relu": relu, "sigmoid": sigmoid}
+
+
+class UnnormalisedWalk(Walk):
+    """Sums of raw A. Entropy, margin and learned-sink mass have no meaning without a distribution: NaN."""
+
+    def __init__(self, call: AttentionCall, *sizes: Any, score: Score) -> None:
+        super().__init__(call, *sizes)
+        self.score = score
+        self.total = torch.zeros_like(self.first)
+        for rows in (self.entropy, self.margin, self.learned):
+            rows.fill_(torch.nan)
+
+    def block(self, start: int, stop: int) -> None:
+        """Adds queries start..stop to every sum, and writes their output."""
+        seen = self.call.visible.block(start, stop, whole=not self.call.linear)
+        rows = slice(start, stop)
+        logits = self._logits(start, stop, seen)
+        if not self.call.linear:
+            self.gap[..., rows] = self._row_gap(logits, seen, start)
+        weights = self.score(logits, torch.arange(start, stop, device=logits.device)[:, None])
+        self._hide(weights, seen, 0.0)
+        sizes = weights.abs()
+        self.total[..., rows] = sizes.sum(-1)
+        if seen.low == 0:
+            self.first[..., rows] = weights[..., 0]
+            self.largest[..., rows] = (sizes[..., 0] >= sizes.amax(-1)) & (sizes[..., 0] > 0)
+        one = torch.ones_like(self.total[..., rows])
+        self._column_sums(seen, weights, one, stop)
+        self._output(rows, seen, weights, one)
+
+    def finish(self) -> tuple[Tensor, AttentionSums]:
+        output, sums = super().finish()
+        sums.row_total = self.total.flatten(1, 2)
+        return output, sums

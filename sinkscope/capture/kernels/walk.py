@@ -1,0 +1,228 @@
+"""One attention call, walked over in blocks of queries: its output and every row and column sum, never T x T.
+
+Sums are float32 whatever the model's dtype (float64 for a float64 model). Keys and values of a group are used where
+they lie, not repeated for each query head.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from sinkscope.capture.kernels.sums import EARLY, AttentionCall, AttentionSums
+from sinkscope.capture.masks.visibility import BlockMask
+from sinkscope.capture.precision import wide
+
+FLOOR = -1e30
+"""A masked logit: finite, so that 0 * FLOOR is 0 and not NaN, and exp(FLOOR - max) is exactly 0."""
+
+UNDERFLOW = 1e-30
+
+
+class Walk:
+    """The running sums of one call. Arrays are (B, G, R, ...) with R query heads a group: head = g * R + r."""
+
+    def __init__(self, call: AttentionCall, batch: int, groups: int, repeat: int, queries: int, keys: int) -> None:
+        self.call, self.shape = call, (batch, groups, repeat)
+        self.queries, self.keys = queries, keys
+        self.dtype = _sum_dtype(call)
+        key, value = call.key.to(self.dtype), call.value.to(self.dtype)
+        self.key_rows = key.reshape(batch * groups, keys, -1).mT
+        self.value_rows = value.reshape(batch * groups, keys, -1)
+        self.query = call.query.reshape(batch, groups, repeat, queries, -1)
+        self.sinks = None
+        if call.sinks is not None:
+            sinks = call.sinks.to(self.dtype)
+            self.sinks = sinks.expand(-1, -1, queries, -1).unflatten(1, (groups, repeat))
+
+        def rows() -> Tensor:
+            return torch.zeros(batch, groups, repeat, queries, dtype=self.dtype, device=call.query.device)
+
+        self.first, self.entropy, self.margin, self.learned, self.gap = rows(), rows(), rows(), rows(), rows()
+        self.diagonal, self.previous = rows(), rows()
+        self.largest = torch.zeros(batch, groups, repeat, queries, dtype=torch.bool, device=call.query.device)
+        self.columns = torch.zeros(batch, groups, repeat, keys, dtype=self.dtype, device=call.query.device)
+        self.early: Tensor | None = None
+        self.out = torch.empty(
+            batch, queries, groups, repeat, value.shape[-1], dtype=call.query.dtype, device=call.query.device
+        )
+        self.buffers: tuple[Tensor, Tensor] | None = None
+
+    def block(self, start: int, stop: int) -> None:
+        """Adds queries start..stop to every sum, and writes their output."""
+        seen = self.call.visible.block(start, stop, whole=not self.call.linear)
+        rows = slice(start, stop)
+        logits = self._logits(start, stop, seen)
+        if not self.call.linear:
+            self.gap[..., rows] = self._row_gap(logits, seen, start)
+        self._hide(logits, seen, FLOOR)
+        reaches_first = seen.low == 0 and logits.shape[-1] > 0
+        peak = logits.amax(-1, keepdim=True)
+        if reaches_first:
+            sees_first = logits[..., 0] > FLOOR
+            self.largest[..., rows] = (logits[..., 0] >= peak[..., 0]) & sees_first
+        sink_logits = None if self.sinks is None else self.sinks[..., rows, :]
+        if sink_logits is not None:
+            peak = torch.maximum(peak, sink_logits.amax(-1, keepdim=True))
+        logits.sub_(peak)
+        weights = torch.exp(logits, out=self._buffer(1, logits.shape))
+        if self.call.visible.has_empty_rows:
+            self._hide(weights, seen, 0.0)
+        taken = 0.0 if sink_logits is None else torch.exp(sink_logits - peak).sum(-1)
+        rest = weights[..., 1:].sum(-1) + taken if reaches_first else weights.sum(-1) + taken
+        norm = rest + weights[..., 0] if reaches_first else rest
+        if self.call.visible.has_empty_rows:
+            norm = norm.masked_fill(norm == 0, 1.0)
+        self._row_sums(rows, weights, logits, norm, taken)
+        if reaches_first:
+            self.first[..., rows] = weights[..., 0] / norm
+            exps = logits if sink_logits is None else torch.cat([logits, sink_logits - peak], -1)
+            self.margin[..., rows] = _margin(exps, rest).masked_fill_(~sees_first, torch.nan)
+        else:
+            self.margin[..., rows] = torch.nan
+        self._column_sums(seen, weights, norm, stop)
+        self._output(rows, seen, weights, norm)
+
+    def _logits(self, start: int, stop: int, seen: BlockMask) -> Tensor:
+        batch, groups, repeat = self.shape
+        count, width = stop - start, seen.high - seen.low
+        query = self.query[..., start:stop, :].to(self.dtype) * self.call.scaling
+        query = query.reshape(batch * groups, repeat * count, -1)
+        shape = (batch, groups, repeat, count, width)
+        logits = self._buffer(0, shape)
+        keys = self.key_rows[..., seen.low : seen.high]
+        torch.bmm(query, keys, out=logits.view(batch * groups, repeat * count, width))
+        if self.call.softcap is not None:
+            logits.div_(self.call.softcap).tanh_().mul_(self.call.softcap)
+        for bias in (seen.bias, self._bias_rows(start, stop, seen)):
+            if bias is not None:
+                logits.add_(grouped(bias, self.shape))
+        return logits
+
+    def _hide(self, tensor: Tensor, seen: BlockMask, value: float) -> None:
+        for columns, hidden in seen.ragged:
+            tensor[..., columns].masked_fill_(grouped(hidden, self.shape), value)
+
+    def _bias_rows(self, start: int, stop: int, seen: BlockMask) -> Tensor | None:
+        if self.call.bias is None:
+            return None
+        bias = self.call.bias.expand(-1, -1, self.queries, -1)
+        return bias[..., start:stop, seen.low : seen.high].to(self.dtype).clamp(min=FLOOR)
+
+    def _row_gap(self, logits: Tensor, seen: BlockMask, start: int) -> Tensor:
+        """s_i0 - mean_j s_ij where a soft-cap or bias makes the mean depend on every logit."""
+        hidden = seen.hidden if seen.bias is not None else None
+        if self.call.visible.causal and seen.bias is None:
+            rows = torch.arange(start, start + logits.shape[-2], device=logits.device)
+            hidden = (torch.arange(logits.shape[-1], device=logits.device) > rows[:, None])[None, None]
+        if hidden is None:
+            return logits[..., 0] - logits.mean(-1)
+        kept = ~grouped(hidden, self.shape)
+        return logits[..., 0] - (logits * kept).sum(-1) / kept.sum(-1).clamp(min=1)
+
+    def _row_sums(self, rows: slice, weights: Tensor, logits: Tensor, norm: Tensor, taken: Tensor | float) -> None:
+        share = taken / norm
+        self.learned[..., rows] = share
+        log_norm = norm.log()
+        self.entropy[..., rows] = log_norm * (1 - share) - torch.linalg.vecdot(weights, logits) / norm
+
+    def _column_sums(self, seen: BlockMask, weights: Tensor, norm: Tensor, stop: int) -> None:
+        start = stop - weights.shape[-2]
+        inverse = norm.reciprocal()
+        summed = (inverse.unsqueeze(-2).flatten(0, 2) @ weights.flatten(0, 2)).view(*self.shape, -1)
+        self.columns[..., seen.low : seen.high] += summed
+        if stop == EARLY:
+            self.early = self.columns[..., :EARLY].clone()
+        if self.call.square:
+            offset = start - seen.low  # negative where the block's first queries see nothing
+            for target, place in ((self.diagonal, offset), (self.previous, offset - 1)):
+                part = weights.diagonal(place, -2, -1)
+                there = slice(max(0, -place), max(0, -place) + part.shape[-1])
+                target[..., start:stop][..., there] = part * inverse[..., there]
+
+    def _output(self, rows: slice, seen: BlockMask, weights: Tensor, norm: Tensor) -> None:
+        batch, groups, repeat = self.shape
+        count = weights.shape[-2]
+        mixed = torch.bmm(
+            weights.view(batch * groups, repeat * count, -1), self.value_rows[:, seen.low : seen.high]
+        ).view(batch, groups, repeat, count, -1)
+        mixed /= norm.unsqueeze(-1)
+        self.out[:, rows] = mixed.permute(0, 3, 1, 2, 4)
+
+    def _buffer(self, which: int, shape: tuple[int, ...] | torch.Size) -> Tensor:
+        """Two scratch areas, as large as the largest block so far, used again for each block."""
+        size = math.prod(shape)
+        if self.buffers is None or self.buffers[0].numel() < size:
+            device = self.call.query.device
+            area = partial(torch.empty, size, dtype=self.dtype, device=device)
+            self.buffers = (area(), area())
+        return self.buffers[which][:size].view(shape)
+
+    def finish(self) -> tuple[Tensor, AttentionSums]:
+        def heads(values: Tensor) -> Tensor:
+            return values.flatten(1, 2)
+
+        call = self.call
+        gap = heads(self.gap) if not call.linear else linear_gap(call)
+        sums = AttentionSums(
+            first=heads(self.first),
+            diagonal=heads(self.diagonal) if call.square else None,
+            previous=heads(self.previous) if call.square else None,
+            entropy=heads(self.entropy),
+            margin=heads(self.margin),
+            learned_sink=heads(self.learned),
+            first_is_largest=heads(self.largest),
+            logit_gap=gap,
+            columns=heads(self.columns),
+            early_columns=None if self.early is None else heads(self.early),
+            visible=call.visible.counts,
+            causal=call.visible.causal,
+        )
+        return self.out.flatten(2, 3), sums
+
+
+def _sum_dtype(call: AttentionCall) -> torch.dtype:
+    return torch.float64 if call.query.dtype == torch.float64 else torch.float32
+
+
+def _margin(exponents: Tensor, rest: Tensor) -> Tensor:
+    """log(A[i,0] / (1 - A[i,0])) from shifted logits (key 0 first) and the summed exponentials of all others; NaN for
+    a query that sees key 0 alone.
+
+    Where those underflow (margins past about 69 nats) they are summed again from their own largest.
+    """
+    margin = exponents[..., 0] - rest.log()
+    lost = rest < UNDERFLOW
+    if lost.any():
+        rows = exponents[lost]
+        margin[lost] = rows[:, 0] - rows[:, 1:].logsumexp(-1)
+    return margin.masked_fill_(margin > -FLOOR / 2, torch.nan)
+
+
+def linear_gap(call: AttentionCall) -> Tensor:
+    """s_i0 - mean_j s_ij for plain scaled dot products: the mean of logits is the logit of the mean key.
+
+    k_0 - mean k nearly cancels where keys are alike, and is taken in float64; its products with q are not.
+    """
+    batch, heads, queries, width = call.query.shape
+    groups, dtype = call.key.shape[1], _sum_dtype(call)
+    key = wide(call.key)
+    if call.visible.causal and call.square:
+        steps = torch.arange(1, queries + 1, device=key.device, dtype=key.dtype)
+        mean = key.cumsum(2).div_(steps[:, None])
+    else:
+        mean = key.mean(2, keepdim=True)
+    direction = (key[:, :, :1] - mean).to(dtype).unsqueeze(2)
+    query = call.query.reshape(batch, groups, heads // groups, queries, width).to(dtype)
+    return torch.linalg.vecdot(query, direction).flatten(1, 2) * call.scaling
+
+
+def grouped(tensor: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """(b | 1, h | 1, rows, keys) -> (b | 1, G | 1, R | 1, rows, keys), ready to meet the logits."""
+    _, groups, repeat = shape
+    if tensor.shape[1] == 1:
+        return tensor.unsqueeze(2)
+    return tensor.unflatten(1, (groups, repeat))

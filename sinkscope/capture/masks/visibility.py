@@ -1,0 +1,192 @@
+"""Which keys a query may see, and what is added to its logits: one reading of every mask transformers hands over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from sinkscope.capture.masks.lazy import LazyMask
+
+ROWS = 128
+"""Mask rows looked at together: no temporary as large as the mask itself."""
+
+
+@dataclass(frozen=True)
+class BlockMask:
+    """What a block of queries needs: keys `low..high` are in reach of some of them.
+
+    `ragged` are the columns (counted from `low`) where not every query sees every key, and what is hidden there; most
+    blocks under a causal order or a window need one or two narrow pieces, not the whole block.
+    """
+
+    low: int
+    high: int
+    ragged: tuple[tuple[slice, Bool[Tensor, "b h rows _"]], ...]
+    bias: Float[Tensor, "b h rows keys"] | None
+
+    @property
+    def hidden(self) -> Bool[Tensor, "b h rows _"] | None:
+        """The same for all columns in one piece; None where every query sees every key."""
+        if not self.ragged:
+            return None
+        columns, first = self.ragged[0]
+        width = self.high - self.low
+        if len(self.ragged) == 1 and columns == slice(0, width):
+            return first
+        whole = first.new_zeros(*first.shape[:-1], width)
+        for columns, piece in self.ragged:
+            whole[..., columns] = piece
+        return whole
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """The keys each query may attend, for one mask of one forward pass. O(T) memory wherever keys stand side by side.
+
+    Attributes:
+        causal: no query sees a later key (decided by the mask's contents, not by the model's class).
+        counts: keys query i may see; learned sinks are not keys and not counted. Shape (b, h, query), b and h
+            may be 1 (shared).
+        spans: first and past-the-last key of every query, each like counts, where all keys between are seen: causal
+            order, windows, chunks, padding, packed rows. A query that sees nothing has (keys, 0). None otherwise.
+        mask: the mask itself where spans do not tell all: a bias, or keys seen with gaps between.
+        reach: smallest and largest first key, smallest and largest past key of a query over b and h, (4, query).
+        has_empty_rows: some query sees no key at all (padding); its attention is 0, as in torch's sdpa.
+        has_bias: finite additive terms (ALiBi, relative positions) join the logits.
+    """
+
+    causal: bool
+    counts: Int[Tensor, "b h query"]
+    keys: int
+    spans: tuple[Int[Tensor, "b h query"], Int[Tensor, "b h query"]] | None
+    mask: Tensor | None
+    reach: Int[Tensor, "4 query"]
+    has_empty_rows: bool = False
+    has_bias: bool = False
+
+    def block(self, start: int, stop: int, whole: bool = False) -> BlockMask:
+        """Keys in reach of queries start..stop; `whole` keeps those a window hides from all of them in range."""
+        first, last_first, first_past, past = self._edges(start, stop)
+        low, high = (0, stop if self.causal else self.keys) if whole else (first, past)
+        if high <= low:  # no query of the block sees a key: one hidden key stands for all
+            low, high = 0, 1
+        if self.spans is not None:
+            return BlockMask(low, high, self._ragged(start, stop, low, high, last_first, first_past), None)
+        assert self.mask is not None
+        rows = strip(self.mask, start, stop, low, high)
+        hidden = ~rows if rows.dtype == torch.bool else _hidden(rows)
+        bias = rows.float().masked_fill(hidden, 0.0) if self.has_bias else None
+        return BlockMask(low, high, ((slice(0, high - low), hidden),), bias)
+
+    def _edges(self, start: int, stop: int) -> list[int]:
+        """Smallest and largest first key, smallest and largest past key among queries start..stop."""
+        rows = self.reach[:, start:stop]
+        least, most = rows.amin(1).tolist(), rows.amax(1).tolist()
+        return [least[0], most[1], least[2], most[3]]
+
+    def _ragged(
+        self, start: int, stop: int, low: int, high: int, last_first: int, first_past: int
+    ) -> tuple[tuple[slice, Tensor], ...]:
+        """Keys between the last first key and the first past key are seen by all: only those beside them differ."""
+        assert self.spans is not None
+        first, past = (edge[..., start:stop, None] for edge in self.spans)
+        columns = torch.arange(low, high, device=first.device)
+        if last_first >= first_past:
+            return ((slice(0, high - low), (columns < first) | (columns >= past)),)
+        pieces = []
+        if last_first > low:
+            left = slice(0, last_first - low)
+            pieces.append((left, columns[left] < first))
+        if first_past < high:
+            right = slice(first_past - low, high - low)
+            pieces.append((right, columns[right] >= past))
+        return tuple(pieces)
+
+
+def read_mask(mask: Tensor | None, causal: bool, queries: int, keys: int, device: torch.device) -> Visibility:
+    """Reads a mask as transformers passes it: None (then `causal` decides), bool (True = attend) or additive float.
+
+    Shapes (b|1, h|1, query|1, >= keys). Raises ValueError where the mask does not fit the queries and keys.
+    """
+    if mask is None:
+        steps = torch.arange(1, queries + 1, device=device).view(1, 1, -1)
+        past = steps.clamp(max=keys) if causal else torch.full_like(steps, keys)
+        return _from_spans(torch.zeros_like(past), past, keys)
+    if mask.dim() != 4 or mask.shape[-2] not in (1, queries) or mask.shape[-1] < keys:
+        raise ValueError(f"an attention mask of shape {tuple(mask.shape)} for {queries} queries and {keys} keys")
+    mask = mask[..., :keys]
+    if isinstance(mask, LazyMask) and mask.shape[-2] != queries:
+        mask = mask.whole()  # one row for all queries, which strips of its own would not be
+    if not isinstance(mask, LazyMask):
+        mask = mask.expand(-1, -1, queries, keys)
+        # Copies of one row of the batch, or of one head, are read once.
+        mask = mask[:1] if mask.stride(0) == 0 else mask
+        mask = mask[:, :1] if mask.stride(1) == 0 else mask
+    return _scan_rows(mask, queries, keys)
+
+
+def strip(mask: Tensor, start: int, stop: int, low: int, high: int) -> Tensor:
+    """Queries start..stop and keys low..high of a mask, made now where the mask is a lazy one."""
+    if isinstance(mask, LazyMask):
+        return mask.strip(start, stop, low, high)
+    return mask[..., start:stop, low:high]
+
+
+def _scan_rows(mask: Tensor, queries: int, keys: int) -> Visibility:
+    bias = False
+    columns = torch.arange(1, keys + 1, device=mask.device, dtype=torch.int32)
+    # Written into one tensor made beforehand: kept one by one, small results would stop each strip's memory from being
+    # given back.
+    found = torch.empty(3, *strip(mask, 0, 1, 0, 1).shape[:2], queries, dtype=torch.int64, device=mask.device)
+    total, starts, ends = found
+    for start in range(0, queries, ROWS):
+        stop = min(start + ROWS, queries)
+        rows = strip(mask, start, stop, 0, keys)
+        seen = rows if rows.dtype == torch.bool else ~_hidden(rows)
+        total[..., start:stop] = seen.sum(-1)
+        ends[..., start:stop] = torch.where(seen, columns, 0).amax(-1)
+        starts[..., start:stop] = torch.where(seen, columns, keys + 1).amin(-1) - 1
+        if rows.dtype != torch.bool:
+            bias |= bool(((rows != 0) & seen).any())
+    side_by_side = bool(((ends - starts).clamp(min=0) == total).all())
+    if side_by_side and not bias:
+        return _from_spans(starts, ends, keys)
+    reach = _reach(starts, ends)
+    return Visibility(
+        causal=_is_causal(reach, keys),
+        counts=total,
+        keys=keys,
+        spans=None,
+        mask=mask,
+        reach=reach,
+        has_empty_rows=bool((total == 0).any()),
+        has_bias=bias,
+    )
+
+
+def _from_spans(first: Tensor, past: Tensor, keys: int) -> Visibility:
+    counts, reach = (past - first).clamp(min=0), _reach(first, past)
+    empty = bool((counts == 0).any())
+    return Visibility(_is_causal(reach, keys), counts, keys, (first, past), None, reach, empty)
+
+
+def _reach(first: Tensor, past: Tensor) -> Tensor:
+    """(4, query) on the CPU: it is asked for single numbers, a block at a time."""
+    pairs = [edge for tensor in (first, past) for edge in (tensor.amin((0, 1)), tensor.amax((0, 1)))]
+    return torch.stack(pairs).cpu()
+
+
+def _is_causal(reach: Tensor, keys: int) -> bool:
+    queries = reach.shape[1]
+    return queries == keys and not bool((reach[3] > torch.arange(1, queries + 1)).any())
+
+
+def _hidden(rows: Tensor) -> Tensor:
+    """Where an additive mask forbids a key: half of the dtype's most negative number or lower, or -inf.
+
+    ALiBi and relative position biases stay far above that bound in every dtype; float16 masks use -65504.
+    """
+    return rows <= torch.finfo(rows.dtype).min / 2

@@ -1,0 +1,99 @@
+"""The output projection: which module reads the heads, and what each head's slice of it does to a norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from accelerate.utils import align_module_device
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from sinkscope.capture.precision import has_float64
+
+NAMES = (
+    "o_proj",
+    "out_proj",
+    "proj",
+    "o",
+    "projection",
+    "dense",
+    "linear_out",
+    "c_proj",
+    "Wo",
+    "wo",
+    "out_lin",
+    "to_out",
+    "out",
+)
+
+
+def output_projection(model: nn.Module, path: str, width: int) -> str | None:
+    """Path of the linear layer that reads `width` = heads * head width numbers from the attention module at `path`.
+
+    Looked for among the module's own children, then (BERT and its kin) in the sibling `output.dense`. None if absent.
+    """
+    module = model.get_submodule(path)
+    for name in NAMES:
+        child, child_path = getattr(module, name, None), f"{path}.{name}"
+        if isinstance(child, nn.Sequential) and len(child):
+            child, child_path = child[0], f"{child_path}.0"
+        if isinstance(child, nn.Module) and _reads(child, width):
+            return child_path
+    parent = path.rpartition(".")[0]
+    sibling = f"{parent}.output.dense" if parent else "output.dense"
+    try:
+        return sibling if _reads(model.get_submodule(sibling), width) else None
+    except AttributeError:
+        return None
+
+
+def _reads(module: nn.Module, width: int) -> bool:
+    for name in ("in_features", "nx"):
+        if hasattr(module, name):
+            return bool(getattr(module, name) == width)
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.dim() == 2 and width in weight.shape
+
+
+def head_factors(projection: nn.Module, heads: int, head_dim: int) -> Float[Tensor, "head rank dim"]:
+    """R_h with norm(R_h w) = norm(W_O^h w) for every w, from the QR factorisation of each head's slice of W_O.
+
+    A d x d factor costs what the Gram matrix does and keeps its accuracy near W_O's null space, where the Gram
+    matrix loses half the digits. Float32, on the projection's device; the bias belongs to no head and is left out.
+    """
+    weight = projection_weight(projection, heads * head_dim)
+    exact = weight if weight.dtype == torch.float64 else weight.float()
+    slices = exact.unflatten(1, (heads, head_dim)).transpose(0, 1)
+    there = slices.device
+    return torch.linalg.qr(slices if has_float64(there) else slices.cpu(), mode="r").R.to(there)
+
+
+def projection_weight(projection: nn.Module, width: int) -> Float[Tensor, "out width"]:
+    """W with shape (out, width): read where it is a plain matrix, else (packed, quantised) asked for. Eight-bit floats
+    are no plain numbers: their scales stand beside them.
+
+    Where the model is spread over processes (--tp): the columns of this process's heads.
+    """
+    with align_module_device(projection):  # what accelerate keeps on disk or elsewhere is here while it is read
+        weight = local_part(getattr(projection, "weight", None))
+        if isinstance(weight, Tensor) and weight.dim() == 2 and _plain(weight) and not weight.is_meta:
+            if isinstance(projection, nn.Linear) or getattr(projection, "in_features", None) == width:
+                return weight.detach()
+            return weight.detach().mT if weight.shape[0] == width else weight.detach()
+    held = [*projection.parameters(), *projection.buffers()]
+    dtype = next((tensor.dtype for tensor in held if _plain(tensor)), torch.float32)
+    device = next((tensor.device for tensor in held if not tensor.is_meta), torch.device("cpu"))
+    with torch.no_grad():
+        eye = torch.eye(width, device=device, dtype=dtype)
+        return (projection(eye) - projection(torch.zeros_like(eye))).mT
+
+
+def _plain(weight: Tensor) -> bool:
+    """No tensor of a quantisation's own class either."""
+    return type(weight) in (Tensor, nn.Parameter) and weight.is_floating_point() and weight.element_size() > 1
+
+
+def local_part(weight: Any) -> Any:
+    """The part of a weight that this process holds, where transformers has spread it (--tp); else the weight itself."""
+    return weight.to_local() if hasattr(weight, "to_local") else weight

@@ -1,0 +1,182 @@
+"""One layer of one sequence as Lampert et al. write it: tokens x, normalised tokens z, and W applied to their mixes.
+
+W z = W_O^h W_V^h diag(gain) z is the value v less its constant part, through W_O^h: the values that the attention call
+got and gave are enough, and no T x D block of a head is formed. Biases (of the norm, of W_V, of W_O) are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from sinkscope.capture.precision import float64
+from sinkscope.capture.view import LayerView, Missing, inverse
+from sinkscope.capture.wiring.trace import Wiring
+
+Tokens = Float[Tensor, "token channel"]
+Mixed = Float[Tensor, "head token vdim"]
+
+
+@dataclass
+class OutputWeights:
+    """W_O^hT of every head, and what is derived from it once for all sequences of a batch."""
+
+    slices: Float[Tensor, "head vdim channel"]
+
+    @cached_property
+    def roots(self) -> Float[Tensor, "head rank vdim"]:
+        """R_h with |R_h y| = |W_O^h y|: norms and spectra through W_O without the T x D block."""
+        return torch.linalg.qr(self.slices.mT, mode="r").R
+
+
+@dataclass
+class FoldedHeads:
+    """Float64 wherever the device has it. n = T - 1 tokens: i = 1..T-1, the first token is in mixes only.
+
+    Each of `x` and `z` (n, D), `weights`, and `values`, `attended`, `uniform`, `written` (H, n, dv) may be None: `need`
+    raises Missing. With u_j = W_V diag(gain) z_j the mixes are values = u_i, attended = sum_j A_ij u_j, uniform = the
+    mean of u_j over j <= i (all j in a bidirectional layer); `written` = w_i, what the output projection really reads.
+    """
+
+    heads: int
+    x: Tensor | None = None
+    z: Tensor | None = None
+    weights: OutputWeights | None = None
+    values: Tensor | None = None
+    attended: Tensor | None = None
+    uniform: Tensor | None = None
+    written: Tensor | None = None
+    margin: Tensor | None = None
+
+    def need(self, tensor: Tensor | None) -> Tensor:
+        if tensor is None:
+            raise Missing
+        return tensor
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        return self.need(self.x)
+
+    @cached_property
+    def normalised(self) -> Tokens:
+        return self.need(self.z)
+
+    @cached_property
+    def centred(self) -> Tokens:
+        """z_i - zbar."""
+        return self.normalised - self.normalised.mean(0)
+
+    @cached_property
+    def spread(self) -> Float[Tensor, ""]:
+        """tr B = mean |z_i - zbar|^2; NaN where all tokens are one (a division by it has no answer)."""
+        spread = self.centred.square().sum(-1).mean()
+        return torch.where(spread > 0, spread, torch.nan)
+
+    @cached_property
+    def centred_values(self) -> Mixed:
+        """u_i - ubar."""
+        values = self.need(self.values)
+        return values - values.mean(1, keepdim=True)
+
+    @cached_property
+    def slices(self) -> Float[Tensor, "head vdim channel"]:
+        """W_O^hT."""
+        return self._weights.slices
+
+    @cached_property
+    def tokens_read(self) -> Mixed:
+        """W_O^hT x_i."""
+        return self.tokens @ self.slices.mT
+
+    @cached_property
+    def token_rank(self) -> Float[Tensor, ""]:
+        """Stable rank tr B / |B|_2 of the tokens around their mean."""
+        count, width = self.centred.shape
+        gram = self.centred @ self.centred.mT if count <= width else self.centred.mT @ self.centred
+        return self.spread * count / torch.linalg.eigvalsh(gram)[-1]
+
+    @cached_property
+    def cos_identity(self) -> Float[Tensor, " head"]:
+        return self.average_cosine(self.need(self.values))
+
+    @cached_property
+    def cos_attention(self) -> Float[Tensor, " head"]:
+        return self.average_cosine(self.need(self.attended))
+
+    @cached_property
+    def cos_uniform(self) -> Float[Tensor, " head"]:
+        return self.average_cosine(self.need(self.uniform))
+
+    @property
+    def _weights(self) -> OutputWeights:
+        if self.weights is None:
+            raise Missing
+        return self.weights
+
+    def through_output(self, mixed: Mixed) -> Float[Tensor, "head token rank"]:
+        """R_h y_i: as long as W_O^h y_i, and with the same angles between tokens."""
+        return mixed @ self._weights.roots.mT
+
+    def average_cosine(self, mixed: Mixed | None) -> Float[Tensor, " head"]:
+        """Mean cosine over unordered pairs i != j of x_i + W_O^h y_i; y None: of x_i itself, the same for each head.
+
+        (|sum of unit vectors|^2 - n) / (n (n - 1)); a vector of zeros has cosine 0 with all.
+        """
+        squares = self.tokens.square().sum(-1).expand(self.heads, -1)
+        if mixed is not None:
+            squares = squares + 2 * (self.tokens_read * mixed).sum(-1) + self.through_output(mixed).square().sum(-1)
+        weights = inverse(squares.clamp(min=0.0).sqrt())
+        total = weights @ self.tokens
+        if mixed is not None:
+            total = total + torch.einsum("hn,hnv,hvd->hd", weights, mixed, self.slices)
+        count = self.tokens.shape[0]
+        if count < 2:
+            return torch.full_like(total[:, 0], torch.nan)
+        return (total.square().sum(-1) - (weights > 0).sum(-1)) / (count * (count - 1))
+
+
+def fold(view: LayerView, wiring: Wiring, weights: OutputWeights | None, sequence: int) -> FoldedHeads:
+    """One sequence of a view. What cannot be had stays None."""
+    site = view.site
+    folded = FoldedHeads(site.heads, margin=float64(view.attention.margin[sequence, :, 1:]))
+    x, z = view.residual_in, view.attention_input
+    if x is None or z is None or x.shape != z.shape or view.queries != view.keys or view.queries < 2:
+        return folded
+    folded.x = float64(x[sequence, 1:])
+    if wiring.norm is not None:
+        folded.z = wiring.norm.normalised(folded.x, float64(z[sequence, 1:]))
+    if weights is None or weights.slices.shape[-1] != x.shape[-1]:
+        return folded
+    folded.weights = weights
+    if view.raw_projected is not None:
+        folded.written = _by_head(view.raw_projected[sequence])[:, 1:]
+    if wiring.constant is not None and view.raw_value is not None:
+        _add_mixes(folded, view, wiring.constant, sequence)
+    return folded
+
+
+def _add_mixes(folded: FoldedHeads, view: LayerView, constant: Float[Tensor, "group vdim"], sequence: int) -> None:
+    repeat = view.site.heads // constant.shape[0]
+    constant = constant.repeat_interleave(repeat, dim=0).unsqueeze(1)
+    values = float64(view.value[sequence]).repeat_interleave(repeat, dim=0) - constant
+    folded.values = values[:, 1:]
+    if view.attention.causal:
+        steps = torch.arange(1, view.keys + 1, device=values.device, dtype=values.dtype)
+        folded.uniform = (values.cumsum(1) / steps[:, None])[:, 1:]
+    else:
+        folded.uniform = values.mean(1, keepdim=True).expand_as(values)[:, 1:]
+    output = view.output
+    plain = output is not None and view.raw_projected is not None and torch.equal(view.raw_projected, output)
+    if output is not None and plain:  # a gate or a norm after attention: the head no longer adds W sum_j A_ij z_j
+        sums = view.attention
+        total = 1 - sums.learned_sink if sums.row_total is None else sums.row_total
+        shares = float64(total[sequence]).unsqueeze(-1)
+        folded.attended = (_by_head(output[sequence]) - shares * constant)[:, 1:]
+
+
+def _by_head(rows: Float[Tensor, "token head vdim"]) -> Mixed:
+    return float64(rows).transpose(0, 1)

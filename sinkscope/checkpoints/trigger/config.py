@@ -1,0 +1,77 @@
+"""The configuration of a trigger model: its sizes and its kind of attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from sinkscope.checkpoints.trigger.task import check_sizes
+from sinkscope.errors import SinkscopeError
+
+MODEL_TYPE = "sinkscope_trigger"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of attention. `score`: how a logit becomes attention; `sink`: an extra logit in the softmax's
+    denominator, `zero` (fixed at 0) or `learned` (one a head); `gated`: head outputs times sigmoid(W_g x)."""
+
+    score: str = "softmax"
+    sink: str | None = None
+    gated: bool = False
+
+
+KINDS = {
+    "softmax": Kind(),
+    "relu": Kind(score="relu"),
+    "sigmoid": Kind(score="sigmoid"),
+    "softmax1": Kind(sink="zero"),
+    "learned-sink": Kind(sink="learned"),
+    "gated": Kind(gated=True),
+}
+
+
+class TriggerConfig(PretrainedConfig):  # type: ignore[misc]
+    """Sizes and attention of a trigger model, and how it was trained (`training`: seed, command, steps, errors).
+
+    Raises SinkscopeError for an unknown attention, sizes below 1, d < 4, L < 4.
+    """
+
+    model_type = MODEL_TYPE
+
+    def __init__(
+        self,
+        attention: str = "softmax",
+        hidden_size: int = 16,
+        length: int = 16,
+        num_hidden_layers: int = 1,
+        num_attention_heads: int = 1,
+        initializer_range: float = 0.02,
+        training: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if attention not in KINDS:
+            raise SinkscopeError(f"unknown attention {attention!r}: one of {', '.join(KINDS)}")
+        for name, value in (("layers", num_hidden_layers), ("heads", num_attention_heads)):
+            if value < 1:
+                raise SinkscopeError(f"{name} {value}: at least 1 is needed")
+        check_sizes(hidden_size, length)
+        self.attention = attention
+        self.hidden_size = hidden_size
+        self.length = length
+        self.num_hidden_layers = num_hidden_layers
+        self.num_attention_heads = num_attention_heads
+        self.initializer_range = initializer_range
+        self.training = training or {}
+        super().__init__(**kwargs)
+
+    @property
+    def kind(self) -> Kind:
+        return KINDS[self.attention]
+
+    @property
+    def residual(self) -> bool:
+        """Several layers add to a residual stream; a single one writes its output alone."""
+        return self.num_hidden_layers > 1

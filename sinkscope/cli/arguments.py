@@ -1,0 +1,93 @@
+"""Runs as arguments: a folder is loaded, a model is scanned on the spot; and files written whole or not at all."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from sinkscope.cli.options import TrustRemoteCode
+
+if TYPE_CHECKING:
+    from sinkscope.runs.run import Run
+
+
+Device = Annotated[str, typer.Option(help="For a model scanned on the spot: auto, cpu, cuda, cuda:N, mps.")]
+Dtype = Annotated[str, typer.Option(help="For a model scanned on the spot: auto, float32, bfloat16, float16.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no warnings.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+@dataclass(frozen=True)
+class SpotScan:
+    """How a model given in a run's place is scanned; each field is an option of the commands that take one."""
+
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+    trust_remote_code: TrustRemoteCode = False
+    quiet: Quiet = False
+
+
+def with_spot_scan(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that takes `spot: SpotScan`, with SpotScan's options in its place on the command line."""
+    hints = get_type_hints(SpotScan, include_extras=True)
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        command(spot=SpotScan(**{name: given.pop(name) for name in hints}), **given)
+
+    own = inspect.signature(command, eval_str=True)
+    named = inspect.Parameter.KEYWORD_ONLY
+    kept = [each.replace(kind=named) for name, each in own.parameters.items() if name != "spot"]
+    options = [
+        inspect.Parameter(field.name, named, default=field.default, annotation=hints[field.name])
+        for field in fields(SpotScan)
+    ]
+    run.__signature__ = own.replace(parameters=[*kept, *options])  # type: ignore[attr-defined]
+    return run
+
+
+def is_run(name: str) -> bool:
+    return (Path(name) / "manifest.json").is_file()
+
+
+def open_run(name: str, spot: SpotScan, like: dict[str, Any] | None = None) -> Run:
+    """The run in a folder; anything else is a model, scanned over the data that the manifest `like` tells of."""
+    if is_run(name):
+        from sinkscope.runs.run import load_run
+
+        return load_run(name)
+    from sinkscope import scan
+    from sinkscope.cli.common import say
+    from sinkscope.present.terminal.progress import progress_bar
+
+    with progress_bar(spot.quiet) as progress:
+        run = scan(
+            name, device=spot.device, dtype=spot.dtype, trust_remote_code=spot.trust_remote_code, progress=progress,
+            **data_settings(like),
+        )  # fmt: skip
+    for warning in [] if spot.quiet else run.manifest["warnings"]:
+        say(f"warning: {name}: {warning}")
+    return run
+
+
+def data_settings(manifest: dict[str, Any] | None) -> dict[str, Any]:
+    """The arguments of scan that read the same token sequences again."""
+    if manifest is None:
+        return {}
+    data = manifest["data"]
+    return {
+        "data": list(dict.fromkeys(entry.get("source", entry["spec"]) for entry in data)),
+        "seq_len": max(entry["seq_len"] for entry in data),
+        "num_sequences": max(entry["sequences"] for entry in data),
+        "bos": manifest["bos"],
+        "seed": manifest["seed"],
+        "epsilon": manifest["epsilon"],
+        "dormant_rule": manifest["dormant_rule"],
+        "spectra": manifest.get("spectra"),
+    }

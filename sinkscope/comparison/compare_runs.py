@@ -1,0 +1,247 @@
+"""Two runs -> what differs: per head, per layer and per stream, with errors, intervals and false discovery rates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from sinkscope.comparison.differences import bootstrap_interval, false_discovery, paired_difference, welch_difference
+from sinkscope.errors import SinkscopeError
+from sinkscope.runs.per_sequence import LEVELS, PLACE, cells, chosen_metrics, domains, metric_names
+
+if TYPE_CHECKING:
+    from sinkscope.runs.run import Run
+
+
+SCHEMA_VERSION = 1
+DEFAULT_METRICS = ("bos_mass", "sink_score", "entropy", "honor")
+CHANGES = ("gained_sink", "lost_sink", "woke", "fell_dormant")
+TABLES = {"summary": "summary", "layer": "layers", "head": "heads"}
+
+
+@dataclass
+class Comparison:
+    """What changed from run A to run B.
+
+    Attributes:
+        a, b: what was compared: model, dtype, data, sequences, folder.
+        paired: the same token sequences in both, so that each sequence is its own control.
+        same_shape: the same streams, layers and heads in both; else `heads` and `layers` are empty.
+        heads, layers, summary: long tables, one row a (domain, place, metric): a, b, difference (b - a), sem, low and
+            high (95 % bootstrap interval), p (t-test), q (Benjamini-Hochberg over the places of that metric).
+        changes: heads that gained_sink or lost_sink (mean sink_score against epsilon), woke or fell_dormant.
+        notes: what the reader must know, in sentences.
+    """
+
+    a: dict[str, Any]
+    b: dict[str, Any]
+    paired: bool
+    same_shape: bool
+    metrics: list[str]
+    heads: pd.DataFrame
+    layers: pd.DataFrame
+    summary: pd.DataFrame
+    changes: dict[str, list[dict[str, Any]]]
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, schema_version first."""
+        tables = {name: getattr(self, name).to_dict("records") for name in ("summary", "layers", "heads")}
+        facts = {"a": self.a, "b": self.b, "paired": self.paired, "same_shape": self.same_shape}
+        rest = {"metrics": self.metrics, "notes": self.notes, "changes": self.changes}
+        return {"schema_version": SCHEMA_VERSION, **facts, **rest, **tables}
+
+    def as_table(self) -> pd.DataFrame:
+        """All rows in one table with a `level` column in front; layer and head empty where they do not apply."""
+        named = [getattr(self, table).assign(level=level) for level, table in TABLES.items()]
+        table = pd.concat([part for part in named if len(part)], ignore_index=True)
+        order = ["level", "domain", "stream", "layer", "head"]
+        table = table.reindex(columns=[*order, *(name for name in table.columns if name not in order)])
+        return table.astype({"layer": "Int64", "head": "Int64"})
+
+
+def compare(
+    a: Run, b: Run, *, metrics: list[str] | None = None, unpaired: bool = False, bootstrap: bool = True
+) -> Comparison:
+    """Compares two runs, b - a.
+
+    Args:
+        metrics: names of per-sequence metrics; None for bos_mass, sink_score, entropy, honor; [] for all.
+        unpaired: Welch's test on separate samples, for runs over different text.
+        bootstrap: 95 % BCa intervals (the slow part: seconds for 1024 heads and four metrics).
+
+    Raises:
+        SinkscopeError: the runs read different text and `unpaired` was not asked for; no domain in common; unknown
+            metric.
+    """
+    pairs, notes = _matched(a, b, unpaired)
+    names = chosen_metrics([a, b], _default_metrics(a, b, notes) if metrics is None else metrics)
+    same = _shape(a) == _shape(b)
+    if not same:
+        notes.append(
+            f"different shapes ({describe_shape(a)} against {describe_shape(b)}): heads cannot be matched; "
+            "compared by summary only"
+        )
+    if a.manifest.get("epsilon") != b.manifest.get("epsilon"):
+        notes.append("the runs have different epsilon: each head's sink is judged by its own run's")
+    if a.manifest.get("dormant_rule") != b.manifest.get("dormant_rule"):
+        notes.append("the runs have different dormant rules: each head is judged by its own run's")
+    tables = {}
+    for level in LEVELS:
+        frames = [_rows(a, b, pair, level, names, not unpaired, bootstrap) for pair in pairs]
+        tables[level] = _concatenated(frames) if same or level == "summary" else pd.DataFrame()
+    changes = _changes(a, b) if same else {name: [] for name in CHANGES}
+    facts = (_facts(a), _facts(b))
+    return Comparison(
+        *facts, not unpaired, same, names, tables["head"], tables["layer"], tables["summary"], changes, notes
+    )
+
+
+def _default_metrics(a: Run, b: Run, notes: list[str]) -> list[str]:
+    """The default metrics that both runs have (attention that is no distribution has no entropy); [] means all."""
+    measured = [set().union(*metric_names(run)) for run in (a, b)]
+    kept = [name for name in DEFAULT_METRICS if all(name in own for own in measured)]
+    missing = [name for name in DEFAULT_METRICS if name not in kept]
+    if missing:
+        notes.append(f"not measured in both runs, so not compared: {', '.join(missing)}")
+    return kept
+
+
+Pair = tuple[str, str, int | None]
+"""Domain of a, domain of b, and how many sequences to take of each (None: all)."""
+
+
+def _matched(a: Run, b: Run, unpaired: bool) -> tuple[list[Pair], list[str]]:
+    """The domains that go together, and what to tell of it."""
+    of_a, of_b = domains(a), domains(b)
+    notes: list[str] = []
+    if unpaired:
+        if len(of_a) == len(of_b) == 1:
+            return [(of_a[0]["spec"], of_b[0]["spec"], None)], notes
+        shared = [d["spec"] for d in of_a if d["spec"] in {other["spec"] for other in of_b}]
+        if not shared:
+            raise SinkscopeError(f"the runs share no domain: {_names(of_a)} against {_names(of_b)}")
+        return [(name, name, None) for name in shared], notes
+    prints = {d["fingerprint"]: d["spec"] for d in of_b}
+    pairs = []
+    for data in of_a:
+        other = prints.get(data["fingerprint"])
+        if other is None:
+            raise SinkscopeError(f"{why_not_paired(a, b, data['spec'])}; pass --unpaired to compare separate samples")
+        sizes = [run.sequences.loc[run.sequences["domain"] == d, "sequence"].nunique()
+                 for run, d in ((a, data["spec"]), (b, other))]  # fmt: skip
+        if sizes[0] != sizes[1]:
+            notes.append(f"{data['spec']}: one run was interrupted; its first {min(sizes)} sequences are compared")
+        pairs.append((data["spec"], other, min(sizes)))
+    return pairs, notes
+
+
+def why_not_paired(a: Run, b: Run, domain: str) -> str:
+    """Why the sequences of a domain are not the same in both: the first of the settings that differs."""
+    mine = next(d for d in a.manifest["data"] if d["spec"] == domain)
+    theirs = next((d for d in b.manifest["data"] if d["spec"] == domain), None)
+    if theirs is None:
+        return f"the runs read different data: {_names(a.manifest['data'])} against {_names(b.manifest['data'])}"
+    checks = [
+        ("sequences", mine["sequences"], theirs["sequences"]),
+        ("tokens a sequence", mine["seq_len"], theirs["seq_len"]),
+        ("first token", *(run.manifest.get("first_token", {}).get("text") for run in (a, b))),
+        ("tokenizer", *(run.manifest["model"].get("tokenizer") for run in (a, b))),
+        ("seed", a.manifest.get("seed"), b.manifest.get("seed")),
+    ]
+    for name, first, second in checks:
+        if first != second:
+            return f"the token sequences of {domain!r} differ ({name}: {first} against {second})"
+    return f"the token sequences of {domain!r} differ (their fingerprints do)"
+
+
+def _names(data: list[dict[str, Any]]) -> str:
+    return ", ".join(str(d["spec"]) for d in data)
+
+
+def _shape(run: Run) -> list[tuple[str, int, int]]:
+    """(stream, layer, heads) of every attention site."""
+    counts = run.heads.drop_duplicates(["stream", "layer", "module", "head"]).groupby(
+        ["stream", "layer", "module"], sort=False
+    )
+    return [(str(stream), int(layer), len(rows)) for (stream, layer, _), rows in counts]
+
+
+def describe_shape(run: Run) -> str:
+    """`18 layers x 4 heads`, or the total where layers differ."""
+    shape = _shape(run)
+    counts = {count for _, _, count in shape}
+    layers = _counted(len(shape), "layer")
+    if len(counts) > 1:
+        return f"{layers}, {_counted(sum(count for _, _, count in shape), 'head')} in all"
+    return f"{layers} x {_counted(counts.pop(), 'head')}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def _rows(a: Run, b: Run, pair: Pair, level: str, names: list[str], paired: bool, bootstrap: bool) -> pd.DataFrame:
+    """The long table of one domain at one level."""
+    first, second = cells(a, pair[0], level, names), cells(b, pair[1], level, names)
+    shared = [name for name in first.names if name in second.names]
+    if len(first.places) != len(second.places):  # other streams: those in both
+        return pd.DataFrame()
+    frames = []
+    for name in shared:
+        x = first.values[: pair[2], :, first.names.index(name)]
+        y = second.values[: pair[2], :, second.names.index(name)]
+        result = paired_difference(x, y) if paired else welch_difference(x, y)
+        low, high = bootstrap_interval(x, y, paired) if bootstrap else (np.nan, np.nan)
+        rows = first.places.assign(
+            metric=name, a=result.a, b=result.b, difference=result.difference, sem=result.sem,
+            low=low, high=high, p=result.p, q=false_discovery(result.p),
+        )  # fmt: skip
+        rows.insert(0, "domain", pair[0])
+        frames.append(rows)
+    return _concatenated(frames)
+
+
+def _concatenated(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    frames = [frame for frame in frames if len(frame)]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def _changes(a: Run, b: Run) -> dict[str, list[dict[str, Any]]]:
+    """Heads whose state differs; in a run of several domains each domain is judged by itself."""
+    keys = (["domain"] if "domain" in a.heads and "domain" in b.heads else []) + PLACE["head"]
+    columns = [*keys, "sink_score", "honor", "dormant"]
+    both = a.heads[columns].merge(b.heads[columns], on=keys, suffixes=("_a", "_b"))
+    sink_a = both["sink_score_a"] > a.manifest["epsilon"]
+    sink_b = both["sink_score_b"] > b.manifest["epsilon"]
+    asleep_a, asleep_b = (both[f"dormant_{side}"].fillna(False).astype(bool) for side in "ab")
+    chosen = {
+        "gained_sink": ("sink_score", ~sink_a & sink_b),
+        "lost_sink": ("sink_score", sink_a & ~sink_b),
+        "woke": ("honor", asleep_a & ~asleep_b),
+        "fell_dormant": ("honor", ~asleep_a & asleep_b),
+    }
+    return {
+        name: [
+            {key: row[key] for key in keys} | {"metric": metric, "a": row[f"{metric}_a"], "b": row[f"{metric}_b"]}
+            for row in both[mask].to_dict("records")
+        ]
+        for name, (metric, mask) in chosen.items()
+    }
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    model = run.manifest["model"]
+    return {
+        "model": model["id"],
+        "dtype": model.get("dtype"),
+        "device": model.get("device"),
+        "weights_sha256": model.get("weights_sha256"),
+        "shape": describe_shape(run),
+        "sequences": int(run.sequences.groupby("domain")["sequence"].nunique().sum()),
+        "data": [data["spec"] for data in domains(run)],
+        "run": str(run.path) if run.path else None,
+    }

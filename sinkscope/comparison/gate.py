@@ -1,0 +1,248 @@
+"""A run against a baseline under a policy -> passed, or every place that moved too far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sinkscope.comparison.baseline import Baseline, Level, make_baseline, read_baseline
+from sinkscope.comparison.differences import beyond, false_discovery
+from sinkscope.comparison.policy import DEFAULT, Policy, Rule, read_policy
+from sinkscope.errors import SinkscopeError
+
+if TYPE_CHECKING:
+    from sinkscope.runs.run import Run
+
+
+__all__ = [
+    "DEFAULT", "Baseline", "Breach", "Policy", "Rule", "Tally", "Verdict", "check", "make_baseline", "read_baseline",
+    "read_policy",
+]  # fmt: skip
+
+SCHEMA_VERSION = 1
+
+SAMPLED = ("matrix_entropy",)
+"""Columns measured on a choice of the sequences: over the same text, too, two scans may have chosen others."""
+
+
+@dataclass(frozen=True)
+class Breach:
+    """One place that moved too far.
+
+    Attributes:
+        baseline, now: the two means. allowed: the largest |now - baseline| the rule lets pass.
+        q: over other text, the false discovery rate of "it moved beyond `allowed`" among all comparisons of the
+            check; None over the same text.
+    """
+
+    metric: str
+    level: str
+    domain: str
+    stream: str
+    layer: int | None
+    head: int | None
+    baseline: float | None
+    now: float | None
+    allowed: float
+    q: float | None
+
+    @property
+    def place(self) -> str:
+        """`layer 3 head 2`, `layer 3`, or `all heads`; the stream where it is not text."""
+        parts = [] if self.stream == "text" else [self.stream]
+        parts += [
+            f"{name} {number}" for name, number in (("layer", self.layer), ("head", self.head)) if number is not None
+        ]
+        return " ".join(parts if self.layer is not None else [*parts, "all heads"])
+
+
+@dataclass(frozen=True)
+class Tally:
+    """One rule on one domain: how many places were judged, the largest change among them, and the breaches."""
+
+    rule: Rule
+    domain: str
+    places: int
+    largest: float | None
+    breaches: list[Breach]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Attributes: same_text: by domain; notes: what the reader must know."""
+
+    model: str
+    baseline_model: str
+    same_text: dict[str, bool]
+    tallies: list[Tally]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def breaches(self) -> list[Breach]:
+        return [breach for tally in self.tallies for breach in tally.breaches]
+
+    @property
+    def passed(self) -> bool:
+        return not self.breaches
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, schema_version first."""
+        rules = [
+            {**tally.rule.model_dump(), "domain": tally.domain, "places": tally.places, "largest_change": tally.largest,
+             "breaches": [vars(breach) | {"place": breach.place} for breach in tally.breaches]}
+            for tally in self.tallies
+        ]  # fmt: skip
+        facts = {"model": self.model, "baseline_model": self.baseline_model, "same_text": self.same_text}
+        return {"schema_version": SCHEMA_VERSION, "passed": self.passed, **facts, "notes": self.notes, "rules": rules}
+
+
+def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
+    """Judges a run.
+
+    Over the baseline's own token sequences a place fails where |now - baseline| exceeds what is allowed: both means
+    are over the same text, no sampling stands between them; where both ran in float32 the bounds are the policy's
+    `same_precision` share. Over other text it fails where the change exceeds what is allowed by more than sampling
+    explains: Welch's t-test of |change| <= allowed, Benjamini-Hochberg over all places of all rules and domains, q
+    below the significance, which so bounds the chance that an unchanged model fails. A value missing on one side only
+    always fails.
+
+    Raises SinkscopeError: other layers or heads than the baseline's; no domain in common; a metric it does not hold;
+    an interrupted run; other text and fewer than 2 sequences.
+    """
+    now = make_baseline(run)
+    same_text, notes = {}, []
+    pairs = _pairs(now, baseline)
+    for mine, theirs in pairs:
+        same_text[mine] = mine in now.fingerprints().values() and _fingerprint(now, mine) == _fingerprint(
+            baseline, theirs
+        )
+        if not same_text[mine]:
+            notes.append(f"{mine}: other token sequences than the baseline's: a change counts where it is significant")
+    first, before = (_first_token(each) for each in (now, baseline))
+    if first != before:
+        notes.append(f"the first token is {first}, the baseline's {before}")
+    judged = [
+        _judge(
+            _tightened(rule, policy.same_precision) if same_text[mine] and _both_float32(now, baseline) else rule,
+            mine,
+            now.levels[mine, rule.level],
+            baseline.levels[theirs, rule.level],
+            same_text[mine],
+        )
+        for mine, theirs in pairs
+        for rule in policy.rules
+    ]
+    tallies = [_tally(each, q, policy.significance) for each, q in zip(judged, _pooled(judged), strict=True)]
+    model, before_model = (str(each.facts["model"]["id"]) for each in (now, baseline))
+    return Verdict(model, before_model, same_text, tallies, notes)
+
+
+def _pairs(now: Baseline, baseline: Baseline) -> list[tuple[str, str]]:
+    """(domain of the run, domain of the baseline): the same tokens, else the same name."""
+    prints = baseline.fingerprints()
+    known = set(prints.values())
+    pairs = []
+    for data in now.facts["data"]:
+        theirs = prints.get(data["fingerprint"], data["spec"])
+        if theirs in known:
+            pairs.append((data["spec"], theirs))
+    missing = known - {theirs for _, theirs in pairs}
+    if missing:
+        raise SinkscopeError(f"the run lacks the baseline's data {', '.join(sorted(missing))}: scan it too")
+    return pairs
+
+
+def _fingerprint(baseline: Baseline, domain: str) -> str | None:
+    return next((data["fingerprint"] for data in baseline.facts["data"] if data["spec"] == domain), None)
+
+
+def _first_token(baseline: Baseline) -> str:
+    first = baseline.facts.get("first_token") or {}
+    return "of several kinds" if first.get("id") is None else repr(first.get("text"))
+
+
+def _both_float32(now: Baseline, baseline: Baseline) -> bool:
+    return {each.facts["model"].get("dtype") for each in (now, baseline)} == {"float32"}
+
+
+def _tightened(rule: Rule, share: float) -> Rule:
+    bounds = {"max_change": rule.max_change, "max_relative_change": rule.max_relative_change}
+    return rule.model_copy(update={name: None if bound is None else bound * share for name, bound in bounds.items()})
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """One rule on one domain, place by place. Attributes: p: of "it moved no farther than allowed"; None over the
+    same text, where no sampling stands between the means."""
+
+    rule: Rule
+    domain: str
+    level: Level
+    a: np.ndarray
+    b: np.ndarray
+    allowed: np.ndarray
+    p: np.ndarray | None
+
+
+def _judge(rule: Rule, domain: str, now: Level, then: Level, same_text: bool) -> _Judged:
+    if not now.places.equals(then.places):
+        raise SinkscopeError(
+            f"the run has other layers or heads than the baseline ({len(now.places)} places at level {rule.level} "
+            f"against {len(then.places)}): write a new baseline"
+        )
+    if rule.metric not in then.mean and rule.metric not in now.mean:
+        raise SinkscopeError(f"neither the run nor the baseline holds {rule.metric} at level {rule.level}")
+    if not same_text and min(now.count, then.count) < 2:
+        raise SinkscopeError(
+            f"{domain}: other text than the baseline's can be judged from 2 sequences on "
+            f"({now.count} in the run, {then.count} in the baseline)"
+        )
+    a, b = then.means(rule.metric), now.means(rule.metric)
+    if same_text and rule.metric in SAMPLED and (then.counts(rule.metric) != now.counts(rule.metric)).any():
+        raise SinkscopeError(
+            f"{domain}: {rule.metric} was measured on other sequences of the same text than the baseline's: scan with "
+            "the baseline's --spectra, or write a new baseline"
+        )
+    allowed = _allowed(rule, a)
+    p = None
+    if not same_text:
+        errors = (then.errors(rule.metric), then.counts(rule.metric), now.errors(rule.metric), now.counts(rule.metric))
+        p = beyond(np.abs(b - a), allowed, *errors)
+    return _Judged(rule, domain, now, a, b, allowed, p)
+
+
+def _pooled(judged: list[_Judged]) -> list[np.ndarray | None]:
+    """q of each: Benjamini-Hochberg over all places of all rules together, since any one of them fails the check."""
+    there = [each.p for each in judged if each.p is not None]
+    q = iter(np.split(false_discovery(np.concatenate(there)), np.cumsum([len(p) for p in there])[:-1]) if there else [])
+    return [None if each.p is None else next(q) for each in judged]
+
+
+def _tally(judged: _Judged, q: np.ndarray | None, significance: float) -> Tally:
+    rule, a, b = judged.rule, judged.a, judged.b
+    change = np.abs(b - a)
+    failed = change > judged.allowed if q is None else q < (rule.significance or significance)
+    failed |= np.isnan(a) != np.isnan(b)
+    breaches = [_breach(judged, int(index), q) for index in np.flatnonzero(failed)]
+    largest = None if np.isnan(change).all() else float(np.nanmax(change))
+    places = int((~np.isnan(change if judged.p is None else judged.p)).sum())
+    return Tally(rule, judged.domain, places, largest, breaches)
+
+
+def _allowed(rule: Rule, baseline: np.ndarray) -> np.ndarray:
+    """The larger of the two allowances, for each place."""
+    absolute = np.full(len(baseline), rule.max_change or 0.0)
+    relative = (rule.max_relative_change or 0.0) * np.abs(np.nan_to_num(baseline))
+    return np.maximum(absolute, relative)
+
+
+def _breach(judged: _Judged, index: int, q: np.ndarray | None) -> Breach:
+    rule, level = judged.rule, judged.level
+    place = level.places.iloc[index].to_dict()
+    layer, head = (None if place.get(key) is None else int(place[key]) for key in ("layer", "head"))
+    before, after = (None if np.isnan(values[index]) else float(values[index]) for values in (judged.a, judged.b))
+    chance = None if q is None or np.isnan(q[index]) else float(q[index])
+    where = (rule.metric, rule.level, judged.domain, str(place["stream"]), layer, head)
+    return Breach(*where, before, after, float(judged.allowed[index]), chance)

@@ -1,0 +1,42 @@
+"""Sequences a forward pass takes, and what is said when memory runs out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from accelerate.utils.memory import should_reduce_batch_size
+
+from sinkscope.errors import OutOfMemory
+
+CPU_BATCH_TOKENS, DEVICE_BATCH_TOKENS = 2048, 16384
+
+
+def chosen_batch(length: int, device: torch.device) -> int:
+    """Sequences of `length` tokens that a pass takes where no --batch-size is given."""
+    return max(1, (CPU_BATCH_TOKENS if device.type == "cpu" else DEVICE_BATCH_TOKENS) // length)
+
+
+@contextmanager
+def memory_needed(what: str) -> Iterator[None]:
+    """Out of memory inside the block becomes one line that says what did not fit."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise OutOfMemory(
+            f"out of memory in {what}: try --dtype bfloat16, --device-map auto or another --device"
+        ) from None
+
+
+def _is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
+    return isinstance(error, MemoryError) or should_reduce_batch_size(error)
+
+
+def _what_would_fit(length: int) -> str:
+    return (
+        f"out of memory with one sequence of {length} tokens: try --seq-len {max(2, length // 2)}, --dtype bfloat16, "
+        "or --device-map auto"
+    )

@@ -1,0 +1,201 @@
+"""The loop of a scan: batches through the watched model, one collector a domain; halves the batch when memory ends."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from accelerate.utils import release_memory
+from torch import Tensor
+
+from sinkscope.capture import Capture, LayerView, Plan, Site
+from sinkscope.capture.kernels.attend import failures
+from sinkscope.checkpoints import Checkpoint
+from sinkscope.checkpoints.forward import Forward
+from sinkscope.engine.batch_size import _is_out_of_memory, _what_would_fit, chosen_batch
+from sinkscope.engine.collector import Collector, Parts
+from sinkscope.engine.launch import ALONE, Processes
+from sinkscope.engine.reading import Reading
+from sinkscope.engine.record import Record
+from sinkscope.engine.shards import Shard, Shards
+from sinkscope.engine.tensor_parallel import HeadShards
+from sinkscope.errors import SinkscopeError
+from sinkscope.inputs.batches import Batch, batches
+from sinkscope.runs.values import Domain
+
+Progress = Callable[[str, int, int], None]
+"""Called with (stage, sequences done, sequences in all); stages are `loading`, `checking`, `scanning`."""
+
+Piece = tuple[int, int, int]
+"""Sequences to measure: domain, first, past the last."""
+
+
+@dataclass
+class Loop:
+    """One scan under way.
+
+    Attributes:
+        batch_size: sequences a forward pass; None = chosen by the device.
+        shards: where each batch is kept on disk, and read from when the scan goes on; None keeps none.
+        smoother: measures the smoothing table of a view; None where it is not asked for.
+        spectra: sequences of a domain whose spectrum is taken; None = as many as are cheap.
+        processes: what the sequences are spread over; heads: how the heads are, under --tp.
+        smallest_batch: the size that batches had in the end.
+        seconds: time spent in forward passes and metrics.
+        failures: why Triton failed, in any of the processes.
+    """
+
+    checkpoint: Checkpoint
+    plan: Plan
+    forward: Forward
+    reading: Reading
+    epsilon: float
+    report: Progress
+    batch_size: int | None = None
+    shards: Shards | None = None
+    smoother: Callable[[LayerView], Tensor] | None = None
+    spectra: int | None = None
+    processes: Processes = ALONE
+    heads: HeadShards | None = None
+    smallest_batch: int | None = None
+    seconds: float = 0.0
+    failures: list[str] = field(default_factory=list)
+    _records: list[Record] = field(default_factory=list)
+    _fits: int | None = None
+
+    @property
+    def sites(self) -> list[Site]:
+        """The attention calls with all their heads, also those of other processes."""
+        return self.plan.sites if self.heads is None else self.heads.whole_sites(self.plan.sites)
+
+    @property
+    def done(self) -> int:
+        """Sequences measured so far, over all domains."""
+        return sum(record.count for record in self._records)
+
+    def run(self) -> None:
+        """Measures every sequence. After an interruption `domains` still has what was done.
+
+        In a launch each process measures a batch, then all get all of them: a round.
+        Raises SinkscopeError: out of memory with one sequence; a layer that gives NaN or infinity.
+        """
+        self._records = [Record(data.longest) for data in self.reading.tokens]
+        self._watches = [self._watch(data.longest) for data in self.reading.tokens]
+        self._restore()
+        work = deque(self.processes.share(self._pieces()))
+        left = [self.done < self.reading.total]
+        while any(left):
+            began = time.perf_counter()
+            told = self.processes.together(lambda: (self._next(work), bool(work), failures()))
+            left = [more for _, more, _ in told]
+            self.failures = list(dict.fromkeys(why for *_, reasons in told for why in reasons))
+            self._keep([batch for batch, *_ in told if batch is not None])
+            self.seconds += time.perf_counter() - began
+
+    def domains(self) -> list[Domain]:
+        """What was measured so far, by domain."""
+        domains = []
+        for corpus, record in zip(self.reading.corpora, self._records, strict=False):
+            values = record.values()
+            if values:
+                domains.append(Domain(corpus.domain, corpus.ids, corpus.documents, values))
+        return domains
+
+    def _watch(self, length: int) -> tuple[Capture, Collector]:
+        """What watches the batches of a domain, and what it fills."""
+        # Under --tp every process sees the same stream: its spectra are the main process's work.
+        spectra = 0 if self.processes.tensor and self.processes.index else self.spectra
+        collector = Collector(length, self.smoother, spectra)
+        mean = None if self.heads is None else self.heads.mean
+        model = self.checkpoint.model
+        return Capture(model, self.plan, collector.add, self.epsilon, head_mean=mean), collector
+
+    def _restore(self) -> None:
+        """Takes the batches that an earlier scan left on disk."""
+        shards = self.shards
+        kept = [] if shards is None else self.processes.on_main(lambda: list(shards.read()))
+        self._take(kept)
+        self._fits = min((shard.fits for shard in kept if shard.fits is not None), default=None)
+
+    def _take(self, batches: list[Shard]) -> None:
+        for batch in batches:
+            self._records[batch.domain].keep(batch.start, batch.count, batch.parts)
+            sizes = (batch.size, self.smallest_batch)
+            self.smallest_batch = min(size for size in sizes if size is not None)
+        self.report("scanning", self.done, self.reading.total)
+
+    def _keep(self, batches: list[Shard]) -> None:
+        """On disk first, then in memory."""
+        if self.heads is not None:
+            batches = [self.heads.whole(batches)]
+        shards = self.shards
+        if shards is not None:
+            self.processes.on_main(lambda: shards.write(batches))
+        self._take(batches)
+
+    def _pieces(self) -> list[Piece]:
+        """What is still to be measured, cut where a scan without a break would have cut it."""
+        pieces = []
+        for domain, (data, record) in enumerate(zip(self.reading.tokens, self._records, strict=True)):
+            size = self._size(domain)
+            for first, last in record.gaps(len(data.ids)):
+                edges = [first, *range((first // size + 1) * size, last, size), last]
+                pieces += [(domain, *edge) for edge in itertools.pairwise(edges)]
+        return pieces
+
+    def _size(self, domain: int) -> int:
+        """Sequences a batch, before memory ends."""
+        data = self.reading.tokens[domain]
+        if data.extras is not None:
+            return 1
+        each = len(data.ids) if self.processes.tensor else -(-len(data.ids) // self.processes.count)
+        return self.batch_size or min(each, chosen_batch(data.ids.shape[1], self.checkpoint.device))
+
+    def _next(self, work: deque[Piece]) -> Shard | None:
+        """Measures the next batch; None where this process has none left. A smaller one where memory ends."""
+        if not work:
+            return None
+        domain, start, stop = work.popleft()
+        data = self.reading.tokens[domain]
+        while True:
+            size = min(self._size(domain), self._fits or self._size(domain))
+            try:
+                batch = next(batches(data, start, min(size, stop - start), self.checkpoint.device))
+                parts = self._one_batch(*self._watches[domain], batch)
+                break
+            except (RuntimeError, MemoryError) as error:
+                if not _is_out_of_memory(error) or self.processes.tensor:
+                    raise
+                if size == 1:
+                    raise SinkscopeError(_what_would_fit(data.ids.shape[1])) from None
+                self._fits = size // 2
+                release_memory()
+        count = min(size, stop - start)
+        if start + count < stop:
+            work.appendleft((domain, start + count, stop))
+        return Shard(domain, start, count, size, self._fits, parts)
+
+    def _one_batch(self, capture: Capture, collector: Collector, batch: Batch) -> Parts:
+        """Runs, keeps and returns one batch."""
+        collector.begin(batch.start)
+        try:
+            with capture.watching(batch.spans, batch.inputs.shape[1]):
+                self.forward(batch.inputs, batch.mask, **batch.extra)
+            bad = collector.bad_site(self.plan.sites)
+            if bad is not None:
+                raise SinkscopeError(_why_not_finite(self.checkpoint, bad.layer, bad.module))
+            return collector.commit()
+        except BaseException:
+            collector.drop()
+            raise
+
+
+def _why_not_finite(checkpoint: Checkpoint, layer: int, module: str) -> str:
+    """The weights are finite (checked on loading): the dtype overflowed."""
+    return (
+        f"layer {layer} ({module}) gives NaN or infinity although all weights are finite: "
+        f"{checkpoint.facts['dtype']} overflows; try --dtype float32"
+    )

@@ -1,0 +1,194 @@
+"""Before a scan, one short sequence (or picture, or recording) measured both ways: our capture, and a reference that
+forms every attention map whole: the model's own eager attention, or float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sinkscope.capture import Capture, LayerView, Plan, Site
+from sinkscope.capture.interface import RawCall
+from sinkscope.capture.kernels.map_walk import AttentionMap
+from sinkscope.capture.precision import float64
+from sinkscope.checkpoints.eager import eager
+from sinkscope.checkpoints.forward import Forward
+from sinkscope.checkpoints.quiet import quiet_transformers
+from sinkscope.engine.whole_maps import dense_map
+from sinkscope.errors import SinkscopeError
+from sinkscope.metrics.mass import query_rows
+
+Pass = Callable[..., Any]
+LENGTH = 128
+BOUNDS = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+"""Largest difference of a probability that is put down to rounding. Eager rounds probabilities to the model's dtype
+before they are compared, and rounded logits (bf16 keeps 8 bits) move a single row's probability by percents."""
+
+
+EAGER = "eager attention maps"
+DENSE = "float64 attention from each layer's own queries, keys and mask"
+MAPS = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
+"""Where a model's output keeps its maps; `attentions` for all other streams."""
+
+
+@dataclass
+class _Reference:
+    """What to compare with, by site name: A[i,0] of every query and the column sums of A, float64."""
+
+    name: str
+    first: dict[str, Tensor]
+    columns: dict[str, Tensor]
+    reason: str | None = None
+
+
+def self_check(
+    model: nn.Module, plan: Plan, forward: Forward, ids: Tensor, extra: dict[str, Tensor] | None = None
+) -> dict[str, Any]:
+    """Compares A[i,0] of every query and alpha_k of every key over the first 128 tokens of one sequence.
+
+    A picture, a recording or a sequence with pictures (in `extra`, the forward's other keywords) is compared whole.
+
+    The reference is the model's own eager attention; where it returns no map for each call, or eager attention does
+    not compute what the model computes, float64 attention from what each call was given. Returns what the manifest
+    records: tokens, attention layers compared, `reference` (with `reason` where it is not eager), `max_difference`
+    (absolute, in probability), `bound`, and `status` `passed`, `warning` (half precision beyond its bound) or
+    `not possible`. Raises SinkscopeError where a float32 model differs by more than 1e-3: then no number of ours can
+    be trusted.
+    """
+    run: Pass = partial(forward, **extra) if extra else forward
+    whole = forward.signal is not None
+    if not whole and not extra:
+        ids = ids[:, :LENGTH]
+    ours: dict[str, LayerView] = {}
+    dense = _Reference(DENSE, {}, {})
+    hides_sinks: set[str] = set()
+
+    def see(site: Site, call: RawCall | AttentionMap) -> None:
+        _keep(dense, site, dense_map(call))
+        if isinstance(call, RawCall) and call.sinks is not None:
+            hides_sinks.add(site.name)
+
+    capture = Capture(model, plan, lambda view, row: ours.__setitem__(view.site.name, view), on_call=see)
+    with capture.watching():
+        run(ids)
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    bound = BOUNDS.get(dtype, BOUNDS[torch.float32])
+    eager_reference = _eager_reference(model, plan, run, ids, bound, hides_sinks, ours)
+    reference = eager_reference if eager_reference.reason is None else dense
+    record: dict[str, Any] = {
+        "tokens": plan.positions if whole else ids.shape[1],
+        "bound": bound,
+        "reference": reference.name,
+    }
+    if eager_reference.reason is not None:
+        record["reason"] = eager_reference.reason
+    if len(reference.first) != len(plan.sites):
+        return record | {"status": "not possible", "layers": 0, "max_difference": None}
+    return _verdict(record, plan, ours, reference, dtype)
+
+
+def warnings_of(checked: dict[str, Any]) -> list[str]:
+    """What the user must know of a self-check's record."""
+    if checked["status"] in ("passed", "skipped"):
+        return []
+    if checked["status"] == "warning":
+        return [
+            f"self-check: {checked['max_difference']:.2g} from eager attention at {checked['where']}, more than the "
+            f"{checked['bound']:g} that half precision explains; try --dtype float32"
+        ]
+    return [f"self-check not possible: {checked['reason']}"]
+
+
+def _verdict(
+    record: dict[str, Any], plan: Plan, ours: dict[str, LayerView], reference: _Reference, dtype: torch.dtype
+) -> dict[str, Any]:
+    worst, where, bound = 0.0, plan.sites[0].name, record["bound"]
+    for site in plan.sites:
+        difference = _difference(ours[site.name], reference.first[site.name], reference.columns[site.name])
+        if not difference <= worst:
+            worst, where = difference, site.name
+    if worst != worst:
+        raise SinkscopeError(f"self-check: attention of {where} is NaN; the dtype overflows: try --dtype float32")
+    record |= {"layers": len(plan.sites), "max_difference": worst, "where": where}
+    if worst <= bound:
+        return record | {"status": "passed"}
+    if dtype in (torch.bfloat16, torch.float16):
+        return record | {"status": "warning"}
+    raise SinkscopeError(
+        f"self-check failed: at {where} our attention differs from {reference.name} by {worst:.2g} "
+        f"(allowed {bound:g}); the numbers could not be trusted (--no-self-check scans all the same)"
+    )
+
+
+def _difference(view: LayerView, first: Tensor, columns: Tensor) -> float:
+    sums = view.attention
+    rows = query_rows(sums.columns, view.queries, sums.causal)
+    in_columns = ((columns - float64(sums.columns)) / float64(rows)).abs().max()
+    return float(torch.maximum((first - float64(sums.first)).abs().max(), in_columns))
+
+
+def _keep(reference: _Reference, site: Site, probabilities: Tensor | None) -> None:
+    if probabilities is not None:
+        reference.first[site.name] = float64(probabilities[..., 0])
+        reference.columns[site.name] = float64(probabilities).sum(-2)
+
+
+def _eager_reference(
+    model: nn.Module, plan: Plan, forward: Pass, ids: Tensor, bound: float, hides_sinks: set[str],
+    ours: dict[str, LayerView],
+) -> _Reference:  # fmt: skip
+    """The model's own maps; `reason` says why they are no reference."""
+    reference = _Reference(EAGER, {}, {})
+    try:
+        with torch.no_grad(), quiet_transformers():
+            plain = forward(ids)
+            with eager(model):
+                outputs = forward(ids, output_attentions=True)
+    except (TypeError, ValueError, KeyError, RuntimeError, AttributeError):
+        reference.reason = "the model gives no eager attention maps"
+        return reference
+    for sites, maps in _pairs(outputs, plan.sites):
+        for site, probabilities in zip(sites, maps, strict=False):
+            views = ours[site.name].attention
+            if probabilities.shape != (*views.first.shape, views.columns.shape[-1]):
+                reference.reason = f"the eager attention map of {site.name} has the shape {tuple(probabilities.shape)}"
+            elif site.score == "softmax" and _no_probabilities(probabilities, bound):
+                reference.reason = "what the model returns as attention maps are no probabilities"
+            elif site.heads > 1 and bool((probabilities == probabilities[:, :1]).all()):
+                reference.reason = "the model returns its attention maps averaged over the heads"
+            elif site.name in hides_sinks and bool((probabilities.sum(-1) - 1).abs().max() < bound):
+                reference.reason = "the model's eager attention maps leave its learned sinks out"
+            _keep(reference, site, probabilities)
+        if len(maps) != len(sites):
+            reference.reason = f"the model returns {len(maps)} eager attention maps for {len(sites)} attention calls"
+    apart = _apart(plain[0], outputs[0])
+    if reference.reason is None and not apart <= bound:
+        reference.reason = f"eager attention computes another output (relative difference {apart:.2g})"
+    return reference
+
+
+def _no_probabilities(maps: Tensor, bound: float) -> bool:
+    return bool((maps < 0).any()) or bool((maps.sum(-1) - 1).max() > bound)
+
+
+def _pairs(outputs: Any, sites: list[Site]) -> Iterator[tuple[list[Site], list[Tensor]]]:
+    """Sites and the maps returned for them: all in one list, or a list for each stream."""
+
+    def maps(name: str) -> list[Tensor]:
+        return [each for each in getattr(outputs, name, None) or () if isinstance(each, Tensor)]
+
+    if len(maps("attentions")) == len(sites):
+        yield sites, maps("attentions")
+        return
+    for stream in dict.fromkeys(site.stream for site in sites):
+        yield [site for site in sites if site.stream == stream], maps(MAPS.get(stream, "attentions"))
+
+
+def _apart(plain: Any, other: Any) -> float:
+    if not isinstance(plain, Tensor) or not isinstance(other, Tensor) or plain.shape != other.shape:
+        return 0.0
+    return float((plain - other).float().norm() / plain.float().norm().clamp(min=1e-30))

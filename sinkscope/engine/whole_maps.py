@@ -1,0 +1,55 @@
+"""Whole attention maps in float64, the plain way: what the self-check holds the kernels' sums against.
+
+Nothing here is shared with `sinkscope.capture`'s kernels: masks are applied as they come, every map is formed whole.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sinkscope.capture.interface import RawCall
+from sinkscope.capture.kernels.map_walk import AttentionMap
+from sinkscope.capture.precision import float64
+
+
+def dense_map(seen: RawCall | AttentionMap) -> Tensor | None:
+    """A of one call, (B, H, Tq, Tk) in float64; None for a score that is not softmax.
+
+    A map that the model formed itself is taken from its logits where it is their softmax, else as it stands.
+    """
+    if isinstance(seen, AttentionMap):
+        if seen.logits is None:
+            return float64(seen.probabilities)
+        return float64(seen.logits).softmax(-1)[..., : seen.probabilities.shape[-1]]
+    if seen.score != "softmax":
+        return None
+    key = float64(seen.key).repeat_interleave(seen.query.shape[1] // seen.key.shape[1], 1)
+    logits = float64(seen.query) @ key.mT * seen.scaling
+    if seen.softcap is not None:
+        logits = (logits / seen.softcap).tanh() * seen.softcap
+    if seen.bias is not None:
+        logits = logits + float64(seen.bias)
+    mask = None if seen.mask is None else seen.mask.to(logits.device)
+    logits = _masked(logits, mask, seen.causal)
+    if seen.sinks is not None:
+        sinks = float64(seen.sinks)
+        shape = (*logits.shape[:-1], sinks.shape[-1])
+        logits = torch.cat([logits, sinks.expand(shape)], -1)
+    probabilities = logits.softmax(-1)[..., : key.shape[-2]]
+    return probabilities if mask is None else probabilities.masked_fill(_blind(mask, key.shape[-2]), 0.0)
+
+
+def _blind(mask: Tensor, keys: int) -> Tensor:
+    """Queries that see no key: they attend to nothing (softmax itself would give NaN, or all keys alike)."""
+    mask = mask[..., :keys]
+    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    return ~seen.any(-1, keepdim=True)
+
+
+def _masked(logits: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    if mask is None:
+        later = torch.ones_like(logits, dtype=torch.bool).triu(1)
+        return logits.masked_fill(later, -torch.inf) if causal else logits
+    mask = mask[..., : logits.shape[-1]]
+    return logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + float64(mask)

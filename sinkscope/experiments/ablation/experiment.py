@@ -1,0 +1,195 @@
+"""The experiment: one model, the same unread sequences in every arm; chosen heads zeroed, random heads beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from sinkscope.capture import Site, plan
+from sinkscope.capture.kernels.attend import failures
+from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
+from sinkscope.checkpoints.forward import Forward
+from sinkscope.checkpoints.probes import probe
+from sinkscope.engine.batch_size import memory_needed
+from sinkscope.engine.loop import Progress
+from sinkscope.errors import SinkscopeError
+from sinkscope.experiments.ablation.choice import HeadTable, Score, check_fractions, head_table, read_score
+from sinkscope.experiments.ablation.held_out import held_out
+from sinkscope.experiments.ablation.intervene import check_sites, first_token_hidden, watched, zeroed
+from sinkscope.experiments.ablation.loss import sequence_losses
+from sinkscope.experiments.ablation.result import HIDDEN, RANDOM, UNABLATED, Ablation, Arm, summarise
+from sinkscope.experiments.ablation.sinks import SinkCount
+from sinkscope.inputs import Corpus
+from sinkscope.runs.run import Run, load_run
+
+TOKENS = ("first",)
+
+
+def ablate(
+    model: Any,
+    run: Run | str | Path,
+    *,
+    scores: Sequence[str] = ("honor",),
+    fractions: Sequence[float] = (0.05, 0.1, 0.2),
+    tokens: str | None = None,
+    data: str = "prose",
+    seq_len: int | None = None,
+    num_sequences: int = 16,
+    draws: int = 5,
+    seed: int = 0,
+    tokenizer: Any = None,
+    device: str = "auto",
+    device_map: str | None = None,
+    dtype: str = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    allow_pickle: bool = False,
+    progress: Progress | None = None,
+) -> Ablation:
+    """Zeroes the heads that scores of a run call dormant, and measures the loss on text the run has not read.
+
+    A zeroed head's slice of what the output projection reads is 0; the projection's bias stays. The loss is the mean
+    next-token cross-entropy in nats a token, per sequence first.
+
+    Args:
+        model: a name, or a causal language model in eval mode (then with `tokenizer`); the run must be of this model.
+        run: the run, or its folder.
+        scores: columns of heads.csv (or smoothing.csv): NAME, or NAME:low / NAME:high for the end that is dormant.
+        fractions: shares of all heads.
+        tokens: "first" = also hide key 0 from every query but query 0.
+        data: one SPEC; documents the run read from it are left out. seq_len: None = the run's.
+        draws: random choices of as many heads, the control; `seed` draws them, and the documents.
+
+    Raises:
+        SinkscopeError: anything the user can mend, in one line.
+    """
+    loaded = run if isinstance(run, Run) else load_run(run)
+    chosen = [read_score(score) for score in dict.fromkeys(scores)]
+    shares = check_fractions(list(fractions))
+    if tokens is not None and tokens not in TOKENS:
+        raise SinkscopeError(f"--tokens {tokens!r}: one of {', '.join(TOKENS)}")
+    if draws < 2:
+        raise SinkscopeError(f"--draws {draws}: at least 2 random choices are needed for a control")
+    if not chosen or not shares:
+        raise SinkscopeError("nothing to zero: at least one score and one fraction are needed")
+    heads = head_table(loaded.heads, loaded.smoothing, chosen)
+    arms = [Arm(UNABLATED), *_arms(heads, chosen, shares, draws, seed)]
+    report = progress or _silent
+    report("loading", 0, 0)
+    options = LoadOptions(revision, device, device_map, dtype, trust_remote_code, allow_pickle, head=True)
+    checkpoint = open_checkpoint(model, options) if isinstance(model, str) else wrap_model(model, tokenizer, head=True)
+    _same_model(checkpoint, loaded)
+    base, sites = _sites(checkpoint, loaded)
+    corpus = held_out(data, checkpoint, loaded.manifest, seq_len, num_sequences, seed)
+    bench = _Bench(checkpoint.model, base, sites, corpus.ids, report, len(arms) + (2 if tokens else 0))
+    report("ablating", 0, bench.arms * len(corpus.ids))
+    with memory_needed("the loss"):
+        for arm in arms:
+            arm.losses = bench.measure(zeroed(base, sites, arm.heads))
+        if tokens:
+            arms.append(_hide_first(bench, arms[0], loaded.manifest["epsilon"]))
+    facts = _facts(checkpoint, loaded, corpus, chosen, shares, draws, seed, tokens)
+    return summarise(arms, corpus.documents, facts, [*checkpoint.warnings, *corpus.warnings, *failures()])
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    """No progress shown."""
+
+
+def _arms(heads: HeadTable, scores: list[Score], fractions: list[float], draws: int, seed: int) -> list[Arm]:
+    """Every score and every random draw at every fraction."""
+    arms = []
+    for fraction in fractions:
+        count = heads.count(fraction)
+        arms += [Arm(score.name, fraction, heads=heads.dormant(score, count)) for score in scores]
+        arms += [Arm(RANDOM, fraction, draw, heads.drawn(count, seed + draw)) for draw in range(draws)]
+    return arms
+
+
+@dataclass
+class _Bench:
+    """The model and the sequences that all arms share."""
+
+    model: nn.Module
+    base: nn.Module
+    sites: list[Site]
+    ids: np.ndarray
+    report: Progress
+    arms: int
+    done: int = 0
+
+    def measure(self, intervention: AbstractContextManager[Any] = nullcontext()) -> np.ndarray:
+        """Losses [N] while the intervention lasts."""
+        with intervention:
+            losses = sequence_losses(self.model, self.ids, self._progress())
+        self.done += 1
+        return losses
+
+    def _progress(self) -> Callable[[int], None]:
+        total, before = self.arms * len(self.ids), self.done * len(self.ids)
+        return lambda sequences: self.report("ablating", before + sequences, total)
+
+
+def _hide_first(bench: _Bench, unablated: Arm, epsilon: float) -> Arm:
+    """The arm with key 0 hidden; sink rates before and after go into both arms."""
+    before, after = SinkCount(epsilon, len(bench.sites)), SinkCount(epsilon, len(bench.sites))
+    bench.measure(watched(before.receive))
+    losses = bench.measure(first_token_hidden(after.receive))
+    unablated.sinks = before.rates()
+    return Arm(HIDDEN, losses=losses, sinks=after.rates())
+
+
+def _same_model(checkpoint: Checkpoint, run: Run) -> None:
+    """Refuses a run of other weights: scores of one model say nothing of another's heads.
+
+    By the weights' hash; by the commit where a hash is missing; of a model object only the kind and its heads can tell.
+    """
+    theirs, ours = run.manifest["model"], checkpoint.facts
+    for known in (("weights_sha256",), ("id", "revision"), ("model_type",)):
+        pair = [[facts.get(name) for name in known] for facts in (theirs, ours)]
+        if any(value is None for values in pair for value in values):
+            continue
+        if pair[0] != pair[1]:
+            raise SinkscopeError(
+                f"the run is of {theirs['id']}, other weights than {ours['id']}: scan this model first"
+            )
+        return
+
+
+def _sites(checkpoint: Checkpoint, run: Run) -> tuple[nn.Module, list[Site]]:
+    """The base model and its attention calls, which must be those of the run."""
+    base: nn.Module = getattr(checkpoint.model, "base_model", checkpoint.model)
+    forward, short = Forward(base), probe(checkpoint)
+    sites = plan(base, lambda: forward(short)).sites
+    ours = {(site.name, head) for site in sites for head in range(site.heads)}
+    if ours != {(str(module), int(head)) for module, head in zip(run.heads["module"], run.heads["head"], strict=True)}:
+        raise SinkscopeError(f"the run's heads are not those of {checkpoint.name}: scan this model first")
+    check_sites(sites)
+    return base, sites
+
+
+def _facts(
+    checkpoint: Checkpoint, run: Run, corpus: Corpus, scores: list[Score], fractions: list[float], draws: int,
+    seed: int, tokens: str | None,
+) -> dict[str, Any]:  # fmt: skip
+    read: dict[str, Any] = {"spec": corpus.domain, "fingerprint": corpus.fingerprint, "documents": corpus.documents}
+    read |= {"sequences": len(corpus.ids), "seq_len": int(corpus.ids.shape[1]), "bos": corpus.bos}
+    return {
+        "model": checkpoint.facts,
+        "run": {
+            "path": None if run.path is None else str(run.path),
+            "data": [data["fingerprint"] for data in run.manifest["data"]],
+        },
+        "data": read,
+        "scores": [score.name for score in scores],
+        "fractions": fractions,
+        "draws": draws,
+        "seed": seed,
+        "tokens": tokens,
+    }  # fmt: skip

@@ -1,0 +1,98 @@
+"""What is done to the model for the time of a pass: heads zeroed, the first token hidden. Nothing of it stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sinkscope.capture import Site
+from sinkscope.capture.calls import normalise
+from sinkscope.capture.interface import RawCall, shadowed
+from sinkscope.capture.kernels.attend import attend
+from sinkscope.capture.kernels.sums import AttentionSums
+from sinkscope.capture.masks.visibility import read_mask
+from sinkscope.capture.plan import INTERFACE
+from sinkscope.errors import SinkscopeError
+from sinkscope.experiments.ablation.choice import Heads
+
+
+@contextmanager
+def zeroed(base: nn.Module, sites: list[Site], heads: Heads) -> Iterator[None]:
+    """The chosen heads' slices of what the output projection reads are 0 until the block ends; its bias stays."""
+    with ExitStack() as stack:
+        for site in sites:
+            chosen = heads.get(site.name)
+            if chosen:
+                assert site.projection is not None  # `check_sites` saw to it
+                projection = base.get_submodule(site.projection)
+                stack.callback(projection.register_forward_pre_hook(_zero(site, chosen)).remove)
+        yield
+
+
+def check_sites(sites: list[Site]) -> None:
+    """Raises SinkscopeError for a model whose heads cannot be told apart where they are written."""
+    for site in sites:
+        if site.path != INTERFACE:
+            raise SinkscopeError(f"{site.module} computes attention in its own way: its heads cannot be zeroed safely")
+        if site.projection is None or site.value_dim is None:
+            raise SinkscopeError(f"no output projection of {site.module} was found: its heads cannot be zeroed")
+        if site.call:
+            raise SinkscopeError(f"{site.module} is called several times in a pass: its heads cannot be zeroed apart")
+
+
+def _zero(site: Site, heads: list[int]) -> Callable[..., tuple[Any, ...]]:
+    def hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        read = args[0] if args else None
+        if not isinstance(read, Tensor) or read.shape[-1] != site.heads * (site.value_dim or 0):
+            raise SinkscopeError(f"{site.projection} does not read its heads side by side: they cannot be zeroed")
+        kept = read.clone()
+        kept.unflatten(-1, (site.heads, site.value_dim))[..., heads, :] = 0.0
+        return (kept, *args[1:])
+
+    return hook
+
+
+@contextmanager
+def first_token_hidden(receive: Callable[[AttentionSums], None]) -> Iterator[None]:
+    """No query but query 0 sees key 0 until the block ends; `receive` gets every attention call's sums."""
+
+    def attention(call: RawCall) -> Tensor:
+        queries, keys = call.query.shape[2], call.key.shape[2]
+        mask = _without_first(call.mask, call.causal, queries, keys, call.query.device)
+        hidden = replace(call, mask=mask)
+        output, sums = attend(normalise(hidden, read_mask(mask, call.causal, queries, keys, call.query.device)))
+        receive(sums)
+        return output
+
+    with shadowed(attention):
+        yield
+
+
+@contextmanager
+def watched(receive: Callable[[AttentionSums], None]) -> Iterator[None]:
+    """The same, with the attention as it is."""
+
+    def attention(call: RawCall) -> Tensor:
+        queries, keys = call.query.shape[2], call.key.shape[2]
+        output, sums = attend(normalise(call, read_mask(call.mask, call.causal, queries, keys, call.query.device)))
+        receive(sums)
+        return output
+
+    with shadowed(attention):
+        yield
+
+
+def _without_first(mask: Tensor | None, causal: bool, queries: int, keys: int, device: torch.device) -> Tensor:
+    """The mask with key 0 forbidden to queries 1..; in the kind (bool, additive) the mask has."""
+    if mask is None:
+        mask = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=device)
+        mask = mask.tril() if causal else mask
+    else:
+        mask = mask.expand(-1, -1, queries, -1).clone()
+    mask[..., 1:, 0] = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
+    return mask

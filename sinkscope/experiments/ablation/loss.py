@@ -1,0 +1,58 @@
+"""Next-token cross-entropy of each sequence, in nats a token, from the model's own logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from sinkscope.checkpoints.forward import Forward
+from sinkscope.errors import SinkscopeError
+
+LOGIT_BYTES = 512 * 2**20
+"""Logits of a batch, in the model's dtype."""
+
+CHUNK_BYTES = 64 * 2**20
+"""Logits turned to float32 at once."""
+
+
+def sequence_losses(model: nn.Module, ids: np.ndarray, progress: Callable[[int], None]) -> np.ndarray:
+    """Mean over positions 1..T-1 of -log p(token | tokens before it), one number a sequence; [N] float64.
+
+    `model`: a causal language model with its head. Raises SinkscopeError where the loss is not finite.
+    """
+    forward = Forward(model)
+    device = next(model.parameters()).device
+    size = batch_size(model, ids.shape[1])
+    losses: list[float] = []
+    for start in range(0, len(ids), size):
+        batch = torch.from_numpy(ids[start : start + size]).to(device)
+        with torch.no_grad():
+            losses += next_token_losses(forward(batch).logits, batch).tolist()
+        progress(len(losses))
+    if not np.isfinite(losses).all():
+        raise SinkscopeError("the loss is NaN or infinite: the dtype overflows; try --dtype float32")
+    return np.array(losses)
+
+
+def next_token_losses(logits: Tensor, ids: Tensor) -> Tensor:
+    """[batch] float64 mean losses from logits [batch, T, vocabulary]; a few positions at a time in float32."""
+    batch, length, vocabulary = logits.shape
+    step = max(1, CHUNK_BYTES // (4 * batch * vocabulary))
+    total = torch.zeros(batch, dtype=torch.float64)
+    for start in range(0, length - 1, step):
+        stop = min(start + step, length - 1)
+        rows, targets = logits[:, start:stop].float(), ids[:, start + 1 : stop + 1].to(logits.device)
+        parts = cross_entropy(rows.flatten(0, 1), targets.flatten(), reduction="none")
+        total += parts.view(batch, -1).cpu().double().sum(-1)
+    return total / (length - 1)
+
+
+def batch_size(model: nn.Module, length: int) -> int:
+    """Sequences whose logits stay within LOGIT_BYTES."""
+    embedding = model.get_input_embeddings()  # type: ignore[operator]
+    row = embedding.weight.shape[0] * embedding.weight.element_size()
+    return max(1, LOGIT_BYTES // (row * length))

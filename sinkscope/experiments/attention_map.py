@@ -1,0 +1,55 @@
+"""One head's full attention map over a short text, from the model's own eager attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sinkscope.errors import SinkscopeError
+
+MOST_TOKENS = 256
+
+
+def attention_map(
+    model: str, text: str, layers: list[int], layer: int, head: int, *, device: str = "auto", dtype: str = "auto",
+    revision: str | None = None, trust_remote_code: bool = False,
+) -> tuple[np.ndarray, list[str]]:  # fmt: skip
+    """A[query, key] of one head, [T, T] float64, and the T tokens; special tokens as the tokenizer sets them.
+
+    `layers`: the numbers of the layers that have attention, in order (a run's manifest tells them): hybrid models have
+    layers without. Raises SinkscopeError: no tokenizer, a text of more than 256 tokens, no such layer or head, a model
+    that does not return one map a layer.
+    """
+    import torch
+
+    from sinkscope.checkpoints import LoadOptions, open_checkpoint
+    from sinkscope.checkpoints.eager import eager
+    from sinkscope.checkpoints.forward import Forward
+
+    options = LoadOptions(revision=revision, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    checkpoint = open_checkpoint(model, options)
+    if not callable(checkpoint.tokenizer):  # None, or the names of what a model of vectors reads
+        raise SinkscopeError(f"{model} has no tokenizer: a text cannot be read")
+    ids = checkpoint.tokenizer(text, return_tensors="pt")["input_ids"]
+    if not 0 < ids.shape[1] <= MOST_TOKENS:
+        raise SinkscopeError(f"--text has {ids.shape[1]} tokens: give 1 to {MOST_TOKENS}, the map must stay readable")
+    forward = Forward(checkpoint.model)
+    with torch.no_grad(), eager(checkpoint.model):
+        output: Any = forward(ids.to(checkpoint.device), output_attentions=True)
+    maps = [each for each in getattr(output, "attentions", None) or () if each is not None]
+    if len(maps) != len(layers):
+        raise SinkscopeError(f"{model} returns {len(maps)} attention maps for {len(layers)} layers with attention")
+    if layer not in layers:
+        raise SinkscopeError(f"--layer {layer}: layers with attention are {_listed(layers)}")
+    weights = maps[layers.index(layer)]
+    if not 0 <= head < weights.shape[1]:
+        raise SinkscopeError(f"--head {head}: layer {layer} has heads 0 to {weights.shape[1] - 1}")
+    tokens = [str(token) for token in checkpoint.tokenizer.convert_ids_to_tokens(ids[0].tolist())]
+    return weights[0, head].cpu().double().numpy(), tokens
+
+
+def _listed(layers: list[int]) -> str:
+    """`0 to 17`, or all of them where there are gaps."""
+    whole = layers == list(range(layers[0], layers[-1] + 1))
+    return f"{layers[0]} to {layers[-1]}" if whole else ", ".join(map(str, layers))

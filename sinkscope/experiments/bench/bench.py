@@ -1,0 +1,130 @@
+"""What a scan costs on this machine beside the passes it stands for: seconds, tokens a second, memory, what fits."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
+from sinkscope.checkpoints.causal import NotCausal
+from sinkscope.checkpoints.checkpoint import check_length
+from sinkscope.checkpoints.forward import Forward
+from sinkscope.checkpoints.loading import unwrapped
+from sinkscope.engine.batch_size import chosen_batch, memory_needed
+from sinkscope.engine.loop import Progress
+from sinkscope.errors import SinkscopeError
+from sinkscope.experiments.bench.contenders import Passes
+from sinkscope.experiments.bench.memory import free_bytes
+from sinkscope.experiments.bench.result import EAGER, Cost, Speed
+
+SEQ_LEN, ROUNDS = 1024, 5
+SHORTEST = 32
+
+
+def bench(
+    model: Any, *, seq_len: int | None = None, batch_size: int | None = None, rounds: int = ROUNDS,
+    options: LoadOptions = LoadOptions(), progress: Progress | None = None,
+) -> Speed:  # fmt: skip
+    """Times plain forward, backbone, scan and eager attention maps by turns, on random token ids.
+
+    Args:
+        model: a name or a model already loaded, as for `sinkscope.scan`. The plain contender is left out where the
+            checkpoint is no causal language model.
+        seq_len: tokens a sequence; None = 1024, or the model's positions where they are fewer.
+        batch_size: None = what a scan would choose.
+
+    Raises SinkscopeError for a model that does not read token ids, and where a pass does not fit into memory.
+    """
+    report = progress or (lambda stage, done, total: None)
+    for option, number in (("--rounds", rounds), ("--batch-size", batch_size)):
+        if number is not None and number < 1:
+            raise SinkscopeError(f"{option} {number}: at least 1 is needed")
+    report("loading", 0, 0)
+    checkpoint, has_head = _open(model, options)
+    length = _length(seq_len, checkpoint)
+    began = time.perf_counter()
+    passes = Passes.of(checkpoint.model, has_head, random_ids(checkpoint, 1, length))
+    set_up = time.perf_counter() - began
+    size = batch_size or chosen_batch(length, checkpoint.device)
+    ids = random_ids(checkpoint, size, length)
+    free = free_bytes(checkpoint.device)
+    left_out = passes.leave_out(size, length, checkpoint.vocabulary, free)
+    with memory_needed(f"passes of {size} x {length} tokens (a smaller --seq-len or --batch-size may fit)"):
+        seconds = passes.timed(ids, rounds, lambda done: report("timing", done, rounds))
+        costs = {
+            name: _cost(passes, name, times, ids, free, checkpoint.max_positions) for name, times in seconds.items()
+        }
+    facts = checkpoint.facts
+    return Speed(
+        model=facts["id"],
+        device=str(checkpoint.device),
+        dtype=facts["dtype"],
+        threads=torch.get_num_threads(),
+        seq_len=length,
+        batch_size=size,
+        set_up=set_up,
+        positions=checkpoint.max_positions,
+        free_bytes=free,
+        costs=costs,
+        left_out=left_out,
+    )
+
+
+def _open(model: Any, options: LoadOptions) -> tuple[Checkpoint, bool]:
+    """With the head where the checkpoint has one for the next token."""
+    try:
+        checkpoint, has_head = _load(model, replace(options, head=True)), True
+    except NotCausal:
+        checkpoint, has_head = _load(model, options), False
+    if checkpoint.task is not None or Forward(unwrapped(checkpoint.model)).signal is not None:
+        raise SinkscopeError(f"{checkpoint.name} does not read token ids: bench times text models")
+    return checkpoint, has_head
+
+
+def _load(model: Any, options: LoadOptions) -> Checkpoint:
+    return open_checkpoint(model, options) if isinstance(model, str) else wrap_model(model, head=options.head)
+
+
+def _length(asked: int | None, checkpoint: Checkpoint) -> int:
+    """Tokens a sequence. Raises SinkscopeError for too few, or more than the model's positions."""
+    length = min(SEQ_LEN, checkpoint.max_positions or SEQ_LEN) if asked is None else asked
+    if length < SHORTEST:
+        raise SinkscopeError(f"--seq-len {length}: at least {SHORTEST} tokens are needed for a timing")
+    check_length(checkpoint, length)
+    return length
+
+
+def random_ids(checkpoint: Checkpoint, count: int, length: int) -> Tensor:
+    """Token ids [count, length] drawn with seed 0: what a pass costs does not hang on them."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(checkpoint.vocabulary, (count, length), generator=generator).to(checkpoint.device)
+
+
+def _cost(
+    passes: Passes, name: str, seconds: list[float], ids: Tensor, free: int | None, positions: int | None
+) -> Cost:
+    peak = passes.peak(name, ids)
+    longest = None
+    if free is not None and name == EAGER:
+        longest = math.isqrt(free * 1024 * 1024 // passes.map_bytes(1024))
+    elif free is not None and peak is not None:
+        longest = _longest(passes, name, ids, free, positions)
+    if longest is not None and positions is not None:
+        longest = min(longest, positions)
+    return Cost(seconds, ids.numel() / statistics.median(seconds), peak, longest)
+
+
+def _longest(passes: Passes, name: str, ids: Tensor, free: int, positions: int | None) -> int | None:
+    """Memory grows with a straight line in T: drawn through the peaks of one sequence and of one half as long."""
+    row = ids[:1].repeat(1, 2) if positions is None or 2 * ids.shape[1] <= positions else ids[:1]
+    length = row.shape[1]
+    half, whole = (passes.peak(name, row[:, :stop]) for stop in (length // 2, length))
+    if half is None or whole is None or not half < whole < free:
+        return None
+    return int((free - whole) / (whole - half) * (length - length // 2)) + length

@@ -1,0 +1,93 @@
+"""The passes that a scan's cost is measured by: with logits, without them, watched, and with eager attention maps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sinkscope.capture import Capture, Plan, plan
+from sinkscope.checkpoints.eager import eager
+from sinkscope.checkpoints.forward import Forward
+from sinkscope.checkpoints.loading import unwrapped
+from sinkscope.checkpoints.probes import DRY_RUN_TOKENS
+from sinkscope.engine.collector import Collector
+from sinkscope.experiments.bench.memory import peak_bytes
+from sinkscope.experiments.bench.result import BACKBONE, EAGER, PLAIN, SCAN
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The contenders on one model, each a function of token ids [sequence, T]."""
+
+    model: nn.Module
+    found: Plan
+    run: dict[str, Callable[[Tensor], Any]]
+
+    @classmethod
+    def of(cls, model: nn.Module, has_head: bool, ids: Tensor) -> Passes:
+        """`has_head`: a plain pass gives logits. `ids`: some to plan by."""
+        base = unwrapped(model)
+        forward, whole = Forward(base), Forward(model)
+        found = plan(base, lambda: forward(ids[:1, :DRY_RUN_TOKENS]))
+        capture = Capture(base, found, lambda view, row: None)
+
+        def scan(ids: Tensor) -> None:
+            collector = Collector(ids.shape[1])
+            collector.begin()
+            capture.on_layer = collector.add
+            with capture.watching(None, ids.shape[1]):
+                forward(ids)
+            collector.commit()
+
+        def maps(ids: Tensor) -> Any:
+            with eager(base):
+                return forward(ids, output_attentions=True)
+
+        run: dict[str, Callable[[Tensor], Any]] = {PLAIN: whole} if has_head else {}
+        return cls(model, found, run | {BACKBONE: forward, SCAN: scan, EAGER: maps})
+
+    def leave_out(self, count: int, length: int, vocabulary: int, free: int | None) -> dict[str, int]:
+        """Takes away the contenders that would end in the machine's memory, and says what they would take."""
+        size = next(parameter.element_size() for parameter in self.model.parameters())
+        takes = {PLAIN: count * length * vocabulary * size, EAGER: count * self.map_bytes(length)}
+        out = {
+            name: needed for name, needed in takes.items() if name in self.run and free is not None and needed > free
+        }
+        for name in out:
+            del self.run[name]
+        return out
+
+    def timed(self, ids: Tensor, rounds: int, done: Callable[[int], None]) -> dict[str, list[float]]:
+        """Seconds of each contender in each round, by turns, so that a machine's moods hit all alike."""
+        seconds: dict[str, list[float]] = {name: [] for name in self.run}
+        with torch.no_grad():
+            for number in range(rounds + 1):
+                done(number)
+                for name, run in self.run.items():
+                    began = time.perf_counter()
+                    run(ids)
+                    _finish(ids.device)
+                    if number:  # the first round warms up
+                        seconds[name].append(time.perf_counter() - began)
+        return seconds
+
+    def peak(self, name: str, ids: Tensor) -> int | None:
+        """Most bytes above what was held before."""
+        with torch.no_grad():
+            return peak_bytes(lambda: self.run[name](ids), ids.device)
+
+    def map_bytes(self, length: int) -> int:
+        """What eager attention maps of one sequence take: heads x T x T in every layer, in the model's dtype."""
+        size = next(parameter.element_size() for parameter in self.model.parameters())
+        return sum(site.heads for site in self.found.sites) * length * length * size
+
+
+def _finish(device: torch.device) -> None:
+    """Waits for an accelerator: its work is queued."""
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize()

@@ -1,0 +1,104 @@
+"""What a trained model does on the evaluation sequences: its error, its attention, and where the mass goes.
+
+From the model's own whole attention matrices; `sinkscope scan` finds the same BOS masses from inside the call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from sinkscope.checkpoints.trigger import task
+from sinkscope.checkpoints.trigger.as_input import SINK, split_rows
+from sinkscope.checkpoints.trigger.model import TriggerModel
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Attributes:
+    error: the largest absolute error over all sequences, positions and coordinates.
+    loss: mean squared error over the same.
+    maps: A[i, t], mean over sequences.
+    heads: one row a head: layer, head and the measures of COLUMNS (`source.COLUMNS` and those below).
+    """
+
+    error: float
+    loss: float
+    maps: Float[Tensor, "layer head query key"]
+    heads: list[dict[str, Any]]
+
+    @property
+    def sinks(self) -> int:
+        """Heads whose mean BOS mass over non-trigger rows is 0.9 or more."""
+        return sum(row["bos_mean"] >= SINK for row in self.heads)
+
+
+COLUMNS = {
+    "bos_worst": "smallest A[i,0] over all sequences and non-trigger rows i >= 1",
+    "self_mean": "mean over non-trigger rows of A[i,i]",
+    "others_mean": "mean over non-trigger rows of the mass on keys 1 .. i-1",
+    "outside_mean": "mean over non-trigger rows of 1 - sum_t A[i,t]: the added or learned logit; NaN if un-normalised",
+    "trigger_mean_key": "mean over keys t = 1 .. j of A[j,t], the trigger's row (1/j would be the exact mean)",
+    "gate_mean": "mean over non-trigger rows of the output gate; NaN without one",
+    "gate_trigger": "mean of the output gate in the trigger's row; NaN without one",
+}
+
+
+def evaluate(model: TriggerModel, seed: int = 0, count: int = task.EVALUATION_SEQUENCES) -> Evaluation:
+    """Runs the evaluation sequences (trigger at position 7) once."""
+    config = model.config
+    data = task.evaluation(count, config.length, config.hidden_size, seed)
+    gates: list[Tensor] = []
+    hooks = [
+        layer.self_attn.gate_proj.register_forward_hook(lambda module, args, out: gates.append(torch.sigmoid(out)))
+        for layer in model.layers
+        if config.kind.gated
+    ]
+    try:
+        with torch.no_grad():
+            outputs = model(inputs_embeds=data.inputs, output_attentions=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    errors = outputs.last_hidden_state - task.targets(data, config.residual)
+    trigger = task.evaluation_trigger(config.length)
+    heads = [
+        _head(layer, head, weights[:, head].double(), trigger, config.kind.score)
+        | _gate(gates, layer, head, config.hidden_size, trigger)
+        for layer, weights in enumerate(outputs.attentions)
+        for head in range(config.num_attention_heads)
+    ]
+    maps = torch.stack([weights.mean(0) for weights in outputs.attentions])
+    return Evaluation(float(errors.abs().max()), float(errors.square().mean()), maps, heads)
+
+
+def _head(layer: int, head: int, a: Float[Tensor, "batch query key"], trigger: int, score: str) -> dict[str, Any]:
+    """One head's row: `source.split_rows` of BOS mass and its share, and where the rest goes."""
+    total = a.abs().sum(-1)
+    share = torch.where(total > 0, a[..., 0].abs() / total, 0.0)
+    rows = torch.tensor([i for i in range(1, a.shape[1]) if i != trigger])
+    own = a.diagonal(0, -2, -1)
+    outside = (1 - a.sum(-1)) if score == "softmax" else torch.full_like(total, torch.nan)
+    return {
+        "layer": layer,
+        "head": head,
+        **split_rows(a[..., 0].mean(0).numpy(), trigger, "bos"),
+        **split_rows(share.mean(0).numpy(), trigger, "share"),
+        "bos_worst": float(a[:, rows, 0].min()),
+        "self_mean": float(own[:, rows].mean()),
+        "others_mean": float((a[..., 1:].sum(-1) - own)[:, rows].mean()),
+        "outside_mean": float(outside[:, rows].mean()),
+        "trigger_mean_key": float(a[:, trigger, 1 : trigger + 1].mean()),
+    }
+
+
+def _gate(gates: list[Tensor], layer: int, head: int, dim: int, trigger: int) -> dict[str, float]:
+    if not gates:
+        return {"gate_mean": float("nan"), "gate_trigger": float("nan")}
+    rows = gates[layer][..., head * dim : (head + 1) * dim].mean((0, 2)).numpy()
+    values = split_rows(rows, trigger, "gate")
+    return {"gate_mean": values["gate_mean"], "gate_trigger": values["gate_trigger"]}

@@ -1,0 +1,243 @@
+"""Training a model of the task as Ran-Milo 2603.11487 does: MSE over everything, Adam, fresh batches.
+
+The paper stops at the first batch whose largest absolute error is below 5e-3. One lucky batch of 128 is enough for
+that, so here 1000 sequences that are never trained on must agree: see `Training.solved`.
+The same recipe gives the same weights on the same machine, interrupted and resumed or not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from sinkscope.checkpoints.quiet import quiet_transformers
+from sinkscope.checkpoints.trigger import task
+from sinkscope.checkpoints.trigger.config import TriggerConfig
+from sinkscope.checkpoints.trigger.model import TriggerModel
+from sinkscope.errors import SinkscopeError
+from sinkscope.experiments.trigger.interrupts import held_interrupts, one_thread
+
+BATCH, BETAS, STOP = 128, (0.9, 0.95), 5e-3
+"""Sequences a step; Adam's betas; the largest absolute error of a solved task is below STOP."""
+
+REPORT_STEPS, SAVE_SECONDS = 50, 15.0
+STATE = "training-state.safetensors"
+"""In the output folder while training is under way: weights, Adam's moments, the generator's state."""
+
+LATEST = ("step", "loss", "error", "evaluation_error", "bos_mass")
+"""What else a resumed training needs: where it was, and whether that was already the end."""
+
+Progress = Callable[[int, float, float, float], None]
+"""Called with (steps done, loss, largest absolute error, mean BOS mass over non-trigger rows) of the latest batch."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything the weights depend on."""
+
+    attention: str = "softmax"
+    layers: int = 1
+    heads: int = 1
+    dim: int = 16
+    length: int = 16
+    seed: int = 0
+    steps: int = 50_000
+
+    @property
+    def learning_rate(self) -> float:
+        return 1e-3 if self.layers == 1 else 1e-4
+
+    @property
+    def name(self) -> str:
+        return f"{self.attention}-{self.layers}x{self.heads}-seed{self.seed}"
+
+    @property
+    def command(self) -> str:
+        """The command that trains this, but for --out."""
+        return "sinkscope trigger train " + " ".join(f"--{key} {value}" for key, value in asdict(self).items())
+
+    def config(self) -> TriggerConfig:
+        """Raises SinkscopeError for sizes or an attention that do not exist."""
+        if self.steps < 1:
+            raise SinkscopeError(f"steps {self.steps}: at least 1 is needed")
+        task.check_seed(self.seed)
+        return TriggerConfig(
+            attention=self.attention,
+            hidden_size=self.dim,
+            length=self.length,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+        )
+
+
+class Training:
+    """One training under way: `run` goes on to the criterion or the last step; `save` and `load` carry it over a kill.
+
+    Attributes: model, step (steps done), loss, error and bos_mass of the latest batch; evaluation_error: the largest
+    absolute error on the evaluation sequences after the latest step, infinite where the batch missed the criterion.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        config = recipe.config()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(recipe.seed)
+            self.model = TriggerModel(config)
+        self.generator = torch.Generator().manual_seed(recipe.seed)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=recipe.learning_rate, betas=BETAS, fused=True)
+        self.evaluation = task.evaluation(task.EVALUATION_SEQUENCES, recipe.length, recipe.dim, recipe.seed)
+        self.step, self.loss, self.error, self.bos_mass = 0, float("nan"), float("inf"), float("nan")
+        self.evaluation_error = float("inf")
+
+    @property
+    def solved(self) -> bool:
+        """The largest absolute error is below the paper's 5e-3 in the latest batch and, after its step, on the 1000
+        evaluation sequences."""
+        return self.error < STOP and self.evaluation_error < STOP
+
+    def run(self, progress: Progress | None = None, folder: Path | None = None) -> None:
+        """Trains; where `folder` is given, the state goes there every 15 seconds and on an interrupt."""
+        saved = monotonic()
+        try:
+            with one_thread(), held_interrupts() as interrupt:
+                while not self.solved and self.step < self.recipe.steps:
+                    self.advance()
+                    interrupt()
+                    if progress and (self.step % REPORT_STEPS == 0 or self.solved):
+                        progress(self.step, self.loss, self.error, self.bos_mass)
+                    if folder and monotonic() - saved > SAVE_SECONDS:
+                        self.save(folder)
+                        saved = monotonic()
+        except KeyboardInterrupt:
+            if folder:
+                self.save(folder)
+            raise
+
+    def advance(self) -> None:
+        """One step on a fresh batch."""
+        recipe, config = self.recipe, self.model.config
+        data = task.draw(BATCH, recipe.length, recipe.dim, self.generator)
+        outputs = self.model(inputs_embeds=data.inputs, output_attentions=True)
+        errors = outputs.last_hidden_state - task.targets(data, config.residual)
+        loss = errors.square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.step += 1
+        self.loss, self.error = loss.item(), float(errors.detach().abs().max())
+        self.evaluation_error = self.evaluated() if self.error < STOP else float("inf")
+        if not self.step % REPORT_STEPS or self.solved:
+            self.bos_mass = _bos_mass(outputs.attentions, data)
+
+    def evaluated(self) -> float:
+        """The largest absolute error on the evaluation sequences now."""
+        with one_thread(), torch.no_grad():
+            predicted = self.model(inputs_embeds=self.evaluation.inputs).last_hidden_state
+        return float((predicted - task.targets(self.evaluation, self.model.config.residual)).abs().max())
+
+    def save(self, folder: Path) -> None:
+        """Writes the state: a new file first, then one rename."""
+        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        for number, moments in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"adam.{number}.{name}": value for name, value in moments.items()}
+        tensors["generator"] = self.generator.get_state()
+        folder.mkdir(parents=True, exist_ok=True)
+        facts = json.dumps({"recipe": asdict(self.recipe), **{name: getattr(self, name) for name in LATEST}})
+        save_file({name: value.contiguous() for name, value in tensors.items()}, folder / f"{STATE}.new", {"of": facts})
+        (folder / f"{STATE}.new").replace(folder / STATE)
+
+    def load(self, folder: Path) -> None:
+        """Goes back to a saved state. Raises SinkscopeError where it is damaged or of another recipe."""
+        path = folder / STATE
+        try:
+            with safe_open(path, framework="pt") as file:
+                found = json.loads(file.metadata()["of"])
+                facts = {name: found[name] for name in ("recipe", *LATEST)}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError, ValueError, KeyError) as error:
+            raise SinkscopeError(f"{path} is damaged ({error}): remove it and start again") from None
+        if facts["recipe"] | {"steps": 0} != asdict(self.recipe) | {"steps": 0}:
+            raise SinkscopeError(f"{path} belongs to another training ({facts['recipe']}): give its options or folder")
+        self.model.load_state_dict({n[6:]: v for n, v in tensors.items() if n.startswith("model.")})
+        state: dict[int, dict[str, Any]] = {}
+        for name, value in tensors.items():
+            if name.startswith("adam."):
+                _, number, moment = name.split(".")
+                state.setdefault(int(number), {})[moment] = value
+        self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": state})
+        self.generator.set_state(tensors["generator"])
+        for name in LATEST:
+            setattr(self, name, facts[name])
+
+
+def train(recipe: Recipe, folder: Path, resume: bool = False, progress: Progress | None = None) -> TriggerModel:
+    """Trains and writes a transformers folder: config.json (with `training`: seed, command, errors), model.safetensors.
+
+    `resume`: goes on from the state an interrupted training left there, takes a finished one as it is, starts where
+    there is neither. Raises SinkscopeError where the folder holds anything that would be lost.
+    """
+    finished, state = folder / "config.json", folder / STATE
+    if finished.exists() and not state.exists():
+        return _finished(recipe, folder, resume)
+    if state.exists() and not resume:
+        raise SinkscopeError(f"{folder} holds an unfinished training: pass --resume to go on, or another --out")
+    if folder.exists() and not folder.is_dir():
+        raise SinkscopeError(f"{folder} is a file: give another --out")
+    half = folder / f"{STATE}.new"  # what a kill in the first save leaves
+    if not state.exists() and folder.exists() and set(folder.iterdir()) - {half}:
+        raise SinkscopeError(f"{folder} is not empty: give another --out")
+    training = Training(recipe)
+    folder.mkdir(parents=True, exist_ok=True)
+    if state.exists():
+        training.load(folder)
+    training.run(progress, folder)
+    model = training.model.eval()
+    model.config.training = _record(training)
+    with quiet_transformers():
+        model.save_pretrained(folder)
+    state.unlink(missing_ok=True)
+    return model
+
+
+def _finished(recipe: Recipe, folder: Path, resume: bool) -> TriggerModel:
+    if not resume:
+        raise SinkscopeError(f"{folder} holds a finished model: give another --out")
+    with quiet_transformers():
+        model = TriggerModel.from_pretrained(folder)
+    if model.config.training.get("command") != recipe.command:
+        raise SinkscopeError(f"{folder} holds another model: {model.config.training.get('command')}")
+    return model.eval()
+
+
+def _record(training: Training) -> dict[str, Any]:
+    """How it was trained and how well it does, for config.json. Errors are absolute, the largest over everything."""
+    recipe = training.recipe
+    return {
+        "command": recipe.command,
+        "seed": recipe.seed,
+        "batch": BATCH,
+        "learning_rate": recipe.learning_rate,
+        "steps": training.step,
+        "stopped": "criterion" if training.solved else "steps",
+        "loss": training.loss,
+        "batch_error": training.error,
+        "evaluation_error": training.evaluated(),
+        "evaluation_sequences": task.EVALUATION_SEQUENCES,
+    }
+
+
+def _bos_mass(maps: tuple[torch.Tensor, ...], data: task.Draw) -> float:
+    """Mean of A[i,0] over heads and non-trigger rows i >= 1 of a batch."""
+    first = torch.stack([weights.detach()[..., 0] for weights in maps]).mean((0, 2))
+    kept = torch.ones_like(first)
+    kept[:, 0] = 0
+    kept[torch.arange(len(first)), data.trigger] = 0
+    return float((first * kept).sum() / kept.sum())

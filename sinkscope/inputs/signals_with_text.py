@@ -1,0 +1,116 @@
+"""Text with pictures or sound in it: what a vision- or audio-language model's processor returns, for each sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.inputs.batches import TokenData, as_corpus, token_data
+from sinkscope.inputs.corpus import Corpus
+from sinkscope.inputs.rules import token_text
+from sinkscope.inputs.signals import PIXELS, signal_name
+
+GRIDS = ("image_grid_thw", "image_grid_hws")
+"""Sizes of pictures [picture, axis] whose patches stand in one long `pixel_values`: as many as the product says."""
+
+IMAGE_IDS = ("image_token_id", "image_token_index")
+IMAGE = "image"
+"""What the tables call an image token."""
+
+
+@dataclass(frozen=True)
+class Sighted:
+    """Sequences with pictures (or sound): token ids, and what else the model takes with each of them."""
+
+    tokens: TokenData
+    signal: str = PIXELS
+
+    def corpus(self) -> Corpus:
+        """The valid ids of each sequence; the pictures are in the fingerprint."""
+        given = self.tokens.extras or []
+        numbers = [extra[name].cpu().double().numpy().ravel() for extra in given for name in sorted(extra)]
+        plain = as_corpus(self.tokens)
+        what = "pictures" if self.signal == PIXELS else "sound"
+        return Corpus(f"token ids and {what}", plain.ids, plain.documents, vectors=np.concatenate(numbers))
+
+
+@dataclass(frozen=True)
+class ImageNames:
+    """A tokenizer's names (or none), but `image` for the tokens that a picture takes the place of."""
+
+    tokenizer: Any
+    image_id: int | None
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return IMAGE if token == self.image_id else token_text(self.tokenizer, token)
+
+
+def image_token(config: Any) -> int | None:
+    """The id that stands for a part of a picture in the text; None where the configuration names none."""
+    found = (getattr(config, name, None) for name in IMAGE_IDS)
+    return next((token for token in found if isinstance(token, int)), None)
+
+
+def sighted_data(data: Any, count: int | None, vocabulary: int, image_id: int | None = None) -> Sighted | None:
+    """The sequences of a mapping with `input_ids` and pictures or sound for each; None for any other data.
+
+    All else in the mapping is a tensor a sequence, or a token, and goes to the model with its sequence. Several
+    pictures may belong to a sequence where all have as many, and as many tokens `image_id`. Raises SinkscopeError
+    where it cannot be told what belongs to which sequence.
+    """
+    signal = signal_name(data)
+    if signal is None or "input_ids" not in data:
+        return None
+    ids = token_data({name: data[name] for name in ("input_ids", "attention_mask") if name in data}, vocabulary)
+    try:
+        rest = {name: torch.as_tensor(data[name]).detach().cpu() for name in data if name not in ("input_ids",)}
+    except (TypeError, ValueError, RuntimeError):
+        raise SinkscopeError(f"{signal} and what comes with them: tensors are needed (return_tensors='pt')") from None
+    if not rest[signal].is_floating_point() or not torch.isfinite(rest[signal]).all():
+        raise SinkscopeError(f"{signal}: finite numbers are needed")
+    rest.pop("attention_mask", None)
+    shown = np.unique((ids.ids == image_id).sum(1)) if image_id is not None else np.zeros(2)
+    parts = [_parts(name, value, rest, len(ids.ids), len(shown) == 1) for name, value in rest.items()]
+    extras = [dict(zip(rest, own, strict=True)) for own in zip(*parts, strict=True)]
+    for number, extra in enumerate(extras):
+        length = ids.ids.shape[1]
+        start, stop = ids.span(number)
+        for name, value in extra.items():
+            if value.shape == (1, length):  # one number a token: padding goes as it goes from the ids
+                extra[name] = value[:, start:stop]
+    mask = None if ids.mask is None else ids.mask[:count]
+    return Sighted(TokenData(ids.ids[:count], mask, extras=extras[:count]), signal)
+
+
+def joined(sequences: Sequence[dict[str, Any]], vocabulary: int) -> Sighted:
+    """Sequences as a processor returned them one by one, each a batch of one; lengths may differ."""
+    read = [sighted_data(sequence, None, vocabulary) for sequence in sequences]
+    rows = [one.tokens.ids[0] for one in read if one is not None]
+    extras = [extra for one in read if one is not None for extra in one.tokens.extras or []]
+    ids = token_data(rows, vocabulary)
+    return Sighted(TokenData(ids.ids, ids.mask, extras=extras))
+
+
+def _parts(name: str, value: Tensor, rest: dict[str, Tensor], sequences: int, several: bool) -> list[Tensor]:
+    """One part of a tensor for each sequence, its first axis kept; `several`: it may hold more than one picture."""
+    grid = next((rest[grid] for grid in GRIDS if grid in rest), None)
+    if name == PIXELS and grid is not None and _fits(len(grid), sequences, several):
+        sizes = grid.prod(-1).view(sequences, -1).sum(1).tolist()
+        if sum(sizes) == len(value):
+            return list(value.split(sizes))
+    if value.dim() and _fits(len(value), sequences, several):
+        return list(value.split(len(value) // sequences))
+    raise SinkscopeError(
+        f"{name} of shape {tuple(value.shape)} for {sequences} sequences: one picture for each sequence is read, or as "
+        "many in each, with as many image tokens"
+    )
+
+
+def _fits(rows: int, sequences: int, several: bool) -> bool:
+    return rows == sequences or (several and rows > 0 and rows % sequences == 0)

@@ -1,0 +1,49 @@
+"""The exact median of |x|, faster than selecting among all elements."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+MANY_ROWS = 8
+"""Rows from which on an accelerator selects their medians at once."""
+
+COARSE_BITS = 18
+"""Leaves the exponent and 5 bits of the mantissa: buckets 3 % wide."""
+
+
+def median_abs(x: Float[Tensor, "batch element"]) -> Float[Tensor, " batch"]:
+    """Median of |x| of each row, the mean of the two middle values for an even count (numpy's rule); NaN if any is.
+
+    The bits of a non-negative float32 order as integers do: a histogram of their upper bits finds the few elements
+    around the middle, and only those are sorted. Exact, and several times faster than selecting among all. An
+    accelerator selects in many rows at once; a row at a time would keep it waiting for us.
+    """
+    if x.device.type != "cpu" and len(x) >= MANY_ROWS:
+        return _selected(x.float().abs()).to(x.dtype)
+    bits = x.float().contiguous().view(torch.int32) & 0x7FFFFFFF
+    middles = torch.stack([_middle(row) for row in bits]).view(torch.float32).to(x.dtype)
+    return torch.where(torch.isnan(x).any(-1), torch.nan, middles.mean(-1))
+
+
+def _selected(sizes: Float[Tensor, "batch element"]) -> Float[Tensor, " batch"]:
+    """torch's median is the lower of two middle elements; the upper is equal to it or the next larger."""
+    lower = sizes.median(-1).values
+    if sizes.shape[-1] % 2:
+        return lower
+    larger = sizes > lower[:, None]
+    above = sizes.masked_fill(~larger, torch.inf).amin(-1)
+    within = sizes.shape[-1] - larger.sum(-1)
+    return (lower + torch.where(within > sizes.shape[-1] // 2, lower, above)) / 2
+
+
+def _middle(bits: Int[Tensor, " element"]) -> Int[Tensor, " two"]:
+    """The two middle elements (the same one twice for an odd count)."""
+    ranks = torch.tensor([(len(bits) - 1) // 2, len(bits) // 2], device=bits.device)
+    coarse = bits >> COARSE_BITS
+    ends = torch.bincount(coarse).cumsum(0)
+    low, high = torch.searchsorted(ends, ranks, right=True)
+    near = bits[(coarse >= low) & (coarse <= high)].sort().values
+    skipped = torch.where(low > 0, ends[low - 1], 0)
+    return near[ranks - skipped]

@@ -1,0 +1,155 @@
+"""Two statistics that libraries give slowly or inexactly, made exact and cheap: a median, a spectrum's entropy."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+HEAVY_TOKENS = 8
+STRIPS = 4
+"""Of a Gram matrix: five eighths of its products are formed, in pieces still large enough for a fast product."""
+
+SPECTRA_CUBES = 2**31
+FEWEST_SPECTRA = 2
+"""Sequences of a domain whose spectrum is taken unasked: n of them while n min(T, D)^3 is no more, two of any size."""
+
+WAITING_BYTES, HANDED_BYTES = 256 * 2**20, 2**32
+"""Matrices that wait for others take about as much at most; and those solved while an accelerator goes on."""
+
+
+def spectrum_entropy(x: Float[Tensor, "batch token channel"]) -> Float[Tensor, " batch"]:
+    """Entropy in nats of the squared singular values of each x over their sum. Eigenvalues are taken in float64."""
+    return SpectrumEntropy.of(x).tensor()
+
+
+def cheap_spectra(tokens: int, channels: int) -> int:
+    """Sequences whose spectrum a scan takes unasked. An eigenproblem costs the cube of min(T, D), in steps that
+    keep few cores busy: over all sequences of a long scan it would outgrow the forward passes."""
+    return max(FEWEST_SPECTRA, SPECTRA_CUBES // min(tokens, channels) ** 3)
+
+
+def gram_matrix(x: Float[Tensor, "batch token channel"]) -> Float[Tensor, "batch n n"]:
+    """The lower triangle (the upper is not filled) of the smaller Gram matrix of each x, float64 on the CPU; all NaN
+    where x is not finite.
+
+    Products are float32; the few tokens whose norm dwarfs the rest (massive activations, sinks) would drown the
+    others' rounding, so the heaviest join the channel Gram matrix in float64.
+    """
+    tokens, channels = x.shape[1:]
+    if tokens <= channels:
+        gram = _lower_products(x)
+    else:
+        heavy = torch.linalg.vector_norm(x, dim=-1).topk(min(HEAVY_TOKENS, tokens), dim=-1).indices
+        rows = torch.arange(len(x), device=x.device)[:, None]
+        light = x.clone()
+        light[rows, heavy] = 0.0
+        outliers = x[rows, heavy].cpu().double()
+        gram = _lower_products(light.mT).baddbmm_(outliers.mT, outliers)
+    finite = gram.isfinite().flatten(1).all(-1)
+    return torch.where(finite[:, None, None], gram, torch.nan)
+
+
+def _lower_products(rows: Float[Tensor, "batch n m"]) -> Float[Tensor, "batch n n"]:
+    """rows @ rows.mT at and below the diagonal, a strip at a time: LAPACK reads no more of a symmetric matrix."""
+    count = rows.shape[1]
+    gram = torch.zeros(len(rows), count, count, dtype=torch.float64)
+    step = max(1, -(-count // STRIPS))
+    for start in range(0, count, step):
+        stop = min(start + step, count)
+        gram[:, start:stop, :stop] = torch.bmm(rows[:, start:stop], rows[:, :stop].mT).cpu()
+    return gram
+
+
+def _entropy(gram: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
+    """Of the eigenvalues of one symmetric matrix over their sum; NaN for a matrix with NaN, which LAPACK refuses."""
+    if not gram.isfinite().all():
+        return gram.new_tensor(torch.nan)
+    kept = torch.linalg.eigvalsh(gram).clamp(min=0.0)
+    return torch.special.entr(kept / kept.sum()).sum()
+
+
+@dataclass
+class SpectrumEntropy:
+    """`spectrum_entropy` of the first sequences of a batch, whose eigenvalues are still to be computed; NaN for others.
+
+    On a CPU one matrix alone would leave all threads but one idle, and long sequences come one at a time: several wait
+    for each other. Those of an accelerator are solved on the CPU, while the accelerator goes on.
+    """
+
+    grams: list[Tensor]
+    batch: int
+    like: Tensor
+    jobs: list[Future[Tensor]] = field(default_factory=list)
+    matrix_bytes: int = 0
+
+    @classmethod
+    def of(cls, x: Float[Tensor, "batch token channel"], first: int | None = None) -> SpectrumEntropy:
+        """`first`: sequences to take; None = all."""
+        taken = x if first is None else x[: max(0, first)]
+        grams = [*gram_matrix(taken)] if len(taken) else []
+        made = cls(grams, len(x), x.new_empty(0), matrix_bytes=sum(gram.nbytes for gram in grams[:1]))
+        if x.device.type != "cpu":
+            made.start()
+        return made
+
+    def start(self) -> None:
+        """Hands the matrices to threads that solve them, and lets go of them.
+
+        Each has a thread of its own: LAPACK's reduction to tridiagonal form gains nothing from more, and keeps the
+        others spinning. torch's LAPACK, not numpy's: two libraries' thread pools slow each other down.
+        """
+        pool = _single_threads(torch.get_num_threads() if self.like.device.type == "cpu" else _idle_cores())
+        self.jobs += [pool.submit(_entropy, gram) for gram in self.grams]
+        self.grams = []
+
+    def cancel(self) -> None:
+        """Nobody will ask for it: what no thread has begun is not solved."""
+        self.grams = []
+        for job in self.jobs:
+            job.cancel()
+
+    @property
+    def under_way(self) -> int:
+        """Matrices that a thread has, or will have, and that are not solved yet."""
+        return sum(not job.done() for job in self.jobs)
+
+    def tensor(self) -> Tensor:
+        """The entropies, [batch]; computed now if they were not."""
+        self.start()
+        values = self.like.new_full((self.batch,), torch.nan)
+        if self.jobs:
+            solved = torch.stack([job.result() for job in self.jobs])
+            values[: len(solved)] = solved.to(values.dtype).to(values.device)
+        return values
+
+
+def full(waiting: list[SpectrumEntropy]) -> bool:
+    """Whether so many wait that every thread has its matrix, or memory says stop."""
+    count = sum(len(one.grams) for one in waiting)
+    held = sum(len(one.grams) * one.matrix_bytes for one in waiting)
+    handed = sum(one.under_way * one.matrix_bytes for one in waiting)
+    return count >= torch.get_num_threads() or held >= WAITING_BYTES or handed >= HANDED_BYTES
+
+
+def solve(waiting: list[SpectrumEntropy]) -> None:
+    """Computes them together."""
+    for one in waiting:
+        one.start()
+    wait([job for one in waiting for job in one.jobs])
+
+
+def _idle_cores() -> int:
+    """Cores of this process's share of the machine: a launcher gives each process one thread of torch's."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+@cache
+def _single_threads(workers: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(workers, "sinkscope-eigenvalues", initializer=lambda: torch.set_num_threads(1))

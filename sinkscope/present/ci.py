@@ -1,0 +1,126 @@
+"""A verdict as text: for a terminal, for GitHub (annotations and Markdown), for JUnit readers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sinkscope.present.terminal.comparison import figure, signed
+from sinkscope.present.text import markdown_cell, printable
+
+if TYPE_CHECKING:
+    from sinkscope.comparison.gate import Breach, Tally, Verdict
+
+
+SHOWN, ANNOTATED, IN_SUMMARY = 40, 10, 50
+
+
+def render_verdict(verdict: Verdict) -> str:
+    """The verdict in a line, then each breach in one, the farthest beyond its bound first."""
+    lines = [headline(verdict)]
+    lines += [f"note: {printable(note)}" for note in verdict.notes]
+    several = len(verdict.same_text) > 1
+    ordered = by_size(verdict.breaches)
+    lines += [f"  {describe(breach, several)}" for breach in ordered[:SHOWN]]
+    if len(ordered) > SHOWN:
+        lines.append(f"  and {len(ordered) - SHOWN} more (--json or --junit lists them all)")
+    return "\n".join(lines) + "\n"
+
+
+def headline(verdict: Verdict) -> str:
+    """`passed: ...` or `FAILED: ...` with the counts."""
+    places = sum(tally.places for tally in verdict.tallies)
+    rules = len(verdict.tallies)
+    model, base = printable(verdict.model), printable(verdict.baseline_model)
+    if verdict.passed:
+        return f"passed: {model} against {base}: {rules} rules, {places} comparisons, nothing moved too far"
+    failed = sum(bool(tally.breaches) for tally in verdict.tallies)
+    return (
+        f"FAILED: {model} against {base}: {len(verdict.breaches)} of {places} comparisons moved too far "
+        f"({failed} of {rules} rules)"
+    )
+
+
+def by_size(breaches: list[Breach]) -> list[Breach]:
+    """The farthest beyond its bound first; missing values before all."""
+
+    def size(breach: Breach) -> float:
+        if breach.baseline is None or breach.now is None:
+            return float("-inf")
+        return -abs(breach.now - breach.baseline) / max(breach.allowed, 1e-30)
+
+    return sorted(breaches, key=size)
+
+
+def describe(breach: Breach, several: bool = False) -> str:
+    """Metric, place, baseline, now, allowed in one line."""
+    where = f"{breach.place} on {printable(breach.domain)}" if several else breach.place
+    text = f"{breach.metric} at {where}: {figure(breach.baseline)} -> {figure(breach.now)}"
+    if breach.baseline is None or breach.now is None:
+        return f"{text} (a value is missing on one side)"
+    text += f" ({signed(breach.now - breach.baseline)}, allowed ±{figure(breach.allowed)}"
+    return text + (f", q {breach.q:.1g})" if breach.q is not None else ")")
+
+
+def github_annotations(verdict: Verdict) -> str:
+    """Workflow commands: at most 10 errors, which is what GitHub shows of a step; the last tells of the rest."""
+    ordered = by_size(verdict.breaches)
+    kept = ordered if len(ordered) <= ANNOTATED else ordered[: ANNOTATED - 1]
+    messages = [(f"{breach.metric} moved", describe(breach, len(verdict.same_text) > 1)) for breach in kept]
+    if len(ordered) > len(kept):
+        messages.append(("sinkscope check", f"and {len(ordered) - len(kept)} more; see the step's summary"))
+    return "".join(f"::error title={_property(title)}::{_data(text)}\n" for title, text in messages)
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def markdown_verdict(verdict: Verdict) -> str:
+    """The verdict as Markdown: the counts of each rule, then the breaches."""
+    several = len(verdict.same_text) > 1
+    state = "passed" if verdict.passed else "failed"
+    lines = [f"### sinkscope check: {state}", "", markdown_cell(headline(verdict)), ""]
+    lines += [f"- {markdown_cell(note)}" for note in verdict.notes] + [""]
+    lines += ["| metric | level | places | largest change | breaches |", "|---|---|---:|---:|---:|"]
+    for tally in verdict.tallies:
+        where = f"{tally.rule.level} on {markdown_cell(tally.domain)}" if several else tally.rule.level
+        lines.append(
+            f"| {tally.rule.metric} | {where} | {tally.places} | {figure(tally.largest)} | {len(tally.breaches)} |"
+        )
+    if verdict.breaches:
+        lines += ["", "| metric | place | baseline | now | allowed |", "|---|---|---:|---:|---:|"]
+    for breach in by_size(verdict.breaches)[:IN_SUMMARY]:
+        where = f"{breach.place} on {markdown_cell(breach.domain)}" if several else breach.place
+        numbers = f"{figure(breach.baseline)} | {figure(breach.now)} | ±{figure(breach.allowed)}"
+        lines.append(f"| {breach.metric} | {where} | {numbers} |")
+    if len(verdict.breaches) > IN_SUMMARY:
+        lines += ["", f"and {len(verdict.breaches) - IN_SUMMARY} more"]
+    return "\n".join(lines) + "\n\n"
+
+
+def junit_xml(verdict: Verdict) -> bytes:
+    """One test case a rule and domain; a failure lists its breaches."""
+    from junitparser import Failure, JUnitXml, TestCase, TestSuite
+
+    suite = TestSuite("sinkscope check")
+    for tally in verdict.tallies:
+        name = f"{tally.rule.metric} at level {tally.rule.level}"
+        case = TestCase(name, classname=f"sinkscope.check.{printable(tally.domain)}", time=0)
+        if tally.breaches:
+            case.result = [_failure(tally, Failure)]
+        suite.add_testcase(case)
+    xml = JUnitXml("sinkscope")
+    xml.add_testsuite(suite)
+    xml.update_statistics()
+    return xml.tostring()
+
+
+def _failure(tally: Tally, failure: type) -> object:
+    worst = by_size(tally.breaches)
+    made = failure(f"{len(worst)} of {tally.places} moved too far; {describe(worst[0])}", "moved")
+    made.text = "\n".join(describe(breach) for breach in worst)
+    return made

@@ -1,0 +1,59 @@
+"""The comparison's part of the HTML report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sinkscope.present.html.svg import DIVERGING, Cell, heat_map, legend
+from sinkscope.present.terminal.comparison import CHANGED, error, figure, interval, probability, signed
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sinkscope.comparison.compare_runs import Comparison
+
+
+def comparison_view(result: Comparison) -> dict[str, Any]:
+    """What the template shows: rows of the summary, a map of each metric's differences, the heads that changed."""
+    rows = [
+        {"place": _where(result.summary, row["domain"], row["stream"]) or row["domain"], "metric": row["metric"],
+         "a": figure(row["a"]), "b": figure(row["b"]),
+         "difference": f"{signed(row['difference'])} ± {error(row['sem'])}",
+         "interval": interval(row["low"], row["high"]), "p": probability(row["p"])}
+        for row in result.summary.to_dict("records")
+    ]  # fmt: skip
+    how = "Paired: the same token sequences in both" if result.paired else "Separate samples: Welch's test"
+    return {
+        "a": result.a, "b": result.b, "how": how, "notes": result.notes, "rows": rows, "maps": _maps(result),
+        "changes": [(CHANGED[name], heads) for name, heads in result.changes.items()] if result.same_shape else [],
+    }  # fmt: skip
+
+
+def _where(rows: pd.DataFrame, domain: str, stream: str) -> str:
+    """Domain and stream as far as there are several."""
+    return ", ".join(name for key, name in (("domain", domain), ("stream", stream)) if rows[key].nunique() > 1)
+
+
+def _maps(result: Comparison) -> list[dict[str, Any]]:
+    """A map of each metric; only its caption where no head differs."""
+    maps: list[dict[str, Any]] = []
+    if not len(result.heads):
+        return maps
+    for (domain, stream, metric), rows in result.heads.groupby(["domain", "stream", "metric"], sort=False):
+        where = _where(result.heads, domain, stream)
+        label = f"difference of {metric}" + (f" on {where}" if where else "")
+        most = float(rows["difference"].abs().max())
+        if not most > 0:
+            maps.append({"caption": f"{label}: none in any head", "svg": "", "legend": ""})
+            continue
+        layers = list(dict.fromkeys(rows["layer"]))
+        cells = [
+            Cell(layers.index(row["layer"]), int(row["head"]), row["difference"],
+                 f"layer {row['layer']}, head {row['head']}: {figure(row['a'])} to {figure(row['b'])} "
+                 f"({signed(row['difference'])}, q {probability(row['q'])})")
+            for row in rows.to_dict("records")
+        ]  # fmt: skip
+        bounds = (-most, most)
+        drawn = heat_map(cells, [str(layer) for layer in layers], int(rows["head"].max()) + 1, bounds, label, DIVERGING)
+        maps.append({"caption": label, "svg": drawn, "legend": legend(bounds, f"{metric}, B - A", DIVERGING)})
+    return maps

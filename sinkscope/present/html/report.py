@@ -1,0 +1,229 @@
+"""Runs as one HTML file: no network, no style or script but its own (a Content-Security-Policy holds their hashes)."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from sinkscope.present.html.svg import Cell, Dot, Line, color, heat_map, legend, line_chart, number, scatter
+from sinkscope.present.identity import run_id
+from sinkscope.present.text import printable
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+    from sinkscope.comparison.compare_runs import Comparison
+    from sinkscope.runs.run import Run
+
+
+TEMPLATES = Path(__file__).parent / "templates"
+SCORES = (
+    "bos_mass", "sink_score", "sink_rate", "sink_margin", "first_argmax", "entropy", "uniformity", "self_mass",
+    "previous_mass", "honor", "residual_write_ln", "value_drain", "ov_drain", "gate_open", "pattern", "dormant",
+)  # fmt: skip
+PROFILES = (
+    ("alignment with the first token", "cosine", False,
+     (("cos_first_residual", "cos(x_0, x_j)"), ("cos_first_input", "cos(z_0, z_j)"),
+      ("avg_cos_residual", "cos(x_i, x_j), i, j > 0"))),
+    ("norms of the residual stream", "norm", True, (("norm_first", "first token"), ("norm_other", "other tokens"))),
+    ("massive activations", "largest |x|", True, (("inf_norm", "largest |x|"),)),
+    ("attention on the first token", "probability", False, (("mean_bos_mass", "BOS mass"),)),
+)  # fmt: skip
+POINTS = 64
+"""Points of alpha by position kept for each head: all of the first 16 positions, then means of equal stretches."""
+
+
+def render_report(runs: list[Run], comparison: Comparison | None = None) -> str:
+    """The whole page. Names, tokens and paths are escaped as text, in markup and in the embedded JSON."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters["printable"] = lambda value: printable(str(value))
+    environment.filters["figure"] = number
+    style, script = ((TEMPLATES / name).read_text("utf-8") for name in ("report.css", "report.js"))
+    return environment.get_template("report.html").render(
+        style=_trusted(style),
+        script=_trusted(script),
+        policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; "
+        "form-action 'none'",
+        runs=[_view(run, index) for index, run in enumerate(runs)],
+        comparison=None if comparison is None else _comparison_view(comparison),
+        data=_trusted(embedded([_head_data(run) for run in runs])),
+    )
+
+
+def _trusted(text: str) -> Markup:
+    from markupsafe import Markup
+
+    return Markup(text)
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def embedded(data: Any) -> str:
+    """JSON that may stand inside a script element: `<`, `>`, `&` and line separators are escaped."""
+    from sinkscope.runs.strict_json import plain
+
+    text = json.dumps(plain(data), allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _view(run: Run, index: int) -> dict[str, Any]:
+    """What the template shows of one run."""
+    manifest, summary = run.manifest, run.summary
+    model, first = manifest["model"], summary["first_token"]
+    facts = {
+        "model": f"{model['id']} ({model.get('class')}, {model.get('parameters') or 0:,} parameters)",
+        "computed in": f"{model.get('dtype')} on {model.get('device')}",
+        "weights SHA-256": model.get("weights_sha256") or "-",
+        "data": "; ".join(
+            f"{d['spec']}: {d['sequences']} sequences of {d['seq_len']} tokens" for d in manifest["data"]
+        ),
+        "first token": "differs between sequences" if first["id"] is None else f"{first['text']} (id {first['id']})",
+        "sink": f"mean alpha_0 above {summary['epsilon']:g}",
+        "dormant": manifest.get("dormant_rule"),
+        "made by": f"sinkscope {manifest.get('sinkscope')}, run {run_id(run)}",
+    }
+    return {
+        "index": index,
+        "name": str(model["id"]).rstrip("/").rpartition("/")[2],
+        "facts": facts,
+        "words": [(stream, each["in_words"]) for stream, each in summary["streams"].items()],
+        "warnings": summary.get("warnings", []),
+        "maps": _maps(run, index),
+        "profiles": _profiles(run),
+        "scatter": _scatter(run),
+        "domains": _domains(run),
+        "mixed": summary.get("dormant_in_some_domains", []),
+    }
+
+
+def _groups(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Rows by (stream, domain), each with a caption that is empty where there is only one."""
+    keys = [key for key in ("stream", "domain") if key in table and table[key].nunique() > 1]
+    if not keys:
+        return [("", table)]
+    return [(", ".join(map(str, name)), rows) for name, rows in table.groupby(keys, sort=False)]
+
+
+def _place(row: Any) -> str:
+    return f"layer {row['layer']}, head {row['head']}"
+
+
+def _maps(run: Run, index: int) -> list[dict[str, Any]]:
+    heads = run.heads.reset_index(drop=True)
+    maps = []
+    for caption, rows in _groups(heads):
+        layers = list(dict.fromkeys(rows["layer"]))
+        cells = [
+            Cell(layers.index(row["layer"]), int(row["head"]), row["bos_mass"],
+                 f"{_place(row)}: BOS mass {number(row['bos_mass'])}, alpha_0 {number(row['sink_score'])}", int(place))
+            for place, row in rows.iterrows()
+        ]  # fmt: skip
+        names, most = [str(layer) for layer in layers], int(rows["head"].max()) + 1
+        drawn = heat_map(cells, names, most, (0, 1), f"BOS mass {caption}", run=index)
+        maps.append({"caption": caption, "svg": drawn, "legend": legend((0, 1), "BOS mass (probability)")})
+    return maps
+
+
+def _profiles(run: Run) -> list[dict[str, Any]]:
+    charts = []
+    for caption, rows in _groups(run.layers):
+        x = [float(layer) for layer in rows["layer"]]
+        for title, unit, log, columns in PROFILES:
+            lines = [
+                Line(label, x, rows[name].astype(float).tolist())
+                for name, label in columns
+                if name in rows and rows[name].notna().any()
+            ]
+            if lines:
+                whole = f"{title}, {caption}" if caption else title
+                labels = [line.label for line in lines]
+                charts.append({"title": whole, "svg": line_chart(lines, "layer", unit, log), "labels": labels})
+    return charts
+
+
+def _scatter(run: Run) -> list[dict[str, Any]]:
+    charts = []
+    for caption, rows in _groups(run.heads):
+        top = float(rows["layer"].max())
+        asleep = rows["dormant"].fillna(False).astype(bool)
+        dots = [
+            Dot(row["bos_mass"], row["honor"], color(float(row["layer"]), 0, max(top, 1.0)),
+                f"{_place(row)}: BOS mass {number(row['bos_mass'])}, HONOR {number(row['honor'])}", bool(marked))
+            for (_, row), marked in zip(rows.iterrows(), asleep, strict=True)
+        ]  # fmt: skip
+        chart = scatter(dots, "BOS mass (probability)", "HONOR (ratio)")
+        charts.append({"caption": caption, "svg": chart, "legend": legend((0, top), "layer")})
+    return charts
+
+
+def _domains(run: Run) -> list[dict[str, Any]]:
+    rows = []
+    for name, domain in run.summary.get("domains", {}).items():
+        for stream, each in domain["streams"].items():
+            epsilon = f"{run.summary['epsilon']:g}"
+            rows.append({
+                "domain": name, "stream": stream, "sink_rate": each["sink_rate_percent"][epsilon]["T"],
+                "bos_mass": each["bos_mass"]["mean"], "entropy": each["entropy"]["mean"],
+                "dormant": each["dormant"]["count"], "heads": each["heads"],
+            })  # fmt: skip
+    return rows
+
+
+def _head_data(run: Run) -> dict[str, Any]:
+    """What a click shows, by row of the head table: scores, alpha_0 by length, alpha by position."""
+    heads = run.heads.reset_index(drop=True)
+    scores = [name for name in SCORES if name in heads]
+    keys = [key for key in ("domain", "stream", "layer", "head") if key in heads and key in run.length_curve]
+    curves = dict(iter(run.length_curve.groupby(keys, sort=False)))
+    alphas = dict(iter(run.positions.groupby(keys, sort=False)["alpha"]))
+    rows = []
+    for row in heads.to_dict("records"):
+        place = tuple(row[key] for key in keys)
+        curve = curves[place]
+        positions, values = thinned(alphas[place].to_numpy(float))
+        rows.append({
+            "name": " ".join(f"{key} {row[key]}" for key in keys if key != "stream" or heads[key].nunique() > 1),
+            "scores": [_short(row[name]) for name in scores],
+            "lengths": curve["length"].tolist(),
+            "curve": [_short(value) for value in curve["sink_score"]],
+            "positions": positions,
+            "alpha": [_short(value) for value in values],
+        })  # fmt: skip
+    return {"scores": scores, "heads": rows}
+
+
+def thinned(alpha: np.ndarray) -> tuple[list[int], list[float]]:
+    """At most about POINTS points: the first 16 as they are, then the largest of each of equal stretches."""
+    head = min(16, len(alpha))
+    rest = np.array_split(np.arange(head, len(alpha)), min(POINTS - head, max(1, len(alpha) - head)))
+    places = [*range(head)]
+    for stretch in rest:
+        if len(stretch):
+            own = alpha[stretch]
+            places.append(int(stretch[0] if np.isnan(own).all() else stretch[int(np.nanargmax(own))]))
+    return places, [float(alpha[place]) for place in places]
+
+
+def _short(value: Any) -> Any:
+    if value is pd.NA or (isinstance(value, float) and not np.isfinite(value)):
+        return None
+    return float(f"{value:.3g}") if isinstance(value, float) else value
+
+
+def _comparison_view(result: Comparison) -> dict[str, Any]:
+    from sinkscope.present.html.comparison import comparison_view
+
+    return comparison_view(result)

@@ -1,0 +1,1 @@
+"""Tables for papers: LaTeX, Markdown, BibTeX."""

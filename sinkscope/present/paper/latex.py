@@ -1,0 +1,67 @@
+"""A paper's table as LaTeX: booktabs rules, siunitx columns."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from sinkscope.present.paper.cells import Writing, decimals, written_rows
+from sinkscope.present.text import printable
+from sinkscope.runs.paper_table import Column, PaperTable
+
+SIGNS = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "[": "{[}", "]": "{]}", "|": r"\textbar{}", '"': r"\textquotedbl{}",
+}  # fmt: skip
+
+
+def escape(text: str) -> str:
+    """Any text as LaTeX that prints it."""
+    return "".join(SIGNS.get(char, char) for char in printable(text))
+
+
+def latex_table(table: PaperTable) -> str:
+    r"""A `tabular` to \input; the preamble needs \usepackage{booktabs,siunitx}.
+
+    Numbers stand in siunitx S columns as `mean \pm half width` of the 95 % interval.
+    """
+    layout = [_layout(table, column) for column in table.columns]
+    numbers = [_is_number(table, key) for key in table.keys]
+    spec = " ".join(["r" if number else "l" for number in numbers] + layout)
+    lines = [f"% {printable(note)}" for note in table.notes]
+    lines += [
+        "% +- is the half width of the 95 % interval over sequences (Student's t).",
+        "% Needs \\usepackage{booktabs,siunitx}; print it as +- with \\sisetup{separate-uncertainty=true}.",
+        f"\\begin{{tabular}}{{{spec}}}",
+        "\\toprule",
+        _line([escape(key) for key in table.keys] + [f"{{{escape(column.name)}}}" for column in table.columns]),
+        _line([""] * len(table.keys) + [f"{{({escape(column.unit)})}}" for column in table.columns]),
+        "\\midrule",
+    ]
+    lines += [_line(cells) for cells in written_rows(table, Writing(escape, "{--}", r" \pm "))]
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
+
+
+def _line(cells: list[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def _is_number(table: PaperTable, name: str) -> bool:
+    values = table.frame[name]
+    return pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
+
+
+def _layout(table: PaperTable, column: Column) -> str:
+    """`l` for words; for numbers an S column that fits every cell."""
+    if not _is_number(table, column.name):
+        return "l"
+    place = decimals(table, column)
+    values = table.frame[column.name].dropna().astype(float)
+    whole = max((len(f"{abs(value):.{place}f}".split(".")[0]) for value in values), default=1)
+    sign = "-" if (values < 0).any() else ""
+    form = f"{sign}{whole}" + (f".{place}" if place else "")
+    if column.interval:
+        half = (table.frame[f"{column.name}_high"] - table.frame[column.name]).dropna()
+        digits = max((len(f"{value:.{place}f}".replace(".", "").lstrip("0")) for value in half), default=1)
+        form += f"({max(1, digits)})"
+    return f"S[table-format={form}]"

@@ -1,0 +1,81 @@
+"""`sinkscope bench` at the terminal: seconds, ratios, memory, and what fits into this machine."""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+
+from sinkscope.experiments.bench.result import BACKBONE, CONTENDERS, EAGER, PLAIN, SCAN, Speed
+from sinkscope.present.text import printable
+
+WIDTH = 80
+GIB, MIB = 2**30, 2**20
+SEQUENCES = 32
+
+
+def render_bench(speed: Speed) -> str:
+    """A row a contender, then what each is, then what a scan takes and what fits."""
+    threads = f", {speed.threads} threads" if speed.device == "cpu" else ""
+    rounds = len(speed.costs[SCAN].seconds)
+    lines = [
+        *textwrap.wrap(
+            f"{printable(speed.model)}, {speed.dtype} on {speed.device}{threads}: {speed.batch_size} x "
+            f"{speed.seq_len} random tokens, {rounds} rounds, all by turns",
+            WIDTH,
+        ),
+        "",
+        *_table(speed),
+        "",
+    ]
+    wide = max(map(len, speed.costs))
+    lines += [f"{name:{wide}}  {CONTENDERS[name]}" for name in speed.costs]
+    lines += ["", *textwrap.wrap(f"ratios: median over rounds (least-most). {_scan_time(speed)}", WIDTH)]
+    for name, needed in speed.left_out.items():
+        what = "attention maps" if name == EAGER else "logits"
+        lines += textwrap.wrap(f"{name} is left out: its {what} alone would take {needed / GIB:,.0f} GiB.", WIDTH)
+    lines += textwrap.wrap(_what_fits(speed), WIDTH)
+    return "\n".join([*lines, ""])
+
+
+def _table(speed: Speed) -> list[str]:
+    bases = [name for name in (PLAIN, BACKBONE) if name in speed.costs]
+    rows = [["", "seconds", "tokens/s", *(f"/ {base}" for base in bases), "peak memory"]]
+    for name, cost in speed.costs.items():
+        ratios = [_ratio(speed.ratios[name][base]) if name != base else "1" for base in bases]
+        peak = "-" if cost.peak_bytes is None else f"{cost.peak_bytes / MIB:,.0f} MiB"
+        rows.append([name, f"{statistics.median(cost.seconds):.3f}", f"{cost.tokens_per_second:,.0f}", *ratios, peak])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join([row[0].ljust(widths[0]), *_right(row[1:], widths[1:])]) for row in rows]
+
+
+def _right(cells: list[str], widths: list[int]) -> list[str]:
+    return [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
+
+
+def _ratio(spread: tuple[float, float, float]) -> str:
+    return "{:.2f} ({:.2f}-{:.2f})".format(*spread)
+
+
+def _scan_time(speed: Speed) -> str:
+    batches = -(-SEQUENCES // speed.batch_size)
+    seconds = batches * statistics.median(speed.costs[SCAN].seconds)
+    return (
+        f"A scan of {SEQUENCES} sequences of {speed.seq_len} tokens takes about {seconds:.0f} s here, after loading, "
+        f"{speed.set_up:.1f} s for the dry run, and the self-check."
+    )
+
+
+def _what_fits(speed: Speed) -> str:
+    if speed.free_bytes is None:
+        return "What fits is not known: this device does not tell its memory."
+    longest = [f"{name} {_tokens(cost.longest, speed.positions)}" for name, cost in speed.costs.items()]
+    return (
+        f"Longest single sequence in the {speed.free_bytes / GIB:.1f} GiB free now, extrapolated: "
+        f"{', '.join(longest)} (a straight line through two peaks; eager: heads x T x T)."
+    )
+
+
+def _tokens(longest: int | None, positions: int | None) -> str:
+    if longest is None:
+        return "unknown"
+    return f"{longest:,} tokens" + (" (the model's own limit)" if longest == positions else "")

@@ -1,0 +1,98 @@
+"""The trigger task's results as text: a scan's table of heads, a training's end, the study beside the paper."""
+
+from __future__ import annotations
+
+import csv
+import io
+import textwrap
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sinkscope.present.text import printable
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+WIDTH = 100
+
+
+def render_task(task: dict[str, Any], width: int = WIDTH, meanings: bool = True) -> str:
+    """What summary.json says of a task: the answer in words, a row a head, what the columns mean."""
+    names = ["layer", "head", *task["columns"]]
+    rows = [[_cell(row[name]) for name in names] for row in task["heads"]]
+    title = f"{task['name']} task, {printable(task['attention'])} attention, trigger at {task['trigger_position']}"
+    lines = [title, *(_wrapped(sentence, width) for sentence in task["in_words"]), "", *_table(names, rows)]
+    if meanings:
+        lines += ["", *(_wrapped(f"{name}: {text}", width, "  ") for name, text in task["columns"].items())]
+    return "\n".join(lines) + "\n"
+
+
+def task_csv(task: dict[str, Any]) -> str:
+    """The same rows as CSV, every digit."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["layer", "head", *task["columns"]], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(task["heads"])
+    return text.getvalue()
+
+
+def render_training(record: dict[str, Any], folder: Path) -> str:
+    """How a training ended, in three lines."""
+    end = {
+        "criterion": "solved: the largest error is below 0.005",
+        "steps": "not solved: the largest error is not below 0.005",
+    }
+    return (
+        f"{end[record['stopped']]} ({record['steps']} steps)\n"
+        f"largest absolute error: {record['batch_error']:.4g} in the last batch, {record['evaluation_error']:.4g} on "
+        f"{record['evaluation_sequences']} evaluation sequences\n"
+        f"written to {printable(str(folder))}: measure it with `sinkscope scan {printable(str(folder))}`\n"
+    )
+
+
+def render_study(models: pd.DataFrame, heads: pd.DataFrame, verdict: str, out: Path) -> str:
+    """The paper's models beside ours: mean BOS mass over non-trigger rows, its extremes, the heads with a sink."""
+    names = [
+        "attention",
+        "size",
+        "seed",
+        "steps",
+        "solved",
+        "eval error",
+        "sinks",
+        "published",
+        "bos_mean",
+        "published",
+    ]
+    rows = []
+    for row in models.to_dict("records"):
+        published = "-" if isnan(row["published_sinks"]) else str(int(row["published_sinks"]))
+        rows.append([
+            row["attention"], f"{row['layers']}x{row['heads']}", str(row["seed"]), str(row["steps"]),
+            "yes" if row["solved"] else "no", f"{row['evaluation_error']:.3g}", str(row["sinks"]), published,
+            _span(row["bos_mean_min"], row["bos_mean_max"]),
+            _span(row["published_bos_mean_min"], row["published_bos_mean_max"]),
+        ])  # fmt: skip
+    lines = ["sinks: heads with bos_mean >= 0.9; bos_mean: smallest .. largest head; published: one seed, off figures"]
+    lines += ["", *_table(names, rows), "", *(_wrapped(line, WIDTH) for line in verdict.splitlines()), ""]
+    lines.append(f"written to {printable(str(out))}: models.csv, heads.csv ({len(heads)} heads), forced_mass.csv")
+    return "\n".join(lines) + "\n"
+
+
+def _span(low: float, high: float) -> str:
+    return "-" if isnan(low) else f"{low:.3f} .. {high:.3f}"
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _table(names: list[str], rows: list[list[str]]) -> list[str]:
+    widths = [max(len(name), *(len(row[place]) for row in rows)) for place, name in enumerate(names)]
+    return [" ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in [names, *rows]]
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> str:
+    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)

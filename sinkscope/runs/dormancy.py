@@ -1,0 +1,75 @@
+"""Which heads are dormant: a rule on one of the published scores, never on BOS mass alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+SCORES = {
+    "awft": "high", "awft_ln": "high", "aeqd": "low", "aeqd_ln": "low", "ftvvn": "low", "ftvvn_ln": "low",
+    "avvn": "low", "avvn_ln": "low", "lthon": "low", "lthon_ln": "low", "lthon_hn": "low", "ahon": "low",
+    "honor": "low",
+}  # fmt: skip
+"""The thirteen scores of Sandoval-Segura et al. 2504.03889, and which end is the dormant one (the ends are ours)."""
+
+FRACTION = 0.1
+"""Share of the heads that each score names when the scores are compared with each other."""
+
+SAME = 1e-6
+"""Scores that spread by less, relative to the largest, differ by rounding alone."""
+
+Head = tuple[int, int]
+"""(layer, head) in one stream."""
+
+
+def most_dormant(heads: pd.DataFrame, score: str, count: int) -> list[Head]:
+    """The `count` heads at a score's dormant end, most dormant first; ties (heads that share values) in head order.
+
+    `heads`: rows of one stream with `layer`, `head` and the score. A head without the score is never named.
+    """
+    ranked = heads.dropna(subset=[score]).sort_values(score, ascending=SCORES[score] == "low", kind="stable")
+    return [(int(layer), int(head)) for layer, head in ranked[["layer", "head"]].head(count).to_numpy()]
+
+
+def overlap(first: list[Head], second: list[Head]) -> float:
+    """Intersection over union of two sets of heads, in [0, 1]; NaN where both are empty."""
+    union = set(first) | set(second)
+    return len(set(first) & set(second)) / len(union) if union else float("nan")
+
+
+def agreement(heads: pd.DataFrame) -> dict[str, Any]:
+    """How far the thirteen scores name the same heads: each names the tenth of the heads it calls most dormant.
+
+    Equal numbers are named, so that no threshold decides; `overlap` is the intersection over union of each pair.
+    Several domains: the mean over them is ranked. A score that is the same for all heads (values normalised over a
+    layer with one key/value head) ranks nothing and is left out.
+    """
+    there = [name for name in SCORES if name in heads]
+    means = heads.groupby(["layer", "head"], sort=False)[there].mean().reset_index()
+    there = [name for name in there if _varies(means[name])]
+    count = max(1, round(FRACTION * len(means)))
+    named = {name: most_dormant(means, name, count) for name in there}
+    return {
+        "fraction": FRACTION,
+        "count": count,
+        "most_dormant": {name: [list(head) for head in found] for name, found in named.items()},
+        "overlap": {a: {b: overlap(named[a], named[b]) for b in there} for a in there},
+    }
+
+
+def _varies(values: pd.Series) -> bool:
+    known = values.dropna()
+    return len(known) > 0 and float(known.max() - known.min()) > SAME * float(known.abs().max())
+
+
+def dormant_in_some(heads: Any) -> list[dict[str, Any]]:
+    """Heads dormant in one domain and not in another."""
+    found = []
+    for (stream, layer, head), rows in heads.groupby(["stream", "layer", "head"], sort=False):
+        dormant = rows.loc[rows["dormant"].fillna(False).astype(bool), "domain"].tolist()
+        if 0 < len(dormant) < len(rows):
+            active = [name for name in rows["domain"] if name not in dormant]
+            place = {"stream": stream, "layer": int(layer), "head": int(head)}
+            found.append(place | {"dormant_in": dormant, "active_in": active})
+    return found

@@ -1,0 +1,48 @@
+"""How much attention the text pays to image tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sinkscope.capture import Site
+from sinkscope.runs.averages import mean
+from sinkscope.runs.values import Domain
+
+
+def image_tokens(domain: Domain, sites: list[Site], image_id: int | None) -> dict[str, Any] | None:
+    """Attention mass on image tokens, mean over all queries, of each text head: summed from alpha_k (T - k) / T.
+
+    None where no sequence has image tokens, or sequences have them in different places: a sum over positions' means
+    would then mix them with words. `uniform`: the mass a causal head gives that attends to all keys alike.
+    """
+    places = domain.ids == image_id
+    if not places.any() or (places != places[0]).any() or (domain.ids < 0).any():
+        return None
+    keys = np.flatnonzero(places[0])
+    length = domain.ids.shape[1]
+    heads: list[list[float | int]] = []
+    causal = True
+    for site in sites:
+        values = domain.sites[site.name]
+        if site.stream != "text" or values.keys != length:
+            continue
+        columns = column_sums(values.alpha, values.queries, values.causal)
+        causal &= values.causal
+        heads += [[site.layer, head, float(mass)] for head, mass in enumerate(columns[:, keys].sum(1) / length)]
+    seen = np.cumsum(places[0]) / np.arange(1, length + 1)
+    return {
+        "id": image_id,
+        "positions": [int(keys[0]), int(keys[-1])],
+        "count": len(keys),
+        "uniform": float(seen.mean()) if causal else None,
+        "mean_mass": float(mean(np.array([mass for *_, mass in heads]))),
+        "heads": heads,
+    }
+
+
+def column_sums(alpha: np.ndarray, queries: int, causal: bool) -> np.ndarray:
+    """Column sums of A from alpha_k, [H, K]."""
+    rows = np.arange(queries, queries - alpha.shape[1], -1) if causal else queries
+    return np.asarray(alpha * rows)

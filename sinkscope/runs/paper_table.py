@@ -1,0 +1,193 @@
+"""Runs -> the table a paper prints: rows of heads, layers or models, a mean with its interval in each cell."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.runs.averages import mean, sem
+from sinkscope.runs.per_sequence import cells, domains, metric_names
+
+if TYPE_CHECKING:
+    from sinkscope.runs.run import Run
+
+
+LEVELS = ("head", "layer", "model")
+DEFAULTS = {
+    "head": ("bos_mass", "sink_score", "entropy", "honor", "pattern"),
+    "layer": ("bos_mass", "entropy", "cos_first_residual", "norm_ratio", "sink_heads", "dormant_heads"),
+    "model": ("sink_rate", "bos_mass", "sink_score", "entropy", "first_argmax"),
+}
+SELECTIONS = ("dormant", "sink")
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Column:
+    """A metric of the table; `interval`: its cells have a standard error."""
+
+    name: str
+    unit: str
+    source: str
+    interval: bool
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """Attributes:
+    keys: names of the leading columns. columns: the metrics.
+    frame: keys, then NAME, NAME_sem, NAME_low, NAME_high of each metric (low, high: 95 % Student's t interval over
+        sequences; only NAME where there is no standard error).
+    notes: what was measured, a line a run.
+    """
+
+    keys: list[str]
+    columns: list[Column]
+    frame: pd.DataFrame
+    notes: list[str]
+
+
+def paper_table(runs: list[Run], level: str | None = None, metrics: list[str] | None = None) -> PaperTable:
+    """One row a head, a layer, or a model (default: layers of one run, models of several).
+
+    Head metrics at level `layer` are means over the layer's heads, at level `model` over all heads; layer metrics at
+    level `model` are means over layers. Raises SinkscopeError for an unknown level or metric.
+    """
+    level = level or ("layer" if len(runs) == 1 else "model")
+    if level not in LEVELS:
+        raise SinkscopeError(f"--level {level!r}: one of {', '.join(LEVELS)}")
+    names = metrics or [name for name in DEFAULTS[level] if all(_has(run, level, name) for run in runs)]
+    for name in names:
+        if not all(_has(run, level, name) for run in runs):
+            raise SinkscopeError(f"no metric {name!r} at level {level}; `sinkscope metrics` lists all")
+    build = {"head": _rows, "layer": _rows, "model": _models}[level]
+    frames = [build(run, level, names).assign(model=label) for run, label in zip(runs, model_labels(runs), strict=True)]
+    frame = pd.concat(frames, ignore_index=True)
+    keys = [key for key in ("model", "domain", "stream", "layer", "head") if key in frame]
+    dull = {"model": level != "model" and len(runs) == 1, "domain": True, "stream": True}
+    keys = [key for key in keys if not (dull.get(key, False) and frame[key].nunique() == 1)]
+    columns = [_column(name, level, f"{name}_sem" in frame) for name in dict.fromkeys(names)]
+    return PaperTable(keys, columns, frame[keys + _value_columns(columns)], [describe_run(run) for run in runs])
+
+
+def _value_columns(columns: list[Column]) -> list[str]:
+    ends = ("", "_sem", "_low", "_high")
+    return [f"{column.name}{end}" for column in columns for end in (ends if column.interval else ends[:1])]
+
+
+def _has(run: Run, level: str, name: str) -> bool:
+    of_heads, of_layers = metric_names(run)
+    if level == "model":
+        return name in of_heads or name in of_layers
+    if name.endswith("_sem") or name in ("stream", "layer", "head", "module", "kind", "kv_group", "domain", "heads"):
+        return False
+    return name in run.heads if level == "head" else name in run.layers or f"mean_{name}" in run.layers
+
+
+def _column(name: str, level: str, interval: bool) -> Column:
+    import sinkscope.runs.columns  # noqa: F401  registers the run columns
+    from sinkscope.metrics import columns
+
+    for table in ("heads", "layers"):
+        found = columns(table).get(name.removeprefix("mean_"))
+        if found is not None:
+            return Column(name, found.unit, found.source, interval)
+    return Column(name, "", "", interval)
+
+
+def _rows(run: Run, level: str, names: list[str]) -> pd.DataFrame:
+    table = run.heads if level == "head" else run.layers
+    counts = {data["spec"]: data["sequences"] for data in domains(run)}
+    only = domains(run)[0]["spec"]
+    frame = pd.DataFrame({"model": "", "domain": table.get("domain", only)}, index=table.index)
+    for key in ("stream", "layer", "head"):
+        if key in table:
+            frame[key] = table[key]
+    number = frame["domain"].map(counts).to_numpy(dtype=float)
+    for name in names:
+        source = name if name in table else f"mean_{name}"
+        frame[name] = table[source]
+        if f"{source}_sem" in table:
+            _add_interval(frame, name, table[source], table[f"{source}_sem"], number)
+    return frame
+
+
+def _models(run: Run, level: str, names: list[str]) -> pd.DataFrame:
+    frames = []
+    for data in domains(run):
+        found = cells(run, data["spec"], "summary", names)
+        frame = pd.DataFrame({"model": "", "domain": data["spec"]}, index=found.places.index)
+        frame["stream"] = found.places["stream"]
+        averages, errors = mean(found.values), sem(found.values)
+        for index, name in enumerate(found.names):
+            frame[name] = averages[:, index]
+            _add_interval(frame, name, averages[:, index], errors[:, index], np.full(len(frame), len(found.values)))
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
+
+
+def _add_interval(frame: pd.DataFrame, name: str, average: Any, error: Any, count: np.ndarray) -> None:
+    from scipy.stats import t
+
+    half = np.asarray(error, float) * t.ppf(0.5 + CONFIDENCE / 2, np.maximum(count - 1, 1))
+    frame[f"{name}_sem"] = error
+    frame[f"{name}_low"], frame[f"{name}_high"] = average - half, average + half
+
+
+def model_labels(runs: list[Run]) -> list[str]:
+    """A name for each run: the model's; where several share it also the dtype, or else the run's number."""
+    ids = [str(run.manifest["model"]["id"]) for run in runs]
+    long = [f"{name} ({run.manifest['model'].get('dtype')})" for name, run in zip(ids, runs, strict=True)]
+    numbered = [f"{name} (run {number})" for number, name in enumerate(ids, 1)]
+    return [
+        name if ids.count(name) == 1 else dtype if long.count(dtype) == 1 else last
+        for name, dtype, last in zip(ids, long, numbered, strict=True)
+    ]
+
+
+def describe_run(run: Run) -> str:
+    """Model, precision and data in one line."""
+    model = run.manifest["model"]
+    data = ", ".join(f"{d['sequences']} sequences of {d['seq_len']} tokens of {d['spec']}" for d in domains(run))
+    return f"{model['id']} ({model.get('dtype')}): {data}"
+
+
+def selected_heads(run: Run, selection: str) -> dict[str, Any]:
+    """Layer -> heads that are dormant (by the run's rule) or sinks (mean sink_score > epsilon), in every domain.
+
+    With several streams: stream -> layer -> heads.
+    """
+    if selection not in SELECTIONS:
+        raise SinkscopeError(f"--heads {selection!r}: one of {', '.join(SELECTIONS)}")
+    heads = run.heads
+    chosen = (
+        heads["dormant"].fillna(False).astype(bool)
+        if selection == "dormant"
+        else heads["sink_score"] > run.manifest["epsilon"]
+    )
+    everywhere = chosen.groupby([heads["stream"], heads["layer"], heads["head"]], sort=False).all()
+    found: dict[str, dict[str, list[int]]] = {str(stream): {} for stream in heads["stream"].unique()}
+    for stream, layer, head in everywhere[everywhere].index:
+        found[str(stream)].setdefault(str(layer), []).append(int(head))
+    return found if len(found) > 1 else next(iter(found.values()))
+
+
+def arxiv_sources(table: PaperTable) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """(arXiv id -> author as the registry has it, metrics; metric -> source that has no arXiv id)."""
+    papers: dict[str, dict[str, Any]] = {}
+    others: dict[str, str] = {}
+    for column in table.columns:
+        found = re.findall(r"\b\d{4}\.\d{4,5}\b", column.source)
+        for number in found:
+            author = re.search(r"([A-Z][\w-]+) et al\.?,? " + re.escape(number), column.source)
+            paper = papers.setdefault(number, {"author": None, "metrics": []})
+            paper["author"] = paper["author"] or (author[1] if author else None)
+            paper["metrics"].append(column.name)
+        if not found:
+            others[column.name] = column.source
+    return papers, others

@@ -1,0 +1,100 @@
+"""The per-sequence values of a run as arrays: one cell a head, a layer or a stream, for each domain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from sinkscope.errors import SinkscopeError
+
+if TYPE_CHECKING:
+    from sinkscope.runs.run import Run
+
+
+LEVELS = ("summary", "layer", "head")
+PLACE = {"summary": ["stream"], "layer": ["stream", "layer"], "head": ["stream", "layer", "head"]}
+NOT_METRICS = ("domain", "stream", "layer", "module", "sequence", "document", "head")
+PLACES = ("max_abs_token", "max_abs_dim")
+"""Per-sequence columns that are places: their means say nothing."""
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Attributes: places: one row a cell, columns PLACE[level]; values: [sequence, cell, metric] in `names`' order."""
+
+    places: pd.DataFrame
+    values: np.ndarray
+    names: list[str]
+
+
+def metric_names(run: Run) -> tuple[list[str], list[str]]:
+    """(head metrics, layer metrics) of the per-sequence record: those that some row of their kind holds."""
+    table = run.sequences
+    columns = [name for name in table.columns if name not in NOT_METRICS and name not in PLACES]
+    is_head = table["head"].notna()
+    of_heads = table.loc[is_head, columns].notna().any()
+    of_layers = table.loc[~is_head, columns].notna().any()
+    return [name for name in columns if of_heads[name]], [name for name in columns if of_layers[name]]
+
+
+def chosen_metrics(runs: list[Run], asked: list[str]) -> list[str]:
+    """The metrics asked for, in that order; all that every run has when none is asked for.
+
+    Raises SinkscopeError for a name that is no metric with a value for each sequence.
+    """
+    sets = [set().union(*metric_names(run)) for run in runs]
+    shared = set.intersection(*sets)
+    if not asked:
+        heads, layers = metric_names(runs[0])
+        return [name for name in [*heads, *layers] if name in shared]
+    for name in asked:
+        if name in shared:
+            continue
+        if any(name in own for own in sets):
+            raise SinkscopeError(f"metric {name!r}: not measured in all of the runs")
+        raise SinkscopeError(f"unknown metric {name!r}; `sinkscope metrics` lists them")
+    return list(dict.fromkeys(asked))
+
+
+def domains(run: Run) -> list[dict[str, Any]]:
+    """The manifest's entries of the domains that have values (an interrupted run lacks some)."""
+    there = set(run.sequences["domain"])
+    return [data for data in run.manifest["data"] if data["spec"] in there]
+
+
+def cells(run: Run, domain: str, level: str, names: list[str]) -> Cells:
+    """The values of one domain at one level.
+
+    `head`: metrics of heads as they are. `layer`: the layer's own metrics, and head metrics averaged over its heads.
+    `summary`: the mean over the stream's heads, or over its layers for the layer's own metrics.
+    Metrics that the level lacks are left out.
+    """
+    of_heads, of_layers = metric_names(run)
+    table = run.sequences[run.sequences["domain"] == domain]
+    is_head = table["head"].notna()
+    parts = [(table[is_head], [name for name in names if name in of_heads])]
+    if level != "head":
+        parts.append((table[~is_head], [name for name in names if name in of_layers]))
+    found = [_averaged(rows, level, own) for rows, own in parts if own]
+    if not found:
+        return Cells(pd.DataFrame(columns=PLACE[level]), np.empty((0, 0, 0)), [])
+    order = [name for part in found for name in part.names]
+    return Cells(found[0].places, np.concatenate([part.values for part in found], axis=2), order)
+
+
+def _averaged(rows: pd.DataFrame, level: str, names: list[str]) -> Cells:
+    """[sequence, cell, metric] from rows that hold every cell once a sequence."""
+    keys = PLACE[level]
+    if level != "head":
+        rows = rows.groupby(["sequence", *keys], sort=False)[names].mean().reset_index()
+    rows = rows.sort_values("sequence", kind="stable")
+    count = rows["sequence"].nunique()
+    if count == 0 or len(rows) % count:
+        raise SinkscopeError("sequences.parquet is damaged: its sequences do not hold the same heads")
+    size = len(rows) // count
+    places = rows[keys].iloc[:size].reset_index(drop=True)
+    values = rows[names].to_numpy(dtype=float).reshape(count, size, len(names))
+    return Cells(places.astype({key: int for key in keys if key != "stream"}), values, names)

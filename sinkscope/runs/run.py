@@ -1,0 +1,150 @@
+"""A run: tables, summary and manifest of one scan; saved to a folder whole or not at all, and loaded again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.runs.folder import UNFINISHED, FolderKind
+from sinkscope.runs.strict_json import to_json
+
+CSV_TABLES = ("heads", "layers", "length_curve", "domains", "smoothing")
+PARQUET_TABLES = ("positions", "sequences")
+TABLES = CSV_TABLES + PARQUET_TABLES
+OPTIONAL = frozenset({"domains", "smoothing"})
+"""Tables that only some runs have."""
+
+FORMATS = ("csv", "parquet")
+FILES = frozenset(
+    {"manifest.json", "summary.json", *(f"{name}.csv" for name in CSV_TABLES), *(f"{name}.parquet" for name in TABLES)}
+)
+"""All that a finished run folder may hold: what else is there is somebody's, and nothing is written beside it."""
+
+
+@dataclass
+class Run:
+    """What one scan measured.
+
+    Attributes:
+        heads: one row per (stream, layer, head); columns of METRICS section 1, means with `<name>_sem`.
+        layers: one row per (stream, layer); columns of section 2.
+        positions: alpha of every key position.
+        length_curve: bos_mass, sink_score, sink_rate of prefixes of the sequence.
+        sequences: every metric of every sequence: what all means, errors and paired tests come from.
+        smoothing: columns of section 3, one row per (stream, layer, head); None unless asked for.
+        summary: the answer in some dozens of numbers (summary.json).
+        manifest: how it was measured (manifest.json).
+        domains: BOS mass of every head in one domain against another; None where there is one domain.
+        shards: the folder its scan kept shards in: saved there, it takes their place.
+        path: the folder it was saved to or loaded from; None before.
+    """
+
+    heads: pd.DataFrame
+    layers: pd.DataFrame
+    positions: pd.DataFrame
+    length_curve: pd.DataFrame
+    sequences: pd.DataFrame
+    summary: dict[str, Any]
+    manifest: dict[str, Any]
+    domains: pd.DataFrame | None = None
+    smoothing: pd.DataFrame | None = None
+    path: Path | None = field(default=None, compare=False)
+    shards: Path | None = field(default=None, compare=False)
+
+    def save(self, folder: str | Path, force: bool = False, formats: tuple[str, ...] = ("csv",)) -> list[Path]:
+        """Writes the run folder: everything to a temporary folder first, then moved into place.
+
+        Raises SinkscopeError: the folder holds a finished run (without `force`) or files that are not a run's; the
+        disk is full or not writable. In all these cases the folder is as it was.
+        """
+        own = self.shards is not None and self.shards.resolve() == Path(folder).resolve()
+        try:
+            written = RUN_FOLDER.write(folder, force, lambda work: self._write(work, formats), resume=own)
+        except SinkscopeError as error:
+            kept = "; what was measured is kept in its shards: --resume writes it" if own else ""
+            raise SinkscopeError(f"{error}{kept}") from None
+        if self.manifest.get("complete", True) and (own or force):
+            shutil.rmtree(Path(folder) / UNFINISHED, ignore_errors=True)
+        self.path = Path(folder)
+        return written
+
+    def _write(self, folder: Path, formats: tuple[str, ...]) -> None:
+        tables = self.tables()
+        self.manifest["tables"] = {name: _shape(table) for name, table in tables.items()}
+        for name, table in tables.items():
+            if name in PARQUET_TABLES:
+                table.to_parquet(folder / f"{name}.parquet", index=False)
+                continue
+            table.to_csv(folder / f"{name}.csv", index=False, float_format="%.9g", lineterminator="\n")
+            if "parquet" in formats:
+                table.to_parquet(folder / f"{name}.parquet", index=False)
+        (folder / "summary.json").write_text(to_json(self.summary), encoding="utf-8")
+        (folder / "manifest.json").write_text(to_json(self.manifest), encoding="utf-8")
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Every table this run has, by its name."""
+        return {name: getattr(self, name) for name in TABLES if getattr(self, name) is not None}
+
+
+def load_run(path: str | Path) -> Run:
+    """Reads a run folder. Raises SinkscopeError where it is none, or where a file of it is missing or damaged."""
+    folder = Path(path)
+    manifest = _read_manifest(folder / "manifest.json")
+    if manifest is None:
+        raise SinkscopeError(f"{folder} is not a run folder: it holds no manifest of sinkscope's")
+    try:
+        summary = json.loads((folder / "summary.json").read_text("utf-8"))
+        if not isinstance(summary, dict) or "streams" not in summary:
+            raise ValueError("summary.json holds no summary")
+        there = [name for name in TABLES if name not in OPTIONAL or name in manifest["tables"]]
+        tables = {name: _read_table(folder, name, manifest["tables"][name]) for name in there}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SinkscopeError(f"run {folder} is damaged: {str(error).splitlines()[0]}") from None
+    return Run(**tables, summary=summary, manifest=manifest, path=folder)
+
+
+def _shape(table: pd.DataFrame) -> dict[str, Any]:
+    """Rows and column types of a table, kept in the manifest: a CSV cannot tell a column of zeros from integers."""
+    return {"rows": len(table), "columns": {str(name): str(dtype) for name, dtype in table.dtypes.items()}}
+
+
+def _read_table(folder: Path, name: str, shape: dict[str, Any]) -> pd.DataFrame:
+    is_csv = name in CSV_TABLES
+    table = pd.read_csv(folder / f"{name}.csv") if is_csv else pd.read_parquet(folder / f"{name}.parquet")
+    if list(table.columns) != list(shape["columns"]) or len(table) != shape["rows"]:
+        raise ValueError(f"{name} has {len(table)} rows where the manifest says {shape['rows']}, or other columns")
+    return table.astype(shape["columns"])
+
+
+def _read_manifest(path: Path) -> dict[str, Any] | None:
+    """The manifest of a run of ours; None where there is none."""
+    try:
+        manifest = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    ours = isinstance(manifest, dict) and {"schema_version", "sinkscope", "tables"} <= manifest.keys()
+    return manifest if ours else None
+
+
+def check_target(target: Path, force: bool, resume: bool = False) -> None:
+    """Refuses a folder that a new run must not be put into; called before the model is loaded."""
+    RUN_FOLDER.check(target, force, resume)
+
+
+def finished(folder: Path) -> bool:
+    """The folder holds a run that was not interrupted."""
+    return bool(_state(folder))
+
+
+def _state(folder: Path) -> bool | None:
+    manifest = _read_manifest(folder / "manifest.json")
+    return None if manifest is None else bool(manifest.get("complete", True))
+
+
+RUN_FOLDER = FolderKind("run", FILES, _state)

@@ -1,0 +1,117 @@
+"""The smoothing table of a scan, on request: per-sequence values of every head, the verdict, counts and words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from sinkscope.capture import Site
+from sinkscope.capture.wiring.trace import Wiring
+from sinkscope.metrics import METRICS, RUN_COLUMNS
+from sinkscope.metrics.registry import run_column
+from sinkscope.metrics.smoothing import LAMPERT
+from sinkscope.runs.averages import mean, sem
+from sinkscope.runs.values import Domain
+
+NAMES = tuple(METRICS["smoothing"])
+VERDICTS = ("smooths", "sharpens", "neither")
+NOTHING = Wiring(None, None, None, None)
+
+
+@dataclass
+class SmoothingRun:
+    """One site of one domain, for the run columns: means over sequences [H] by name, and the weights' own numbers."""
+
+    means: dict[str, np.ndarray]
+    wiring: Wiring
+
+
+@run_column("smoothing", unit="name", range="smooths, sharpens, neither", source=f"{LAMPERT}, conditions; our names")
+def verdict(run: SmoothingRun) -> np.ndarray:
+    """smooths = mean beta_tr_bw > 0 (dense attention provably smooths more than sparse); sharpens = mean beta_tr_bw +
+    mean tr_bwtw < 0; else neither; empty where they are missing. Means over sequences first, then the signs."""
+    slope, square = run.means["beta_tr_bw"], run.means["tr_bwtw"]
+    with np.errstate(invalid="ignore"):
+        names = np.select([slope > 0, slope + square < 0], VERDICTS[:2], VERDICTS[2]).astype(object)
+    names[np.isnan(slope) | np.isnan(square)] = None
+    return names
+
+
+@run_column("smoothing", unit="rank", range="[1, head dim]", source=f"{LAMPERT}, stable rank")
+def rank_w(run: SmoothingRun) -> np.ndarray:
+    """Stable rank |W|_F^2 / |W|_2^2 of W = W_O^h W_V^h diag(gain): a fact of the weights, the same for any text."""
+    return _ranks(run.wiring.rank_w, run)
+
+
+@run_column("smoothing", unit="rank", range="[1, head dim]", source=f"{LAMPERT}, stable rank")
+def rank_qk(run: SmoothingRun) -> np.ndarray:
+    """Stable rank of diag(gain) W_Q^hT W_K^h diag(gain), without position encoding and biases; gains of an RMS norm on
+    q and k joined in, its division left out."""
+    return _ranks(run.wiring.rank_qk, run)
+
+
+def _ranks(ranks: Tensor | None, run: SmoothingRun) -> np.ndarray:
+    heads = len(run.means["beta"])
+    return np.full(heads, np.nan) if ranks is None else ranks.cpu().numpy()
+
+
+def smoothing_table(domains: list[Domain], sites: list[Site], wirings: dict[str, Wiring]) -> pd.DataFrame:
+    """smoothing.csv: one row per (stream, layer, head), per domain where there are several."""
+    frames = []
+    for domain in domains:
+        for site in sites:
+            found = domain.sites.get(site.name)
+            if found is None or found.smoothing is None:
+                continue
+            rows: dict[str, Any] = {"domain": domain.name} if len(domains) > 1 else {}
+            rows |= {"stream": site.stream, "layer": site.layer, "head": np.arange(site.heads), "module": site.name}
+            averages, errors = mean(found.smoothing), sem(found.smoothing)
+            for index, name in enumerate(NAMES):
+                rows |= {name: averages[:, index], f"{name}_sem": errors[:, index]}
+            run = SmoothingRun(
+                {name: averages[:, index] for index, name in enumerate(NAMES)}, wirings.get(site.name, NOTHING)
+            )
+            rows |= {name: column.compute(run) for name, column in RUN_COLUMNS["smoothing"].items()}
+            frames.append(pd.DataFrame(rows).astype({"verdict": "string"}))
+    return pd.concat(frames, ignore_index=True)
+
+
+def add_to_summary(summary: dict[str, Any], table: pd.DataFrame) -> None:
+    """Counts of verdicts, and a sentence, to every stream of the summary, and of each domain's."""
+    _add_counts(summary["streams"], table)
+    for name, own in summary.get("domains", {}).items():
+        _add_counts(own["streams"], table[table["domain"] == name])
+
+
+def _add_counts(streams: dict[str, Any], table: pd.DataFrame) -> None:
+    for name, stream in streams.items():
+        rows = table[table["stream"] == name]
+        stream["smoothing"] = counts = _counts(rows)
+        stream["in_words"].append(_words(counts, len(rows.groupby(["module", "head"]))))
+
+
+def _counts(rows: pd.DataFrame) -> dict[str, int]:
+    """Heads by verdict; `differs` = not the same in every domain, `missing` = W could not be read."""
+    counts = dict.fromkeys((*VERDICTS, "differs", "missing"), 0)
+    for _, verdicts in rows.groupby(["module", "head"], sort=False)["verdict"]:
+        if verdicts.isna().any():
+            counts["missing"] += 1
+        else:
+            counts[verdicts.iloc[0] if verdicts.nunique() == 1 else "differs"] += 1
+    return counts
+
+
+def _words(counts: dict[str, int], heads: int) -> str:
+    if counts["missing"] == heads:
+        return "Smoothing: no head's W_V could be read."
+    text = (
+        f"Smoothing: {counts['smooths']} of {heads} heads make tokens more alike the denser they attend, "
+        f"{counts['sharpens']} less alike, {counts['neither']} neither"
+    )
+    if counts["differs"]:
+        text += f", {counts['differs']} differ between domains"
+    return text + (f"; {counts['missing']} could not be read." if counts["missing"] else ".")

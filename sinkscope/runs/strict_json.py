@@ -1,0 +1,29 @@
+"""JSON without NaN: what is missing or infinite is null."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pandas as pd
+
+
+def to_json(data: Any) -> str:
+    """Strict JSON: NaN and infinities become null."""
+    return json.dumps(plain(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def plain(data: Any) -> Any:
+    """The same data in JSON's own types; NaN, infinities and pandas' NA become None."""
+    if isinstance(data, dict):
+        return {str(key): plain(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [plain(value) for value in data]
+    if data is pd.NA:
+        return None
+    if hasattr(data, "item"):
+        data = data.item()
+    if isinstance(data, float) and not math.isfinite(data):
+        return None
+    return data

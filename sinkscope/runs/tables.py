@@ -1,0 +1,159 @@
+"""The tables of a run, derived from its per-sequence values. Columns of the whole run: see run_columns.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sinkscope.capture import Site
+from sinkscope.metrics import METRICS, RUN_COLUMNS
+from sinkscope.runs.averages import mean, sem
+from sinkscope.runs.columns import HeadRun, LayerRun
+from sinkscope.runs.settings import Settings
+from sinkscope.runs.values import CURVE_NAMES, HEAD_NAMES, LAYER_NAMES, Domain, SiteValues
+
+KEYS = ("stream", "layer")
+
+
+def site_keys(site: Site) -> dict[str, Any]:
+    return {"stream": site.stream, "layer": site.layer}
+
+
+def head_table(domains: list[Domain], sites: list[Site], settings: Settings) -> pd.DataFrame:
+    """heads.csv: one row per (stream, layer, head), per domain where there are several."""
+    frames = []
+    for domain, site, values in _each(domains, sites):
+        averages, errors = mean(values.heads), sem(values.heads)
+        rows: dict[str, Any] = _domain_key(domains, domain) | site_keys(site)
+        rows |= {
+            "head": np.arange(site.heads),
+            "kv_group": np.arange(site.heads) // (site.heads // site.kv_groups),
+            "module": site.name,
+            "kind": site.kind,
+        }
+        for index, name in enumerate(HEAD_NAMES):
+            rows |= {name: averages[:, index], f"{name}_sem": errors[:, index]}
+        run = HeadRun(values, {name: averages[:, i] for i, name in enumerate(HEAD_NAMES)}, settings)
+        rows |= {name: column.compute(run) for name, column in RUN_COLUMNS["heads"].items()}
+        frames.append(pd.DataFrame(rows))
+    return pd.concat(frames, ignore_index=True)
+
+
+def layer_table(domains: list[Domain], sites: list[Site], heads: pd.DataFrame, settings: Settings) -> pd.DataFrame:
+    """layers.csv: one row per (stream, layer), per domain where there are several."""
+    rows = []
+    shown = [name for name, metric in METRICS["layers"].items() if metric.shown]
+    for domain, site, values in _each(domains, sites):
+        row: dict[str, Any] = _domain_key(domains, domain) | site_keys(site)
+        row |= {"module": site.name, "kind": site.kind, "heads": site.heads}
+        averages, errors = mean(values.layers), sem(values.layers)
+        for name in shown:
+            index = LAYER_NAMES.index(name)
+            row |= {name: averages[index], f"{name}_sem": errors[index]}
+        own = _rows_of(heads, domains, domain, site)
+        run = LayerRun(values, own, settings)
+        row |= {name: column.compute(run) for name, column in RUN_COLUMNS["layers"].items()}
+        over_heads = np.stack([mean(sequence) for sequence in values.heads])
+        averages, errors = mean(over_heads), sem(over_heads)
+        for index, name in enumerate(HEAD_NAMES):
+            row |= {f"mean_{name}": averages[index], f"mean_{name}_sem": errors[index]}
+        rows.append(row)
+    table = pd.DataFrame(rows)
+    return table.astype(dict.fromkeys(("max_abs_token", "max_abs_dim"), "Int64"))
+
+
+def position_table(domains: list[Domain], sites: list[Site], tokens: dict[str, list[str | None]]) -> pd.DataFrame:
+    """positions.parquet: alpha_k of every key position, and what the query there gives key 0.
+
+    `bos_mass` = mean A[i,0] of query i = position, `bos_share` = the same over the row's sum (1 in a plain softmax; Gu
+    et al. 2410.10781's proxy where attention is not normalised). `tokens`: the token all sequences of a domain share.
+    """
+    frames = []
+    for domain, site, values in _each(domains, sites):
+        heads, keys = values.alpha.shape
+        early = np.full((heads, keys), np.nan)
+        if values.early is not None:
+            early[:, : values.early.shape[1]] = values.early[:, :keys]
+        shared = tokens[domain.name] if len(tokens[domain.name]) == keys else [None] * keys
+        rows = _domain_key(domains, domain) | site_keys(site)
+        rows |= {
+            "head": np.repeat(np.arange(heads), keys),
+            "position": np.tile(np.arange(keys), heads),
+            "alpha": values.alpha.ravel(),
+            "alpha_t64": early.ravel(),
+            "bos_mass": _by_query(values.first, keys),
+            "bos_share": _by_query(values.first_share, keys),
+            "token": pd.array(shared * heads, dtype="string"),
+        }
+        frames.append(pd.DataFrame(rows))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _by_query(rows: np.ndarray, keys: int) -> np.ndarray:
+    """[H, T] values of queries beside those of keys; NaN where queries are not the keys (cross-attention)."""
+    return rows.ravel() if rows.shape[1] == keys else np.full(rows.shape[0] * keys, np.nan)
+
+
+def curve_table(domains: list[Domain], sites: list[Site], settings: Settings) -> pd.DataFrame:
+    """length_curve.csv: bos_mass, sink_score, sink_rate of the first T' queries, from the one pass."""
+    frames = []
+    for domain, site, values in _each(domains, sites):
+        for index, length in enumerate(values.prefixes):
+            rows = _domain_key(domains, domain) | site_keys(site)
+            rows |= {"head": np.arange(site.heads), "length": length}
+            columns = {name: values.curve[:, :, index, place] for place, name in enumerate(CURVE_NAMES)}
+            columns["sink_rate"] = (columns["sink_score"] > settings.epsilon).astype(float)
+            for name, column in columns.items():
+                rows |= {name: mean(column), f"{name}_sem": sem(column)}
+            frames.append(pd.DataFrame(rows))
+    keys = [*_domain_key(domains, domains[0]), *KEYS, "head", "length"]
+    table = pd.concat(frames, ignore_index=True)
+    order = table.groupby(keys[:-2], sort=False).ngroup()
+    return table.assign(_order=order).sort_values(["_order", "head", "length"], kind="stable").drop(columns="_order")
+
+
+def sequence_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
+    """sequences.parquet: every metric of every sequence; rows of heads have `head`, rows of layers have none there."""
+    frames = []
+    for domain, site, values in _each(domains, sites):
+        count, heads, _ = values.heads.shape
+        common = {"domain": domain.name, **site_keys(site), "module": site.name}
+        rows: dict[str, Any] = common | {
+            "sequence": np.repeat(np.arange(count), heads),
+            "document": pd.array(np.repeat(domain.documents[:count], heads), dtype="string"),
+            "head": pd.array(np.tile(np.arange(heads), count), dtype="Int64"),
+        }
+        rows |= _by_name(values.heads, HEAD_NAMES)
+        if values.smoothing is not None:
+            rows |= _by_name(values.smoothing, tuple(METRICS["smoothing"]))
+        frames.append(pd.DataFrame(rows))
+        rows = common | {
+            "sequence": np.arange(count),
+            "document": pd.array(domain.documents[:count], dtype="string"),
+            "head": pd.array([None] * count, dtype="Int64"),
+        }
+        frames.append(pd.DataFrame(rows | {name: values.layers[:, i] for i, name in enumerate(LAYER_NAMES)}))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _by_name(values: np.ndarray, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """[N, H, metric] as one column a metric, heads of a sequence together."""
+    flat = values.reshape(-1, values.shape[-1])
+    return {name: flat[:, index] for index, name in enumerate(names)}
+
+
+def _each(domains: list[Domain], sites: list[Site]) -> list[tuple[Domain, Site, SiteValues]]:
+    return [(d, s, d.sites[s.name]) for d in domains for s in sites if s.name in d.sites]
+
+
+def _domain_key(domains: list[Domain], domain: Domain) -> dict[str, Any]:
+    return {"domain": domain.name} if len(domains) > 1 else {}
+
+
+def _rows_of(table: pd.DataFrame, domains: list[Domain], domain: Domain, site: Site) -> pd.DataFrame:
+    own = table["module"] == site.name
+    if len(domains) > 1:
+        own &= table["domain"] == domain.name
+    return table[own]

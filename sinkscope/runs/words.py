@@ -1,0 +1,57 @@
+"""A stream's summary in words: what a person should know first. "No sink" and "none" are answers too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sinkscope.runs.settings import Settings
+
+
+def in_words(summary: dict[str, Any], scores: list[str], settings: Settings) -> list[str]:
+    """Sentences about one stream. `scores`: the kinds of attention in it that are not a softmax."""
+    return _raw_words(scores) if scores else _words(summary, settings)
+
+
+def _raw_words(scores: list[str]) -> list[str]:
+    return [
+        f"Attention is not normalised ({', '.join(scores)}): masses are raw scores, no share of 1, and thresholds on "
+        "them say nothing; entropy, uniformity, sink_margin and learned_sink_mass are empty. bos_share in "
+        "positions.parquet is |A[i,0]| over the row's sum."
+    ]
+
+
+def _words(summary: dict[str, Any], settings: Settings) -> list[str]:
+    words = []
+    rate = summary["sink_rate_percent"][f"{settings.epsilon:g}"]["T"]
+    base = summary["uniform_alpha_0"]["T"]
+    top = summary["top_positions"][0]
+    heads, sinks = summary["heads"], summary["sink_heads"]
+    if sinks:
+        words.append(
+            f"Attention sink: {sinks} of {heads} heads give the first token a mean alpha_0 above {settings.epsilon:g} "
+            f"(uniform attention gives {base:.3f}); sink rate {rate:.1f} %."
+        )
+    else:
+        words.append(
+            f"No sink at the first token: no head's mean alpha_0 exceeds {settings.epsilon:g} "
+            f"(uniform attention gives {base:.3f})."
+        )
+    if top["position"] != 0 and top["heads_over_epsilon"]:
+        words.append(f"The strongest sink is position {top['position']}, in {top['heads_over_epsilon']} heads.")
+    massive = summary["massive_activations"]
+    if massive["present"]:
+        words.append(
+            f"Massive activation: {massive['max_abs']:.4g} entering layer {massive['layer']}, position "
+            f"{massive['position']}, channel {massive['channel']}."
+        )
+    elif massive["present"] is False:
+        words.append("No massive activation: no element is above 100 and above 1000 x its layer's median.")
+    dormant = summary["dormant"]
+    words.append(f"Dormant by {dormant['rule']}: {dormant['count'] or 'none'} of {heads} heads.")
+    far = len(summary["windows"]["layers_out_of_reach"])
+    if far:
+        words.append(
+            f"{far} of {summary['layers']} layers have a window shorter than T: their later queries cannot reach the "
+            "first token."
+        )
+    return words

@@ -1,0 +1,221 @@
+"""The block kernel against a plain softmax over the whole matrix, in float64, for any shape, mask and block size."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sinkscope.capture.kernels.attend import attend_in_blocks as attend
+from sinkscope.capture.kernels.sums import AttentionCall, block_edges
+from sinkscope.capture.masks.visibility import read_mask
+
+MASKS = ("causal", "full", "window", "bool", "additive", "alibi", "holes", "late")
+
+
+def make_mask(kind: str, batch: int, heads: int, length: int, generator: torch.Generator) -> Tensor | None:
+    i, j = torch.arange(length)[:, None], torch.arange(length)[None]
+    causal = j <= i
+    if kind in ("causal", "full"):
+        return None
+    if kind == "window":
+        return (causal & (i - j < max(2, length // 3)))[None, None].expand(batch, 1, -1, -1)
+    if kind == "bool":
+        keep = torch.rand(batch, heads, length, length, generator=generator) > 0.4
+        return keep | torch.eye(length, dtype=torch.bool)
+    if kind in ("holes", "late"):  # the first queries see nothing at all, as padding does; nor does any the first keys
+        keep = causal.clone()
+        keep[: length // 3] = False
+        keep[:, : length // 4 if kind == "late" else 0] = False
+        return keep[None, None].expand(batch, 1, -1, -1)
+    if kind == "additive":
+        return torch.where(causal, 0.0, torch.finfo(torch.float32).min)[None, None]
+    slopes = torch.rand(1, heads, 1, 1, generator=generator)
+    return torch.where(causal, -slopes * (i - j), -torch.inf)
+
+
+def reference(call: dict[str, Any], mask: Tensor | None, causal: bool) -> dict[str, Tensor]:
+    """Everything from the full matrix, in float64."""
+    query, key, value = (call[name].double() for name in ("query", "key", "value"))
+    repeat = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
+    queries, keys = query.shape[2], key.shape[2]
+    logits = query @ key.mT * call["scaling"]
+    if call["softcap"] is not None:
+        logits = (logits / call["softcap"]).tanh() * call["softcap"]
+    seen = torch.ones(queries, keys, dtype=torch.bool)
+    seen = seen.tril() if causal else seen
+    seen = seen.expand(logits.shape).clone()
+    if mask is not None:
+        seen = mask.expand(logits.shape) if mask.dtype == torch.bool else (mask > -1e30).expand(logits.shape)
+        if mask.dtype != torch.bool:
+            logits = logits + mask.double().clamp(min=-1e30).expand(logits.shape) * seen
+    raw = logits
+    logits = logits.masked_fill(~seen, -torch.inf)
+    extra = torch.full((*logits.shape[:3], 0), 0.0, dtype=torch.float64)
+    if call["sinks"] is not None:
+        extra = call["sinks"].double().expand(logits.shape[0], -1, queries, -1)
+    both = torch.cat([logits, extra], -1)
+    full = torch.nan_to_num(both.softmax(-1), nan=0.0)
+    p = full[..., :keys]
+    others = torch.cat([both[..., 1:]], -1).logsumexp(-1)
+    margin = torch.where(seen[..., 0] & (others > -torch.inf), both[..., 0] - others, torch.nan)
+    is_causal = queries == keys and not bool((seen & ~torch.ones(queries, keys, dtype=torch.bool).tril()).any())
+    bias = mask is not None and mask.dtype != torch.bool and bool(((mask != 0) & (mask > -1e30)).any())
+    order = (
+        torch.ones(queries, keys, dtype=torch.bool).tril() if is_causal else torch.ones(queries, keys, dtype=torch.bool)
+    )
+    counted = seen if bias else order.expand(logits.shape)
+    mean_logit = (raw.masked_fill(~counted, 0.0)).sum(-1) / counted.sum(-1).clamp(min=1)
+    result = {
+        "out": (p @ value).transpose(1, 2),
+        "first": p[..., 0],
+        "entropy": torch.special.entr(p).sum(-1),
+        "margin": margin,
+        "learned_sink": full[..., keys:].sum(-1),
+        "columns": p.sum(-2),
+        "logit_gap": raw[..., 0] - mean_logit,
+        "largest": (p.argmax(-1) == 0) & seen[..., 0],
+    }
+    if queries == keys:
+        result["diagonal"] = p.diagonal(0, -2, -1)
+        result["previous"] = torch.nn.functional.pad(p.diagonal(-1, -2, -1), (1, 0))
+    return result
+
+
+@given(
+    st.sampled_from(MASKS),
+    st.integers(1, 3),
+    st.sampled_from([(1, 1), (2, 1), (4, 2), (3, 3)]),
+    st.integers(2, 90),
+    st.sampled_from([(4, 4), (8, 3), (3, 8)]),
+    st.sampled_from([None, 3.0]),
+    st.sampled_from([0, 1, 2]),
+    st.sampled_from([1, 4096, 2**22]),
+    st.integers(0, 10_000),
+)
+@settings(max_examples=250, deadline=None)
+def test_every_sum_is_the_full_matrix_s(
+    kind: str, batch: int, heads: tuple[int, int], length: int, widths: tuple[int, int],
+    softcap: float | None, sinks: int, block_bytes: int, seed: int,
+) -> None:  # fmt: skip
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    call: dict[str, Any] = {
+        "query": 2 * draw(batch, heads[0], length, widths[0]),
+        "key": draw(batch, heads[1], length, widths[0]),
+        "value": draw(batch, heads[1], length, widths[1]),
+        "scaling": 0.7,
+        "softcap": softcap,
+        "sinks": draw(1, heads[0], 1, sinks) if sinks else None,
+    }
+    mask = make_mask(kind, batch, heads[0], length, generator)
+    causal = kind == "causal"
+    visible = read_mask(mask, causal, length, length, torch.device("cpu"))
+    expected = reference(call, mask, causal)
+    out, sums = attend(AttentionCall(**call, visible=visible), block_bytes)
+    close(out, expected["out"], 1e-5)
+    for name in ("first", "diagonal", "previous", "entropy", "learned_sink", "columns"):
+        close(getattr(sums, name), expected[name], 2e-5)
+    close(sums.margin, expected["margin"], 1e-4)
+    if kind not in ("holes", "late"):
+        close(sums.logit_gap, expected["logit_gap"], 1e-4)
+        assert torch.equal(sums.first_is_largest, expected["largest"])
+    if length >= 64:
+        assert sums.early_columns is not None
+        shorter = reference(
+            {**call, "query": call["query"][:, :, :64]}, None if mask is None else mask[..., :64, :], causal
+        )
+        close(sums.early_columns, shorter["columns"][..., :64], 2e-5)
+
+
+def close(ours: Tensor | None, expected: Tensor, tolerance: float) -> None:
+    assert ours is not None
+    torch.testing.assert_close(ours.double(), expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("queries", [3, 17])
+def test_cross_attention(queries: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    call: dict[str, Any] = {
+        "query": torch.randn(2, 4, queries, 8, generator=generator),
+        "key": torch.randn(2, 4, 11, 8, generator=generator),
+        "value": torch.randn(2, 4, 11, 8, generator=generator),
+        "scaling": 1.0, "softcap": None, "sinks": None,
+    }  # fmt: skip
+    expected = reference(call, None, False)
+    out, sums = attend(AttentionCall(**call, visible=read_mask(None, False, queries, 11, torch.device("cpu"))))
+    close(out, expected["out"], 1e-5)
+    close(sums.columns, expected["columns"], 1e-5)
+    assert sums.diagonal is None
+    assert sums.previous is None
+    assert not sums.causal
+
+
+def test_margins_past_float32_s_smallest_number() -> None:
+    """exp(-200) underflows; the margin is read from logits and does not."""
+    query = torch.ones(1, 1, 3, 1) * 200
+    key = torch.tensor([1.0, 0.0, 0.0]).view(1, 1, 3, 1)
+    visible = read_mask(None, True, 3, 3, torch.device("cpu"))
+    _, sums = attend(AttentionCall(query, key, key, visible, 1.0))
+    close(sums.margin[0, 0, 1:], torch.tensor([200.0, 200.0 - torch.tensor(2.0).log().item()]).double(), 1e-6)
+    assert sums.margin[0, 0, 0].isnan()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_inputs_are_summed_in_float32(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, 2, 50, 8, generator=generator).to(dtype) for _ in range(3))
+    visible = read_mask(None, True, 50, 50, torch.device("cpu"))
+    out, sums = attend(AttentionCall(query, key, value, visible, 0.5))
+    call = {"query": query, "key": key, "value": value, "scaling": 0.5, "softcap": None, "sinks": None}
+    expected = reference(call, None, True)
+    assert out.dtype == dtype
+    assert sums.columns.dtype == torch.float32
+    close(sums.columns, expected["columns"], 1e-5)
+    close(sums.entropy, expected["entropy"], 1e-5)
+
+
+def test_blocks_cover_every_query_once_with_an_edge_at_64() -> None:
+    for queries in (1, 15, 64, 65, 100, 700):
+        for size in (1, 10_000, 10**9):
+            edges = block_edges(queries, 4 * queries, torch.device("cpu"), size)
+            assert edges[0][0] == 0
+            assert edges[-1][1] == queries
+            assert all(a[1] == b[0] for a, b in pairwise(edges))
+            assert queries < 64 or any(stop == 64 for _, stop in edges)
+
+
+def test_memory_is_a_block_not_the_matrix() -> None:
+    """The largest tensor made during a call stays far below T x T a head."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, Tensor):
+                self.seen = max(self.seen, result.numel())
+            return result
+
+    length, heads = 2048, 8
+    query, key = torch.randn(1, heads, length, 16), torch.randn(1, 2, length, 16)
+    visible = read_mask(None, True, length, length, torch.device("cpu"))
+    with Largest() as largest:
+        attend(AttentionCall(query, key, key, visible, 0.25))
+    assert largest.seen <= 2 * heads * length * max(16, 2**22 // (4 * heads * length))
+    assert largest.seen < heads * length * length / 20
+
+
+def test_a_mask_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="mask of shape"):
+        read_mask(torch.ones(1, 1, 5, 5, dtype=torch.bool), True, 6, 6, torch.device("cpu"))

@@ -1,0 +1,190 @@
+"""The model under watch: its output, its hooks, the registry, padding, and what is refused."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from models import EAGER_ONLY, FAMILIES, random_ids, tiny
+from transformers import AttentionInterface
+
+import sinkscope
+from sinkscope.capture import Capture, Plan, plan
+from sinkscope.checkpoints.forward import Forward
+
+
+def find(model: Any) -> tuple[Forward, Plan]:
+    forward = Forward(model)
+    return forward, plan(model, lambda: forward(torch.arange(3, 19)[None]))
+
+
+def hooks(model: torch.nn.Module) -> int:
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_forward_hooks_with_kwargs")
+    return sum(len(getattr(module, kind, OrderedDict())) for module in model.modules() for kind in kinds)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_output_is_the_model_s_own_and_nothing_stays(family: str) -> None:
+    model, ids = tiny(family), random_ids(2, 90)
+    registry, state = dict(AttentionInterface._global_mapping), hooks(model)
+    implementation = model.config._attn_implementation
+    forward, found = find(model)
+    with torch.no_grad():
+        plain = forward(ids).last_hidden_state
+        with Capture(model, found, lambda view, row: None).watching():
+            watched = forward(ids).last_hidden_state
+        after = forward(ids).last_hidden_state
+    assert float((watched - plain).norm() / plain.norm()) < 3e-6
+    assert torch.equal(after, plain)
+    assert dict(AttentionInterface._global_mapping) == registry
+    assert hooks(model) == state
+    assert model.config._attn_implementation == implementation
+
+
+def test_everything_is_put_back_after_an_exception() -> None:
+    model = tiny("llama")
+    registry, state = dict(AttentionInterface._global_mapping), hooks(model)
+    forward, found = find(model)
+
+    def fail(view: Any, row: int) -> None:
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"), Capture(model, found, fail).watching():
+        forward(random_ids(1, 20))
+    assert dict(AttentionInterface._global_mapping) == registry
+    assert hooks(model) == state
+
+
+def test_self_check_leaves_the_model_as_it_was() -> None:
+    model = tiny("gemma3")
+    before = model.config._attn_implementation
+    with torch.no_grad():
+        plain = model(random_ids(1, 40)).last_hidden_state
+        run = sinkscope.scan(model, data=random_ids(2, 40))
+        assert torch.equal(model(random_ids(1, 40)).last_hidden_state, plain)
+    assert run.manifest["self_check"]["status"] == "passed"
+    assert run.manifest["self_check"]["layers"] == 3
+    assert model.config._attn_implementation == before
+
+
+def test_self_check_stops_a_scan_whose_sums_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture that reads scaled queries wrongly must not get past it."""
+    import sinkscope.capture.watch as watch
+
+    right = watch.normalise
+
+    def wrong(call: Any, visible: Any) -> Any:
+        from dataclasses import replace
+
+        return replace(right(call, visible), scaling=call.scaling * 1.3)
+
+    monkeypatch.setattr(watch, "normalise", wrong)
+    with pytest.raises(sinkscope.SinkscopeError, match="self-check failed"):
+        sinkscope.scan(tiny("llama"), data=random_ids(2, 40))
+
+
+def test_sites_are_named_by_module_and_block() -> None:
+    _, found = find(tiny("bert"))
+    first = found.sites[0]
+    assert first.module == "encoder.layer.0.attention.self"
+    assert first.block == "encoder.layer.0"
+    assert first.projection == "encoder.layer.0.attention.output.dense"
+    assert [site.layer for site in found.sites] == list(range(len(found.sites)))
+    _, found = find(tiny("gemma3"))
+    assert {site.kind for site in found.sites} == {"sliding:16", "full"}
+
+
+def test_a_model_in_training_mode_is_refused() -> None:
+    with pytest.raises(sinkscope.SinkscopeError, match=r"model\.eval"):
+        sinkscope.scan(tiny("llama").train(), data=random_ids(1, 20))
+
+
+def test_a_model_with_a_head_is_measured_without_it() -> None:
+    from transformers import LlamaForCausalLM
+
+    base = tiny("llama")
+    full = LlamaForCausalLM(base.config).eval()
+    full.model = base
+    ids = random_ids(2, 30)
+    assert sinkscope.scan(full, data=ids).heads.equals(sinkscope.scan(base, data=ids).heads)
+
+
+def test_a_model_without_softmax_attention_is_refused() -> None:
+    from transformers import MambaConfig, MambaModel
+
+    config = MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, state_size=4)
+    with pytest.raises(sinkscope.SinkscopeError, match="MambaModel"):
+        sinkscope.scan(MambaModel(config).eval(), data=torch.randint(0, 50, (1, 20)))
+
+
+def test_learned_sinks_and_eager_only_families_are_read() -> None:
+    assert "gpt_oss" in EAGER_ONLY
+    run = sinkscope.scan(tiny("gpt_oss"), data=random_ids(2, 40))
+    assert (run.heads["learned_sink_mass"] > 0).all()
+    plain = sinkscope.scan(tiny("llama"), data=random_ids(2, 40))
+    assert (plain.heads["learned_sink_mass"] == 0).all()
+
+
+def test_projection_factors_keep_norms() -> None:
+    from sinkscope.capture.output_projection import head_factors
+
+    linear = torch.nn.Linear(12, 20)
+    factors = head_factors(linear, heads=3, head_dim=4)
+    x = torch.randn(5, 3, 4)
+    weight = linear.weight.detach().unflatten(1, (3, 4))
+    expected = torch.einsum("ohd,bhd->bho", weight, x).norm(dim=-1)
+    np.testing.assert_allclose(torch.einsum("hrd,bhd->bhr", factors, x).norm(dim=-1), expected, rtol=1e-5)
+
+
+def test_projection_weight_that_cannot_be_read_is_asked_for() -> None:
+    from sinkscope.capture.output_projection import head_factors
+
+    class Packed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.packed = torch.nn.Parameter(torch.randn(12, 20))
+            self.bias = torch.nn.Parameter(torch.randn(20))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.packed + self.bias
+
+    packed = Packed()
+    plain = torch.nn.Linear(12, 20)
+    plain.weight.data = packed.packed.data.T.clone()
+    ours, expected = (head_factors(module, 3, 4) for module in (packed, plain))
+    np.testing.assert_allclose(ours.mT @ ours, expected.mT @ expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_weight_with_its_scale_beside_it_is_asked_for() -> None:
+    """Eight-bit floats: the matrix is weight times scale, which only the layer itself knows."""
+    from sinkscope.capture.output_projection import projection_weight
+
+    class Scaled(torch.nn.Linear):
+        def forward(self, read: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.linear(read, self.weight.to(read.dtype) * 0.25)
+
+    layer = Scaled(12, 5, bias=False)
+    weight = layer.weight.detach().to(torch.float8_e4m3fn)
+    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    torch.testing.assert_close(projection_weight(layer, 12), weight.float() * 0.25)
+
+
+def test_a_layer_s_tensors_go_with_its_block() -> None:
+    """When a layer is read, nothing of the one before is held: memory is one layer's, however many there are."""
+    model, ids = tiny("llama"), random_ids(2, 40)
+    forward, found = find(model)
+    kept: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def receive(view: Any, row: int) -> None:
+        alive.append(sum(one() is not None for one in kept))
+        kept.extend(weakref.ref(tensor) for tensor in (view.raw_query, view.output, view.attention_input))
+
+    with Capture(model, found, receive).watching():
+        forward(ids)
+    assert len(alive) > 1
+    assert max(alive) == 0

@@ -1,0 +1,253 @@
+"""The Triton kernels: run under Triton's interpreter, compiled ahead of time for two GPUs, and when they are taken.
+
+`kernel_cases` holds what is checked of their numbers. It runs in a process of its own, for Triton is interpreted in the
+whole of a process or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models import random_ids, tiny
+from test_blocks import make_mask
+from test_scores import make_call
+
+import sinkscope
+from sinkscope.capture.kernels import attend as attention
+from sinkscope.capture.kernels import triton_call as fused
+from sinkscope.capture.kernels.attend import attend_in_blocks
+from sinkscope.capture.kernels.sums import AttentionCall
+from sinkscope.capture.masks.visibility import read_mask
+from sinkscope.errors import SinkscopeError
+
+CASES = Path(__file__).parents[1] / "support" / "kernel_cases.py"
+GROUPS = ("shapes", "features", "models")
+CAUSAL, _ = make_call((1, 4, 2, 40, 8), "causal", "softmax")
+SHARED = {90: 227, 86: 99}
+"""KiB of shared memory a program may have, by compute capability."""
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int32: "*i32",
+    torch.uint8: "*u8",
+}
+
+
+def run_cases(group: str, interpreted: bool) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    if interpreted:
+        environment["TRITON_INTERPRET"] = "1"
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-o", "addopts=", "-p", "no:cacheprovider", str(CASES)]
+    done = subprocess.run(
+        [*command, "-k", group], check=False, capture_output=True, text=True, env=environment, timeout=900
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_interpreted(group: str) -> None:
+    pytest.importorskip("triton")
+    run_cases(group, interpreted=True)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("group", GROUPS)
+def test_on_a_gpu(group: str) -> None:
+    run_cases(group, interpreted=False)
+
+
+class Launches:
+    """Stands in for a kernel and keeps what it would have been launched with."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *args, **kwargs: self.made.append((args, kwargs))
+
+
+def source(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The kernel specialised as a launch with these arguments would have it."""
+    from triton.compiler import ASTSource
+
+    values = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+    signature, constants, attributes = {}, {}, {}
+    for index, parameter in enumerate(kernel.params):
+        value, name = values[parameter.name], parameter.name
+        plain = parameter.do_not_specialize
+        if parameter.is_constexpr or (isinstance(value, int) and value == 1 and not plain):
+            signature[name], constants[name] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[name], attributes[(index,)] = POINTERS[value.dtype], [["tt.divisibility", 16]]
+        else:
+            signature[name] = "fp32" if isinstance(value, float) else "i32"
+            if isinstance(value, int) and value % 16 == 0 and not plain:
+                attributes[(index,)] = [["tt.divisibility", 16]]
+    return ASTSource(kernel, signature, constants, attributes)
+
+
+def shared_memory(call: AttentionCall, capability: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Bytes of shared memory of both kernels, compiled to machine code for a GPU of that capability."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from sinkscope.capture.kernels import triton_kernels as kernels
+
+    result = {}
+    launches = {name: Launches() for name in ("row_sums", "column_sums")}
+    with monkeypatch.context() as patch:
+        for name, each in launches.items():
+            patch.setattr(kernels, name, each)
+        fused.attend(call)
+    for name, each in launches.items():
+        args, kwargs = each.made[-1]
+        options = {option: kwargs[option] for option in ("num_warps", "num_stages", "enable_fp_fusion")}
+        built = triton.compile(source(getattr(kernels, name), args, kwargs), GPUTarget("cuda", capability, 32), options)
+        assert built.asm["cubin"]
+        result[name] = built.metadata.shared
+    return result
+
+
+SLOW = [
+    pytest.param(capability, dtype, widths, everything, marks=pytest.mark.slow)
+    for capability in SHARED
+    for dtype in fused.DTYPES
+    for widths in ((64, 64), (128, 128), (192, 128), (256, 256))
+    for everything in (False, True)
+]
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "widths", "everything"),
+    [
+        (90, torch.bfloat16, (128, 128), True),
+        (86, torch.float32, (256, 256), True),
+        (90, torch.float16, (24, 40), False),
+        *SLOW,
+    ],
+)
+def test_compiled_ahead_of_time(
+    capability: int, dtype: torch.dtype, widths: tuple[int, int], everything: bool, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """No GPU is needed to see that a variant compiles, and that its tiles fit into shared memory."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    query, key = (torch.zeros(1, heads, 80, widths[0], dtype=dtype) for heads in (2, 1))
+    mask = make_mask("alibi", 1, 2, 80, torch.Generator()) if everything else None
+    visible = read_mask(mask, True, 80, 80, query.device)
+    call = AttentionCall(query, key, torch.zeros(1, 1, 80, widths[1], dtype=dtype), visible, 0.1)
+    if everything:
+        call = replace(call, softcap=3.0, sinks=torch.zeros(1, 2, 1, 1))
+    for name, used in shared_memory(call, capability, monkeypatch).items():
+        assert 0 < used <= SHARED[capability] * 1024, name
+
+
+@pytest.fixture
+def willing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which Triton compiles, as far as anyone can tell beforehand."""
+    monkeypatch.setattr(attention, "_compiles", lambda device: True)
+    monkeypatch.setattr(attention, "_failures", [])
+
+
+@pytest.mark.usefixtures("willing")
+def test_unsupported_calls_are_walked_over() -> None:
+    wide = torch.zeros(1, 4, 40, 300)
+    assert attention.kernel_of(CAUSAL) == attention.TRITON
+    for call in (
+        replace(CAUSAL, score="relu"),
+        replace(CAUSAL, query=CAUSAL.query.double(), key=CAUSAL.key.double(), value=CAUSAL.value.double()),
+        replace(CAUSAL, value=CAUSAL.value.half()),
+        replace(CAUSAL, query=wide, key=wide[:, :2]),
+        replace(CAUSAL, value=torch.zeros(1, 2, 40, 257)),
+    ):
+        assert attention.kernel_of(call) == attention.TORCH
+        assert torch.equal(attention.attend(call)[0], attend_in_blocks(call)[0])
+    assert attention.kernel_of(replace(CAUSAL, query=CAUSAL.query.clone().requires_grad_())) == attention.TORCH
+    with pytest.raises(SinkscopeError, match="unknown attention score 'max'"):
+        attention.attend(replace(CAUSAL, score="max"))
+
+
+def test_a_cpu_is_the_walk_s() -> None:
+    assert attention.kernel_of(CAUSAL) == attention.TORCH
+
+
+@pytest.mark.usefixtures("willing")
+def test_a_kernel_that_fails_is_said_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def fail(call: AttentionCall) -> None:
+        tried.append(call)
+        raise RuntimeError("PTX was compiled with\nan unsupported toolchain")
+
+    monkeypatch.setattr(fused, "attend", fail)
+    for _ in range(2):
+        output, sums = attention.attend(CAUSAL)
+        expected, theirs = attend_in_blocks(CAUSAL)
+        assert torch.equal(output, expected)
+        assert torch.equal(sums.columns, theirs.columns)
+    assert len(tried) == 1
+    (line,) = attention.failures()
+    assert line == (
+        "Triton failed, attention is read by torch: RuntimeError: PTX was compiled with an unsupported toolchain"
+    )
+
+
+@pytest.mark.usefixtures("willing")
+def test_a_scan_tells_of_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(call: AttentionCall) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(fused, "attend", fail)
+    run = sinkscope.scan(tiny("llama"), data=random_ids(1, 20))
+    assert run.manifest["warnings"] == ["Triton failed, attention is read by torch: RuntimeError: no"]
+    assert run.summary["warnings"] == run.manifest["warnings"]
+    assert {site["kernel"] for site in run.manifest["attention"]} == {attention.TORCH}
+
+
+@pytest.mark.usefixtures("willing")
+def test_a_failure_in_mid_scan_is_told_of_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def fail(call: AttentionCall) -> Any:
+        calls.append(call)
+        if len(calls) > 4:  # the dry run and the self-check of two layers
+            raise RuntimeError("no")
+        return attend_in_blocks(call)
+
+    monkeypatch.setattr(fused, "attend", fail)
+    run = sinkscope.scan(tiny("llama", num_hidden_layers=2), data=random_ids(2, 20))
+    assert len(run.manifest["warnings"]) == 1
+    assert {site["kernel"] for site in run.manifest["attention"]} == {"triton, then torch blocks"}
+
+
+@pytest.mark.usefixtures("willing")
+def test_memory_that_runs_out_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    def fail(call: AttentionCall) -> None:
+        raise error
+
+    monkeypatch.setattr(fused, "attend", fail)
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        attention.attend(CAUSAL)
+    assert raised.value is error
+    assert not attention.failures()
+
+
+def test_kernels_are_not_imported_unless_one_is_launched() -> None:
+    """They import triton, which a machine without a GPU need not have."""
+    program = "import sys, sinkscope.capture; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    names = done.stdout.split()
+    assert "sinkscope.capture.kernels.triton_call" in names
+    assert "sinkscope.capture.kernels.triton_kernels" not in names
+    assert "sinkscope.capture.kernels.triton_steps" not in names

@@ -1,0 +1,92 @@
+"""torch's own multi-head attention, whose fused and whole-function paths hide what happens inside: read like any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from modeling_torch import torch_model
+from models import random_ids
+from test_exactness import assert_close
+from test_families import columns
+from torch import Tensor
+
+import sinkscope
+from sinkscope.capture import Capture, plan
+from sinkscope.checkpoints.forward import Forward
+
+LENGTHS = (40, 23)
+KINDS = [
+    {"kind": kind, "batch_first": first, "causal": causal}
+    for kind in ("weights", "no_weights", "encoder")
+    for first in (True, False)
+    for causal in (False, True)
+    if not (causal and kind == "encoder")
+]
+
+
+def padded() -> dict[str, Tensor]:
+    ids = random_ids(2, max(LENGTHS))
+    mask = torch.ones_like(ids)
+    ids[1, LENGTHS[1] :], mask[1, LENGTHS[1] :] = 0, 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def words(settings: dict[str, Any]) -> str:
+    order = "batch first" if settings["batch_first"] else "time first"
+    return f"{settings['kind']} {order}{' causal' if settings['causal'] else ''}"
+
+
+@pytest.mark.parametrize("settings", KINDS, ids=words)
+def test_the_masses_are_those_of_the_weights_torch_returns(settings: dict[str, Any]) -> None:
+    model, given = torch_model(**settings), padded()
+    run = sinkscope.scan(model, data=given, batch_size=2)
+    assert run.manifest["self_check"]["status"] == "passed"
+    assert [site["path"] for site in run.manifest["attention"]] == ["inline", "inline"]
+    assert {site["causal"] for site in run.manifest["attention"]} == {settings["causal"]}
+    rows = run.sequences[run.sequences["head"].notna()]
+    with torch.no_grad():
+        maps = model.reference(**given)
+    for site, both in zip(run.manifest["attention"], maps, strict=True):
+        for number, length in enumerate(LENGTHS):
+            own = rows[(rows["module"] == site["module"]) & (rows["sequence"] == number)].sort_values("head")
+            for name, expected in columns(both[number, :, :length, :length].double()).items():
+                apart = np.abs(own[name].to_numpy(float) - expected.numpy()).max()
+                assert apart < 1e-5, f"{site['module']} sequence {number} {name}"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # torch's own, of its fused path
+@pytest.mark.parametrize("settings", KINDS, ids=words)
+def test_the_model_s_output_stays(settings: dict[str, Any]) -> None:
+    """The fused path of nn.TransformerEncoder is left while it is watched: to rounding it gives the same."""
+    model, given = torch_model(**settings), padded()
+    forward = Forward(model)
+    found = plan(model, lambda: forward(given["input_ids"][:1, :16]))
+    spans = [(0, length) for length in LENGTHS]
+    with torch.no_grad():
+        plain = forward(given["input_ids"], given["attention_mask"])[0]
+        with Capture(model, found, lambda view, row: None).watching(spans, max(LENGTHS)):
+            watched = forward(given["input_ids"], given["attention_mask"])[0]
+    for number, length in enumerate(LENGTHS):
+        one, other = watched[number, :length], plain[number, :length]
+        assert float((one - other).norm() / other.norm()) < 1e-6
+
+
+def test_weights_asked_for_or_not_every_column_is_the_same() -> None:
+    """Two roads in torch's code, one of which scales the queries first; norms and dormancy are the same on both."""
+    ids = random_ids(3, 30)
+    runs = [sinkscope.scan(torch_model(kind=kind), data=ids) for kind in ("weights", "no_weights")]
+    for name in runs[0].heads.select_dtypes("number"):
+        ours, theirs = (run.heads[name].to_numpy(float) for run in runs)
+        assert_close(ours, theirs, name, 1e-4, 1e-5)
+    assert runs[0].heads[["honor", "q_norm", "residual_write", "value_drain"]].notna().all(axis=None)
+    assert runs[0].layers["inf_norm"].notna().all()
+
+
+def test_positions_first_the_residual_stream_is_left_out() -> None:
+    """Also where a batch has as many sequences as positions, so that the axes could be mistaken for each other."""
+    run = sinkscope.scan(torch_model(batch_first=False), data=random_ids(12, 12), batch_size=12)
+    assert run.layers["inf_norm"].isna().all()
+    assert run.heads["bos_mass"].notna().all()

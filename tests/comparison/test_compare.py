@@ -1,0 +1,372 @@
+"""Comparison: the arithmetic against scipy, false alarms under the null, pairing, shapes, the screen, the command."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import Scan
+from desk import enlarged, scanned
+from scipy import stats
+from typer.testing import CliRunner
+
+import sinkscope
+from sinkscope.cli import app
+from sinkscope.comparison.compare_runs import Comparison, compare
+from sinkscope.comparison.differences import (
+    beyond,
+    bootstrap_interval,
+    false_discovery,
+    from_moments,
+    paired_difference,
+    welch_difference,
+)
+from sinkscope.errors import SinkscopeError
+from sinkscope.present.terminal.comparison import interval, render_comparison
+from sinkscope.runs.per_sequence import cells
+
+RANDOM = np.random.default_rng(3)
+A = RANDOM.normal(0.4, 0.1, (9, 5))
+B = A + RANDOM.normal(0.02, 0.03, (9, 5))
+
+
+def test_paired_test_is_scipys() -> None:
+    ours, theirs = paired_difference(A, B), stats.ttest_rel(B, A)
+    np.testing.assert_allclose(ours.p, theirs.pvalue, rtol=1e-10)
+    np.testing.assert_allclose(ours.difference / ours.sem, theirs.statistic, rtol=1e-10)
+
+
+def test_welch_is_scipys() -> None:
+    ours, theirs = welch_difference(A[:6], B), stats.ttest_ind(B, A[:6], equal_var=False)
+    np.testing.assert_allclose(ours.p, theirs.pvalue, rtol=1e-10)
+    moments = from_moments(*(f(x) for x in (A[:6], B) for f in (_mean, stats.sem, _count)))
+    np.testing.assert_allclose(moments.p, theirs.pvalue, rtol=1e-10)
+
+
+def _mean(values: np.ndarray) -> np.ndarray:
+    return values.mean(0)
+
+
+def _count(values: np.ndarray) -> np.ndarray:
+    return np.full(values.shape[1], len(values))
+
+
+def test_missing_sequences_are_left_out_and_missing_cells_stay_missing() -> None:
+    a, b = A.copy(), B.copy()
+    a[0, 0], b[:, 1] = np.nan, np.nan
+    ours = paired_difference(a, b)
+    assert ours.p[0] == pytest.approx(stats.ttest_rel(b[1:, 0], a[1:, 0]).pvalue)
+    assert ours.a[0] == pytest.approx(a[1:, 0].mean())
+    assert np.isnan([ours.p[1], ours.difference[1], ours.sem[1]]).all()
+
+
+def test_equal_samples_have_p_one_and_constant_shifts_p_zero() -> None:
+    assert (paired_difference(A, A).p == 1).all()
+    exact = np.round(A * 64) / 64
+    assert (paired_difference(exact, exact + 0.5).p == 0).all()
+
+
+def test_q_is_benjamini_hochberg_over_what_is_there() -> None:
+    p = np.array([0.01, np.nan, 0.04, 0.03])
+    np.testing.assert_allclose(false_discovery(p), [0.03, np.nan, 0.04, 0.04])
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_bootstrap_is_scipys(paired: bool) -> None:
+    low, high = bootstrap_interval(A[:, :1], B[:, :1], paired)
+
+    def gap(x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
+        return y.mean(axis) - x.mean(axis)
+
+    theirs = stats.bootstrap(
+        (A[:, 0], B[:, 0]), gap, paired=paired, vectorized=True, n_resamples=2000, rng=np.random.default_rng(0)
+    ).confidence_interval
+    width = theirs.high - theirs.low
+    assert low[0] == pytest.approx(theirs.low, abs=0.1 * width)
+    assert high[0] == pytest.approx(theirs.high, abs=0.1 * width)
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_bootstrap_intervals_cover_the_truth(paired: bool) -> None:
+    """600 samples of 25 skewed values whose mean is known: nominally 95 %, BCa at this size 90 to 97."""
+    noise = np.random.default_rng(2)
+    a = noise.normal(size=(25, 600))
+    b = (a if paired else noise.normal(size=(25, 600))) + noise.gamma(4.0, 0.25, (25, 600))
+    low, high = bootstrap_interval(a, b, paired)
+    assert 0.90 <= ((low < 1.0) & (high > 1.0)).mean() <= 0.97
+
+
+def test_beyond_an_allowance_is_scipys_shifted_test() -> None:
+    first, second = A[:6], B
+    moments = [_mean(first), _mean(second)]
+    change = np.abs(moments[1] - moments[0])
+    errors = (stats.sem(first), _count(first), stats.sem(second), _count(second))
+    plain = stats.ttest_ind(second, first, equal_var=False).pvalue
+    np.testing.assert_allclose(beyond(change, np.zeros(5), *errors), plain, rtol=1e-9)
+    sign = np.sign(moments[1] - moments[0])
+    upper, lower = (
+        stats.ttest_ind(second * sign, first * sign + shift, equal_var=False, alternative="greater").pvalue
+        for shift in (0.01, -0.01)
+    )
+    np.testing.assert_allclose(beyond(change, np.full(5, 0.01), *errors), upper + lower, rtol=1e-9)
+
+
+def test_beyond_at_the_edge_of_what_is_allowed_alarms_as_often_as_it_says() -> None:
+    """A true difference of exactly the allowance: 5 % below p = 0.05, within five standard errors."""
+    noise = np.random.default_rng(4)
+    a, b = noise.normal(size=(12, 20_000)), noise.normal(0.8, 1, (12, 20_000))
+    change = np.abs(_mean(b) - _mean(a))
+    p = beyond(change, np.full(20_000, 0.8), stats.sem(a), _count(a), stats.sem(b), _count(b))
+    assert (p < 0.05).mean() == pytest.approx(0.05, abs=5 * np.sqrt(0.05 * 0.95 / 20_000))
+
+
+def test_bootstrap_of_what_cannot_be_resampled() -> None:
+    exact = np.round(A * 64) / 64
+    low, high = bootstrap_interval(exact, exact + 0.5, True)
+    assert (low == 0.5).all()
+    assert (high == 0.5).all()
+    assert np.isnan(bootstrap_interval(A[:1], B[:1], True)).all()
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_intervals_leave_out_sequences_on_which_nothing_was_measured(paired: bool) -> None:
+    """As with matrix_entropy, of the first sequences only, and of fewer where a stream is longer: cell by cell."""
+    a, b = A.copy(), B.copy()
+    a[-2:], b[-1:] = np.nan, np.nan
+    both = len(A) - 2
+    short = bootstrap_interval(A[:both], B[: both if paired else both + 1], paired)
+    np.testing.assert_array_equal(bootstrap_interval(a, b, paired), short)
+    a[3:, 0] = np.nan
+    intervals = np.array(bootstrap_interval(a, b, paired))
+    alone = np.array(bootstrap_interval(A[:3, :1], B[: 3 if paired else both + 1, :1], paired))
+    np.testing.assert_array_equal(intervals[:, :1], alone)
+    np.testing.assert_array_equal(intervals[:, 1:], bootstrap_interval(a[:, 1:], b[:, 1:], paired))
+    a[:, 0] = np.nan
+    assert np.isnan(np.array(bootstrap_interval(a, b, paired))[:, 0]).all()
+
+
+def test_false_alarms_under_the_null() -> None:
+    """10,000 comparisons of equal means: 5 % below p = 0.05, within five standard errors; no q below 0.05 mostly."""
+    noise = np.random.default_rng(1)
+    a, b = noise.normal(size=(2, 12, 10_000))
+    for result in (paired_difference(a, b), welch_difference(a, b)):
+        assert (result.p < 0.05).mean() == pytest.approx(0.05, abs=5 * np.sqrt(0.05 * 0.95 / 10_000))
+    batches = paired_difference(a, b).p.reshape(100, 100)
+    alarms = sum((false_discovery(p) < 0.05).any() for p in batches)
+    assert alarms <= 5 + 5 * np.sqrt(100 * 0.05 * 0.95)
+
+
+def test_a_run_equals_itself() -> None:
+    result = compare(scanned(), scanned(), metrics=[], bootstrap=False)
+    for table in (result.heads, result.layers, result.summary):
+        assert (table["difference"].dropna() == 0).all()
+    assert all(not heads for heads in result.changes.values())
+
+
+def test_differences_are_those_of_the_tables() -> None:
+    a, b = scanned(), scanned("noise")
+    result = compare(a, b)
+    rows = result.heads[result.heads["metric"] == "bos_mass"]
+    np.testing.assert_allclose(rows["difference"], b.heads["bos_mass"] - a.heads["bos_mass"], atol=1e-12)
+    layers = result.layers[result.layers["metric"] == "entropy"]
+    np.testing.assert_allclose(layers["b"], b.layers["mean_entropy"], rtol=1e-12)
+    assert (rows["low"] <= rows["difference"] + 1e-15).all()
+    assert (rows["difference"] <= rows["high"] + 1e-15).all()
+    first = rows[rows["layer"] == 0]
+    assert (first["difference"] == 0).all(), "noise in layer 1 leaves layer 0 as it was"
+    assert (rows[rows["layer"] == 1]["q"] < 1).any()
+
+
+def test_the_table_holds_scipys_numbers() -> None:
+    """From two runs to p and q, against scipy on the raw record."""
+    a, b = scanned(), scanned("noise")
+    rows = compare(a, b, metrics=["entropy"], bootstrap=False).heads.query("layer == 1")
+    p = []
+    for head in range(4):
+        x, y = (each.sequences.query(f"layer == 1 and head == {head}")["entropy"].to_numpy() for each in (a, b))
+        p.append(stats.ttest_rel(y, x).pvalue)
+    np.testing.assert_allclose(rows["p"], p, rtol=1e-8)
+    every = compare(a, b, metrics=["entropy"], bootstrap=False).heads
+    np.testing.assert_allclose(every["q"], stats.false_discovery_control(every["p"]), rtol=1e-9)
+
+
+def test_layer_metrics_are_compared_by_layer() -> None:
+    a, b = scanned(), scanned("noise")
+    result = compare(a, b, metrics=["norm_other"])
+    np.testing.assert_allclose(result.layers["a"], a.layers["norm_other"], rtol=1e-12)
+    assert len(result.heads) == 0
+    assert "mean over all heads" in render_comparison(result)
+
+
+def test_cells_do_not_depend_on_the_order_of_rows() -> None:
+    run = scanned()
+    before = cells(run, run.sequences["domain"].iloc[0], "layer", ["bos_mass", "norm_other"])
+    run.sequences = run.sequences.sort_values("sequence", kind="stable", ascending=False)
+    after = cells(run, run.sequences["domain"].iloc[0], "layer", ["bos_mass", "norm_other"])
+    np.testing.assert_array_equal(before.values, after.values)
+
+
+def test_other_text_is_refused_with_the_reason() -> None:
+    a, b = scanned(), scanned(text=1)
+    with pytest.raises(SinkscopeError, match=r"token sequences .* differ .*--unpaired"):
+        compare(a, b)
+    result = compare(a, b, unpaired=True)
+    assert not result.paired
+    assert result.heads["p"].notna().all()
+
+
+def test_interrupted_runs_are_compared_as_far_as_they_go() -> None:
+    a, b = scanned(), scanned("noise")
+    whole = compare(a, b)
+    b.sequences = b.sequences[b.sequences["sequence"] < 5]
+    part = compare(a, b)
+    assert any("first 5 sequences" in note for note in part.notes)
+    assert not np.allclose(part.heads["difference"], whole.heads["difference"])
+
+
+def test_other_shapes_by_summary_only() -> None:
+    result = compare(scanned(), scanned(layers=2))
+    assert not result.same_shape
+    assert not len(result.heads)
+    assert not len(result.layers)
+    assert len(result.summary) == len(result.metrics)
+    text = render_comparison(result)
+    assert "different shapes (3 layers x 4 heads against 2 layers x 4 heads)" in " ".join(text.split())
+
+
+def test_gained_lost_woke_fell() -> None:
+    a, b = scanned(), scanned()
+    a.heads["sink_score"], b.heads["sink_score"] = 0.1, 0.1
+    a.heads["dormant"], b.heads["dormant"] = False, False
+    a.heads.loc[0, "sink_score"] = b.heads.loc[1, "sink_score"] = 0.9
+    a.heads.loc[2, "dormant"] = b.heads.loc[3, "dormant"] = True
+    changes = compare(a, b, bootstrap=False).changes
+    places = {name: [(row["layer"], row["head"]) for row in rows] for name, rows in changes.items()}
+    assert places == {"lost_sink": [(0, 0)], "gained_sink": [(0, 1)], "woke": [(0, 2)], "fell_dormant": [(0, 3)]}
+
+
+def test_what_one_run_lacks_is_left_out_of_the_default_and_told() -> None:
+    softmax, relu = (sinkscope.scan(f"example:trigger-{kind}", num_sequences=20) for kind in ("softmax", "relu"))
+    result = compare(softmax, relu)
+    assert result.metrics == ["bos_mass", "sink_score", "honor"]
+    assert result.notes == ["not measured in both runs, so not compared: entropy"]
+    assert result.a["shape"] == "1 layer x 1 head"
+    with pytest.raises(SinkscopeError, match="'entropy': not measured in all"):
+        compare(softmax, relu, metrics=["entropy"])
+
+
+def test_unknown_metric() -> None:
+    with pytest.raises(SinkscopeError, match="unknown metric 'bosmass'"):
+        compare(scanned(), scanned(), metrics=["bosmass"])
+
+
+def test_a_thousand_heads_are_compared_in_seconds() -> None:
+    run = enlarged(scanned(), 32, 32)
+    began = time.perf_counter()
+    result = compare(run, run, metrics=[], bootstrap=False)
+    assert len(result.heads) == 1024 * result.heads["metric"].nunique()
+    assert result.heads["metric"].nunique() >= 30
+    assert time.perf_counter() - began < 20
+
+
+def _by_hand() -> Comparison:
+    rows = pd.DataFrame([
+        {"domain": "prose", "stream": "text", "layer": layer, "head": head, "metric": "bos_mass", "a": 0.5,
+         "b": 0.5 + d, "difference": d, "sem": 0.01, "low": d - 0.02, "high": d + 0.02, "p": 0.01, "q": 0.02}
+        for layer, heads in enumerate([[0.0, 0.031, -0.052], [np.nan, -0.004, 0.25]]) for head, d in enumerate(heads)
+    ])  # fmt: skip
+    summary = rows.iloc[[1]].drop(columns=["layer", "head"])
+    facts = {"model": "tiny\x1b[1m", "dtype": "float32", "device": "cpu", "shape": "2 layers x 3 heads", "sequences": 4}
+    change = {"layer": 1, "head": 2, "metric": "sink_score", "a": 0.2, "b": 0.45}
+    changes = {"gained_sink": [change], "lost_sink": [], "woke": [], "fell_dormant": []}
+    return Comparison(facts, facts, True, True, ["bos_mass"], rows, rows, summary, changes)
+
+
+SCREEN = """\
+A  tiny\\x1b[1m  2 layers x 3 heads, float32 on cpu, 4 sequences
+B  tiny\\x1b[1m  2 layers x 3 heads, float32 on cpu, 4 sequences
+paired: the same token sequences in both; difference = B - A
+
+mean over all heads
+metric      A      B     difference     95 % interval     p
+bos_mass  0.5  0.531  +0.031 ± 0.01  +0.011 to +0.051  0.01
+
+difference of bos_mass, in units of 0.01: layers down, heads across
+         0   1   2
+    0    .  +3  -5
+    1    -   . +25
+
+heads that moved most
+head  metric      A      B     difference     q
+1.2   bos_mass  0.5   0.75   +0.25 ± 0.01  0.02
+0.2   bos_mass  0.5  0.448  -0.052 ± 0.01  0.02
+0.1   bos_mass  0.5  0.531  +0.031 ± 0.01  0.02
+1.1   bos_mass  0.5  0.496  -0.004 ± 0.01  0.02
+
+gained a sink: 1.2 (0.2 to 0.45)
+lost its sink: none
+woke (dormant no more): none
+fell dormant: none
+"""
+
+
+def test_the_screen() -> None:
+    text = render_comparison(_by_hand())
+    assert [line for line in text.splitlines() if line] == [line for line in SCREEN.splitlines() if line]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [(0.011, 0.051, "+0.011 to +0.051"), (-0.921007, -0.920993, "-0.921007 to -0.920993"), (0.0, 0.0, "+0 to +0"),
+     (-0.00014, -7.2e-05, "-0.00014 to -7.2e-05"), (0.9234, 0.9312, "+0.9234 to +0.9312"), (np.nan, np.nan, "-"),
+     (0.5, 0.5, "+0.5 to +0.5")],
+)  # fmt: skip
+def test_an_interval_shows_both_its_ends(low: float, high: float, text: str) -> None:
+    assert interval(low, high) == text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+@pytest.mark.parametrize("heads", [4, 32, 64])
+def test_no_line_is_too_long(width: int, heads: int) -> None:
+    run = enlarged(scanned(), 2, heads)
+    text = render_comparison(compare(run, run, bootstrap=False), width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text, "no cell is cut"
+
+
+def test_the_command(tmp_path: Path) -> None:
+    scanned().save(tmp_path / "a")
+    scanned("noise").save(tmp_path / "b")
+    arguments = ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--metric", "bos_mass", "--json"]
+    result = CliRunner().invoke(app, [*arguments, "--csv", str(tmp_path / "c.csv")])
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.stdout)
+    assert next(iter(data)) == "schema_version"
+    table = pd.read_csv(tmp_path / "c.csv")
+    assert table["level"].value_counts().to_dict() == {"head": 12, "layer": 3, "summary": 1}
+    scanned(text=1).save(tmp_path / "other")
+    refused = CliRunner().invoke(app, ["compare", str(tmp_path / "a"), str(tmp_path / "other")])
+    assert refused.exit_code == 2
+
+
+def test_a_model_in_a_runs_place_is_scanned_as_asked(tiny_folder: Path, scan_cli: Scan) -> None:
+    run = str(scan_cli(tiny_folder).folder)
+    for arguments in ([run, str(tiny_folder)], [str(tiny_folder), run]):
+        result = CliRunner().invoke(app, ["compare", *arguments, "--dtype", "bfloat16", "--quiet", "--json"])
+        assert result.exit_code == 0, result.output
+        data = json.loads(result.stdout)
+        sides = {Path(data[side]["model"]).name + data[side]["dtype"] for side in "ab"}
+        assert sides == {"tinyfloat32", "tinybfloat16"}
+        assert data["paired"]
+
+
+@pytest.mark.parametrize("command", ["compare", "check", "baseline"])
+def test_every_command_that_may_scan_has_its_options(command: str) -> None:
+    text = CliRunner().invoke(app, [command, "--help"]).stdout
+    for option in ("--device", "--dtype", "--trust-remote-code", "--quiet"):
+        assert option in text
+    assert "spot" not in text.replace("on the spot", "")

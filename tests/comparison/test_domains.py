@@ -1,0 +1,228 @@
+"""Domains against each other, scores against each other, published numbers, massive elements, Gu et al.'s controls."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import Scan
+from models import random_ids, tiny
+from scipy.stats import false_discovery_control, ttest_ind, ttest_rel
+
+import sinkscope
+from sinkscope.inputs.documents import SYNTHETIC
+from sinkscope.runs.averages import harmonic
+from sinkscope.runs.dormancy import SCORES, agreement, most_dormant, overlap
+from sinkscope.runs.published import published_for, rows
+from sinkscope.runs.run import Run, load_run
+
+GROUPED = ("ftvvn", "avvn")
+
+
+def bos_mass(run: Run, domain: str) -> np.ndarray:
+    """[sequence, (layer, head)] from the per-sequence record."""
+    table = run.sequences
+    own = table[(table["domain"] == domain) & table["head"].notna()]
+    return own.pivot_table("bos_mass", "sequence", ["layer", "head"]).to_numpy()
+
+
+@pytest.fixture(scope="module")
+def domains(tiny_folder: Path) -> Run:
+    return sinkscope.scan(str(tiny_folder), data=["prose", "code"], seq_len=64, num_sequences=6)
+
+
+@pytest.fixture(scope="module")
+def both_bos(tiny_folder: Path) -> Run:
+    return sinkscope.scan(str(tiny_folder), data="prose", bos=["always", "never"], seq_len=64, num_sequences=6)
+
+
+def test_unlike_texts_are_tested_as_separate_samples(domains: Run) -> None:
+    table = domains.domains
+    assert table is not None
+    a, b = bos_mass(domains, "prose"), bos_mass(domains, "code")
+    p = ttest_ind(b, a, equal_var=False).pvalue
+    np.testing.assert_allclose(table["difference"], b.mean(0) - a.mean(0), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(table["p"], p, rtol=1e-9)
+    np.testing.assert_allclose(table["q"], false_discovery_control(p), rtol=1e-9)
+    assert not table["paired"].any()
+
+
+def test_one_text_with_and_without_bos_is_paired(both_bos: Run) -> None:
+    table = both_bos.domains
+    assert table is not None
+    a, b = bos_mass(both_bos, "prose bos=always"), bos_mass(both_bos, "prose bos=never")
+    np.testing.assert_allclose(table["p"], ttest_rel(b, a).pvalue, rtol=1e-9)
+    assert table["paired"].all()
+    firsts = {data["spec"]: data["first_token"] for data in both_bos.manifest["data"]}
+    assert firsts["prose bos=always"]["is_bos"]
+    assert not firsts["prose bos=never"]["is_bos"]
+
+
+def test_the_interval_and_q_decide_together(domains: Run) -> None:
+    table = domains.domains
+    assert table is not None
+    expected = (table["q"] < 0.05) & ((table["low"] > 0) | (table["high"] < 0))
+    assert (table["differs"] == expected).all()
+    entry = domains.summary["domains_compared"][0]
+    assert entry["heads_that_differ"] == int(expected.sum()) == len(entry["heads"])
+    assert entry["heads_tested"] == len(table)
+    sizes = [abs(head["difference"]) for head in entry["heads"]]
+    assert all(first >= second for first, second in pairwise(sizes))
+
+
+def test_a_domain_against_itself_differs_nowhere(tiny_folder: Path, tmp_path: Path) -> None:
+    texts = [f"The {n} boats went out before the light had turned, and came home late. " * 12 for n in range(5)]
+    for name in ("a", "b"):
+        pd.DataFrame({"text": texts}).to_json(tmp_path / f"{name}.jsonl", orient="records", lines=True)
+    specs = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
+    run = sinkscope.scan(str(tiny_folder), data=specs, seq_len=48)
+    assert run.domains is not None
+    assert (run.domains["difference"] == 0).all()
+    assert (run.domains["p"] == 1).all()
+    assert not run.domains["differs"].any()
+
+
+def test_two_columns_of_one_file_are_paired(tiny_folder: Path, tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        {name: [f"{name} {n} wrote a long plain letter home. " * 12 for n in range(5)] for name in "xy"}
+    )
+    frame.to_parquet(tmp_path / "parallel.parquet")
+    run = sinkscope.scan(str(tiny_folder), data=[f"{tmp_path}/parallel.parquet#{c}" for c in "xy"], seq_len=48)
+    assert run.domains is not None
+    assert run.domains["paired"].all()
+
+
+def test_the_table_is_written_and_read_again(scan_cli: Scan, tiny_folder: Path) -> None:
+    result = scan_cli(tiny_folder, "--data", "prose", "--data", "random")
+    again = load_run(result.folder)
+    assert again.domains is not None
+    assert len(again.domains) == 2 * 4
+    alone = scan_cli(tiny_folder, "--data", "prose", name="alone")
+    assert not (alone.folder / "domains.csv").exists()
+    assert load_run(alone.folder).domains is None
+
+
+def test_the_pooled_sink_heads_never_exceed_the_heads(domains: Run) -> None:
+    summary = domains.summary["streams"]["text"]
+    assert 0 <= summary["sink_heads"] <= summary["heads"]
+
+
+def test_most_dormant_takes_the_right_end_and_keeps_head_order_in_ties() -> None:
+    heads = pd.DataFrame({
+        "layer": [0, 0, 1, 1], "head": [0, 1, 0, 1], "honor": [0.9, 0.1, 0.1, np.nan], "awft": [0.2, 0.9, 0.1, 0.5],
+    })  # fmt: skip
+    assert most_dormant(heads, "honor", 3) == [(0, 1), (1, 0), (0, 0)]
+    assert most_dormant(heads, "honor", 4) == [(0, 1), (1, 0), (0, 0)]
+    assert most_dormant(heads, "awft", 2) == [(0, 1), (1, 1)]
+
+
+def test_overlap_is_intersection_over_union() -> None:
+    assert overlap([(0, 0), (0, 1)], [(0, 1), (1, 0)]) == pytest.approx(1 / 3)
+    assert overlap([(0, 0)], [(0, 0)]) == 1
+    assert np.isnan(overlap([], []))
+
+
+def test_thirteen_scores_are_compared(domains: Run) -> None:
+    found = domains.summary["streams"]["text"]["dormancy_scores"]
+    assert len(SCORES) == 13
+    assert set(found["most_dormant"]) == set(SCORES)
+    for a in SCORES:
+        assert found["overlap"][a][a] == 1
+        for b in SCORES:
+            assert found["overlap"][a][b] == found["overlap"][b][a]
+    assert found["overlap"]["ahon"]["honor"] == agreement(domains.heads)["overlap"]["ahon"]["honor"]
+
+
+def test_a_score_that_all_heads_share_ranks_nothing() -> None:
+    heads = pd.DataFrame(
+        {"layer": [0] * 20, "head": range(20), "honor": range(20), "ftvvn_ln": [1.0] * 19 + [1 + 1e-9]}
+    )
+    found = agreement(heads)
+    assert set(found["most_dormant"]) == {"honor"}
+    assert found["most_dormant"]["honor"] == [[0, 0], [0, 1]]
+
+
+def test_every_published_number_has_a_source_and_a_number() -> None:
+    for row in rows():
+        assert np.isfinite(float(row["value"])), row
+        assert all(row[name] for name in ("model", "metric", "unit", "text", "setting", "source")), row
+
+
+def test_published_rows_are_found_by_hub_id() -> None:
+    found = {
+        row["text"]: row["value"] for row in published_for("meta-llama/meta-llama-3-8b") if row["metric"] == "sink_rate"
+    }
+    assert found == {"natural (Pile)": 99.02, "random": 91.23, "repeated": 0.0}
+    assert published_for("nobody/knows") == []
+    assert published_for("") == []
+
+
+def massive_model() -> Any:
+    """A tiny Llama whose embedding of token 3 carries two massive channels."""
+    model = tiny("llama")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[3, 7] = 5000.0
+        model.get_input_embeddings().weight[3, 21] = -4000.0
+    return model
+
+
+def test_massive_channels_are_named_with_their_positions() -> None:
+    ids = random_ids(3, 40).clone()
+    ids[ids == 3] = 4
+    ids[:, 0] = 3
+    ids[1, 9] = 3
+    run = sinkscope.scan(massive_model(), data=ids, self_check=False)
+    massive = run.summary["streams"]["text"]["massive_activations"]
+    found = {entry["channel"]: entry for entry in massive["channels"]}
+    assert {7, 21} <= set(found)
+    assert found[21]["layers"][0] == 0
+    assert found[21]["tokens_per_sequence"] == pytest.approx(4 / 3)
+    places = {place["position"]: place for place in found[7]["positions"]}
+    assert places[0]["percent"] == 100
+    assert places[9]["percent"] == pytest.approx(100 / 3)
+    first = run.layers.iloc[0]
+    assert first["max_abs"] == 5000
+    assert first["massive_tokens"] == pytest.approx(4 / 3)
+    assert massive["over_layer_median"] > 1000
+    assert massive["over_token_median"] > 1000
+
+
+def test_repeated_tokens_without_positions_attend_uniformly() -> None:
+    model = tiny("gpt2")
+    with torch.no_grad():
+        model.wpe.weight.zero_()
+    length = 64
+    ids = torch.full((2, length), 5)
+    run = sinkscope.scan(model, data=ids)
+    exact = harmonic(length) / length
+    np.testing.assert_allclose(run.heads["sink_score"], exact, rtol=1e-6)
+    expected = [sum(1 / (t + 1) for t in range(k, length)) / (length - k) for k in range(length)]
+    for _, rows_ in run.positions.groupby(["layer", "head"]):
+        np.testing.assert_allclose(rows_["alpha"], expected, rtol=1e-5)
+        np.testing.assert_allclose(rows_["bos_mass"], 1 / np.arange(1, length + 1), rtol=1e-5)
+    assert (run.heads["sink_rate"] == 0).all()
+
+
+def test_repeated_tokens_under_rope_have_no_sink() -> None:
+    run = sinkscope.scan(tiny("llama"), data=torch.full((4, 64), 11), epsilon=0.3)
+    assert (run.heads["sink_rate"] == 0).all()
+    assert run.summary["streams"]["text"]["sink_rate_percent"]["0.3"] == {"T": 0.0, "t64": 0.0}
+
+
+def test_natural_random_repeated_give_one_row_each(scan_cli: Scan, tiny_folder: Path) -> None:
+    result = scan_cli(tiny_folder, "--data", "prose", *[word for spec in SYNTHETIC for word in ("--data", spec)])
+    assert result.code == 0
+    row = next(line for line in result.stdout.splitlines() if line.startswith("repeated "))
+    assert len(row.split()) == 7
+    assert list(load_run(result.folder).summary["domains"]) == ["prose", *SYNTHETIC]
+
+
+@pytest.mark.parametrize("modes", [["always", "always"], [], ["sometimes"]])
+def test_wrong_bos_modes_are_refused(tiny_folder: Path, modes: list[str]) -> None:
+    with pytest.raises(sinkscope.SinkscopeError, match="--bos"):
+        sinkscope.scan(str(tiny_folder), bos=modes, seq_len=32, num_sequences=2)

@@ -1,0 +1,356 @@
+"""The gate: exit codes, planted changes, policies, the baseline file, what CI systems read."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from desk import enlarged, hostile, scanned
+from junitparser import JUnitXml
+from scipy import stats
+from typer.testing import CliRunner
+
+from sinkscope.cli import app
+from sinkscope.comparison.baseline import baseline_text, make_baseline, read_baseline
+from sinkscope.comparison.gate import Policy, Rule, Verdict, check
+from sinkscope.comparison.policy import DEFAULT, read_policy
+from sinkscope.errors import SinkscopeError
+from sinkscope.present.ci import github_annotations, junit_xml, markdown_verdict, render_verdict
+from sinkscope.runs.run import Run
+
+STRICT = Policy(rules=[Rule(metric="bos_mass", level="head", max_change=0.0)])
+
+
+def baseline_file(folder: Path) -> Path:
+    path = folder / "sinks.json"
+    path.write_text(baseline_text(make_baseline(scanned()), "0"), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No CI variables of the machine that runs the tests, no pyproject.toml of this repository."""
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def run_check(tmp_path: Path, plant: str, *more: str) -> Any:
+    scanned(plant).save(tmp_path / "run", force=True)
+    arguments = ["check", str(tmp_path / "run"), "--baseline", str(baseline_file(tmp_path)), *more]
+    return CliRunner().invoke(app, arguments)
+
+
+def test_exit_codes(tmp_path: Path) -> None:
+    assert run_check(tmp_path, "").exit_code == 0
+    failed = run_check(tmp_path, "zero head")
+    assert failed.exit_code == 1
+    assert failed.stdout.startswith("FAILED")
+    assert run_check(tmp_path, "", "--policy", "none.toml").exit_code == 2
+    missing = CliRunner().invoke(app, ["check", str(tmp_path / "run"), "--baseline", "none.json"])
+    assert missing.exit_code == 2
+
+
+def test_file_and_run_give_the_same_verdict() -> None:
+    exact = make_baseline(scanned())
+    path = Path("b.json")
+    path.write_text(baseline_text(exact, "0"), encoding="utf-8")
+    for plant in ("zero head", "noise"):
+        found = [check(scanned(plant), each).breaches for each in (exact, read_baseline(path))]
+        assert [(b.metric, b.place) for b in found[0]] == [(b.metric, b.place) for b in found[1]]
+
+
+def test_a_zeroed_head_is_named() -> None:
+    verdict = check(scanned("zero head"), make_baseline(scanned()))
+    places = {(breach.metric, breach.place) for breach in verdict.breaches}
+    assert ("residual_write_ln", "layer 1 head 0") in places
+    text = render_verdict(verdict)
+    line = next(line for line in text.splitlines() if "residual_write_ln at layer 1 head 0" in line)
+    assert "-> 0 (" in line
+    assert "allowed ±0.005" in line
+
+
+@pytest.mark.parametrize("plant", ["zero head", "noise", "no bos"])
+def test_planted_changes_fail_over_the_same_or_almost_the_same_text(plant: str) -> None:
+    assert not check(scanned(plant), make_baseline(scanned())).passed
+
+
+def test_the_same_model_passes_in_half_precision_and_over_other_text() -> None:
+    baseline = make_baseline(scanned())
+    assert check(scanned(), baseline, STRICT).passed
+    assert check(scanned(dtype="bfloat16"), baseline).passed
+    other = check(scanned(text=3), baseline)
+    assert other.same_text == {next(iter(other.same_text)): False}
+    assert other.passed
+    assert any("other token sequences" in note for note in other.notes)
+
+
+def test_bounds_hold_at_every_level() -> None:
+    run, baseline = scanned(), make_baseline(scanned())
+    is_head = run.sequences["head"].notna()
+    run.sequences.loc[is_head, "bos_mass"] += 0.01
+    for level in ("summary", "layer", "head"):
+        for bound, passed in ((0.0099, False), (0.0101, True)):
+            rule = Rule(metric="bos_mass", level=level, max_change=bound)  # type: ignore[arg-type]
+            assert check(run, baseline, Policy(rules=[rule])).passed is passed
+
+
+def test_relative_and_absolute_the_larger_allows() -> None:
+    run, baseline = scanned(), make_baseline(scanned())
+    run.sequences["entropy"] *= 1.04
+    for relative, absolute, passed in ((0.05, None, True), (0.03, None, False), (0.03, 10.0, True), (0.05, 0.0, True)):
+        rule = Rule(metric="entropy", level="head", max_relative_change=relative, max_change=absolute)
+        assert check(run, baseline, Policy(rules=[rule])).passed is passed
+
+
+def test_bounds_are_tighter_where_nothing_was_rounded() -> None:
+    run, baseline = scanned(), make_baseline(scanned())
+    run.sequences["bos_mass"] += 0.01
+    policy = Policy(same_precision=0.1, rules=[Rule(metric="bos_mass", level="head", max_change=0.03)])
+    assert check(run, baseline, policy).breaches[0].allowed == pytest.approx(0.003)
+    run.manifest["model"]["dtype"] = "bfloat16"
+    assert check(run, baseline, policy).passed
+
+
+def test_a_value_that_vanished_fails() -> None:
+    run, baseline = scanned(), make_baseline(scanned())
+    rows = (run.sequences["layer"] == 2) & (run.sequences["head"] == 1)
+    run.sequences.loc[rows, "bos_mass"] = np.nan
+    verdict = check(run, baseline, STRICT)
+    assert [breach.place for breach in verdict.breaches] == ["layer 2 head 1"]
+    assert "missing on one side" in render_verdict(verdict)
+
+
+def test_false_alarms_over_other_text_are_rare() -> None:
+    """60 samples against one from the same distribution at significance 0.01: an alarm or two, not ten."""
+    run = scanned()
+    noise = np.random.default_rng(0)
+    rule = Policy(significance=0.01, rules=[Rule(metric="bos_mass", level="head", max_change=0.0)])
+    alarms = 0
+    for data in run.manifest["data"]:
+        data["fingerprint"] = "a"
+    is_head = run.sequences["head"].notna()
+    run.sequences.loc[is_head, "bos_mass"] = noise.normal(0.4, 0.05, is_head.sum())
+    baseline = make_baseline(run)
+    for data in run.manifest["data"]:
+        data["fingerprint"] = "b"
+    for _ in range(60):
+        run.sequences.loc[is_head, "bos_mass"] = noise.normal(0.4, 0.05, is_head.sum())
+        alarms += not check(run, baseline, rule).passed
+    assert alarms <= 6
+    run.sequences["bos_mass"] += 0.5
+    assert len(check(run, baseline, rule).breaches) == 12
+
+
+def redrawn(run: Run, noise: np.random.Generator, means: pd.DataFrame, spread: float, text: str) -> Run:
+    """The run as if over other text: every value drawn anew around its place's mean."""
+    run.sequences[means.columns] = means * (1 + spread * noise.standard_normal(means.shape))
+    for data in run.manifest["data"]:
+        data["fingerprint"] = text
+    return run
+
+
+def false_alarms(policy: Policy, spread: float, checks: int) -> int:
+    """How many of `checks` fail though every value comes from the same distribution."""
+    noise, run = np.random.default_rng(5), scanned()
+    table = run.sequences
+    names = [rule.metric for rule in policy.rules]
+    means = table.groupby(table["layer"] * 100 + table["head"].fillna(99))[list(dict.fromkeys(names))].transform("mean")
+    alarms = 0
+    for _ in range(checks):
+        baseline = make_baseline(redrawn(run, noise, means, spread, "a"))
+        alarms += not check(redrawn(run, noise, means, spread, "b"), baseline, policy).passed
+    return alarms
+
+
+def test_false_alarms_of_the_default_policy() -> None:
+    """A thousandth is allowed; 5 % of spread between sequences is what real heads have."""
+    assert false_alarms(DEFAULT, 0.05, 100) <= 1
+
+
+def test_the_significance_holds_for_the_whole_check() -> None:
+    """Seven rules that allow nothing: 5 % of checks fail, not 5 % for each rule (which would be some 30 %)."""
+    names = ["bos_mass", "entropy", "honor", "self_mass", "previous_mass", "residual_write_ln", "qk_cos_first"]
+    rules = [Rule(metric=name, level="head", max_change=0.0) for name in names]
+    alarms = false_alarms(Policy(significance=0.05, rules=rules), 0.05, 200)
+    assert alarms <= 10 + 3 * np.sqrt(200 * 0.05 * 0.95)
+    assert alarms > 0
+
+
+def test_q_is_benjamini_hochberg_over_all_rules_by_hand() -> None:
+    run, baseline = scanned(text=1), make_baseline(scanned())
+    names = ("bos_mass", "entropy")
+    rules = [Rule(metric=name, level="head", max_change=0.0) for name in names]
+    p = []
+    for name in names:
+        for layer in range(3):
+            for head in range(4):
+                now, then = (
+                    each.sequences[(each.sequences["layer"] == layer) & (each.sequences["head"] == head)][name]
+                    for each in (run, scanned())
+                )
+                p.append(stats.ttest_ind(now, then, equal_var=False).pvalue)
+    order = np.argsort(p)
+    q = np.empty(len(p))
+    lowest = 1.0
+    for rank in range(len(p), 0, -1):
+        lowest = min(lowest, p[order[rank - 1]] * len(p) / rank)
+        q[order[rank - 1]] = lowest
+    verdict = check(run, baseline, Policy(significance=1.0, rules=rules))
+    ours = {(b.metric, b.layer, b.head): b.q for b in verdict.breaches}
+    places = [(name, layer, head) for name in names for layer in range(3) for head in range(4)]
+    theirs = {place: value for place, value in zip(places, q, strict=True) if value < 1}
+    assert ours == {place: pytest.approx(value, rel=1e-9) for place, value in theirs.items()}
+
+
+def test_what_cannot_be_judged_is_refused() -> None:
+    """One sequence has no standard error: over other text it would pass whatever it says."""
+    run = scanned(text=1)
+    run.sequences = run.sequences[run.sequences["sequence"] == 0]
+    with pytest.raises(SinkscopeError, match=r"from 2 sequences on \(1 in the run, 8 in the baseline\)"):
+        check(run, make_baseline(scanned()))
+    cut = scanned()
+    cut.manifest["complete"] = False
+    with pytest.raises(SinkscopeError, match="was interrupted"):
+        check(cut, make_baseline(scanned()))
+
+
+def test_spectra_of_other_sequences_are_no_breach() -> None:
+    """The same text, but matrix_entropy on fewer of its sequences: nothing moved, and no verdict can be given."""
+    run, policy = scanned(), Policy(rules=[Rule(metric="matrix_entropy", level="layer", max_change=1e-9)])
+    baseline = make_baseline(run)
+    assert check(scanned(), baseline, policy).passed
+    run.sequences.loc[run.sequences["sequence"] >= 2, "matrix_entropy"] = np.nan
+    with pytest.raises(SinkscopeError, match="scan with the baseline's --spectra, or write a new baseline"):
+        check(run, baseline, policy)
+
+
+def test_counts_of_values_survive_the_file() -> None:
+    """Degrees of freedom come from the sequences that have a value, not from all."""
+    run = scanned()
+    table = run.sequences
+    table.loc[(table["layer"] == 1) & (table["head"] == 2) & (table["sequence"] < 5), "bos_mass"] = np.nan
+    exact = make_baseline(run)
+    Path("b.json").write_text(baseline_text(exact, "0"), encoding="utf-8")
+    for each in (exact, read_baseline(Path("b.json"))):
+        level = next(level for (_, name), level in each.levels.items() if name == "head")
+        assert level.counts("bos_mass").tolist() == [8.0] * 6 + [3.0] + [8.0] * 5
+        assert level.counts("entropy").tolist() == [8.0] * 12
+
+
+def test_other_shapes_and_other_data_are_bad_input() -> None:
+    with pytest.raises(SinkscopeError, match="other layers or heads"):
+        check(scanned(layers=2), make_baseline(scanned()))
+    run = scanned(text=1)
+    for data in run.manifest["data"]:
+        data["spec"] = "elsewhere"
+    run.sequences["domain"] = "elsewhere"
+    with pytest.raises(SinkscopeError, match="lacks the baseline's data"):
+        check(run, make_baseline(scanned()))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rules = [{metric='bosmass', level='head', max_change=1}]", "unknown metric 'bosmass'"),
+        ("rules = [{metric='bos_mass', level='head', max_chang=1}]", "max_chang: unknown key"),
+        ("rule = []", "rule"),
+        ("rules = []", "rules"),
+        ("rules = [{metric='bos_mass', level='heads', max_change=1}]", "level"),
+        ("rules = [{metric='bos_mass', level='head'}]", "give max_change or max_relative_change"),
+        ("rules = [{metric='bos_mass', level='head', max_change=-1}]", "greater than or equal to 0"),
+        ("rules = [{metric='norm_first', level='head', max_change=1}]", "level head has none"),
+        ("rules = [", "not TOML"),
+    ],
+)
+def test_bad_policies_are_refused(text: str, message: str) -> None:
+    Path("p.toml").write_text(text)
+    with pytest.raises(SinkscopeError, match=message):
+        read_policy(Path("p.toml"))
+
+
+def test_the_policy_of_pyproject() -> None:
+    assert read_policy(None) is DEFAULT
+    Path("pyproject.toml").write_text("[tool.other]\nx = 1\n")
+    assert read_policy(None) is DEFAULT
+    rules = "[[tool.sinkscope.check.rules]]\nmetric = 'entropy'\nlevel = 'layer'\nmax_relative_change = 0.1\n"
+    Path("pyproject.toml").write_text(f"[tool.sinkscope.check]\nsignificance = 0.01\n{rules}")
+    policy = read_policy(None)
+    assert policy.significance == 0.01
+    assert policy.rules == [Rule(metric="entropy", level="layer", max_relative_change=0.1)]
+    assert read_policy(Path("pyproject.toml")) == policy
+
+
+def test_baseline_of_a_thousand_heads_is_under_a_megabyte(tmp_path: Path) -> None:
+    text = baseline_text(make_baseline(enlarged(scanned(), 32, 32)), "0")
+    assert len(text.encode()) < 1_000_000
+    assert next(iter(json.loads(text))) == "schema_version"
+    path = tmp_path / "b.json"
+    path.write_text(text, encoding="utf-8")
+    assert len(read_baseline(path).levels) == 3
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "sinkscope baseline", "schema_version": 99}',
+                                  '{"kind": "sinkscope baseline", "schema_version": 1}'])  # fmt: skip
+def test_damaged_baselines_are_refused(text: str) -> None:
+    Path("b.json").write_text(text)
+    with pytest.raises(SinkscopeError, match=r"b\.json"):
+        read_baseline(Path("b.json"))
+
+
+def verdict_of(plant: str) -> Verdict:
+    return check(scanned(plant), make_baseline(scanned()), STRICT)
+
+
+def test_junit_is_read_back(tmp_path: Path) -> None:
+    result = run_check(tmp_path, "zero head", "--junit", str(tmp_path / "j.xml"))
+    assert result.exit_code == 1
+    suite = next(iter(JUnitXml.fromfile(str(tmp_path / "j.xml"))))
+    assert suite.tests == len(DEFAULT.rules)
+    assert 0 < suite.failures <= suite.tests
+    failed = [case for case in suite if case.result]
+    assert len(failed) == suite.failures
+    assert "allowed" in failed[0].result[0].text
+
+
+def test_github_gets_ten_errors_and_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    result = run_check(tmp_path, "zero head", "--json")
+    assert json.loads(result.stdout)["passed"] is False, "stdout holds the JSON alone"
+    assert 0 < result.stderr.count("::error ") <= 10
+    text = summary.read_text()
+    assert text.startswith("before\n### sinkscope check: failed")
+    assert "| residual_write_ln | layer 1 head 0 |" in text
+
+
+def test_annotations_stay_ten() -> None:
+    run = scanned()
+    run.sequences["bos_mass"] += 0.1
+    text = github_annotations(check(run, make_baseline(scanned()), STRICT))
+    assert text.count("::error ") == 10
+    assert "and 3 more" in text
+
+
+def test_names_are_data() -> None:
+    evil = "x\n::error::y|<b>\x1b[1m%0A]]>&"
+    run, base = hostile(scanned(), evil), hostile(scanned(), evil)
+    run.sequences["bos_mass"] += 0.1
+    verdict = check(run, make_baseline(base), STRICT)
+    for text in (render_verdict(verdict), markdown_verdict(verdict), github_annotations(verdict)):
+        assert "\n::error::y" not in text
+        assert "\x1b" not in text
+    assert "<b>" not in markdown_verdict(verdict)
+    ElementTree.fromstring(junit_xml(verdict))
+
+
+def test_same_model_at_other_batch_size_passes_the_defaults() -> None:
+    assert verdict_of("").passed
+    assert not verdict_of("noise").passed

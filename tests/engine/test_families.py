@@ -1,0 +1,341 @@
+"""Every family transformers knows: scanned from a tiny random configuration, held against its own eager attention.
+
+Each model reads a batch of two unequal sequences, padded on the right. What cannot be read is in a table with its
+reason, and must be refused in words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from conftest import COUNTED
+from families import LENGTH, VOCABULARY, dense_maps, eager_maps, eager_outputs, speech_inputs, tiny_model, unaveraged
+from huggingface_hub.errors import StrictDataclassClassValidationError
+from torch import Tensor
+from transformers import CONFIG_MAPPING
+from transformers.models.auto import modeling_auto
+
+import sinkscope
+from sinkscope.capture import Capture, plan
+from sinkscope.checkpoints import wrap_model
+from sinkscope.checkpoints.forward import Forward
+
+SHORT = 20
+NO_SOFTMAX = "no attention of .* could be read"
+MASKED = list(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+SEQ2SEQ = list(modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
+CAUSAL = list(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+VISION = ["beit", "clip_vision_model", "data2vec-vision", "deit", "dinov2", "dinov2_with_registers", "dinov3_vit"]
+VISION += ["ijepa", "siglip_vision_model", "vit", "vit_msn", "yolos"]
+SPEECH = ["audio-spectrogram-transformer", "canary", "cohere_asr", "data2vec-audio", "granite_speech5_ctc", "hubert"]
+SPEECH += ["lasr_ctc", "moonshine", "moonshine_streaming", "nemotron_asr_streaming"]
+SPEECH += ["parakeet_ctc", "qwen2_audio_encoder", "sew", "sew-d", "speech_to_text", "speecht5", "unispeech"]
+SPEECH += ["unispeech-sat", "wav2vec2", "wav2vec2-bert", "wav2vec2-conformer", "wavlm", "whisper"]
+SPEECH = [family for family in SPEECH if family in CONFIG_MAPPING]
+LISTS = {
+    "causal language models": CAUSAL,
+    "masked language models": MASKED,
+    "encoder-decoders": SEQ2SEQ,
+    "vision (a choice)": VISION,
+    "speech (a choice)": SPEECH,
+}
+"""The rows of the README's table."""
+READ = "read"
+
+UNREADABLE = {
+    **dict.fromkeys(("fnet", "longformer", "mra", "yoso"), NO_SOFTMAX),
+    "mamba": NO_SOFTMAX,
+    "mamba2": NO_SOFTMAX,
+    "falcon_mamba": NO_SOFTMAX,
+    "rwkv": NO_SOFTMAX,
+    "xlstm": NO_SOFTMAX,
+    "reformer": NO_SOFTMAX,
+    "granite_speech5_ctc": NO_SOFTMAX,
+    "speecht5": "cannot be run on its main input alone: .*expected input with shape",
+    "voxtral_realtime": "cannot be run on its main input alone: ValueError: .*input_features",
+}
+"""Refused, by these words. The first five have no softmax attention. Reformer takes exp(logits - logsumexp) over
+chunks of hashed positions: no softmax is called, and no row is one query over all keys. FNet has Fourier transforms,
+YOSO hashes, MRA approximates by blocks; Longformer's rows hold a band of keys and global ones apart."""
+
+NONE_AT_ALL = ("fnet", "mra", "yoso", "mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm")
+"""Those of them that have no softmax over keys at all; the others' is no map of one sequence's queries and keys."""
+
+UNBUILT: dict[str, tuple[Any, str]] = {
+    "gemma3n": (ImportError, "timm"),
+    "gemma4_assistant": (
+        (ValueError, sinkscope.SinkscopeError),
+        "layer types producing a cache|hidden_size_per_layer_input|main input alone: KeyError",
+    ),
+    "gemma4_unified_assistant": ((ValueError, AttributeError), "layer types producing a cache|'vocab_size'"),
+    "nemo_speechlm": (StrictDataclassClassValidationError, "must"),
+}
+"""No tiny configuration builds these. nemo_speechlm checks the sizes of four nested parts against one another.
+transformers itself does not build gemma3n where the package timm is missing, nor the assistants: its own checks (in
+5.17 the first forward pass) forbid what they need (all layers take keys and values from another model: text alone
+could not run them)."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Models this small lose time to threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def batch(second: int) -> tuple[Tensor, Tensor]:
+    """Sequences of 32 and `second` tokens, padded on the right, and their mask."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, VOCABULARY, (2, LENGTH), generator=generator)
+    mask = torch.ones_like(ids)
+    ids[1, second:], mask[1, second:] = 0, 0
+    return ids, mask
+
+
+def columns(probabilities: Tensor) -> dict[str, Tensor]:
+    """The attention-mass columns of one sequence's maps (H, Tq, Tk), float64, by their written definitions."""
+    first = probabilities[..., 0]
+    total = probabilities.sum(-1)
+    shares = probabilities.clamp(min=1e-300)
+    found = {
+        "bos_mass": first[:, 1:].mean(-1),
+        "sink_score": first.mean(-1),
+        "tail_mass": first[:, max(1, first.shape[-1] - 64) :].mean(-1),
+        "entropy": -(probabilities * shares.log()).sum(-1).mean(-1),
+        "learned_sink_mass": torch.where(total > 0, 1 - total, 0.0).mean(-1),  # a query that sees no key has none
+    }
+    if probabilities.shape[-2] == probabilities.shape[-1]:
+        found["self_mass"] = probabilities.diagonal(0, -2, -1)[:, 1:].mean(-1)
+        found["previous_mass"] = probabilities.diagonal(-1, -2, -1).mean(-1)
+    return found
+
+
+def compare(run: Any, maps: list[Tensor], lengths: list[int]) -> None:
+    """Every attention-mass column of every head of every sequence, within 1e-5."""
+    rows = run.sequences[run.sequences["head"].notna()]
+    for site, both in zip(run.manifest["attention"], maps, strict=True):
+        for number, length in enumerate(lengths):
+            valid = [slice(0, length) if size == LENGTH else slice(None) for size in both.shape[-2:]]
+            expected = columns(both[number, :, valid[0], valid[1]].double())
+            own = rows[(rows["module"] == site["module"]) & (rows["sequence"] == number)].sort_values("head")
+            assert len(own) == site["heads"] == both.shape[1]
+            for name, values in expected.items():
+                ours = torch.tensor(own[name].to_numpy(float))
+                assert float((ours - values).abs().max()) < 1e-5, f"{site['module']} sequence {number} {name}"
+
+
+EQUAL = ("cpmant", "blt", "funnel", "perceiver", "prophetnet")
+"""Read with sequences of equal length. CPM-Ant takes padding to stand on the left. BLT attends from patches, Funnel
+from pooled tokens, Perceiver from latents, ProphetNet's decoder from several streams at once: a mask of tokens does not
+cut these, and a padded batch is refused."""
+
+SAME_OUTPUT = 1e-4
+"""Eager attention whose output is farther from the model's own is another function, and no reference."""
+
+
+def distance(output: Tensor, plain: Tensor, lengths: list[int]) -> float:
+    """Largest relative distance over the sequences' valid positions."""
+    pairs = [(output[number, :length], plain[number, :length]) for number, length in enumerate(lengths)]
+    return max(float((one - other).norm() / other.norm()) for one, other in pairs)
+
+
+def check(auto: Any, family: str) -> Any:
+    """Scans a tiny model of that type and compares; returns the run.
+
+    The output while watched: within 1e-6 of the plain one, or twice what the model's own eager attention differs by.
+    """
+    model = tiny_model(auto, family)
+    ids, mask = batch(LENGTH if family in EQUAL else SHORT)
+    run = sinkscope.scan(model, data={"input_ids": ids, "attention_mask": mask}, batch_size=2, epsilon=0.1)
+    assert run.manifest["self_check"]["status"] == "passed"
+    base = wrap_model(model).model
+    forward = Forward(base)
+    found = plan(base, lambda: forward(ids[:1, :16]))
+    with torch.no_grad():
+        plain = forward(ids, mask)[0]
+        lengths = mask.sum(1).tolist()
+        spans = None if family in EQUAL else [(0, length) for length in lengths]
+        with Capture(base, found, lambda view, row: None).watching(spans, LENGTH):
+            watched = forward(ids, mask)[0]
+    outputs = eager_outputs(tiny_model(auto, family, "eager"), ids, mask)
+    own = float("nan") if outputs is None else distance(outputs[0], plain, lengths)
+    assert distance(watched, plain, lengths) < max(1e-6, 2 * own)
+    streams = [site["stream"] for site in run.manifest["attention"]]
+    assert not run.heads.duplicated(["stream", "layer", "head"]).any()
+    maps = eager_maps(outputs, family, streams) if own < SAME_OUTPUT else None
+    if maps is None:
+        maps = dense_maps(forward, ids, mask)
+    compare(run, maps, lengths)
+    return run
+
+
+Record = Callable[[str, object], None]
+
+
+@pytest.mark.parametrize("family", CAUSAL)
+def test_causal_language_models(family: str, record_property: Record) -> None:
+    record_property(COUNTED, ("causal language models", expect(transformers.AutoModelForCausalLM, family)))
+
+
+@pytest.mark.parametrize("family", MASKED)
+def test_masked_language_models(family: str, record_property: Record) -> None:
+    record_property(COUNTED, ("masked language models", expect(transformers.AutoModelForMaskedLM, family)))
+
+
+@pytest.mark.parametrize("family", SEQ2SEQ)
+def test_encoder_decoders(family: str, record_property: Record) -> None:
+    record_property(COUNTED, ("encoder-decoders", expect(transformers.AutoModelForSeq2SeqLM, family)))
+
+
+@pytest.mark.parametrize("family", VISION)
+def test_vision_models(family: str, record_property: Record) -> None:
+    """Pictures of 32 x 32 pixels; both of equal size, so nothing is padded."""
+    model = tiny_model(transformers.AutoModel, family)
+    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    run = sinkscope.scan(model, data={"pixel_values": pixels}, epsilon=0.1)
+    assert run.manifest["self_check"]["status"] == "passed"
+    outputs = eager_outputs(tiny_model(transformers.AutoModel, family, "eager"), pixels, None)
+    maps = eager_maps(outputs, family, [site["stream"] for site in run.manifest["attention"]])
+    assert maps is not None
+    compare(run, maps, [maps[0].shape[-1]] * 2)
+    assert set(run.heads["stream"]) == {"vision"}
+    record_property(COUNTED, ("vision (a choice)", READ))
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch's, of Lasr's convolutions
+@pytest.mark.parametrize("family", SPEECH)
+def test_speech_models(family: str, record_property: Record) -> None:
+    """Recordings of one length; the decoder, where there is one, reads a text of its own."""
+    record_property(COUNTED, ("speech (a choice)", expect(transformers.AutoModel, family, check_speech)))
+
+
+RECURRENT = ("nemotron_asr_streaming",)
+"""Their decoders have no attention."""
+
+
+def check_speech(auto: Any, family: str) -> Any:
+    """Scans two recordings and compares all maps with the model's own eager ones (torch's own, where it averages).
+
+    Returns the run."""
+    model = tiny_model(auto, family)
+    given = speech_inputs(family, model.config)
+    run = sinkscope.scan(model, data=given, batch_size=2, epsilon=0.1)
+    assert run.manifest["self_check"]["status"] == "passed"
+    base = wrap_model(model).model
+    forward = Forward(base)
+    extra = {name: value for name, value in given.items() if name != forward.signal}
+    sound = given[forward.signal]
+    found = plan(base, lambda: forward(sound[:1], **{name: value[:1] for name, value in extra.items()}))
+    with torch.no_grad():
+        plain = forward(sound, **extra)[0]
+        with Capture(base, found, lambda view, row: None).watching():
+            watched = forward(sound, **extra)[0]
+    assert distance(watched, plain, [plain.shape[1]] * 2) < 1e-6
+    with unaveraged() as maps:
+        outputs = eager_outputs(tiny_model(auto, family, "eager"), sound, None, **extra)
+    same = outputs is not None and distance(outputs[0], plain, [plain.shape[1]] * 2) < SAME_OUTPUT
+    streams = [site["stream"] for site in run.manifest["attention"]]
+    read = {"encoder"} if family in RECURRENT else {"encoder", "decoder", "cross"}
+    assert set(streams) == (read if extra else {"audio"})
+    own = maps[-len(streams) :] if maps else eager_maps(outputs, family, streams) if same else None
+    compare(run, dense_maps(forward, sound, None, **extra) if own is None else own, [LENGTH] * 2)
+    return run
+
+
+@pytest.mark.parametrize(
+    "family", ["swin", "swinv2", "donut-swin", "maskformer-swin", "hiera", "pvt_v2", "segformer", "glpn", "cvt"]
+)
+def test_attention_within_windows_or_to_pooled_keys_is_refused(family: str) -> None:
+    """Swin's and Hiera's rows are windows of a picture, the others' keys are pooled: no row is a patch over patches."""
+    model = tiny_model(transformers.AutoModel, family)
+    size = model.config.image_size if family == "hiera" else (32, 32)
+    pixels = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(sinkscope.SinkscopeError, match=f"no attention of {type(model).__name__} could be read"):
+        sinkscope.scan(model, data={"pixel_values": pixels})
+
+
+def test_a_stage_whose_keys_are_all_patches_is_read() -> None:
+    """PVT pools the keys of all stages but its last; those are named."""
+    model = tiny_model(transformers.AutoModel, "pvt")
+    pixels = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    run = sinkscope.scan(model, data={"pixel_values": pixels})
+    assert [site["module"][:16] for site in run.manifest["attention"]] == ["encoder.block.3."] * 2
+    assert "was not read: encoder.block.0.0.attention.self" in run.summary["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    ("family", "data", "words"),
+    [
+        ("vit", torch.zeros(1, 9, dtype=torch.long), "reads pixel_values"),
+        ("vit", {"pixel_values": torch.zeros(3, 32, 32)}, r"shape \[picture, channel"),
+        ("vit", {"pixel_values": torch.full((1, 3, 32, 32), torch.nan)}, "NaN"),
+        ("bert", {"pixel_values": torch.zeros(1, 3, 32, 32)}, "reads token ids"),
+    ],
+)
+def test_the_wrong_kind_of_input_is_refused(family: str, data: Any, words: str) -> None:
+    with pytest.raises(sinkscope.SinkscopeError, match=words):
+        sinkscope.scan(tiny_model(transformers.AutoModel, family), data=data)
+
+
+NAMED = {
+    "led": [f"encoder.layers.{layer}.self_attn.longformer_self_attn" for layer in range(2)],
+    "longt5": [f"encoder.block.{layer}.layer.0.LocalSelfAttention" for layer in range(2)],
+    "pegasus_x": [f"encoder.layers.{layer}.self_attn" for layer in range(2)],
+    "prophetnet": [f"layers.{layer}.self_attn" for layer in range(2)],
+}
+"""Named in a warning as not read: they attend in bands and blocks. Of ProphetNet's (the decoder's, with or without an
+encoder) the main stream is read, and the streams that predict are not."""
+
+
+def expect(auto: Any, family: str, check: Callable[[Any, str], Any] = check) -> str:
+    """Reads the family, or fails to build or to read it in the words of the tables; says which (see `fate`)."""
+    if family in UNBUILT:
+        error, words = UNBUILT[family]
+        with pytest.raises(error, match=words):
+            check(auto, family)
+    elif family in UNREADABLE:
+        with pytest.raises(sinkscope.SinkscopeError, match=UNREADABLE[family]):
+            check(auto, family)
+    else:
+        warnings = check(auto, family).summary["warnings"]
+        beginning = "attention that is no map of queries and keys was not read: "
+        named = [name for warning in warnings for name in warning.removeprefix(beginning).split(", ")]
+        assert [name.removeprefix("decoder.") for name in named] == NAMED.get(family, [])
+    return fate(family)
+
+
+def fate(family: str) -> str:
+    """What becomes of a family, by the tables that its test holds it to."""
+    if family in UNBUILT:
+        return "not built"
+    if family in NONE_AT_ALL:
+        return "no softmax attention"
+    return "refused" if family in UNREADABLE else READ
+
+
+def test_the_readme_s_table_is_what_these_tests_count() -> None:
+    """Types and types read of every row; where the lists are of the transformers that the README counts."""
+    text = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    counted = re.search(r"every type transformers (\d+\.\d+) lists", text)
+    assert counted is not None
+    rows = dict(re.findall(r"^\| ([^|]+) \| (\d+ \| \d+) \|", text, re.MULTILINE))
+    if not transformers.__version__.startswith(counted[1] + "."):
+        pytest.skip(f"the README counts the types of transformers {counted[1]}")
+    for name, families in LISTS.items():
+        read = [family for family in families if fate(family) == READ]
+        assert rows[name] == f"{len(families)} | {len(read)}", name
+
+
+def test_padding_that_an_attention_cannot_tell_is_refused() -> None:
+    ids, mask = batch(SHORT)
+    model = tiny_model(transformers.AutoModelForCausalLM, "blt")
+    with pytest.raises(sinkscope.SinkscopeError, match="give sequences of equal length"):
+        sinkscope.scan(model, data={"input_ids": ids, "attention_mask": mask}, batch_size=2)

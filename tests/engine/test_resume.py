@@ -1,0 +1,334 @@
+"""A scan that is killed goes on where it was and ends as if it had not been; other scans are kept apart."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TABLES, Scan
+
+import sinkscope
+from sinkscope.engine import shards as shards_module
+from sinkscope.engine.shards import Shards
+from sinkscope.runs.folder import UNFINISHED as SHARDS
+from sinkscope.runs.run import Run, finished, load_run
+
+ARGS = ("--data", "prose", "--data", "random", "--num-sequences", "5", "--seq-len", "70", "--batch-size", "2")
+BATCHES = 6
+
+
+class Killed(BaseException):
+    """Stands in for kill -9: nothing of ours catches it."""
+
+
+def same_tables(a: Path, b: Path) -> None:
+    for name in (*TABLES, "domains.csv", "summary.json"):
+        assert (a / name).read_bytes() == (b / name).read_bytes(), name
+
+
+@pytest.fixture(scope="module")
+def unbroken(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("unbroken") / "run"
+    _measure(tiny_folder, out).save(out)
+    return out
+
+
+def _measure(model: Path, out: Path, resume: bool = False, **changed: Any) -> Run:
+    options = {"data": ["prose", "random"], "num_sequences": 5, "seq_len": 70, "batch_size": 2}
+    return sinkscope.scan(str(model), shards=out, resume=resume, **{**options, **changed})
+
+
+@pytest.fixture
+def kill_after(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """kill_after(n): the n-th shard is written, then the process dies."""
+    write = Shards.write
+
+    def arm(last: int) -> None:
+        written = 0
+
+        def dying(self: Shards, *args: Any) -> None:
+            nonlocal written
+            write(self, *args)
+            written += 1
+            if written == last:
+                raise Killed
+
+        monkeypatch.setattr(Shards, "write", dying)
+
+    yield arm
+    monkeypatch.setattr(Shards, "write", write)
+
+
+BreakOff = Callable[[Path, Path, int], None]
+
+
+@pytest.fixture
+def break_off(kill_after: Any, monkeypatch: pytest.MonkeyPatch) -> BreakOff:
+    """break_off(model, out, n): a scan that dies once its n-th shard is written."""
+
+    def scan(model: Path, out: Path, last: int) -> None:
+        kill_after(last)
+        with pytest.raises(Killed):
+            _measure(model, out)
+        monkeypatch.undo()
+
+    return scan
+
+
+@pytest.mark.parametrize("last", range(1, BATCHES + 1))
+def test_a_scan_killed_after_any_batch_ends_byte_identical(
+    last: int, tiny_folder: Path, unbroken: Path, tmp_path: Path, break_off: BreakOff
+) -> None:
+    out = tmp_path / "run"
+    break_off(tiny_folder, out, last)
+    assert len(list((out / SHARDS).glob("*.safetensors"))) == last
+    run = _measure(tiny_folder, out, resume=True)
+    run.save(out)
+    same_tables(out, unbroken)
+    assert run.manifest["complete"]
+    assert not (out / SHARDS).exists()
+
+
+def test_a_kill_while_a_shard_is_written_loses_that_batch_only(
+    tiny_folder: Path, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    save = shards_module.save_file
+    calls = []
+
+    def dying(tensors: Any, path: Path, metadata: Any) -> None:
+        calls.append(path)
+        if len(calls) == 3:
+            path.write_bytes(b"half")
+            raise Killed
+        save(tensors, path, metadata=metadata)
+
+    monkeypatch.setattr(shards_module, "save_file", dying)
+    with pytest.raises(Killed):
+        _measure(tiny_folder, out)
+    monkeypatch.undo()
+    assert len(list((out / SHARDS).glob("*.safetensors"))) == 2
+    _measure(tiny_folder, out, resume=True).save(out)
+    same_tables(out, unbroken)
+
+
+@pytest.mark.parametrize("last", [1, 4, 8])
+def test_a_kill_while_the_run_is_saved_loses_nothing(
+    last: int, tiny_folder: Path, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, left = tmp_path / "run", tmp_path / "left"
+    run = _measure(tiny_folder, out)
+    rename, moved = Path.rename, []
+
+    def copying(self: Path, target: Path) -> Path:
+        moved.append(self)
+        if len(moved) == last:
+            shutil.copytree(out, left)  # what a kill at this moment would leave
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", copying)
+    run.save(out)
+    monkeypatch.undo()
+    _measure(tiny_folder, left, resume=True).save(left)
+    same_tables(left, unbroken)
+    assert not list(left.glob(".sinkscope-*"))
+
+
+def test_a_shard_damaged_by_a_power_cut_is_measured_again(
+    tiny_folder: Path, unbroken: Path, tmp_path: Path, break_off: BreakOff
+) -> None:
+    out = tmp_path / "run"
+    break_off(tiny_folder, out, 4)
+    second = sorted((out / SHARDS).glob("*.safetensors"))[1]
+    second.write_bytes(second.read_bytes()[:100])
+    _measure(tiny_folder, out, resume=True).save(out)
+    same_tables(out, unbroken)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"seq_len": 64}, "data"),
+        ({"seed": 1}, "data"),
+        ({"data": ["prose", "code"]}, "data"),
+        ({"epsilon": 0.5}, "epsilon"),
+        ({"dtype": "bfloat16"}, "model.dtype"),
+        ({"batch_size": 1}, "batch_size"),
+        ({"dormant_rule": "awft>0.5"}, "dormant_rule"),
+        ({"spectra": 1}, "spectra"),
+    ],
+)
+def test_another_scan_is_refused(
+    changed: dict[str, Any], named: str, tiny_folder: Path, tmp_path: Path, break_off: BreakOff,
+) -> None:  # fmt: skip
+    out = tmp_path / "run"
+    break_off(tiny_folder, out, 1)
+    with pytest.raises(sinkscope.SinkscopeError, match=f"unfinished scan with another {named}"):
+        _measure(tiny_folder, out, resume=True, **changed)
+    assert (out / SHARDS / "key.json").exists()
+
+
+def test_another_rule_of_what_is_cheap_is_refused(
+    tiny_folder: Path, tmp_path: Path, break_off: BreakOff, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As between two versions: the rest would be measured on other sequences."""
+    out = tmp_path / "run"
+    break_off(tiny_folder, out, 1)
+    monkeypatch.setattr("sinkscope.engine.scan.SPECTRA_CUBES", 1)
+    with pytest.raises(sinkscope.SinkscopeError, match="unfinished scan with another spectra"):
+        _measure(tiny_folder, out, resume=True)
+
+
+def test_another_model_is_refused(tiny_folder: Path, copied: Path, tmp_path: Path, break_off: BreakOff) -> None:
+    from safetensors.torch import load_file, save_file
+
+    out = tmp_path / "run"
+    break_off(copied, out, 1)
+    weights = load_file(copied / "model.safetensors")
+    name = next(iter(weights))
+    weights[name] = weights[name] * 1.001
+    save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(sinkscope.SinkscopeError, match=r"unfinished scan with another model\.weights_sha256"):
+        _measure(copied, out, resume=True)
+
+
+def test_the_command_tells_how_to_go_on(scan_cli: Scan, tiny_folder: Path, tmp_path: Path, break_off: BreakOff) -> None:
+    out = tmp_path / "run"
+    break_off(tiny_folder, out, 2)
+    refused = scan_cli(tiny_folder, *ARGS, out=out)
+    assert refused.code == 2
+    assert "--resume goes on with it, --force starts anew" in refused.stderr
+    assert scan_cli(tiny_folder, *ARGS, "--resume", out=out).code == 0
+    again = scan_cli(tiny_folder, *ARGS, "--resume", out=out)
+    assert again.code == 2
+    assert "finished run" in again.stderr
+    assert scan_cli(tiny_folder, *ARGS, "--force", out=out).code == 0
+
+
+def test_interrupted_scans_go_on(
+    scan_cli: Scan, tiny_folder: Path, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, write, written = tmp_path / "run", Shards.write, []
+
+    def interrupting(self: Shards, *args: Any) -> None:
+        write(self, *args)
+        written.append(args)
+        if len(written) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Shards, "write", interrupting)
+    stopped = scan_cli(tiny_folder, *ARGS, out=out)
+    monkeypatch.undo()
+    assert stopped.code == 130
+    assert "--resume goes on" in stopped.stderr
+    assert not load_run(out).manifest["complete"]
+    assert scan_cli(tiny_folder, *ARGS, "--resume", out=out).code == 0
+    same_tables(out, unbroken)
+
+
+def test_batches_halved_by_memory_stay_halved(
+    tiny_folder: Path, tmp_path: Path, kill_after: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sinkscope.engine.loop import Loop
+
+    one_batch = Loop._one_batch
+
+    def scarce(self: Loop, capture: Any, collector: Any, batch: Any) -> Any:
+        if len(batch) > 1:
+            raise MemoryError
+        return one_batch(self, capture, collector, batch)
+
+    monkeypatch.setattr(Loop, "_one_batch", scarce)
+    whole = _measure(tiny_folder, tmp_path / "whole")
+    whole.save(tmp_path / "whole")
+    kill_after(3)
+    with pytest.raises(Killed):
+        _measure(tiny_folder, tmp_path / "run")
+    monkeypatch.undo()
+    again = _measure(tiny_folder, tmp_path / "run", resume=True)
+    again.save(tmp_path / "run")
+    assert again.manifest["batch_size"] == whole.manifest["batch_size"] == 1
+    same_tables(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_failed_first_batch_leaves_nothing(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sinkscope.engine.loop import Loop
+
+    def failing(self: Loop, *args: Any) -> Any:
+        raise sinkscope.SinkscopeError("a layer overflowed")
+
+    monkeypatch.setattr(Loop, "_one_batch", failing)
+    with pytest.raises(sinkscope.SinkscopeError, match="overflowed"):
+        _measure(tiny_folder, tmp_path / "deep" / "run")
+    assert not (tmp_path / "deep").exists()
+
+
+def test_several_models_each_have_their_folder(scan_cli: Scan, tiny_folder: Path, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from sinkscope.cli import app
+
+    names = tmp_path / "models.txt"
+    names.write_text(
+        f"# two that work, one that does not\n{tiny_folder}\nexample:trigger-softmax\n\n{tmp_path}/absent\n"
+    )
+    words = ["scan", "--models", str(names), "--num-sequences", "2", "--out", str(tmp_path / "runs"), "--quiet"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    assert "1 of 3 models failed" in result.stderr
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {tiny_folder.name, "example-trigger-softmax"}
+    again = CliRunner().invoke(app, [*words, "--resume", "--json"])
+    assert again.exit_code == 2
+    assert again.stderr.count("finished before") == 2
+
+
+def test_no_model_and_no_list_is_one_line(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from sinkscope.cli import app
+
+    for words, told in ((["scan"], "no model"), (["scan", "--models", str(tmp_path / "none")], "cannot read")):
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 2
+        assert told in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+
+
+def _killed_at_random(model: Path, out: Path, after: float) -> int:
+    words = [sys.executable, "-m", "sinkscope", "scan", str(model), *ARGS, "--resume", "--quiet", "--out", str(out)]
+    process = subprocess.Popen(words, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    try:
+        return process.wait(after)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        return -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random_moments_lose_nothing(tiny_folder: Path, unbroken: Path, tmp_path: Path) -> None:
+    out, draw = tmp_path / "run", random.Random(0)
+    began = time.monotonic()
+    assert _killed_at_random(tiny_folder, tmp_path / "timed", 600) == 0
+    whole = time.monotonic() - began
+    killed = 0
+    while killed < 20:
+        code = _killed_at_random(tiny_folder, out, whole * draw.uniform(0.3, 1.0))
+        assert code in (0, -signal.SIGKILL)
+        killed += code != 0
+        if finished(out) and not (out / SHARDS).exists():  # done, before or after the kill: start the next one
+            same_tables(out, unbroken)
+            shutil.rmtree(out)
+    assert _killed_at_random(tiny_folder, out, 600) == 0
+    same_tables(out, unbroken)

@@ -1,0 +1,104 @@
+"""The files people copy: the workflow's steps and the release script are run, with a tiny model in Gemma's place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MODEL = "example:gemma-3-270m"
+
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, tiny_folder: Path) -> Path:
+    """A folder with a model, and `sinkscope` and a `pip` that only notes what it is asked for on its PATH."""
+    shutil.copytree(tiny_folder, tmp_path / "model")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "sinkscope").write_text(f'#!/bin/sh\nexec {sys.executable} -m sinkscope "$@"\n')
+    (tools / "pip").write_text('#!/bin/sh\necho "$@" >> pip.log\n')
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    return tmp_path
+
+
+def bash(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs bash there as GitHub does (-e, pipefail)."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("GITHUB_")}
+    paths = {"PATH": f"{folder / 'tools'}:{os.environ['PATH']}", "PYTHONPATH": str(EXAMPLES.parent)}
+    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", *words]
+    return subprocess.run(
+        command, cwd=folder, env=ours | paths | variables, capture_output=True, text=True, check=False
+    )
+
+
+def spoil(model: Path) -> None:
+    """Turns one head off: its columns of the output projection are zero."""
+    path = model / "model.safetensors"
+    weights = load_file(path)
+    name = next(name for name in weights if name.endswith("layers.1.self_attn.o_proj.weight"))
+    weights[name][:, :16] = torch.zeros(())
+    save_file(weights, path, {"format": "pt"})
+
+
+@pytest.mark.slow
+def test_the_release_script(workplace: Path) -> None:
+    script = str(EXAMPLES / "pre-release.sh")
+    first = bash(workplace, script, "model")
+    assert first.returncode == 0, first.stderr
+    assert "wrote sinks.json: commit it" in first.stdout
+    assert bash(workplace, script, "model").returncode == 0
+    spoil(workplace / "model")
+    failed = bash(workplace, script, "model")
+    assert failed.returncode == 1
+    assert failed.stdout.startswith("FAILED")
+    assert (workplace / "sinks.xml").is_file()
+    assert bash(workplace, script).returncode != 0, "a model must be named"
+    assert bash(workplace, script, "nothing").returncode == 2
+
+
+def steps() -> list[dict[str, Any]]:
+    workflow = yaml.safe_load((EXAMPLES / "github-actions.yml").read_text("utf-8"))
+    assert workflow[True] == ["push", "pull_request"], "YAML 1.1 reads the key `on` as true; GitHub does not"
+    assert workflow["permissions"] == {"contents": "read"}
+    return list(workflow["jobs"]["sinks"]["steps"])
+
+
+@pytest.mark.slow
+def test_the_workflow_runs(workplace: Path) -> None:
+    """Every `run:` block in order; the check fails the job for a changed model and fills the step's summary."""
+    made = bash(workplace, "-c", "sinkscope baseline model -o sinks.json")
+    assert made.returncode == 0, made.stderr
+    summary = workplace / "summary.md"
+    variables = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary)}
+    blocks = [step["run"].replace(MODEL, "model") for step in steps() if "run" in step]
+    for block in blocks:
+        done = bash(workplace, "-c", block, **variables)
+        assert done.returncode == 0, done.stderr
+    assert "sinkscope[examples]" in (workplace / "pip.log").read_text()
+    assert summary.read_text().startswith("### sinkscope check: passed")
+    spoil(workplace / "model")
+    failed = bash(workplace, "-c", blocks[-1], **variables)
+    assert failed.returncode == 1
+    assert "::error title=" in failed.stdout
+    assert "### sinkscope check: failed" in summary.read_text()
+
+
+def test_the_workflow_keeps_the_report_of_a_failure() -> None:
+    last = steps()[-1]
+    assert last["if"] == "always()"
+    assert last["with"]["path"] == "sinks.xml"
+    assert all("uses" in step or "run" in step for step in steps())
+    python = next(step for step in steps() if "setup-python" in step.get("uses", ""))
+    assert python["with"]["cache-dependency-path"], "setup-python fails where no requirements file is found to hash"

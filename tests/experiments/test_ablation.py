@@ -1,0 +1,410 @@
+"""Heads zeroed and the loss measured: against transformers' own loss, weights zeroed by hand, and plain statistics."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import corpus_texts, make_model
+from models import random_ids, tiny
+from scipy import stats
+from test_capture import find, hooks
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+from typer.testing import CliRunner, Result
+
+import sinkscope
+from sinkscope.experiments.ablation.choice import HeadTable, Score, read_fractions, read_score
+from sinkscope.experiments.ablation.intervene import first_token_hidden, zeroed
+from sinkscope.experiments.ablation.loss import next_token_losses, sequence_losses
+from sinkscope.experiments.ablation.result import HIDDEN, RANDOM, UNABLATED, Arm, summarise, versus_random
+from sinkscope.experiments.ablation.sinks import SinkCount
+
+FILES = {"ablation.csv", "losses.csv", "ablation.json", "ablation.png", "ablation.svg"}
+SMALL = {"num_sequences": 3, "seq_len": 24, "draws": 2}
+
+
+def causal(family: str) -> Any:
+    """A tiny random causal language model whose biases are not 0."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(tiny(family).config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.3 * torch.randn(parameter.shape))
+    return model.eval()
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    """A run of `tiny_folder` over 20 of prose's documents. Shared: leave it as it is."""
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    sinkscope.scan(str(tiny_folder), seq_len=24, num_sequences=20, self_check=False).save(folder)
+    return folder
+
+
+@pytest.fixture
+def run_cli(tmp_path: Path) -> Callable[..., Result]:
+    """`sinkscope ablate MODEL --run RUN ARGUMENTS --out tmp/ablation`, small unless told otherwise."""
+
+    def run(model: object, run: object, *args: object) -> Result:
+        from sinkscope.cli import app
+
+        words = [str(word) for word in args]
+        for option, value in (("--num-sequences", "3"), ("--seq-len", "24"), ("--draws", "2"), ("--fraction", "0.25")):
+            words += [] if option in words else [option, value]
+        if "--out" not in words:
+            words += ["--out", str(tmp_path / "ablation")]
+        return CliRunner().invoke(app, ["ablate", str(model), "--run", str(run), *words])
+
+    return run
+
+
+# What is done to the model
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "qwen3", "gemma2"])
+@pytest.mark.parametrize("heads", [[0, 1, 2, 3], [2]])
+def test_zeroed_heads_are_zeroed_columns_of_the_projection(family: str, heads: list[int]) -> None:
+    """All heads of a layer: the projection's weights are 0 and its bias stays. One head: its columns."""
+    model, by_hand, ids = causal(family), causal(family), random_ids(2, 20)
+    _, found = find(model.base_model)
+    site = found.sites[1]
+    weight = by_hand.base_model.get_submodule(site.projection).weight
+    with torch.no_grad():
+        rows = weight if family == "gpt2" else weight.T  # Conv1D keeps [in, out]
+        for head in heads:
+            rows[head * site.value_dim : (head + 1) * site.value_dim] = 0.0
+        with zeroed(model.base_model, found.sites, {site.name: heads}):
+            ours = model(ids).logits
+        torch.testing.assert_close(ours, by_hand(ids).logits, rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(ours, model(ids).logits, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
+def test_hidden_first_token_is_a_mask_given_by_hand(family: str) -> None:
+    model, ids = causal(family), random_ids(2, 30)
+    allowed = torch.ones(30, 30, dtype=torch.bool).tril()
+    if family == "mistral":
+        allowed &= torch.ones(30, 30, dtype=torch.bool).triu(-model.config.sliding_window + 1)
+    allowed[1:, 0] = False
+    sinks = SinkCount(0.3, 3)
+    with torch.no_grad():
+        with first_token_hidden(sinks.receive):
+            ours = model(ids).logits
+        by_hand = model(ids, attention_mask=allowed[None, None].expand(2, 1, -1, -1)).logits
+    torch.testing.assert_close(ours, by_hand, rtol=1e-4, atol=1e-4)
+    assert sinks.rates()["sink_rate_first"] == 0  # alpha_0 is 1/30: query 0 alone sees it
+
+
+def test_sink_rates_are_those_of_a_scan() -> None:
+    from sinkscope.experiments.ablation.intervene import watched
+
+    model, ids = causal("llama"), random_ids(5, 70)
+    run = sinkscope.scan(model, data=ids, self_check=False, epsilon=0.1)
+    sinks = SinkCount(0.1, 3)
+    with torch.no_grad(), watched(sinks.receive):
+        model(ids[:2])
+        model(ids[2:])
+    rates = sinks.rates()
+    assert 0 < rates["sink_rate_first"] < 1
+    assert rates["sink_rate_first"] == pytest.approx(run.heads["sink_rate"].mean())
+    rows = run.sequences[run.sequences["head"].notna()]
+    assert rates["sink_rate_any"] == pytest.approx((rows["sinks_per_sequence"] > 0).mean())
+
+
+def test_nothing_stays_after_an_exception() -> None:
+    model = causal("llama")
+    _, found = find(model.base_model)
+    before = hooks(model)
+    with pytest.raises(RuntimeError, match="stop"), zeroed(model.base_model, found.sites, {found.sites[0].name: [1]}):
+        assert hooks(model) == before + 1
+        raise RuntimeError("stop")
+    assert hooks(model) == before
+
+
+# The loss
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+def test_loss_is_transformers_own(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = causal(family), random_ids(5, 33)
+    with torch.no_grad():
+        expected = [float(model(row[None], labels=row[None]).loss) for row in ids]
+    ours = sequence_losses(model, ids.numpy(), lambda done: None)
+    np.testing.assert_allclose(ours, expected, rtol=1e-6)
+    monkeypatch.setattr(
+        "sinkscope.experiments.ablation.loss.CHUNK_BYTES", 4 * 97 * 7
+    )  # 7 positions at a time, and 2 sequences
+    monkeypatch.setattr("sinkscope.experiments.ablation.loss.LOGIT_BYTES", 4 * 97 * 33 * 2)
+    np.testing.assert_allclose(sequence_losses(model, ids.numpy(), lambda done: None), expected, rtol=1e-6)
+
+
+def test_half_precision_logits_are_summed_in_float32() -> None:
+    ids = random_ids(2, 300)
+    logits = torch.randn(2, 300, 97).bfloat16()
+    exact = [
+        torch.nn.functional.cross_entropy(row[:-1].double(), own[1:]) for row, own in zip(logits, ids, strict=True)
+    ]
+    np.testing.assert_allclose(next_token_losses(logits, ids), torch.stack(exact), rtol=1e-6)
+
+
+# The experiment
+
+
+def test_nothing_zeroed_is_the_unablated_model_exactly(tiny_folder: Path, tiny_run: Path) -> None:
+    result = sinkscope.ablate(str(tiny_folder), tiny_run, fractions=[0.0, 1.0], **SMALL)
+    rows = result.table.set_index(["arm", "fraction"])
+    losses = result.losses.groupby(["arm", "fraction"], dropna=False)["loss"].apply(list)
+    assert losses["honor:low", 0.0] == losses.loc[UNABLATED].iloc[0]
+    assert rows.loc[("honor:low", 0.0), "increase"] == 0
+    assert rows.loc[("honor:low", 0.0), "heads"] == 0
+    everything = rows.loc[("honor:low", 1.0)]
+    assert everything["heads"] == 8
+    assert everything["versus_random"] == 0  # all heads, however they were chosen
+    assert everything["increase"] != 0
+    assert "no better than random" in result.words[1]
+
+
+def test_text_is_text_the_run_has_not_read(tiny_folder: Path, tiny_run: Path) -> None:
+    result = sinkscope.ablate(str(tiny_folder), tiny_run, fractions=[0.25], num_sequences=100, draws=2)
+    read = json.loads((tiny_run / "manifest.json").read_text())["data"][0]["documents"]
+    names = {name for joined in result.facts["data"]["documents"] for name in joined.split(" + ")}
+    assert names
+    assert not names & {name for joined in read for name in joined.split(" + ")}
+    assert result.facts["data"]["seq_len"] == 24
+    assert len(result.losses["sequence"].unique()) == len(corpus_texts("prose")) - len(read)
+    assert any("the data hold no more" in warning for warning in result.warnings)
+
+
+def test_the_heads_that_were_zeroed_have_the_lowest_score(tiny_folder: Path, tiny_run: Path) -> None:
+    result = sinkscope.ablate(
+        str(tiny_folder), tiny_run, scores=["honor", "bos_mass", "q_norm:low"], fractions=[0.25, 0.5], **SMALL
+    )
+    heads = sinkscope.load_run(tiny_run).heads
+    for column, ascending, name in (
+        ("honor", True, "honor:low"), ("bos_mass", False, "bos_mass:high"), ("q_norm", True, "q_norm:low")
+    ):  # fmt: skip
+        ordered = heads.sort_values(column, ascending=ascending)
+        for fraction, count in ((0.25, 2), (0.5, 4)):
+            expected = {(row.module, row.head) for row in ordered.head(count).itertuples()}
+            assert {tuple(pair) for pair in result.heads[name][f"{fraction:g}"]} == expected
+
+
+def test_a_model_object_and_all_of_the_first_token(tiny_model: Any, tokenizer: Any) -> None:
+    run = sinkscope.scan(tiny_model, tokenizer=tokenizer, seq_len=24, num_sequences=4, self_check=False)
+    before = hooks(tiny_model)
+    result = sinkscope.ablate(tiny_model, run, fractions=[0.25], tokens="first", tokenizer=tokenizer, **SMALL)
+    rows = result.table.set_index("arm")
+    assert hooks(tiny_model) == before
+    assert rows.loc[HIDDEN, "sink_rate_first"] == 0
+    assert 0 <= rows.loc[UNABLATED, "sink_rate_any"] <= 1
+    assert rows["sink_rate_any"].notna().sum() == 2
+    assert rows.loc[HIDDEN, "increase"] == pytest.approx(rows.loc[HIDDEN, "loss"] - rows.loc[UNABLATED, "loss"])
+    assert result.words[-1].startswith("First token hidden")
+
+
+# Choosing
+
+
+def table_of(values: list[float]) -> HeadTable:
+    number = np.arange(len(values))
+    modules = [f"layers.{layer}" for layer in number // 4]
+    return HeadTable(
+        pd.DataFrame({"stream": "text", "layer": number // 4, "module": modules, "head": number % 4, "honor": values})
+    )
+
+
+def test_random_draws_hold_the_smaller_ones_and_differ() -> None:
+    heads = table_of([1.0] * 40)
+
+    def flat(count: int, seed: int) -> set[tuple[str, int]]:
+        return {(module, head) for module, own in heads.drawn(count, seed).items() for head in own}
+
+    assert flat(4, 0) < flat(10, 0)
+    assert len(flat(10, 0)) == 10
+    assert flat(10, 0) != flat(10, 1)
+    assert flat(40, 3) == flat(40, 4)
+
+
+def test_a_head_without_a_score_is_never_chosen() -> None:
+    heads = table_of([float("nan"), 3.0, 1.0, 2.0])
+    assert heads.dormant(Score("honor", True), 2) == {"layers.0": [2, 3]}
+    assert heads.dormant(Score("honor", False), 1) == {"layers.0": [1]}
+    with pytest.raises(sinkscope.SinkscopeError, match="only 3 of 4 heads have a value"):
+        heads.dormant(Score("honor", True), 4)
+
+
+def test_ends_of_scores() -> None:
+    expected = {"honor": "low", "awft_ln": "high", "ftvvn_ln": "low", "bos_mass": "high", "q_norm:high": "high"}
+    for text, end in expected.items():
+        assert read_score(text).name == f"{text.partition(':')[0]}:{end}"
+    assert read_fractions("0.2,0.05,0.2") == [0.05, 0.2]
+
+
+# The statistics
+
+
+def test_versus_random_joins_both_errors() -> None:
+    draw = np.random.default_rng(0)
+    losses, control = draw.normal(3.0, 0.1, 12), draw.normal(3.2, 0.1, (5, 12))
+    found = versus_random(losses, control)
+    paired = losses - control.mean(0)
+    sequences, draws = paired.std(ddof=1) / np.sqrt(12), control.mean(1).std(ddof=1) / np.sqrt(5)
+    assert float(found.difference) == pytest.approx(losses.mean() - control.mean())
+    assert float(found.sem) == pytest.approx(np.hypot(sequences, draws))
+    freedom = (sequences**2 + draws**2) ** 2 / (sequences**4 / 11 + draws**4 / 4)
+    expected = 2 * stats.t.sf(abs(float(found.difference)) / np.hypot(sequences, draws), freedom)
+    assert float(found.p) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("shift", "verdict"), [(-0.5, "better than"), (0.5, "WORSE than"), (0.0, "no better than")])
+def test_words(shift: float, verdict: str) -> None:
+    draw = np.random.default_rng(1)
+    base = draw.normal(3.0, 0.3, 10)
+    arms = [Arm(UNABLATED, losses=base), Arm("honor:low", 0.1, heads={"a": [0]}, losses=base + 0.6 + shift)]
+    arms += [Arm(RANDOM, 0.1, n, {"a": [n]}, base + 0.6 + draw.normal(0, 0.05, 10)) for n in range(4)]
+    result = summarise(arms, [f"text {n}" for n in range(10)], {}, [])
+    assert verdict in result.words[0]
+    rows = result.table.set_index("arm")
+    random = np.stack([arm.losses for arm in arms[2:]])
+    assert rows.loc[RANDOM, "loss"] == pytest.approx(random.mean())
+    assert rows.loc[RANDOM, "spread"] == pytest.approx(random.mean(1).std(ddof=1))
+    assert rows.loc[RANDOM, "increase_sem"] == pytest.approx((random.mean(0) - base).std(ddof=1) / np.sqrt(10))
+    assert rows.loc["honor:low", "increase"] == pytest.approx(0.6 + shift)
+    assert len(result.losses) == 60
+
+
+# The command
+
+
+def test_command_writes_a_folder(
+    tiny_folder: Path, tiny_run: Path, run_cli: Callable[..., Result], tmp_path: Path
+) -> None:
+    done = run_cli(tiny_folder, tiny_run, "--score", "honor", "--score", "bos_mass", "--tokens", "first")
+    assert done.exit_code == 0, done.stderr
+    assert {path.name for path in (tmp_path / "ablation").iterdir()} == FILES
+    for part in ("unablated", "honor:low 25 %", "bos_mass:high 25 %", "random 25 % (2 draws)", "first token hidden"):
+        assert part in done.stdout
+    saved = json.loads((tmp_path / "ablation" / "ablation.json").read_text())
+    table = pd.read_csv(tmp_path / "ablation" / "ablation.csv")
+    assert [row["arm"] for row in saved["table"]] == table["arm"].tolist()
+    assert table["loss"].to_numpy() == pytest.approx([row["loss"] for row in saved["table"]])
+    first = {path.name: path.read_bytes() for path in (tmp_path / "ablation").iterdir() if path.suffix != ".json"}
+    refused = run_cli(tiny_folder, tiny_run)
+    assert refused.exit_code == 2
+    assert "holds a finished ablation: pass --force" in refused.stderr
+    again = run_cli(
+        tiny_folder, tiny_run, "--score", "honor", "--score", "bos_mass", "--tokens", "first", "--force", "--json"
+    )
+    assert json.loads(again.stdout)["table"] == saved["table"]
+    assert {name: (tmp_path / "ablation" / name).read_bytes() for name in first} == first
+
+
+def wrong(name: str, error: str) -> Any:
+    return pytest.param(name.split(), error, id=name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        wrong("--score nonesuch:low", "is no score of the run's heads"),
+        wrong("--score pattern:low", "is no score of the run's heads"),
+        wrong("--score honor_sem:low", "is no score of the run's heads"),
+        wrong("--score qk_cos_first", "which end is dormant? write qk_cos_first:low"),
+        wrong("--score honor:lowest", "write NAME, NAME:low or NAME:high"),
+        wrong("--fraction 1.5", "a share of the heads between 0 and 1"),
+        wrong("--fraction nan", "a share of the heads between 0 and 1"),
+        wrong("--fraction some", "shares of the heads, e.g. 0.05,0.1,0.2"),
+        wrong("--fraction 0.01", "of 8 heads is none"),
+        wrong("--tokens last", "one of first"),
+        wrong("--draws 1", "at least 2 random choices"),
+        wrong("--num-sequences 1", "at least 2"),
+        wrong("--seq-len 513", "exceeds the 512 positions"),
+        wrong("--data nonesuch", "nonesuch"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], error: str, tiny_folder: Path, tiny_run: Path, run_cli: Callable[..., Result], tmp_path: Path
+) -> None:
+    refuse(run_cli(tiny_folder, tiny_run, *arguments), error)
+    assert not (tmp_path / "ablation").exists()
+
+
+def refuse(done: Result, error: str) -> None:
+    assert done.exit_code == 2, done
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert error in lines[0]
+    assert "unexpected" not in lines[0]
+
+
+def test_a_run_of_another_model(tiny_run: Path, run_cli: Callable[..., Result], tokenizer: Any, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    make_model(num_hidden_layers=3).save_pretrained(other)
+    tokenizer.save_pretrained(other)
+    refuse(run_cli(other, tiny_run), f"other weights than {other}: scan this model first")
+
+
+def test_no_run_and_nothing_left_to_read(tiny_folder: Path, run_cli: Callable[..., Result], tmp_path: Path) -> None:
+    refuse(run_cli(tiny_folder, tmp_path), "is not a run folder")
+    text = tmp_path / "mine.jsonl"
+    text.write_text("\n".join(json.dumps({"text": each}) for each in corpus_texts("prose")[:4]))
+    sinkscope.scan(str(tiny_folder), data=str(text), seq_len=24, num_sequences=4, self_check=False).save(
+        tmp_path / "all"
+    )
+    refuse(run_cli(tiny_folder, tmp_path / "all", "--data", text), "the run has read it all")
+
+
+def test_windows_of_a_long_text_that_the_run_did_not_read(tiny_folder: Path, tmp_path: Path) -> None:
+    text = tmp_path / "long.txt"
+    text.write_text("\n\n".join(corpus_texts("prose")[:3]))
+    run = sinkscope.scan(str(tiny_folder), data=str(text), seq_len=24, num_sequences=4, self_check=False)
+    result = sinkscope.ablate(str(tiny_folder), run, fractions=[0.25], data=str(text), num_sequences=3, draws=2)
+    assert result.facts["data"]["documents"] == ["long.txt[4]", "long.txt[5]", "long.txt[6]"]
+    with pytest.raises(sinkscope.SinkscopeError, match="in windows of 24 tokens: give that --seq-len"):
+        sinkscope.ablate(str(tiny_folder), run, fractions=[0.25], data=str(text), seq_len=20)
+
+
+def test_models_that_do_not_predict_the_next_token(
+    tiny_run: Path, run_cli: Callable[..., Result], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("bert", hidden_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=97)
+    AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path / "masked")
+    refuse(run_cli(tmp_path / "masked", tiny_run), "is no causal language model (BertForMaskedLM)")
+    refuse(run_cli("example:trigger-softmax", tiny_run), "is no causal language model")
+    with pytest.raises(sinkscope.SinkscopeError, match="LlamaModel is no causal language model"):
+        sinkscope.ablate(make_model().model, tiny_run, fractions=[0.25])
+
+
+def test_somebody_s_files_are_left_alone(
+    tiny_folder: Path, tiny_run: Path, run_cli: Callable[..., Result], tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_run, tmp_path / "ablation")
+    before = sorted(path.name for path in (tmp_path / "ablation").iterdir())
+    refuse(run_cli(tiny_folder, tiny_run, "--force"), "holds files that are not an ablation's")
+    assert sorted(path.name for path in (tmp_path / "ablation").iterdir()) == before
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_gemma_honor_beside_random_heads() -> None:
+    """Zeroing by BOS mass costs Gemma-3-270M far more than zeroing as many random heads; HONOR does not."""
+    run = sinkscope.scan("example:gemma-3-270m", seq_len=64, num_sequences=4, self_check=False)
+    result = sinkscope.ablate(
+        "example:gemma-3-270m", run, scores=["honor", "bos_mass"], fractions=[0.1], num_sequences=4, draws=3
+    )
+    rows = result.table.set_index("arm")
+    assert 2 < rows.loc[UNABLATED, "loss"] < 5
+    assert rows.loc["bos_mass:high", "versus_random"] > 4 * rows.loc["bos_mass:high", "versus_random_sem"]
+    assert rows.loc["honor:low", "loss"] < rows.loc["bos_mass:high", "loss"]
+    assert result.words[1].startswith("bos_mass:high at 10 % (7 heads)")
+    assert "WORSE than random" in result.words[1]

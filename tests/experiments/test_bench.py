@@ -1,0 +1,152 @@
+"""`sinkscope bench`: what is timed, what the screen says, what fits; no figure of this machine is tested."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from families import tiny_model
+from typer.testing import CliRunner
+
+from sinkscope.cli import app
+from sinkscope.errors import SinkscopeError
+from sinkscope.experiments.bench import bench as speed
+from sinkscope.experiments.bench.bench import bench
+from sinkscope.experiments.bench.contenders import Passes
+from sinkscope.experiments.bench.memory import free_bytes, peak_bytes
+from sinkscope.experiments.bench.result import BACKBONE, EAGER, PLAIN, SCAN, Cost, Speed
+from sinkscope.present.terminal.bench import render_bench
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return tiny_model(transformers.AutoModelForCausalLM, "llama")
+
+
+def test_each_contender_runs_in_each_round(llama: Any) -> None:
+    told: list[tuple[str, int, int]] = []
+    result = bench(llama, seq_len=32, batch_size=2, rounds=3, progress=lambda *news: told.append(news))
+    assert list(result.costs) == [PLAIN, BACKBONE, SCAN, EAGER]
+    assert all(len(cost.seconds) == 3 and min(cost.seconds) > 0 for cost in result.costs.values())
+    assert result.batch_size == 2
+    assert result.costs[SCAN].tokens_per_second > 0
+    assert ("timing", 3, 3) in told
+    least, median, most = sorted(result.ratios[SCAN][PLAIN])
+    assert result.ratios[SCAN][PLAIN] == (median, least, most)
+    assert result.ratios[PLAIN][PLAIN] == (1.0, 1.0, 1.0)
+
+
+def test_a_model_without_a_next_token_head_has_no_plain_pass() -> None:
+    result = bench(tiny_model(transformers.AutoModel, "bert"), seq_len=32, rounds=1)
+    assert list(result.costs) == [BACKBONE, SCAN, EAGER]
+    assert "/ plain" not in render_bench(result)
+
+
+def test_the_length_keeps_to_the_model_s_positions(llama: Any) -> None:
+    result = bench(llama, rounds=1, batch_size=1)
+    assert result.seq_len == min(1024, llama.config.max_position_embeddings)
+    with pytest.raises(SinkscopeError, match="exceeds"):
+        bench(llama, seq_len=llama.config.max_position_embeddings + 1)
+
+
+REFUSED: list[tuple[dict[str, int], str]] = [
+    ({"rounds": 0}, "--rounds 0"),
+    ({"seq_len": 31}, "at least 32 tokens"),
+    ({"batch_size": 0}, "--batch-size 0"),
+    ({"batch_size": -1}, "--batch-size -1"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), REFUSED)
+def test_bad_options_are_refused(llama: Any, options: dict[str, int], said: str) -> None:
+    with pytest.raises(SinkscopeError, match=said):
+        bench(llama, **options)
+
+
+def test_a_model_of_pictures_is_refused() -> None:
+    with pytest.raises(SinkscopeError, match="does not read token ids"):
+        bench(tiny_model(transformers.AutoModel, "vit"))
+
+
+def test_a_peak_is_what_was_held_at_once() -> None:
+    def work() -> None:
+        for _ in range(3):
+            torch.ones(25 * 2**20)  # 100 MiB, one after the other
+
+    peak = peak_bytes(work, CPU)
+    if peak is None:
+        pytest.skip("this system counts no peak of resident memory")
+    assert 90 * 2**20 < peak < 190 * 2**20
+    free = free_bytes(CPU)
+    assert free is not None
+    assert free > 0
+
+
+def test_the_longest_sequence_lies_on_the_line_through_two_peaks(monkeypatch: pytest.MonkeyPatch, llama: Any) -> None:
+    """1,000 bytes a token and 5,000 of its own: 9,995 tokens fit into 10 million bytes."""
+    passes = Passes.of(llama, True, torch.ones(1, 32, dtype=torch.long))
+    monkeypatch.setattr(Passes, "peak", lambda self, name, ids: 5_000 + 1_000 * ids.shape[1])
+    ids = torch.ones(2, 64, dtype=torch.long)
+    assert speed._longest(passes, SCAN, ids, 10_000_000, None) == 9_995
+    assert speed._longest(passes, SCAN, ids, 10_000_000, 100) == 9_995  # measured within the model's positions
+    assert speed._longest(passes, SCAN, ids, 50_000, None) is None  # less is free than one pass took
+    monkeypatch.setattr(Passes, "peak", lambda self, name, ids: 5_000)
+    assert speed._longest(passes, SCAN, ids, 10_000_000, None) is None  # no growth seen: nothing can be said
+
+
+def test_eager_maps_fit_by_their_size(llama: Any) -> None:
+    passes = Passes.of(llama, True, torch.ones(1, 32, dtype=torch.long))
+    heads = llama.config.num_attention_heads * llama.config.num_hidden_layers
+    assert passes.map_bytes(10) == heads * 100 * 4
+    cost = speed._cost(passes, EAGER, [1.0], torch.ones(1, 32, dtype=torch.long), heads * 4 * 5_000**2, None)
+    assert cost.longest == 5_000
+
+
+def test_what_would_end_the_machine_s_memory_is_left_out(monkeypatch: pytest.MonkeyPatch, llama: Any) -> None:
+    maps = Passes.of(llama, True, torch.ones(1, 32, dtype=torch.long)).map_bytes(64)
+    monkeypatch.setattr(speed, "free_bytes", lambda device: maps - 1)
+    result = bench(llama, seq_len=64, batch_size=1, rounds=1)
+    assert set(result.left_out) >= {EAGER}
+    assert result.left_out[EAGER] == maps
+    assert EAGER not in result.costs
+    assert "eager is left out: its attention maps alone" in render_bench(result)
+
+
+def test_the_screen_keeps_to_80_columns_and_escapes_names() -> None:
+    cost = Cost([1.0, 2.0, 4.0], 1234.5, 3 * 2**30, 32768)
+    shown = render_bench(
+        Speed(
+            "evil\x1b[2J/" + "model" * 8, "cpu", "float32", 2, 1024, 2, 0.25, 32768, 2**34,
+            {PLAIN: cost, BACKBONE: cost, SCAN: Cost([2.0, 2.0, 4.0], 617.2, None, None), EAGER: cost}, {},
+        )
+    )  # fmt: skip
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "\x1b" not in shown
+    rows = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
+    assert "1.00 (1.00-2.00)" in rows["scan"] or "1.00 (1.00-2.00)" in shown
+    assert "3,072 MiB" in shown
+    assert "16.0 GiB free" in shown
+    assert "scan unknown" in " ".join(shown.split())
+    assert "32,768 tokens (the model's own limit)" in " ".join(shown.split())
+
+
+def test_the_command(tmp_path: Path, llama: Any) -> None:
+    llama.save_pretrained(tmp_path / "tiny")
+    arguments = ["bench", str(tmp_path / "tiny"), "--seq-len", "32", "--rounds", "1", "--quiet"]
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 0, result.stderr
+    facts = json.loads(result.stdout)
+    assert set(facts["costs"]) == {PLAIN, BACKBONE, SCAN, EAGER}
+    assert facts["contenders"][SCAN].startswith("backbone")
+    result = CliRunner().invoke(app, arguments)
+    assert "tokens/s" in result.stdout
+    result = CliRunner().invoke(app, ["bench", str(tmp_path / "absent")])
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1

@@ -1,0 +1,314 @@
+"""The smoothing table: every column against the naive reference, the paper's identities, and what cannot be read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import Scan
+from models import random_ids, tiny
+from smoothing_reference import average_cosine, measure_smoothing
+from test_capture import hooks
+from test_exactness import assert_close, table
+from typer.testing import CliRunner
+
+import sinkscope
+from sinkscope.capture.wiring.folded import FoldedHeads, OutputWeights
+from sinkscope.metrics import METRICS, RUN_COLUMNS
+from sinkscope.metrics import smoothing as columns
+
+FAMILIES = ("llama", "gpt2", "gemma2", "gemma3", "qwen3", "gpt_neox")
+NAMES = list(METRICS["smoothing"])
+FLOAT32_NORMS = ("llama", "qwen3", "gemma2", "gemma3")  # their RMS norms compute in float32 whatever the model's dtype
+COSTS = ("cost_sink_lower", "cost_sink_upper", "cost_diagonal_upper")
+
+
+def with_sink(family: str) -> Any:
+    """GPT-2 with a sink in head 0 of layer 0 (its queries lean towards k_0 of token 5), so that costs exist."""
+    model = tiny(family)
+    if family == "gpt2":
+        block, width = model.h[0], model.config.n_embd // model.config.n_head
+        with torch.no_grad():
+            key = block.attn.c_attn(block.ln_1(model.wte.weight[5] + model.wpe.weight[0]))[model.config.n_embd :][
+                :width
+            ]
+            block.attn.c_attn.bias[:width] += 12 * width**0.5 * key / key.square().sum()
+    return model
+
+
+def compare_tables(family: str, model: Any, relative: float, absolute: float) -> pd.DataFrame:
+    ids = random_ids(3, 28)
+    ids[:, 0] = 5
+    run = sinkscope.scan(model, data=ids, self_check=False, smoothing=True)
+    assert run.smoothing is not None
+    expected, ranks = measure_smoothing(family, model, ids)
+    assert set(expected) == set(NAMES)
+    ours = table(run, NAMES, heads=True)
+    for name, values in expected.items():
+        assert_close(ours[name], values, name, relative, absolute)
+        there = ~np.isnan(values)
+        counts = there.sum(0)
+        mean = np.where(counts > 0, np.nansum(values, 0) / np.maximum(counts, 1), np.nan)
+        assert_close(run.smoothing[name].to_numpy(), mean.ravel(), f"mean {name}", relative, absolute)
+        if there.all():
+            errors = values.std(0, ddof=1).ravel() / np.sqrt(len(values))
+            assert_close(run.smoothing[f"{name}_sem"].to_numpy(), errors, f"{name}_sem", 100 * relative, 100 * absolute)
+    for name, values in ranks.items():
+        assert_close(run.smoothing[name].to_numpy(), values.ravel(), name, relative, absolute)
+    slope, square = expected["beta_tr_bw"].mean(0).ravel(), expected["tr_bwtw"].mean(0).ravel()
+    names = ["smooths" if a > 0 else "sharpens" if a + b < 0 else "neither" for a, b in zip(slope, square, strict=True)]
+    assert run.smoothing["verdict"].tolist() == names
+    return run.smoothing
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_column_in_float64(family: str) -> None:
+    compare_tables(family, with_sink(family).double(), 3e-6, 1e-6 if family in FLOAT32_NORMS else 1e-9)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_column_in_float32(family: str) -> None:
+    compare_tables(family, with_sink(family), 3e-4, 3e-5)
+
+
+def test_costs_are_there_where_a_head_has_a_sink_and_nowhere_else() -> None:
+    found = compare_tables("gpt2", with_sink("gpt2").double(), 3e-6, 1e-9)
+    sinks = found[found["cost_sink_lower"].notna()]
+    assert 0 < len(sinks) < len(found)
+    assert (sinks[list(COSTS)] > 0).all(axis=None)
+    assert (sinks["cost_sink_upper"] > sinks["cost_sink_lower"]).all()
+
+
+@pytest.mark.parametrize("family", ["mistral", "bert", "gpt_oss"])
+def test_other_families_are_read_too(family: str) -> None:
+    """Windows, learned sinks, and no input norm at all (BERT: z is x, beta 1)."""
+    run = sinkscope.scan(tiny(family), data=random_ids(2, 40), self_check=False, smoothing=True)
+    assert run.smoothing is not None
+    assert run.smoothing[["tr_bw", "avgcos_attention", "rank_w", "rank_qk", "verdict"]].notna().all(axis=None)
+    if family == "bert":
+        assert run.smoothing["beta"].to_numpy() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+def test_padding_and_batches_change_nothing(family: str) -> None:
+    model, ids = tiny(family), random_ids(4, 24)
+    mask = torch.ones_like(ids)
+    mask[1, 20:] = 0
+    one = sinkscope.scan(model, data={"input_ids": ids, "attention_mask": mask}, self_check=False, smoothing=True)
+    alone = sinkscope.scan(model, data=ids[1:2, :20], self_check=False, smoothing=True)
+    ours, expected = table(one, NAMES, heads=True), table(alone, NAMES, heads=True)
+    for name in NAMES:
+        assert_close(ours[name][1], expected[name][0], name, 1e-3, 1e-4)
+
+
+def synthetic(dim: int, count: int, whole: np.ndarray, slope: float, mean: float, seed: int = 0) -> FoldedHeads:
+    """One head with W = `whole` and x = slope z on Gaussian tokens."""
+    draw = np.random.default_rng(seed)
+    z = draw.normal(size=(count, dim)) * np.linspace(0.5, 1.5, dim) + mean * draw.normal(size=dim)
+    if not mean:
+        z -= z.mean(0)
+    tokens = torch.from_numpy(z)
+    weights = OutputWeights(torch.from_numpy(whole.T.copy())[None])  # W_O = W, values = z
+    return FoldedHeads(1, x=slope * tokens, z=tokens, weights=weights, values=tokens[None], written=tokens[None])
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("k", [2, 5, 40])
+def test_the_derivative_of_the_interpolation(sign: float, k: int) -> None:
+    """D_k(lam) = E|Y_k|^2 for independent tokens from the sample itself, its slope by differences: ours, either sign.
+
+    D falls with lam (mixing shortens Y, which smooths) for one sign of W and grows for the other.
+    """
+    draw = np.random.default_rng(3)
+    dim, slope = 12, 2.0
+    whole = sign * (0.3 * np.eye(dim) + 0.05 * draw.normal(size=(dim, dim)))
+    folded = synthetic(dim, 50, whole, slope, 0.0)
+    z = folded.normalised.numpy()
+    covariance = z.T @ z / len(z)
+
+    def size(lam: float) -> float:
+        own = slope * np.eye(dim) + (1 - lam + lam / k) * whole
+        other = lam / k * whole
+        return float(np.trace(own @ covariance @ own.T) + (k - 1) * np.trace(other @ covariance @ other.T))
+
+    beta, tr_bw, tr_bwtw = (float(f(folded)[0]) for f in (columns.beta, columns.tr_bw, columns.tr_bwtw))
+    assert beta == pytest.approx(slope)
+    signs = set()
+    for lam in (0.0, 0.3, 1.0):
+        ours = -2 * (1 - 1 / k) * (beta * tr_bw + (1 - lam) * tr_bwtw)
+        assert ours == pytest.approx((size(lam + 1e-3) - size(lam - 1e-3)) / 2e-3, rel=1e-8)
+        signs.add(np.sign(ours))
+    assert signs == {-sign}
+
+
+def test_sum_trick_is_the_double_loop() -> None:
+    draw = np.random.default_rng(1)
+    for number in range(5):
+        whole = draw.normal(size=(9, 9))
+        folded = synthetic(9, 30, whole, 0.7, 1.0, number)
+        x, z = folded.tokens.numpy(), folded.normalised.numpy()
+        assert float(columns.avgcos_identity(folded)[0]) == pytest.approx(average_cosine(x + z @ whole.T), abs=1e-10)
+        assert float(columns.avgcos_residual(folded)[0]) == pytest.approx(average_cosine(x), abs=1e-10)
+
+
+@pytest.mark.parametrize("mean", [0.3, 1.0, 3.0])
+def test_theory_is_experiment_on_gaussian_tokens(mean: float) -> None:
+    draw = np.random.default_rng(2)
+    dim = 400
+    folded = synthetic(dim, 800, 0.5 * draw.normal(size=(dim, dim)) / np.sqrt(dim), 1.3, mean)
+    for theory, experiment in (("theory_identity", "avgcos_identity"), ("theory_residual", "avgcos_residual")):
+        expected = float(getattr(columns, theory)(folded)[0])
+        assert float(getattr(columns, experiment)(folded)[0]) == pytest.approx(expected, abs=0.01)
+    assert 0.02 < float(columns.theory_identity(folded)[0]) < 0.98
+
+
+def test_values_of_another_layer_s_making_are_missing_not_guessed() -> None:
+    """v with a norm of its own is no linear map of z: everything through W_V is empty, the rest stays."""
+    model = tiny("llama")
+    project = model.layers[1].self_attn.v_proj
+    project.register_forward_hook(lambda module, args, output: torch.nn.functional.normalize(output, dim=-1))
+    run = sinkscope.scan(model, data=random_ids(2, 30), self_check=False, smoothing=True)
+    assert run.smoothing is not None
+    broken = run.smoothing[run.smoothing["layer"] == 1]
+    assert broken[["tr_bw", "avgcos_identity", "theory_identity", "rank_w", "verdict"]].isna().all(axis=None)
+    assert broken[["beta", "rank_qk", "rank_output", "avgcos_residual"]].notna().all(axis=None)
+    assert run.smoothing[run.smoothing["layer"] != 1]["tr_bw"].notna().all()
+    assert run.summary["streams"]["text"]["smoothing"]["missing"] == 4
+
+
+def test_latent_attention_is_missing_not_guessed() -> None:
+    from transformers import AutoConfig, AutoModel
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        "deepseek_v3", vocab_size=97, hidden_size=32, intermediate_size=48, moe_intermediate_size=16,
+        num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=4, q_lora_rank=12, kv_lora_rank=10,
+        qk_rope_head_dim=4, qk_nope_head_dim=8, v_head_dim=8, n_routed_experts=2, num_experts_per_tok=1, n_group=1,
+        topk_group=1, first_k_dense_replace=1, max_position_embeddings=64,
+    )  # fmt: skip
+    model = AutoModel.from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
+    run = sinkscope.scan(model, data=random_ids(2, 20), self_check=False, smoothing=True)
+    assert run.smoothing is not None
+    assert run.smoothing[["tr_bw", "rank_w", "rank_qk", "verdict"]].isna().all(axis=None)
+    words = run.summary["streams"]["text"]["in_words"][-1]
+    assert words == "Smoothing: no head's W_V could be read."
+
+
+def test_a_gate_after_attention_leaves_avgcos_attention_empty() -> None:
+    model = tiny("llama")
+    model.layers[0].self_attn.o_proj.register_forward_pre_hook(lambda module, args: (args[0] * 0.5,), prepend=True)
+    run = sinkscope.scan(model, data=random_ids(2, 20), self_check=False, smoothing=True)
+    assert run.smoothing is not None
+    first = run.smoothing[run.smoothing["layer"] == 0]
+    assert first[["avgcos_attention", "relative_change"]].isna().all(axis=None)
+    assert first[["avgcos_identity", "avgcos_uniform", "verdict"]].notna().all(axis=None)
+
+
+def test_pruned_heads_have_no_rank_and_no_sign() -> None:
+    model = tiny("llama")
+    with torch.no_grad():
+        model.layers[0].self_attn.v_proj.weight[:16] = 0.0  # the first group's two heads
+    run = sinkscope.scan(model, data=random_ids(2, 20), self_check=False, smoothing=True)
+    assert run.smoothing is not None
+    pruned = run.smoothing[(run.smoothing["layer"] == 0) & (run.smoothing["head"] < 2)]
+    assert pruned[["rank_w", "rank_output"]].isna().all(axis=None)
+    assert (pruned["tr_bwtw"] == 0).all()
+    assert (pruned["verdict"] == "neither").all()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+def test_half_precision_moves_nothing_far(family: str) -> None:
+    ids = random_ids(2, 40)
+    exact = sinkscope.scan(tiny(family), data=ids, self_check=False, smoothing=True).smoothing
+    half = sinkscope.scan(tiny(family).bfloat16(), data=ids, self_check=False, smoothing=True).smoothing
+    assert exact is not None
+    assert half is not None
+    for name in ("beta", "tr_bw", "tr_bwtw", "avgcos_attention", "theory_identity", "rank_w", "rank_qk"):
+        size = exact[name].abs().max()
+        np.testing.assert_allclose(half[name], exact[name], atol=0.03 * size, rtol=0, err_msg=name)
+
+
+def test_a_norm_on_q_whose_gain_is_zero_somewhere() -> None:
+    """That feature tells nothing and takes no part; the others are still found."""
+    model = tiny("qwen3")
+    with torch.no_grad():
+        model.layers[1].self_attn.q_norm.weight[3] = 0.0
+    ids = random_ids(1, 20)
+    run = sinkscope.scan(model, data=ids, self_check=False, smoothing=True)
+    assert run.smoothing is not None
+    _, ranks = measure_smoothing("qwen3", model, ids)
+    np.testing.assert_allclose(run.smoothing["rank_qk"], ranks["rank_qk"].ravel(), rtol=1e-5)
+
+
+def test_no_hook_and_no_change_stays() -> None:
+    model, ids = tiny("gemma3"), random_ids(2, 20)
+    before = hooks(model)
+    plain = sinkscope.scan(model, data=ids, self_check=False)
+    again = sinkscope.scan(model, data=ids, self_check=False, smoothing=True)
+    assert hooks(model) == before
+    pd.testing.assert_frame_equal(plain.heads, again.heads)
+    assert plain.smoothing is None
+    assert "smoothing" not in plain.summary["streams"]["text"]
+
+
+def test_written_and_read_again(tiny_folder: Any, scan_cli: Scan) -> None:
+    outcome = scan_cli(tiny_folder, "--smoothing")
+    assert outcome.code == 0, outcome.stderr
+    run = sinkscope.load_run(outcome.folder)
+    assert run.smoothing is not None
+    assert list(run.smoothing["verdict"].unique())
+    shown = ["stream", "layer", "head", "module", *(c for n in NAMES for c in (n, f"{n}_sem"))]
+    assert list(run.smoothing.columns) == [*shown, *RUN_COLUMNS["smoothing"]]
+    assert "Smoothing: " in outcome.stdout
+    again = scan_cli(tiny_folder, "--force")
+    assert again.code == 0, again.stderr
+    assert not (outcome.folder / "smoothing.csv").exists()
+    assert sinkscope.load_run(outcome.folder).smoothing is None
+
+
+def test_domains_have_rows_of_their_own(tiny_folder: Any, scan_cli: Scan) -> None:
+    outcome = scan_cli(tiny_folder, "--smoothing", "--data", "prose", "--data", "code")
+    assert outcome.code == 0, outcome.stderr
+    run = sinkscope.load_run(outcome.folder)
+    assert run.smoothing is not None
+    assert run.smoothing.groupby("domain").size().tolist() == [8, 8]
+    for name in ("prose", "code"):
+        assert sum(run.summary["domains"][name]["streams"]["text"]["smoothing"].values()) == 8
+    assert sum(run.summary["streams"]["text"]["smoothing"].values()) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_gemma_every_column() -> None:
+    """The real checkpoint: gains of exactly 0 in its norms on q, and norms of thousands in its residual stream."""
+    from test_real import prose
+
+    from sinkscope.checkpoints import open_checkpoint
+
+    checkpoint = open_checkpoint("example:gemma-3-270m")
+    ids = prose(checkpoint, 20, 1)
+    run = sinkscope.scan(checkpoint.model, data=ids, self_check=False, smoothing=True)
+    assert run.smoothing is not None
+    layers = (0, 5, 16)  # every layer would take minutes
+    expected, ranks = measure_smoothing("gemma3", checkpoint.model, ids, layers)
+    ours = table(run, NAMES, heads=True)
+    for name, values in expected.items():
+        scale = np.nan_to_num(np.abs(values)).max(2, keepdims=True)  # a layer's largest: some tr_bw lie near 0
+        scale[scale == 0] = 1.0
+        assert_close(ours[name][:, layers] / scale, values / scale, name, 1e-3, 1e-3)
+    for name, values in ranks.items():
+        kept = run.smoothing[run.smoothing["layer"].isin(layers)]
+        np.testing.assert_allclose(kept[name], values.ravel(), rtol=1e-6)
+
+
+def test_metrics_command_tells_of_them() -> None:
+    from sinkscope.cli import app
+
+    for name in (*NAMES, *RUN_COLUMNS["smoothing"]):
+        shown = CliRunner().invoke(app, ["metrics", name])
+        assert shown.exit_code == 0
+        assert "smoothing.csv (scan --smoothing)" in shown.stdout
+        assert "Lampert et al. 2605.08453" in shown.stdout or "ours" in shown.stdout

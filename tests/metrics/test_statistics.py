@@ -1,0 +1,106 @@
+"""The exact statistics against numpy, on the values that break careless versions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from accelerator import accelerator
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sinkscope.metrics.median import median_abs
+from sinkscope.metrics.spectra import SpectrumEntropy, cheap_spectra, full, solve, spectrum_entropy
+from sinkscope.runs.averages import mean, pairwise_cosine, sem, uniform_alpha
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["cpu", "accelerator"])
+@given(st.integers(1, 200), st.integers(0, 10_000), st.sampled_from(["normal", "ties", "spread", "zeros"]))
+@settings(max_examples=150, deadline=None)
+def test_median_abs_is_numpy_s(there: bool, count: int, seed: int, kind: str) -> None:
+    generator = np.random.default_rng(seed)
+    values = {
+        "normal": generator.normal(size=(8, count)),
+        "ties": generator.integers(-2, 3, size=(8, count)).astype(float),
+        "spread": generator.normal(size=(8, count)) * 10.0 ** generator.integers(-30, 30, size=(8, count)),
+        "zeros": generator.normal(size=(8, count)) * (generator.random((8, count)) > 0.7),
+    }[kind].astype(np.float32)
+    if there:
+        with accelerator() as device:
+            ours = median_abs(torch.from_numpy(values).to(device)).cpu().numpy()
+    else:
+        ours = median_abs(torch.from_numpy(values)).numpy()
+    np.testing.assert_allclose(ours, np.median(np.abs(values).astype(np.float64), axis=1), rtol=1e-6)
+
+
+def test_median_abs_keeps_nan_and_takes_half_precision() -> None:
+    with_nan = torch.tensor([[1.0, float("nan"), 2.0, 3.0]] * 8)
+    assert torch.isnan(median_abs(with_nan)).all()
+    with accelerator() as device:
+        assert torch.isnan(median_abs(with_nan.to(device)).cpu()).all()
+    assert median_abs(torch.tensor([[-1.0, 3.0, 2.0]], dtype=torch.bfloat16)).item() == 2.0
+
+
+@pytest.mark.parametrize("shape", [(5, 40), (40, 5), (60, 60), (1, 7)])
+@pytest.mark.parametrize("outlier", [1.0, 1e4])
+def test_spectrum_entropy_is_the_svd_s(shape: tuple[int, int], outlier: float) -> None:
+    x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
+    x[:, 0] *= outlier
+    singular = np.linalg.svd(x.double().numpy(), compute_uv=False) ** 2
+    share = singular / singular.sum(-1, keepdims=True)
+    expected = -(share * np.log(share, where=share > 0, out=np.zeros_like(share))).sum(-1)
+    np.testing.assert_allclose(spectrum_entropy(x).numpy(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_means_and_errors_leave_out_what_is_missing() -> None:
+    values = np.array([[1.0, np.nan, np.nan], [2.0, 5.0, np.nan], [6.0, np.nan, np.nan]])
+    np.testing.assert_allclose(mean(values), [3.0, 5.0, np.nan])
+    np.testing.assert_allclose(sem(values), [np.sqrt(7 / 3), np.nan, np.nan])
+
+
+def test_pairwise_cosine_is_the_double_loop_s() -> None:
+    units = np.random.default_rng(0).normal(size=(6, 4))
+    units /= np.linalg.norm(units, axis=1, keepdims=True)
+    pairs = [units[i] @ units[j] for i in range(6) for j in range(i)]
+    assert pairwise_cosine(units) == pytest.approx(np.mean(pairs))
+    assert np.isnan(pairwise_cosine(units[:1]))
+
+
+def test_uniform_baseline() -> None:
+    assert uniform_alpha(16) == pytest.approx(0.2113, abs=1e-4)  # H_16 / 16
+
+
+def test_spectra_are_the_same_alone_and_together() -> None:
+    """Several wait for each other, of two sizes, one of them with NaN: each is what it is alone, to the last bit."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(*shape, generator=generator) for shape in ((3, 20, 8), (2, 20, 8), (1, 5, 9))]
+    inputs[1][0, 0, 0] = torch.nan
+    waiting = [SpectrumEntropy.of(x) for x in inputs]
+    solve(waiting)
+    assert not any(one.grams for one in waiting)
+    for x, one in zip(inputs, waiting, strict=True):
+        assert torch.equal(one.tensor().nan_to_num(-1.0), spectrum_entropy(x).nan_to_num(-1.0))
+    assert waiting[1].tensor().isnan().tolist() == [True, False]
+
+
+def test_spectra_wait_until_each_thread_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    waiting = [SpectrumEntropy.of(torch.ones(1, 4, 4)) for _ in range(3)]
+    assert not full(waiting)
+    assert full([*waiting, SpectrumEntropy.of(torch.ones(1, 4, 4))])
+    monkeypatch.setattr("sinkscope.metrics.spectra.WAITING_BYTES", 3 * 16 * 8)
+    assert full(waiting)
+
+
+def test_only_the_first_spectra_are_taken() -> None:
+    x = torch.randn(3, 20, 8, generator=torch.Generator().manual_seed(0))
+    some, none = SpectrumEntropy.of(x, 2), SpectrumEntropy.of(x, -1)
+    assert len(some.grams) == 2
+    assert torch.equal(some.tensor()[:2], spectrum_entropy(x)[:2])
+    assert some.tensor().isnan().tolist() == [False, False, True]
+    assert none.tensor().isnan().all()
+
+
+def test_spectra_cost_no_more_than_a_few_large_ones() -> None:
+    """All sequences of a default scan (T = 256), 8 of a 640-wide model's, two where T and D are in the thousands."""
+    assert [cheap_spectra(256, 4096), cheap_spectra(1024, 640), cheap_spectra(4096, 4096)] == [128, 8, 2]

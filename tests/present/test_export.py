@@ -1,0 +1,158 @@
+"""Tables for papers: intervals, units, escaping, balance, many runs, sources, lists of heads."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from desk import hostile, scanned
+from scipy import stats
+from typer.testing import CliRunner
+
+from sinkscope.cli import app
+from sinkscope.cli.export import render
+from sinkscope.errors import SinkscopeError
+from sinkscope.present.paper.latex import escape, latex_table
+from sinkscope.runs.paper_table import paper_table, selected_heads
+
+EVIL = r"50%_of {a} \ $x^2$ & #1 ~ [b] <script>|"
+
+
+def assert_balanced(text: str) -> None:
+    """Braces, environments and columns of a table match; nothing special stands unescaped in a cell."""
+    body = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
+    plain = re.sub(r"\\[\\{}&%$#_]", "", body)
+    assert plain.count("{") == plain.count("}")
+    assert re.findall(r"\\begin\{(\w+)\}", body) == re.findall(r"\\end\{(\w+)\}", body)[::-1]
+    spec = re.search(r"\\begin\{tabular\}\{(.*)\}", body)
+    assert spec
+    columns = len(re.sub(r"S\[[^]]*\]", "S", spec[1]).split())
+    rows = [line for line in body.splitlines() if line.endswith(r" \\")]
+    for row in rows:
+        assert len(re.findall(r"(?<!\\)&", row)) == columns - 1, row
+        assert not re.search(r"(?<!\\)[#%$_^]", row), row
+
+
+def test_intervals_are_students() -> None:
+    run = scanned()
+    table = paper_table([run], "head", ["bos_mass"])
+    values = run.sequences[(run.sequences["layer"] == 1) & (run.sequences["head"] == 2)]["bos_mass"]
+    low, high = stats.t.interval(0.95, len(values) - 1, values.mean(), stats.sem(values))
+    row = table.frame[(table.frame["layer"] == 1) & (table.frame["head"] == 2)].iloc[0]
+    assert row["bos_mass"] == pytest.approx(values.mean())
+    assert (row["bos_mass_low"], row["bos_mass_high"]) == (pytest.approx(low), pytest.approx(high))
+
+
+def test_models_down_metrics_across() -> None:
+    runs = [scanned(), scanned("noise", text=1)]
+    runs[1].manifest["model"]["id"] = "other"
+    table = paper_table(runs, None, ["bos_mass", "norm_other"])
+    assert table.frame["model"].tolist() == ["tiny", "other"]
+    assert table.frame["bos_mass"][0] == pytest.approx(runs[0].summary["streams"]["text"]["bos_mass"]["mean"])
+    assert table.frame["bos_mass_sem"][0] == pytest.approx(runs[0].summary["streams"]["text"]["bos_mass"]["sem"])
+    assert table.frame["norm_other"][1] == pytest.approx(runs[1].layers["norm_other"].mean())
+
+
+def test_runs_of_one_model_are_told_apart() -> None:
+    runs = [scanned(), scanned(dtype="bfloat16"), scanned("noise")]
+    assert paper_table(runs[:2]).frame["model"].tolist() == ["tiny (float32)", "tiny (bfloat16)"]
+    assert paper_table(runs).frame["model"].tolist() == ["tiny (run 1)", "tiny (bfloat16)", "tiny (run 3)"]
+    runs[2].manifest["model"]["id"] = "other"
+    assert paper_table(runs[1:]).frame["model"].tolist() == ["tiny", "other"]
+
+
+@pytest.mark.parametrize("level", ["head", "layer", "model"])
+@pytest.mark.parametrize("name", ["tiny", EVIL])
+def test_latex_is_balanced(level: str, name: str) -> None:
+    assert_balanced(latex_table(paper_table([hostile(scanned(), name)] * 2, level)))
+
+
+def test_latex_as_printed() -> None:
+    run = scanned()
+    run.layers = run.layers.iloc[:2].assign(
+        mean_bos_mass=[0.123456, np.nan], mean_bos_mass_sem=[0.001, np.nan], sink_heads=[1, 0]
+    )
+    text = latex_table(paper_table([run], "layer", ["bos_mass", "sink_heads"]))
+    body = text[text.index("\\begin") :]
+    assert body == (
+        "\\begin{tabular}{r S[table-format=1.4(2)] S[table-format=1]}\n\\toprule\n"
+        "layer & {bos\\_mass} & {sink\\_heads} \\\\\n & {(probability)} & {(heads)} \\\\\n\\midrule\n"
+        "0 & 0.1235 \\pm 0.0024 & 1 \\\\\n1 & {--} & 0 \\\\\n\\bottomrule\n\\end{tabular}\n"
+    )
+
+
+def test_escape() -> None:
+    assert escape("a_b%") == r"a\_b\%"
+    assert escape("[1]\\") == r"{[}1{]}\textbackslash{}"
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not at hand")
+def test_latex_compiles(tmp_path: Path) -> None:
+    tables = "\n".join(latex_table(paper_table([hostile(scanned(), EVIL)] * 2, level)) for level in ("layer", "model"))
+    preamble = "\\documentclass{article}\n\\usepackage[T1]{fontenc}\\usepackage{textcomp,booktabs,siunitx}\n"
+    (tmp_path / "t.tex").write_text(f"{preamble}\\begin{{document}}\n{tables}\n\\end{{document}}\n")
+    made = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stdout.decode(errors="replace")[-2000:]
+
+
+def test_markdown_keeps_its_columns() -> None:
+    text = str(render(paper_table([hostile(scanned(), EVIL)] * 2, "model"), "markdown"))
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
+    assert "<script>" not in text
+
+
+def test_csv_and_parquet_hold_the_same() -> None:
+    table = paper_table([scanned()], "head")
+    text, binary = render(table, "csv"), render(table, "parquet")
+    assert isinstance(text, str)
+    assert isinstance(binary, bytes)
+    pd.testing.assert_frame_equal(
+        pd.read_csv(io.StringIO(text)), pd.read_parquet(io.BytesIO(binary)), check_dtype=False, rtol=1e-6
+    )
+
+
+def test_bibtex_names_every_paper_once() -> None:
+    text = str(render(paper_table([scanned()], "head", ["sink_score", "sink_rate", "honor", "bos_mass"]), "bibtex"))
+    assert text.count("@misc{arxiv2410-10781") == 1
+    assert "author = {Gu and others}" in text
+    assert "eprint = {2504.03889}" in text
+    assert "@software{sinkscope" in text
+    assert text.count("{") == text.count("}")
+
+
+def test_heads_for_tools() -> None:
+    run = scanned()
+    run.heads["dormant"] = (run.heads["layer"] == 2) & (run.heads["head"] != 1)
+    assert selected_heads(run, "dormant") == {"2": [0, 2, 3]}
+    with pytest.raises(SinkscopeError, match="--heads"):
+        selected_heads(run, "asleep")
+
+
+@pytest.mark.parametrize(("level", "metric"), [("head", "norm_other"), ("model", "pattern"), ("rows", "bos_mass")])
+def test_what_a_level_lacks_is_refused(level: str, metric: str) -> None:
+    with pytest.raises(SinkscopeError):
+        paper_table([scanned()], level, [metric])
+
+
+def test_the_command(tmp_path: Path) -> None:
+    scanned().save(tmp_path / "run")
+    run = str(tmp_path / "run")
+    for form in ("latex", "markdown", "csv", "bibtex"):
+        assert CliRunner().invoke(app, ["export", run, "--format", form]).exit_code == 0
+    assert CliRunner().invoke(app, ["export", run, "--format", "parquet"]).exit_code == 2
+    assert CliRunner().invoke(app, ["export", run, "--format", "word"]).exit_code == 2
+    assert json.loads(CliRunner().invoke(app, ["export", run, "--heads", "dormant"]).stdout) == {}
+    assert CliRunner().invoke(app, ["export", run, "-o", str(tmp_path / "no" / "t.tex")]).exit_code == 2

@@ -1,0 +1,167 @@
+"""The HTML report: its data, escaping, size, no network, what a reader without a mouse gets."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from desk import enlarged, hostile, scanned
+from typer.testing import CliRunner
+
+from sinkscope.cli import app
+from sinkscope.comparison.compare_runs import compare
+from sinkscope.present.html.report import embedded, render_report, thinned
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\x1b[1m\u2028"
+
+
+class Page(HTMLParser):
+    """Collects elements, the text of each script, and all other text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.words = ""
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._inside = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts[-1] += data
+        elif self._inside != "style":
+            self.words += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def data_of(page: Page) -> Any:
+    return json.loads(page.scripts[0])
+
+
+def test_the_data_of_every_head() -> None:
+    run = scanned()
+    page = Page(render_report([run]))
+    data = data_of(page)[0]
+    assert data["scores"][:2] == ["bos_mass", "sink_score"]
+    assert len(data["heads"]) == 12
+    head = data["heads"][6]
+    assert head["name"] == "layer 1 head 2"
+    row = run.heads.iloc[6]
+    assert head["scores"][0] == pytest.approx(row["bos_mass"], rel=5e-3)
+    assert head["lengths"] == [48]
+    assert head["curve"][0] == pytest.approx(row["sink_score"], rel=5e-3)
+    assert head["positions"] == list(range(48))
+    assert head["alpha"][0] == pytest.approx(row["sink_score"], rel=5e-3)
+    squares = [rect for rect in page.all("rect") if "data-head" in rect]
+    assert sorted(int(str(rect["data-head"])) for rect in squares) == list(range(12))
+    assert f"layer 1, head 2: BOS mass {row['bos_mass']:.4g}" in page.words
+    assert run.summary["streams"]["text"]["in_words"][0] in page.words
+
+
+def test_names_tokens_and_paths_stay_text() -> None:
+    evil = hostile(scanned(), EVIL)
+    text = render_report([evil, evil], compare(evil, evil, bootstrap=False))
+    page = Page(text)
+    assert len(page.scripts) == 2
+    assert not page.all("img")
+    assert "alert(1)" in page.words
+    assert "\x1b" not in text
+    assert "alert" not in page.scripts[1]
+    names = {name for _, attributes in page.elements for name in attributes}
+    assert not {name for name in names if name.startswith("on")}
+
+
+def test_embedded_json_cannot_end_its_script() -> None:
+    text = embedded({EVIL: [EVIL, float("nan"), np.float64("inf")]})
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == {EVIL: [EVIL, None, None]}
+
+
+def test_nothing_is_fetched_and_only_its_own_script_may_run() -> None:
+    text = render_report([scanned()])
+    page = Page(text)
+    policy = next(meta["content"] for meta in page.all("meta") if "http-equiv" in meta)
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    assert policy.count("'sha256-") == 2
+    assert "unsafe" not in policy
+    links = [value for _, attributes in page.elements for name, value in attributes.items() if name in ("src", "href")]
+    assert not links
+    assert "url(" not in text
+    assert not any("style" in attributes for _, attributes in page.elements), "the policy would drop inline styles"
+
+
+def test_hashes_are_those_of_the_elements() -> None:
+    import base64
+    import hashlib
+
+    text = render_report([scanned()])
+    for tag, source in (("style", "style-src"), ("script", "script-src")):
+        body = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)[0]
+        digest = base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
+        assert f"{source} &#39;sha256-{digest}&#39;" in text
+
+
+def test_keyboard_reaches_every_map_and_dark_is_known() -> None:
+    text = render_report([scanned()])
+    page = Page(text)
+    reachable = [rect for rect in page.all("rect") if rect.get("tabindex") == "0"]
+    assert len(reachable) == 1
+    assert "prefers-color-scheme: dark" in text
+    assert "@media print" in text
+    assert "ArrowRight" in page.scripts[1]
+
+
+def test_a_thousand_heads_stay_under_five_megabytes() -> None:
+    run = enlarged(scanned(), 32, 32)
+    page = render_report([run, run], compare(run, run, bootstrap=False))
+    assert len(page.encode()) < 5_000_000
+    assert len(data_of(Page(page))[0]["heads"]) == 1024
+
+
+def test_long_texts_are_thinned_and_keep_their_peaks() -> None:
+    alpha = np.full(4096, 1e-4)
+    alpha[0], alpha[1777] = 0.5, 0.3
+    positions, values = thinned(alpha)
+    assert len(positions) <= 64
+    assert values[positions.index(1777)] == 0.3
+    assert positions == sorted(positions)
+    assert thinned(alpha[:3])[0] == [0, 1, 2]
+
+
+def test_missing_values_have_no_colour() -> None:
+    run = scanned()
+    run.heads.loc[0, "bos_mass"] = np.nan
+    page = Page(render_report([run]))
+    first = next(rect for rect in page.all("rect") if rect.get("data-head") == "0")
+    assert first["fill"] == "none"
+    assert "layer 0, head 0: BOS mass missing" in page.words
+
+
+def test_the_command(tmp_path: Path) -> None:
+    scanned().save(tmp_path / "a")
+    scanned(text=1).save(tmp_path / "b")
+    out = tmp_path / "r.html"
+    result = CliRunner().invoke(app, ["report", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(out)])
+    assert result.exit_code == 0, result.output
+    text = out.read_text()
+    assert "not paired" in text
+    assert "From A to B" in text
+    first = Page(text)
+    assert len(data_of(first)) == 2

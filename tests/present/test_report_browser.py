@@ -1,0 +1,107 @@
+"""The HTML report in headless Chromium: keyboard, dark, print, hostile names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import CHROMIUM, Browser
+from desk import enlarged, hostile, scanned
+
+from sinkscope.comparison.compare_runs import compare
+from sinkscope.present.html.report import render_report
+from sinkscope.runs.run import Run
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (chromium, google-chrome on PATH)")
+
+EVIL = "</script><script>document.title = 'taken'</script><img src=x onerror=\"document.title = 'taken'\">"
+FOCUSED = "document.activeElement.dataset.head"
+HEADLINE = "document.querySelector('#detail-0 h4')?.textContent"
+PAPER = "getComputedStyle(document.body).backgroundColor"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+def written(folder: Path, *runs: Run) -> Path:
+    path = folder / "report.html"
+    result = compare(*runs, bootstrap=False) if len(runs) == 2 else None
+    path.write_text(render_report(list(runs), result), encoding="utf-8")
+    return path
+
+
+def test_the_keyboard_opens_a_head(browser: Browser, tmp_path: Path) -> None:
+    run = scanned()
+    browser.open(written(tmp_path, run))
+    strongest = run.heads.loc[run.heads["bos_mass"].idxmax()]
+    assert browser.get(HEADLINE) == f"layer {strongest['layer']} head {strongest['head']}", "open from the start"
+    for _ in range(5):
+        browser.press("Tab")
+        if browser.get(FOCUSED) is not None:
+            break
+    assert browser.get(FOCUSED) == "0"
+    browser.press("ArrowRight")
+    browser.press("ArrowDown")
+    assert browser.get(FOCUSED) == "5"
+    browser.press("Enter")
+    assert browser.get(HEADLINE) == "layer 1 head 1"
+    assert browser.get("document.querySelector('rect.chosen').dataset.head") == "5"
+    shown = browser.get("document.querySelector('#detail-0 table').rows[0].innerText").split()
+    assert shown == ["bos_mass", f"{run.heads.loc[5, 'bos_mass']:.3g}"]
+    points = browser.get("document.querySelectorAll('#detail-0 svg')[1].querySelectorAll('circle').length")
+    assert points == 48, "alpha of every key position"
+    browser.press("Tab")
+    assert browser.get(FOCUSED) is None, "one stop for the whole map"
+
+
+def test_names_and_tokens_stay_text(browser: Browser, tmp_path: Path) -> None:
+    evil = hostile(scanned(), EVIL)
+    browser.open(written(tmp_path, evil, evil))
+    assert browser.get("document.title").startswith("Attention sinks: ")
+    assert browser.get("document.scripts.length") == 2
+    assert browser.get("document.images.length") == 0
+    assert EVIL in browser.get("document.body.innerText")
+
+
+def test_light_and_dark_and_nothing_complains(browser: Browser, tmp_path: Path) -> None:
+    browser.said.clear()
+    path = written(tmp_path, scanned(), scanned("noise"))
+    papers = []
+    for scheme in ("light", "dark"):
+        browser.open(path, scheme)
+        papers.append(browser.get(PAPER))
+    assert papers == ["rgb(255, 255, 255)", "rgb(21, 23, 27)"]
+    assert not browser.said, "no error, and nothing that the page's own policy blocked"
+
+
+@pytest.mark.parametrize("width", [360, 1100])
+def test_the_page_never_scrolls_sideways(browser: Browser, tmp_path: Path, width: int) -> None:
+    """Wide maps and tables scroll in their own box."""
+    run = enlarged(scanned(), 3, 32)
+    browser.open(written(tmp_path, run, run))
+    browser.picture(tmp_path / "page.png", width)
+    assert browser.get("document.documentElement.scrollWidth") <= width
+
+
+def test_print_is_dark_on_white(browser: Browser, tmp_path: Path) -> None:
+    browser.open(written(tmp_path, scanned()), "dark")
+    assert browser.print().startswith(b"%PDF")
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    styles = "[document.body, document.querySelector('.line.c0')].map(e => getComputedStyle(e))"
+    colors = browser.get(f"(s => [s[0].backgroundColor, s[0].color, s[1].stroke])({styles})")
+    browser.call("Emulation.setEmulatedMedia", media="")
+    assert colors == ["rgb(255, 255, 255)", "rgb(0, 0, 0)", "rgb(0, 103, 165)"]
+
+
+def test_a_thousand_heads_answer_at_once(browser: Browser, tmp_path: Path) -> None:
+    browser.open(written(tmp_path, enlarged(scanned(), 32, 32)))
+    last = "[...document.querySelectorAll('rect[data-head]')].at(-1)"
+    browser.get(f"{last}.dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")
+    assert browser.get(HEADLINE) == "layer 31 head 31"
+    data = json.loads(browser.get("document.getElementById('data').textContent"))
+    assert len(data[0]["heads"]) == 1024

@@ -1,0 +1,158 @@
+"""What a person sees, from a run made by hand: literal screens at 80 columns, narrow, wide, with and without colour."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sinkscope.present.terminal.metrics import metric_list, render_examples, render_metrics
+from sinkscope.present.terminal.run import render_run
+from sinkscope.present.text import printable
+from sinkscope.runs.run import Run
+
+
+def make_run(heads: int = 3, token: str = "<s>", domains: tuple[str, ...] = ()) -> Run:
+    """Two layers; head h of layer l has BOS mass (l + h / heads) / 2."""
+    rows = [
+        {
+            "stream": "text", "layer": layer, "head": head, "module": f"layers.{layer}.attn",
+            "kind": "sliding:16" if layer else "full", "bos_mass": (layer + head / heads) / 2, "bos_mass_sem": 0.01,
+            "sink_score": (layer + head / heads) / 2, "sink_margin": 1.5, "entropy": 0.25, "honor": 0.3 + layer,
+            "pattern": "mixed", "dormant": layer == 0,
+        } | ({"domain": domain} if domain else {})
+        for domain in domains or ("",)
+        for layer in range(2)
+        for head in range(heads)
+    ]  # fmt: skip
+    rate = {"T": 50.0, "t64": float("nan")}
+    summary = {
+        "epsilon": 0.3,
+        "first_token": {"id": 1, "text": token, "distinct": 1, "is_bos": True},
+        "streams": {
+            "text": {
+                "tokens_per_sequence": 32,
+                "sink_rate_percent": {"0.2": rate, "0.3": rate},
+                "uniform_alpha_0": {"T": 0.127, "t64": None},
+                "sink_score": {"mean": 0.4, "sem": 0.01},
+                "dormant": {"rule": "honor<0.4", "count": heads, "heads": [[0, head] for head in range(heads)]},
+                "in_words": [f"Attention sink: 3 of {2 * heads} heads.", "No massive activation."],
+            }
+        },
+    }
+    model = {"id": "tiny", "class": "TinyModel", "parameters": 2_000_000, "dtype": "float32", "device": "cpu"}
+    manifest = {"model": model, "data": [{"spec": "prose", "sequences": 4, "seq_len": 32, "joined": 0}]}
+    empty = pd.DataFrame()
+    return Run(pd.DataFrame(rows), empty, empty, empty, empty, summary, manifest)
+
+
+SCREEN = """\
+tiny  TinyModel, 2 M parameters, float32 on cpu
+prose: 4 sequences of 32 tokens
+first token: '<s>' (id 1), the tokenizer's BOS
+
+Attention sink: 3 of 6 heads.
+No massive activation.
+
+sink rate, % of (sequence, head) with alpha_0 > eps
+        eps 0.2  eps 0.3  mean alpha_0  uniform alpha_0
+T = 32     50.0     50.0         0.400            0.127
+
+BOS mass, percent: layers down, heads across
+        0  1  2
+    0   . 17 33
+    1  50 67 83  sliding:16
+
+strongest sinks (mean ± standard error over sequences)
+layer.head       bos_mass  alpha_0  margin, nats  entropy, nats  honor  pattern
+1.2         0.833 ± 0.010    0.833          1.50           0.25   1.30  mixed
+1.1         0.667 ± 0.010    0.667          1.50           0.25   1.30  mixed
+1.0         0.500 ± 0.010    0.500          1.50           0.25   1.30  mixed
+0.2         0.333 ± 0.010    0.333          1.50           0.25   0.30  mixed
+0.1         0.167 ± 0.010    0.167          1.50           0.25   0.30  mixed
+0.0         0.000 ± 0.010    0.000          1.50           0.25   0.30  mixed
+
+dormant heads (honor<0.4): 0.0, 0.1, 0.2
+
+written to runs/tiny: heads.csv, layers.csv
+"""
+
+
+def test_the_screen_at_80_columns() -> None:
+    files = [Path("runs/tiny/heads.csv"), Path("runs/tiny/layers.csv")]
+    assert render_run(make_run(), files, width=80) == SCREEN
+
+
+@pytest.mark.parametrize("heads", [1, 8, 24, 32, 64, 200])
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_every_head_is_shown_and_no_line_is_too_long(heads: int, width: int) -> None:
+    text = render_run(make_run(heads), width=width)
+    assert max(map(len, text.splitlines())) <= width
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("BOS mass"))
+    end = next(i for i, line in enumerate(lines) if line.startswith("strongest"))
+    body = [line.replace("sliding:16", "")[6:] for line in lines[start + 1 : end]]
+    if "percent" in lines[start]:
+        shown = sum(len(line.split()) for line in body[1:])
+    else:
+        shown = sum(len(line.strip()) for line in body)
+    assert shown == 2 * heads
+
+
+def test_colour_adds_codes_and_changes_no_text() -> None:
+    import re
+
+    plain, colored = render_run(make_run(), width=80), render_run(make_run(), width=80, color="truecolor")
+    assert "\x1b[" in colored
+    assert "\x1b" not in plain
+    assert [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", colored).splitlines()] == plain.splitlines()
+
+
+def test_tokens_and_names_are_data() -> None:
+    """Escape codes and markup in a token or a model's name are shown, not obeyed."""
+    run = make_run(token="\x1b[31mred\u202e[bold]x[/bold]")
+    run.manifest["model"]["id"] = "evil\x1b]0;title\x07\nname"
+    text = render_run(run, width=80, color="truecolor")
+    assert "\x1b[31m" not in text
+    assert "\x1b]0" not in text
+    assert "\\x1b[31mred\\u202e[bold]x[/bold]" in text
+    assert "evil\\x1b]0;title\\x07\\nname" in text
+
+
+def test_missing_values_are_dashes() -> None:
+    run = make_run()
+    run.heads.loc[0, "bos_mass"] = np.nan
+    assert "    0   - 17 33" in render_run(run, width=80)
+
+
+def test_domains_have_a_map_each() -> None:
+    text = render_run(make_run(domains=("prose", "code")), width=80)
+    assert "BOS mass on prose" in text
+    assert "BOS mass on code" in text
+
+
+def test_metric_list_tells_every_column() -> None:
+    columns: list[dict[str, Any]] = metric_list([])
+    text = render_metrics(columns)
+    for column in columns:
+        assert column["formula"]
+        assert column["source"]
+        assert column["unit"]
+        assert column["range"]
+        assert f"  {column['name']}" in text
+    assert "alpha_k = 1/(T-k)" in render_metrics(metric_list(["sink_score"]))
+    assert {"bos_mass", "honor", "dormant", "cos_first_residual", "max_abs_dim"} <= {c["name"] for c in columns}
+
+
+def test_examples_name_licence_and_package() -> None:
+    text = render_examples()
+    assert "example:gemma-3-270m" in text
+    assert "Gemma Terms of Use" in text
+    assert "example:minilm" in text
+
+
+def test_printable() -> None:
+    assert printable("a▁é\t\x00") == "a▁é\\t\\x00"
