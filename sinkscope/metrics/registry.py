@@ -7,7 +7,7 @@ To add a metric, write one function LayerView -> tensor in the file of its famil
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -65,6 +65,23 @@ class RunColumn:
 
 METRICS: dict[Table, dict[str, Metric]] = {table: {} for table in TABLES}
 RUN_COLUMNS: dict[Table, dict[str, RunColumn]] = {table: {} for table in TABLES}
+
+
+@dataclass(frozen=True)
+class MetricSet:
+    """The per-sequence metrics of one scan, by table and name. A scan takes it once, before its first batch, so that a
+    metric registered later changes nothing in it."""
+
+    tables: Mapping[Table, Mapping[str, Metric]]
+
+    def names(self, table: Table) -> tuple[str, ...]:
+        """The columns of a table, in its order."""
+        return tuple(self.tables[table])
+
+
+def registered() -> MetricSet:
+    """A snapshot of the metrics that are registered now."""
+    return MetricSet({table: dict(METRICS[table]) for table in TABLES})
 
 
 def columns(table: Table) -> dict[str, Metric | RunColumn]:
