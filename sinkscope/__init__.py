@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sinkscope.experiments.ablation.result import Ablation
     from sinkscope.runs.run import Run, load_run
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Ablation", "Comparison", "Interrupted", "Run", "SinkscopeError", "__version__", "ablate", "compare", "load_run",
     "scan",

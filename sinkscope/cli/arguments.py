@@ -14,6 +14,7 @@ import typer
 from sinkscope.cli.options import TrustRemoteCode
 
 if TYPE_CHECKING:
+    from sinkscope.runs.request import Request
     from sinkscope.runs.run import Run
 
 
@@ -56,38 +57,23 @@ def is_run(name: str) -> bool:
     return (Path(name) / "manifest.json").is_file()
 
 
-def open_run(name: str, spot: SpotScan, like: dict[str, Any] | None = None) -> Run:
-    """The run in a folder; anything else is a model, scanned over the data that the manifest `like` tells of."""
+def open_run(name: str, spot: SpotScan, like: Request | None = None) -> Run:
+    """The run in a folder; anything else is a model, scanned as the request `like` asks (text and columns)."""
     if is_run(name):
         from sinkscope.runs.run import load_run
 
         return load_run(name)
-    from sinkscope import scan
     from sinkscope.cli.common import say
+    from sinkscope.engine.scan import scan_request
     from sinkscope.present.terminal.progress import progress_bar
+    from sinkscope.runs.request import make_request
 
+    loading: dict[str, Any] = {
+        "device": spot.device, "dtype": spot.dtype, "trust_remote_code": spot.trust_remote_code,
+    }  # fmt: skip
+    request = make_request(model=name, **loading) if like is None else like.of_model(name, **loading)
     with progress_bar(spot.quiet) as progress:
-        run = scan(
-            name, device=spot.device, dtype=spot.dtype, trust_remote_code=spot.trust_remote_code, progress=progress,
-            **data_settings(like),
-        )  # fmt: skip
-    for warning in [] if spot.quiet else run.manifest["warnings"]:
+        run = scan_request(request, progress=progress)
+    for warning in [] if spot.quiet else run.manifest.warnings:
         say(f"warning: {name}: {warning}")
     return run
-
-
-def data_settings(manifest: dict[str, Any] | None) -> dict[str, Any]:
-    """The arguments of scan that read the same token sequences again."""
-    if manifest is None:
-        return {}
-    data = manifest["data"]
-    return {
-        "data": list(dict.fromkeys(entry.get("source", entry["spec"]) for entry in data)),
-        "seq_len": max(entry["seq_len"] for entry in data),
-        "num_sequences": max(entry["sequences"] for entry in data),
-        "bos": manifest["bos"],
-        "seed": manifest["seed"],
-        "epsilon": manifest["epsilon"],
-        "dormant_rule": manifest["dormant_rule"],
-        "spectra": manifest.get("spectra"),
-    }

@@ -23,12 +23,11 @@ def baseline(
 
     Example: sinkscope baseline runs/gemma -o sinks.json
     """
-    from sinkscope import __version__
     from sinkscope.comparison.baseline import baseline_text, make_baseline
 
     check_writable(out)
     measured = open_run(run, spot)
-    text = baseline_text(make_baseline(measured), __version__)
+    text = baseline_text(make_baseline(measured))
     write_file(out, text)
     if not spot.quiet:
         say(f"wrote {out} ({len(text.encode()) / 1000:.0f} kB)")

@@ -49,7 +49,7 @@ def check(
     expected = open_baseline(baseline)
     from sinkscope.comparison.gate import check as judge
 
-    measured = open_run(run, spot, expected.facts)
+    measured = open_run(run, spot, expected.request)
     verdict = judge(measured, expected, rules)
     show(verdict, junit, as_json)
     if not verdict.passed:

@@ -37,10 +37,10 @@ def compare(
     check_writable(csv)
     if is_run(b) and not is_run(a):
         second = open_run(b, spot)
-        first = open_run(a, spot, second.manifest)
+        first = open_run(a, spot, second.manifest.request)
     else:
         first = open_run(a, spot)
-        second = open_run(b, spot, first.manifest)
+        second = open_run(b, spot, first.manifest.request)
     result = compare_runs(first, second, metrics=metric, unpaired=unpaired)
     if csv is not None:
         write_file(csv, result.as_table().to_csv(index=False, float_format="%.9g", lineterminator="\n"))

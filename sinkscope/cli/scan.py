@@ -139,7 +139,7 @@ def scan_all(job: Job, models: list[str], folder: Path, as_json: bool) -> None:
         if not as_json:
             show(run, written, False, job.quiet)
     if as_json:
-        sys.stdout.write(to_json([run.summary for run in runs]))
+        sys.stdout.write(to_json([run.summary.as_dict() for run in runs]))
     if failed:
         say(f"error: {len(failed)} of {len(models)} models failed: {', '.join(failed)}")
         raise typer.Exit(BAD_INPUT)
@@ -161,12 +161,12 @@ def names_in(path: Path | None) -> list[str]:
 def show(run: Run, written: list[Path], as_json: bool, quiet: bool) -> None:
     """The summary to stdout; warnings to stderr."""
     if not quiet:
-        for warning in run.manifest["warnings"]:
+        for warning in run.manifest.warnings:
             say(f"warning: {warning}")
     if as_json:
         from sinkscope.runs.strict_json import to_json
 
-        sys.stdout.write(to_json(run.summary))
+        sys.stdout.write(to_json(run.summary.as_dict()))
     elif not quiet:
         from sinkscope.present.terminal.run import render_run, terminal_style
 

@@ -76,7 +76,7 @@ class Job:
         return load_run(target) if skip else None
 
     def _save(self, run: Run, target: Path) -> list[Path]:
-        run.manifest["command"] = shlex.join(["sinkscope", *sys.argv[1:]])
+        run.manifest.command = shlex.join(["sinkscope", *sys.argv[1:]])
         return run.save(target, force=self.force, formats=self.formats)
 
     def _save_part(self, run: Run, target: Path) -> None:
@@ -85,4 +85,4 @@ class Job:
         if finished(target):  # --force meant to replace it by a whole run, not by a part
             target = target.with_name(f"{target.name}-interrupted")
         self._save(run, target)
-        say(f"interrupted: what was done ({run.manifest['sequences_done']} sequences) is in {target}; --resume goes on")
+        say(f"interrupted: what was done ({run.manifest.sequences_done} sequences) is in {target}; --resume goes on")

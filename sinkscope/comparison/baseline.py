@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -13,17 +14,25 @@ import pandas as pd
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.averages import mean, sem
 from sinkscope.runs.per_sequence import LEVELS, PLACE, Cells, cells, chosen_metrics, domains
+from sinkscope.runs.request import Request
+from sinkscope.runs.schema.base import Record, read_record
+from sinkscope.runs.schema.baseline import (
+    KIND,
+    SCHEMA_VERSION,
+    BaselineDomain,
+    BaselineFile,
+    BaselineLevel,
+    BaselineModel,
+)
+from sinkscope.runs.schema.old import baseline_from_0_1
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
 
+R = TypeVar("R", bound=Record)
 
-SCHEMA_VERSION = 1
-KIND = "sinkscope baseline"
+
 MEAN_DIGITS, ERROR_DIGITS = 5, 2
-HEADER = ("bos", "seed", "epsilon", "dormant_rule", "first_token")
-MODEL = ("id", "revision", "weights_sha256", "class", "dtype", "device", "tokenizer")
-DATA = ("spec", "fingerprint", "sequences", "seq_len")
 
 
 @dataclass(frozen=True)
@@ -49,14 +58,23 @@ class Level:
 
 @dataclass(frozen=True)
 class Baseline:
-    """Attributes: facts: the manifest's part that a later scan must repeat; levels: by (domain, level)."""
+    """How a run was measured, and its means and errors.
 
-    facts: dict[str, Any]
+    Attributes:
+        facts: the head of the file: request, model, data, first token. levels: by (domain, level).
+    """
+
+    facts: BaselineFile
     levels: dict[tuple[str, str], Level]
+
+    @property
+    def request(self) -> Request:
+        """What was asked for: the same may be asked of another model."""
+        return self.facts.request
 
     def fingerprints(self) -> dict[str, str]:
         """Domain by the fingerprint of its token sequences."""
-        return {data["fingerprint"]: data["spec"] for data in self.facts["data"]}
+        return {data.fingerprint: data.domain for data in self.facts.data}
 
 
 def make_baseline(run: Run) -> Baseline:
@@ -64,20 +82,29 @@ def make_baseline(run: Run) -> Baseline:
 
     Raises SinkscopeError for an interrupted run: its means are over part of the text that its fingerprint names.
     """
-    if not run.manifest.get("complete", True):
-        raise SinkscopeError(f"the run of {run.manifest['model']['id']} was interrupted: scan it to the end")
+    manifest = run.manifest
+    if not manifest.complete:
+        raise SinkscopeError(f"the run of {manifest.model.id} was interrupted: scan it to the end")
     names = chosen_metrics([run], [])
     levels = {
-        (data["spec"], level): _measured(cells(run, data["spec"], level, names))
+        (data.domain, level): _measured(cells(run, data.domain, level, names))
         for data in domains(run)
         for level in LEVELS
     }
-    facts = {
-        "model": {key: run.manifest["model"].get(key) for key in MODEL},
-        "data": [{key: data[key] for key in DATA} for data in domains(run)],
-        **{key: run.manifest.get(key) for key in HEADER},
-    }
+    facts = BaselineFile(
+        sinkscope=manifest.sinkscope,
+        request=manifest.request,
+        model=_shared_fields(BaselineModel, manifest.model),
+        data=[_shared_fields(BaselineDomain, data) for data in domains(run)],
+        first_token=manifest.first_token,
+    )
     return Baseline(facts, levels)
+
+
+def _shared_fields(kind: type[R], record: Record) -> R:
+    """A record of `kind` from the fields that another record has as well."""
+    names = set(kind.model_fields)
+    return kind.model_validate(record.model_dump(by_alias=True, include=names))
 
 
 def _measured(found: Cells) -> Level:
@@ -89,13 +116,13 @@ def _measured(found: Cells) -> Level:
     return Level(found.places, columns[0], columns[1], len(found.values), fewer)
 
 
-def baseline_text(baseline: Baseline, version: str) -> str:
-    """The file: schema_version first, one line a metric, so that git shows which moved.
+def baseline_text(baseline: Baseline) -> str:
+    """The file: one line a setting and one a metric, so that git shows which moved.
 
     Means keep 5 significant digits, standard errors 2: far below what any sensible policy allows.
     """
-    lines = [f'"schema_version": {SCHEMA_VERSION}', f'"kind": {_dump(KIND)}', f'"sinkscope": {_dump(version)}']
-    lines += [f"{_dump(key)}: {_dump(value)}" for key, value in baseline.facts.items()]
+    head = baseline.facts.model_dump(mode="json", by_alias=True, exclude={"levels"})
+    lines = [f"{_dump(key)}: {_dump(value)}" for key, value in head.items()]
     blocks = []
     for (domain, level), values in baseline.levels.items():
         places = values.places.to_dict("list")
@@ -127,32 +154,37 @@ def _rounded(values: np.ndarray, digits: int) -> list[float | int]:
 
 
 def read_baseline(path: Path) -> Baseline:
-    """Reads the file. Raises SinkscopeError where it is none, damaged, or of another schema."""
+    """Reads the file, also one written by sinkscope 0.1. Raises SinkscopeError where it is none, or damaged."""
     try:
         data = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise SinkscopeError(f"cannot read the baseline {path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SinkscopeError(f"baseline {path} is not JSON: {error}") from None
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise SinkscopeError(f"{path} is no baseline: write one with `sinkscope baseline RUN -o FILE`")
-    if data.get("schema_version") != SCHEMA_VERSION:
+    version = data.get("schema_version")
+    if version not in (1, SCHEMA_VERSION):
         raise SinkscopeError(
-            f"baseline {path} has schema version {data.get('schema_version')}, this sinkscope reads {SCHEMA_VERSION}: "
-            "write it again with `sinkscope baseline`"
+            f"baseline {path} has schema version {version}, this sinkscope reads 1 and {SCHEMA_VERSION}: write it "
+            "again with `sinkscope baseline`"
         )
     try:
-        facts = {key: data[key] for key in ("model", "data", *HEADER)}
-        return Baseline(facts, {(e["domain"], e["level"]): _level(e) for e in data["levels"]})
-    except (KeyError, TypeError, ValueError) as error:
-        raise SinkscopeError(f"baseline {path} is damaged: {type(error).__name__} {error}") from None
+        facts = read_record(BaselineFile, baseline_from_0_1(data) if version == 1 else data, f"baseline {path}")
+        levels = {(entry.domain, entry.level): _level(entry) for entry in facts.levels}
+        missing = [key for key in itertools.product([data.domain for data in facts.data], LEVELS) if key not in levels]
+        if missing:
+            raise ValueError(f"it has no level {missing[0][1]} of {missing[0][0]!r}")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SinkscopeError(f"baseline {path} is damaged: {error}") from None
+    return Baseline(facts.model_copy(update={"levels": []}), levels)
 
 
-def _level(entry: dict[str, Any]) -> Level:
-    places = pd.DataFrame({key: entry[key] for key in PLACE[entry["level"]]})
+def _level(entry: BaselineLevel) -> Level:
+    places = pd.DataFrame({key: getattr(entry, key) for key in PLACE[entry.level]})
     columns = {}
     for label in ("mean", "sem", "count"):
-        columns[label] = {name: np.array(values, dtype=float) for name, values in entry[label].items()}
+        columns[label] = {name: np.array(values, dtype=float) for name, values in getattr(entry, label).items()}
         if any(len(values) != len(places) for values in columns[label].values()):
             raise ValueError("a metric has another number of values than there are places")
-    return Level(places, columns["mean"], columns["sem"], int(entry["sequences"]), columns["count"])
+    return Level(places, columns["mean"], columns["sem"], entry.sequences, columns["count"])

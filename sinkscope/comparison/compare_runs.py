@@ -14,6 +14,7 @@ from sinkscope.runs.per_sequence import LEVELS, PLACE, cells, chosen_metrics, do
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
+    from sinkscope.runs.schema.manifest import DomainFacts
 
 
 SCHEMA_VERSION = 1
@@ -85,9 +86,10 @@ def compare(
             f"different shapes ({describe_shape(a)} against {describe_shape(b)}): heads cannot be matched; "
             "compared by summary only"
         )
-    if a.manifest.get("epsilon") != b.manifest.get("epsilon"):
+    asked_a, asked_b = a.manifest.request, b.manifest.request
+    if asked_a.epsilon != asked_b.epsilon:
         notes.append("the runs have different epsilon: each head's sink is judged by its own run's")
-    if a.manifest.get("dormant_rule") != b.manifest.get("dormant_rule"):
+    if asked_a.dormant_rule != asked_b.dormant_rule:
         notes.append("the runs have different dormant rules: each head is judged by its own run's")
     tables = {}
     for level in LEVELS:
@@ -120,37 +122,37 @@ def _matched(a: Run, b: Run, unpaired: bool) -> tuple[list[Pair], list[str]]:
     notes: list[str] = []
     if unpaired:
         if len(of_a) == len(of_b) == 1:
-            return [(of_a[0]["spec"], of_b[0]["spec"], None)], notes
-        shared = [d["spec"] for d in of_a if d["spec"] in {other["spec"] for other in of_b}]
+            return [(of_a[0].domain, of_b[0].domain, None)], notes
+        shared = [data.domain for data in of_a if data.domain in {other.domain for other in of_b}]
         if not shared:
             raise SinkscopeError(f"the runs share no domain: {_names(of_a)} against {_names(of_b)}")
         return [(name, name, None) for name in shared], notes
-    prints = {d["fingerprint"]: d["spec"] for d in of_b}
+    prints = {data.fingerprint: data.domain for data in of_b}
     pairs = []
     for data in of_a:
-        other = prints.get(data["fingerprint"])
+        other = prints.get(data.fingerprint)
         if other is None:
-            raise SinkscopeError(f"{why_not_paired(a, b, data['spec'])}; pass --unpaired to compare separate samples")
+            raise SinkscopeError(f"{why_not_paired(a, b, data.domain)}; pass --unpaired to compare separate samples")
         sizes = [run.sequences.loc[run.sequences["domain"] == d, "sequence"].nunique()
-                 for run, d in ((a, data["spec"]), (b, other))]  # fmt: skip
+                 for run, d in ((a, data.domain), (b, other))]  # fmt: skip
         if sizes[0] != sizes[1]:
-            notes.append(f"{data['spec']}: one run was interrupted; its first {min(sizes)} sequences are compared")
-        pairs.append((data["spec"], other, min(sizes)))
+            notes.append(f"{data.domain}: one run was interrupted; its first {min(sizes)} sequences are compared")
+        pairs.append((data.domain, other, min(sizes)))
     return pairs, notes
 
 
 def why_not_paired(a: Run, b: Run, domain: str) -> str:
     """Why the sequences of a domain are not the same in both: the first of the settings that differs."""
-    mine = next(d for d in a.manifest["data"] if d["spec"] == domain)
-    theirs = next((d for d in b.manifest["data"] if d["spec"] == domain), None)
+    mine = next(data for data in a.manifest.data if data.domain == domain)
+    theirs = next((data for data in b.manifest.data if data.domain == domain), None)
     if theirs is None:
-        return f"the runs read different data: {_names(a.manifest['data'])} against {_names(b.manifest['data'])}"
+        return f"the runs read different data: {_names(a.manifest.data)} against {_names(b.manifest.data)}"
     checks = [
-        ("sequences", mine["sequences"], theirs["sequences"]),
-        ("tokens a sequence", mine["seq_len"], theirs["seq_len"]),
-        ("first token", *(run.manifest.get("first_token", {}).get("text") for run in (a, b))),
-        ("tokenizer", *(run.manifest["model"].get("tokenizer") for run in (a, b))),
-        ("seed", a.manifest.get("seed"), b.manifest.get("seed")),
+        ("sequences", mine.sequences, theirs.sequences),
+        ("tokens a sequence", mine.seq_len, theirs.seq_len),
+        ("first token", *(run.manifest.first_token.text for run in (a, b))),
+        ("tokenizer", *(run.manifest.model.tokenizer for run in (a, b))),
+        ("seed", *(run.manifest.request.seed for run in (a, b))),
     ]
     for name, first, second in checks:
         if first != second:
@@ -158,8 +160,8 @@ def why_not_paired(a: Run, b: Run, domain: str) -> str:
     return f"the token sequences of {domain!r} differ (their fingerprints do)"
 
 
-def _names(data: list[dict[str, Any]]) -> str:
-    return ", ".join(str(d["spec"]) for d in data)
+def _names(data: list[DomainFacts]) -> str:
+    return ", ".join(entry.domain for entry in data)
 
 
 def _shape(run: Run) -> list[tuple[str, int, int]]:
@@ -215,8 +217,8 @@ def _changes(a: Run, b: Run) -> dict[str, list[dict[str, Any]]]:
     keys = (["domain"] if "domain" in a.heads and "domain" in b.heads else []) + PLACE["head"]
     columns = [*keys, "sink_score", "honor", "dormant"]
     both = a.heads[columns].merge(b.heads[columns], on=keys, suffixes=("_a", "_b"))
-    sink_a = both["sink_score_a"] > a.manifest["epsilon"]
-    sink_b = both["sink_score_b"] > b.manifest["epsilon"]
+    sink_a = both["sink_score_a"] > a.manifest.request.epsilon
+    sink_b = both["sink_score_b"] > b.manifest.request.epsilon
     asleep_a, asleep_b = (both[f"dormant_{side}"].fillna(False).astype(bool) for side in "ab")
     chosen = {
         "gained_sink": ("sink_score", ~sink_a & sink_b),
@@ -234,14 +236,14 @@ def _changes(a: Run, b: Run) -> dict[str, list[dict[str, Any]]]:
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    model = run.manifest["model"]
+    model = run.manifest.model
     return {
-        "model": model["id"],
-        "dtype": model.get("dtype"),
-        "device": model.get("device"),
-        "weights_sha256": model.get("weights_sha256"),
+        "model": model.id,
+        "dtype": model.dtype,
+        "device": model.device,
+        "weights_sha256": model.weights_sha256,
         "shape": describe_shape(run),
         "sequences": int(run.sequences.groupby("domain")["sequence"].nunique().sum()),
-        "data": [data["spec"] for data in domains(run)],
+        "data": [data.domain for data in domains(run)],
         "run": str(run.path) if run.path else None,
     }

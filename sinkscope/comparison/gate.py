@@ -135,7 +135,7 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
         for rule in policy.rules
     ]
     tallies = [_tally(each, q, policy.significance) for each, q in zip(judged, _pooled(judged), strict=True)]
-    model, before_model = (str(each.facts["model"]["id"]) for each in (now, baseline))
+    model, before_model = (each.facts.model.id for each in (now, baseline))
     return Verdict(model, before_model, same_text, tallies, notes)
 
 
@@ -144,10 +144,10 @@ def _pairs(now: Baseline, baseline: Baseline) -> list[tuple[str, str]]:
     prints = baseline.fingerprints()
     known = set(prints.values())
     pairs = []
-    for data in now.facts["data"]:
-        theirs = prints.get(data["fingerprint"], data["spec"])
+    for data in now.facts.data:
+        theirs = prints.get(data.fingerprint, data.domain)
         if theirs in known:
-            pairs.append((data["spec"], theirs))
+            pairs.append((data.domain, theirs))
     missing = known - {theirs for _, theirs in pairs}
     if missing:
         raise SinkscopeError(f"the run lacks the baseline's data {', '.join(sorted(missing))}: scan it too")
@@ -155,16 +155,16 @@ def _pairs(now: Baseline, baseline: Baseline) -> list[tuple[str, str]]:
 
 
 def _fingerprint(baseline: Baseline, domain: str) -> str | None:
-    return next((data["fingerprint"] for data in baseline.facts["data"] if data["spec"] == domain), None)
+    return next((data.fingerprint for data in baseline.facts.data if data.domain == domain), None)
 
 
 def _first_token(baseline: Baseline) -> str:
-    first = baseline.facts.get("first_token") or {}
-    return "of several kinds" if first.get("id") is None else repr(first.get("text"))
+    first = baseline.facts.first_token
+    return "of several kinds" if first.id is None else repr(first.text)
 
 
 def _both_float32(now: Baseline, baseline: Baseline) -> bool:
-    return {each.facts["model"].get("dtype") for each in (now, baseline)} == {"float32"}
+    return {each.facts.model.dtype for each in (now, baseline)} == {"float32"}
 
 
 def _tightened(rule: Rule, share: float) -> Rule:

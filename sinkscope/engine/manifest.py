@@ -1,4 +1,4 @@
-"""manifest.json: how a run was measured, so that another can be measured the same way."""
+"""Fills in the manifest of a scan: what is known before the first batch, and what the scan adds."""
 
 from __future__ import annotations
 
@@ -12,49 +12,41 @@ import numpy as np
 import sinkscope
 from sinkscope.capture import Site
 from sinkscope.capture.kernels.attend import TORCH, TRITON
-from sinkscope.checkpoints import Checkpoint
-from sinkscope.engine.launch import Processes
+from sinkscope.engine.loop import Loop
 from sinkscope.engine.reading import Reading
+from sinkscope.engine.self_check import warnings_of
 from sinkscope.inputs import Corpus
 from sinkscope.inputs.rules import first_token
 from sinkscope.metrics import columns
 from sinkscope.metrics.registry import TABLES
 from sinkscope.runs.request import Request
-from sinkscope.runs.settings import Settings
+from sinkscope.runs.schema.manifest import Manifest, SiteFacts, Timing
+from sinkscope.runs.strict_json import plain
 from sinkscope.runs.values import Domain
 
-SCHEMA_VERSION = 1
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pandas")
 
 
-def describe(
-    checkpoint: Checkpoint, sites: list[Site], reading: Reading, request: Request, settings: Settings,
-    self_check: dict[str, Any], processes: Processes,
-) -> dict[str, Any]:  # fmt: skip
-    """All that is known before the first batch; the engine adds what it did (`progress`), the caller the command."""
-    return {
-        "schema_version": SCHEMA_VERSION,
+def describe(loop: Loop, request: Request, checked: dict[str, Any]) -> Manifest:
+    """The manifest as far as it is known before the first batch. `checked`: what the self-check found."""
+    reading, processes = loop.reading, loop.processes
+    facts = {
         "sinkscope": sinkscope.__version__,
-        "command": None,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
-        "model": checkpoint.facts,
-        "data": [
-            _describe_corpus(corpus) | {"first_token": first_token([corpus.ids], reading.rules, reading.tokenizer)}
-            for corpus in reading.corpora
-        ],
+        "request": request.as_dict(),
+        "model": loop.checkpoint.facts,
+        "data": [_corpus_facts(corpus, reading) for corpus in reading.corpora],
         "first_token": reading.first_token(),
-        "bos": request.bos if isinstance(request.bos, str) else list(request.bos),
-        "seed": request.seed,
-        "epsilon": settings.epsilon,
-        "dormant_rule": settings.dormant_rule,
-        "spectra": settings.spectra,
-        "self_check": self_check,
+        "decoder_input": reading.decoder_input or loop.forward.decoder_input,
+        "self_check": checked,
         "processes": processes.count,
         "tensor_parallel": processes.count if processes.tensor else 1,
-        "attention": [_describe_site(site) for site in sites],
+        "attention": [_site_facts(site) for site in loop.sites],
         "conventions": {name: column.formula for table in TABLES for name, column in columns(table).items()},
+        "warnings": [*loop.checkpoint.warnings, *reading.warnings, *_unread(loop), *warnings_of(checked)],
     }
+    return Manifest.model_validate(plain(facts))
 
 
 def spectra_measured(domains: list[Domain]) -> dict[str, int]:
@@ -65,30 +57,36 @@ def spectra_measured(domains: list[Domain]) -> dict[str, int]:
     }
 
 
-def tell_of_failures(facts: dict[str, Any], reasons: list[str]) -> None:
-    """Adds why Triton failed in the middle of a scan, and that torch has read the rest."""
-    facts["warnings"] = [*facts["warnings"], *dict.fromkeys(reasons)]
-    for site in facts["attention"]:
-        if reasons and site["kernel"] == TRITON:
-            site["kernel"] = f"{TRITON}, then {TORCH}"
+def tell_of_failures(manifest: Manifest, reasons: list[str]) -> Manifest:
+    """The manifest with the reasons why Triton failed in the middle of the scan, after which torch read the rest."""
+    if not reasons:
+        return manifest
+    sites = [
+        site.model_copy(update={"kernel": f"{TRITON}, then {TORCH}"}) if site.kernel == TRITON else site
+        for site in manifest.attention
+    ]
+    warnings = [*manifest.warnings, *dict.fromkeys(reasons)]
+    return manifest.model_copy(update={"warnings": warnings, "attention": sites})
 
 
-def progress(done: int, scan_seconds: float, total_seconds: float) -> dict[str, Any]:
-    """How far the scan came, and how fast."""
+def timing(done: int, scan_seconds: float, total_seconds: float) -> Timing:
+    """How long the scan took; `done`: sequences measured."""
+    return Timing(
+        scan_seconds=round(scan_seconds, 3),
+        total_seconds=round(total_seconds, 3),
+        sequences_per_second=round(done / scan_seconds, 3) if scan_seconds else None,
+    )
+
+
+def _unread(loop: Loop) -> list[str]:
+    names = loop.plan.unread
+    return [f"attention that is no map of queries and keys was not read: {', '.join(names)}"] if names else []
+
+
+def _corpus_facts(corpus: Corpus, reading: Reading) -> dict[str, Any]:
     return {
-        "sequences_done": done,
-        "timing": {
-            "scan_seconds": round(scan_seconds, 3),
-            "total_seconds": round(total_seconds, 3),
-            "sequences_per_second": round(done / scan_seconds, 3) if scan_seconds else None,
-        },
-    }
-
-
-def _describe_corpus(corpus: Corpus) -> dict[str, Any]:
-    return {
-        "spec": corpus.domain,
-        "source": corpus.source,
+        "domain": corpus.domain,
+        "spec": corpus.source,
         "fingerprint": corpus.fingerprint,
         "sequences": len(corpus.ids),
         "seq_len": int(corpus.ids.shape[1]),
@@ -96,12 +94,10 @@ def _describe_corpus(corpus: Corpus) -> dict[str, Any]:
         "joined": corpus.joined,
         "dropped": corpus.dropped,
         "documents": corpus.documents,
+        "first_token": first_token([corpus.ids], reading.rules, reading.tokenizer),
     }
 
 
-def _describe_site(site: Site) -> dict[str, Any]:
-    shown = (
-        "stream", "layer", "kind", "path", "kernel", "score", "causal", "heads", "kv_groups", "head_dim", "value_dim",
-    )  # fmt: skip
-    facts = {name: getattr(site, name) for name in shown}
-    return facts | {"module": site.name, "block": site.block, "projection": site.projection}
+def _site_facts(site: Site) -> dict[str, Any]:
+    same = set(SiteFacts.model_fields) - {"module"}
+    return {name: getattr(site, name) for name in same} | {"module": site.name}

@@ -14,7 +14,8 @@ from sinkscope.inputs import Corpus, TokenRules, check_spec, read_corpus, token_
 from sinkscope.inputs.batches import TokenData, as_corpus, batches, token_data
 from sinkscope.inputs.rules import first_token
 from sinkscope.inputs.vectors import read_task, task_rules
-from sinkscope.runs.request import NUM_SEQUENCES, SEQ_LEN, Request
+from sinkscope.runs.defaults import NUM_SEQUENCES, SEQ_LEN
+from sinkscope.runs.request import Request
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def read_inputs(request: Request, checkpoint: Checkpoint) -> Reading:
     """
     if checkpoint.task is not None:
         drawn = read_task(
-            checkpoint.task, request.data, checkpoint.name, request.seq_len, request.num_sequences, request.seed
+            checkpoint.task, request.asked_data, checkpoint.name, request.seq_len, request.num_sequences, request.seed
         )
         tokens = TokenData(drawn.ids, vectors=drawn.vectors)
         return Reading(task_rules(checkpoint.task), [drawn], [tokens], checkpoint.tokenizer)
@@ -93,7 +94,7 @@ def _read_text(request: Request, checkpoint: Checkpoint, rules: TokenRules) -> l
 
 def _read_ids(request: Request, checkpoint: Checkpoint) -> TokenData:
     """Token ids as given; cut where `seq_len` or `num_sequences` say so."""
-    tokens = token_data(request.data, checkpoint.vocabulary)
+    tokens = token_data(request.asked_data, checkpoint.vocabulary)
     rows, columns = slice(request.num_sequences), slice(request.seq_len)
     mask = None if tokens.mask is None else tokens.mask[rows, columns]
     tokens = TokenData(tokens.ids[rows, columns], mask)

@@ -1,4 +1,4 @@
-"""The engine: a model, batches of text, the metrics -> a Run."""
+"""One scan: a model is loaded, its inputs are read, batches are measured, and a Run comes out."""
 
 from __future__ import annotations
 
@@ -7,34 +7,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sinkscope.capture import not_softmax, plan
-from sinkscope.capture.kernels.attend import failures
+from sinkscope.capture import plan
 from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.checkpoints.probes import DRY_RUN_TOKENS, probe, several_probes
-from sinkscope.comparison.domains import contrast_summary, contrast_table
-from sinkscope.engine import manifest
+from sinkscope.engine.assemble import build_run
 from sinkscope.engine.batch_size import memory_needed
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loop import Loop, Progress
+from sinkscope.engine.manifest import describe
 from sinkscope.engine.reading import read_inputs
 from sinkscope.engine.self_check import self_check as check_against_eager
-from sinkscope.engine.self_check import warnings_of
 from sinkscope.engine.shards import Shards
 from sinkscope.engine.signals import probe_of, read_signals, show
 from sinkscope.engine.smoother import Smoother, smoother
 from sinkscope.engine.tensor_parallel import spread
 from sinkscope.errors import SinkscopeError
-from sinkscope.inputs.rules import shared_tokens
+from sinkscope.inputs import check_spec
+from sinkscope.inputs.images import picture_paths
+from sinkscope.inputs.sound import sound_paths
+from sinkscope.inputs.vectors import TASKS
 from sinkscope.metrics.spectra import FEWEST_SPECTRA, SPECTRA_CUBES
-from sinkscope.runs.image_tokens import image_tokens
-from sinkscope.runs.published import published_for
-from sinkscope.runs.request import Request
+from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
+from sinkscope.runs.request import Request, make_request
 from sinkscope.runs.run import Run
-from sinkscope.runs.settings import DEFAULT_RULE, Settings
-from sinkscope.runs.smoothing import add_to_summary, smoothing_table
-from sinkscope.runs.summary import domain_summaries
-from sinkscope.runs.tables import curve_table, head_table, layer_table, position_table, sequence_table
+from sinkscope.runs.settings import Settings
 
 
 class Interrupted(KeyboardInterrupt):
@@ -64,8 +61,8 @@ def scan(
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
     seed: int = 0,
-    epsilon: float = 0.3,
-    dormant_rule: str = DEFAULT_RULE,
+    epsilon: float = EPSILON,
+    dormant_rule: str = DORMANT_RULE,
     smoothing: bool = False,
     spectra: int | None = None,
     self_check: bool = True,
@@ -109,39 +106,91 @@ def scan(
     Raises:
         SinkscopeError: anything the user can mend, in one line. Interrupted: Ctrl-C, with what was done.
     """
+    asked: dict[str, Any] = {
+        "images": images, "audio": audio, "prompt": prompt, "seq_len": seq_len, "num_sequences": num_sequences,
+        "batch_size": batch_size, "bos": bos, "device": device, "device_map": device_map, "dtype": dtype,
+        "revision": revision, "trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle, "seed": seed,
+        "epsilon": epsilon, "dormant_rule": dormant_rule, "measures": ("smoothing",) if smoothing else (),
+        "spectra": spectra, "self_check": self_check,
+    }  # fmt: skip
+    request = processes.agree(lambda: requested(model, data, asked))
+    return scan_request(
+        request, model=model, tokenizer=tokenizer, shards=shards, resume=resume, progress=progress, processes=processes
+    )
+
+
+def requested(model: Any, data: Any, asked: dict[str, Any]) -> Request:
+    """The request that keywords of `scan` make. Raises SinkscopeError for what is wrong whatever the model."""
+    name = model if isinstance(model, str) else type(model).__name__
+    settings = asked | {
+        "bos": [asked["bos"]] if isinstance(asked["bos"], str) else asked["bos"],
+        **{folder: None if asked[folder] is None else str(asked[folder]) for folder in ("images", "audio")},
+    }
+    specs = [data] if isinstance(data, str) else data
+    if specs is None or (isinstance(specs, list | tuple) and specs and all(isinstance(spec, str) for spec in specs)):
+        return make_request(model=name, data=specs, **settings)
+    given = ", ".join(map(str, data)) if hasattr(data, "keys") else "token ids"
+    return make_request(model=name, given=given, **settings).reading(data)
+
+
+def scan_request(
+    request: Request, *, model: Any = None, tokenizer: Any = None, shards: str | Path | None = None,
+    resume: bool = False, progress: Progress | None = None, processes: Processes = ALONE,
+) -> Run:  # fmt: skip
+    """Measures what a request asks for: also that of a manifest or a baseline, to measure the same way again.
+
+    `model`: a model object in place of `request.model`. The other arguments are those of `scan`. Raises as `scan` does,
+    and SinkscopeError where the request is for data that were handed over in Python and are not at hand.
+    """
     started = time.perf_counter()
-    settings = Settings(epsilon, dormant_rule, spectra)
-    request = processes.agree(lambda: Request(data, seq_len, num_sequences, bos, seed, images, prompt, audio))
-    if batch_size is not None and batch_size < 1:
-        raise SinkscopeError(f"--batch-size {batch_size}: at least 1 is needed")
-    processes.check(model, device_map, smoothing)
-    options = LoadOptions(
-        revision, processes.device(device), device_map, dtype, trust_remote_code, allow_pickle,
-        tensor_parallel=processes.count if processes.tensor else 1,
-    )  # fmt: skip
+    settings = Settings(request.epsilon, request.dormant_rule, request.spectra)
+    if request.given is not None and request.asked_data is None:
+        raise SinkscopeError(
+            f"the {request.given} of that scan were handed over in Python, or in a folder that sinkscope 0.1 did not "
+            "record: they cannot be read again; scan the model yourself and give its run folder"
+        )
+    check_sources(request)
+    model = request.model if model is None else model
+    processes.check(model, request.device_map, "smoothing" in request.measures)
     report = progress or _silent
-    checkpoint = processes.agree(lambda: _load(model, tokenizer, options, report))
-    loop = processes.agree(lambda: _prepare(checkpoint, request, settings, batch_size, report, processes))
+    checkpoint = processes.agree(lambda: _load(model, tokenizer, _load_options(request, processes), report))
+    request = processes.agree(lambda: request.model_copy(update={"model": checkpoint.facts["id"]}))
+    loop = processes.agree(lambda: _prepare(checkpoint, request, settings, request.batch_size, report, processes))
     processes.same([checkpoint.facts["weights_sha256"], *(corpus.fingerprint for corpus in loop.reading.corpora)])
-    if smoothing:
+    if "smoothing" in request.measures:
         loop.smoother = processes.agree(lambda: _smoother(loop))
-    checked = _check(loop) if self_check else {"status": "skipped"}
-    facts = manifest.describe(checkpoint, loop.sites, loop.reading, request, settings, checked, processes)
-    facts["decoder_input"] = loop.reading.decoder_input or loop.forward.decoder_input
-    warnings = [*loop.checkpoint.warnings, *loop.reading.warnings, *_unread(loop), *warnings_of(checked)]
-    facts["warnings"] = warnings
+    checked = _check(loop) if request.self_check else {"status": "skipped"}
+    manifest = describe(loop, request, checked)
     if shards is not None:
-        rule = [SPECTRA_CUBES, FEWEST_SPECTRA] if spectra is None else spectra
-        key = facts | {"batch_size": batch_size, "smoothing": smoothing, "spectra": rule}
+        rule = [SPECTRA_CUBES, FEWEST_SPECTRA] if request.spectra is None else request.spectra
+        key = manifest.decides() | {"spectra": rule}
         loop.shards = processes.on_main(lambda: Shards.open(shards, key, resume))
     try:
         loop.run()
     except KeyboardInterrupt:
-        raise Interrupted(_build(loop, facts, settings, started, False) if loop.done else None) from None
+        raise Interrupted(build_run(loop, manifest, settings, started, False) if loop.done else None) from None
     finally:
         if loop.shards is not None and processes.index == 0:
             loop.shards.discard_if_empty()
-    return processes.agree(lambda: _build(loop, facts, settings, started, True))
+    return processes.agree(lambda: build_run(loop, manifest, settings, started, True))
+
+
+def check_sources(request: Request) -> None:
+    """Refuses data and folders that cannot be read whatever the model, before it is loaded. Raises SinkscopeError."""
+    for spec in request.specs if request.images is None and request.audio is None else []:
+        if spec not in TASKS:
+            check_spec(spec)
+    if request.images is not None:
+        picture_paths(Path(request.images))
+    if request.audio is not None:
+        sound_paths(Path(request.audio))
+
+
+def _load_options(request: Request, processes: Processes) -> LoadOptions:
+    return LoadOptions(
+        request.revision, processes.device(request.device), request.device_map, request.dtype,
+        request.trust_remote_code, request.allow_pickle, tensor_parallel=processes.count if processes.tensor else 1,
+    )  # fmt: skip
 
 
 def _silent(stage: str, done: int, total: int) -> None:
@@ -194,56 +243,3 @@ def _check(loop: Loop) -> dict[str, Any]:
             return check_against_eager(loop.checkpoint.model, loop.plan, loop.forward, sequence, extra)
 
     return max(loop.processes.together(check), key=lambda found: found["max_difference"] or 0.0)
-
-
-def _unread(loop: Loop) -> list[str]:
-    names = loop.plan.unread
-    return [f"attention that is no map of queries and keys was not read: {', '.join(names)}"] if names else []
-
-
-def _build(loop: Loop, facts: dict[str, Any], settings: Settings, started: float, complete: bool) -> Run:
-    """Tables, summary and manifest from what the loop has measured."""
-    manifest.tell_of_failures(facts, [*failures(), *loop.failures])
-    sites, domains, checkpoint = loop.sites, loop.domains(), loop.checkpoint
-    facts["spectra_measured"] = manifest.spectra_measured(domains)
-    tokens = {domain.name: shared_tokens(domain.ids, loop.reading.tokenizer) for domain in domains}
-    heads = head_table(domains, sites, settings)
-    layers = layer_table(domains, sites, heads, settings)
-    positions = position_table(domains, sites, tokens)
-    contrast = contrast_table(domains, sites) if len(domains) > 1 else None
-    summary = {
-        "schema_version": manifest.SCHEMA_VERSION,
-        "model": checkpoint.facts["id"],
-        "complete": complete,
-        "data": [domain.name for domain in domains],
-        "sequences": loop.done,
-        "epsilon": settings.epsilon,
-        "first_token": loop.reading.first_token(len(domains)),
-        **domain_summaries(domains, sites, heads, layers, tokens, settings),
-        "domains_compared": [] if contrast is None else contrast_summary(contrast),
-        "published": published_for(checkpoint.facts["id"]),
-        "not_softmax": not_softmax(checkpoint.model, sites),
-        "joined_sequences": sum(corpus.joined for corpus in loop.reading.corpora),
-        "warnings": facts["warnings"],
-    }
-    if checkpoint.task is not None:
-        summary["task"] = checkpoint.task.report(positions)
-    if loop.reading.image_id is not None:
-        summary["image_tokens"] = image_tokens(domains[0], sites, loop.reading.image_id)
-    smoothing = None
-    if isinstance(loop.smoother, Smoother):
-        smoothing = smoothing_table(domains, sites, loop.smoother.wirings)
-        add_to_summary(summary, smoothing)
-    timing = manifest.progress(loop.done, loop.seconds, time.perf_counter() - started)
-    return Run(
-        heads=heads,
-        layers=layers,
-        positions=positions,
-        length_curve=curve_table(domains, sites, settings),
-        sequences=sequence_table(domains, sites),
-        domains=contrast,
-        summary=summary,
-        shards=loop.shards.folder if loop.shards is not None else None,
-        smoothing=smoothing,
-        manifest=facts | {"complete": complete, "batch_size": loop.smallest_batch} | timing,
-    )

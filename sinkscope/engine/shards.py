@@ -25,8 +25,6 @@ from sinkscope.runs.folder import UNFINISHED
 from sinkscope.runs.strict_json import plain, to_json
 
 KEY = "key.json"
-NOT_KEY = ("created", "self_check", "conventions", "warnings", "command", "processes")
-"""Parts of the manifest that do not decide the numbers."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class Shards:
         Raises SinkscopeError: the unfinished scan there has another key, or the folder cannot be written.
         """
         shards = Shards(Path(folder))
-        own = plain({name: value for name, value in key.items() if name not in NOT_KEY})
+        own = plain(key)
         try:
             if resume and (shards._folder / KEY).exists():
                 shards._check(own)
@@ -81,6 +79,11 @@ class Shards:
             theirs = json.loads((self._folder / KEY).read_text("utf-8"))
         except (OSError, ValueError):
             raise SinkscopeError(f"{self._folder} is damaged: start anew with --force") from None
+        if theirs.get("schema_version") != own["schema_version"]:
+            raise SinkscopeError(
+                f"{self.folder} holds an unfinished scan of sinkscope {theirs.get('sinkscope')}, whose batches this "
+                "sinkscope cannot read: give another --out, or --force to start anew"
+            )
         different = [name for name in {**own, **theirs} if own.get(name) != theirs.get(name)]
         if different:
             raise SinkscopeError(
@@ -159,7 +162,8 @@ def _first_difference(own: Any, theirs: Any, names: list[str]) -> str:
     first, second = own.get(name), theirs.get(name)
     if isinstance(first, dict) and isinstance(second, dict):
         inner = [key for key in {**first, **second} if first.get(key) != second.get(key)]
-        return f"{name}.{_first_difference(first, second, inner)}"
+        rest = _first_difference(first, second, inner)
+        return rest if name == "request" else f"{name}.{rest}"
     shown = [text if len(text) <= 40 else "..." for text in (str(second), str(first))]
     return f"{name} ({shown[0]} there, {shown[1]} now)"
 

@@ -40,9 +40,9 @@ def read_signals(request: Request, checkpoint: Checkpoint, forward: Forward) -> 
     shown = _from_folder(request, checkpoint, forward)
     if shown is None and forward.signal is None:
         image = image_token(checkpoint.model.config)
-        shown = sighted_data(request.data, request.num_sequences, checkpoint.vocabulary, image)
+        shown = sighted_data(request.asked_data, request.num_sequences, checkpoint.vocabulary, image)
     if shown is None:
-        shown = signal_data(request.data, request.num_sequences, _decoder_vocabulary(checkpoint, forward))
+        shown = signal_data(request.asked_data, request.num_sequences, _decoder_vocabulary(checkpoint, forward))
     if forward.signal is not None and shown is None:
         raise SinkscopeError(
             f"{name} reads {forward.signal}, not token ids (--data is for text models): give "
@@ -64,7 +64,7 @@ def _asked(request: Request, forward: Forward) -> str | None:
         return PIXELS
     if request.audio is not None:
         return next((name for name in SOUND if name in forward.takes), SOUND[0])
-    return signal_name(request.data)
+    return signal_name(request.asked_data)
 
 
 def _from_folder(request: Request, checkpoint: Checkpoint, forward: Forward) -> Shown | None:

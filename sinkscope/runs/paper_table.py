@@ -102,8 +102,8 @@ def _column(name: str, level: str, interval: bool) -> Column:
 
 def _rows(run: Run, level: str, names: list[str]) -> pd.DataFrame:
     table = run.heads if level == "head" else run.layers
-    counts = {data["spec"]: data["sequences"] for data in domains(run)}
-    only = domains(run)[0]["spec"]
+    counts = {data.domain: data.sequences for data in domains(run)}
+    only = domains(run)[0].domain
     frame = pd.DataFrame({"model": "", "domain": table.get("domain", only)}, index=table.index)
     for key in ("stream", "layer", "head"):
         if key in table:
@@ -120,8 +120,8 @@ def _rows(run: Run, level: str, names: list[str]) -> pd.DataFrame:
 def _models(run: Run, level: str, names: list[str]) -> pd.DataFrame:
     frames = []
     for data in domains(run):
-        found = cells(run, data["spec"], "summary", names)
-        frame = pd.DataFrame({"model": "", "domain": data["spec"]}, index=found.places.index)
+        found = cells(run, data.domain, "summary", names)
+        frame = pd.DataFrame({"model": "", "domain": data.domain}, index=found.places.index)
         frame["stream"] = found.places["stream"]
         averages, errors = mean(found.values), sem(found.values)
         for index, name in enumerate(found.names):
@@ -141,8 +141,8 @@ def _add_interval(frame: pd.DataFrame, name: str, average: Any, error: Any, coun
 
 def model_labels(runs: list[Run]) -> list[str]:
     """A name for each run: the model's; where several share it also the dtype, or else the run's number."""
-    ids = [str(run.manifest["model"]["id"]) for run in runs]
-    long = [f"{name} ({run.manifest['model'].get('dtype')})" for name, run in zip(ids, runs, strict=True)]
+    ids = [run.manifest.model.id for run in runs]
+    long = [f"{name} ({run.manifest.model.dtype})" for name, run in zip(ids, runs, strict=True)]
     numbered = [f"{name} (run {number})" for number, name in enumerate(ids, 1)]
     return [
         name if ids.count(name) == 1 else dtype if long.count(dtype) == 1 else last
@@ -152,9 +152,9 @@ def model_labels(runs: list[Run]) -> list[str]:
 
 def describe_run(run: Run) -> str:
     """Model, precision and data in one line."""
-    model = run.manifest["model"]
-    data = ", ".join(f"{d['sequences']} sequences of {d['seq_len']} tokens of {d['spec']}" for d in domains(run))
-    return f"{model['id']} ({model.get('dtype')}): {data}"
+    model = run.manifest.model
+    data = ", ".join(f"{d.sequences} sequences of {d.seq_len} tokens of {d.domain}" for d in domains(run))
+    return f"{model.id} ({model.dtype}): {data}"
 
 
 def selected_heads(run: Run, selection: str) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def selected_heads(run: Run, selection: str) -> dict[str, Any]:
     chosen = (
         heads["dormant"].fillna(False).astype(bool)
         if selection == "dormant"
-        else heads["sink_score"] > run.manifest["epsilon"]
+        else heads["sink_score"] > run.manifest.request.epsilon
     )
     everywhere = chosen.groupby([heads["stream"], heads["layer"], heads["head"]], sort=False).all()
     found: dict[str, dict[str, list[int]]] = {str(stream): {} for stream in heads["stream"].unique()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -12,6 +12,7 @@ from sinkscope.errors import SinkscopeError
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
+    from sinkscope.runs.schema.manifest import DomainFacts
 
 
 LEVELS = ("summary", "layer", "head")
@@ -59,10 +60,10 @@ def chosen_metrics(runs: list[Run], asked: list[str]) -> list[str]:
     return list(dict.fromkeys(asked))
 
 
-def domains(run: Run) -> list[dict[str, Any]]:
+def domains(run: Run) -> list[DomainFacts]:
     """The manifest's entries of the domains that have values (an interrupted run lacks some)."""
     there = set(run.sequences["domain"])
-    return [data for data in run.manifest["data"] if data["spec"] in there]
+    return [data for data in run.manifest.data if data.domain in there]
 
 
 def cells(run: Run, domain: str, level: str, names: list[str]) -> Cells:

@@ -1,87 +1,169 @@
-"""What a scan is asked to read."""
+"""What a scan is asked for: the one record of every setting, written whole into the manifest and the baseline."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.inputs import BOS_MODES, check_spec
-from sinkscope.inputs.images import picture_paths
-from sinkscope.inputs.sound import sound_paths
-from sinkscope.inputs.vectors import TASKS
+from sinkscope.inputs.corpus import BOS_MODES
+from sinkscope.runs.defaults import DATA, DORMANT_RULE, EPSILON
+from sinkscope.runs.schema.base import Record
 
-SEQ_LEN, NUM_SEQUENCES, DEFAULT_DATA = 256, 32, "prose"
+Role = Literal["text", "columns", "rounding"]
+"""What a setting decides: which sequences are read; what the columns are; the last digits of the numbers."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """What the user asks to be read. Raises SinkscopeError for what is wrong whatever the model.
+def _decides(role: Role, default: Any = None) -> Any:
+    return Field(default, json_schema_extra={"decides": role})
 
-    Attributes:
-        data: a SPEC, a list of them, token ids, or None = "prose" (or the task a model brings).
-        seq_len, num_sequences: None = 256 and 32 for text, all there is for token ids, the task's own for a task.
-        bos: auto, always or never; several make a domain each.
-        images, audio: a folder of pictures or of recordings, one for each sequence; prompt: the text beside each.
+
+class Request(Record):
+    """Everything a scan is asked for. Frozen: `model_copy(update=...)` makes another.
+
+    Every field says in its schema what it `decides`: `text` (which sequences are read), `columns` (what is computed
+    from them) or `rounding` (the last digits). A field without that changes no number.
+
+    Raises SinkscopeError for settings that are wrong whatever the model.
     """
 
-    data: Any
-    seq_len: int | None
-    num_sequences: int | None
-    bos: str | Sequence[str]
-    seed: int
-    images: str | Path | None = None
-    prompt: str | None = None
-    audio: str | Path | None = None
+    model_config = ConfigDict(frozen=True)
 
-    def __post_init__(self) -> None:
-        self._check_folders()
-        if self.seq_len is not None and self.seq_len < 2:
-            raise SinkscopeError(
-                f"--seq-len {self.seq_len}: at least 2 tokens are needed (bos_mass starts at the second)"
-            )
-        if self.num_sequences is not None and self.num_sequences < 1:
-            raise SinkscopeError(f"--num-sequences {self.num_sequences}: at least 1 is needed")
-        for mode in self.bos_modes:
-            if mode not in BOS_MODES:
-                raise SinkscopeError(f"--bos {mode!r}: one of {', '.join(BOS_MODES)}")
-        if not self.bos_modes or len(set(self.bos_modes)) < len(self.bos_modes):
-            raise SinkscopeError("--bos names the same mode twice, or none")
-        if self.seed < 0:
-            raise SinkscopeError(f"--seed {self.seed}: 0 or more is needed")
-        if len(set(self.specs)) < len(self.specs):
-            raise SinkscopeError("--data names the same source twice")
-        for spec in self.specs:
-            if spec not in TASKS:
-                check_spec(spec)
+    model: str
+    """Hub id, folder, .gguf file or example:NAME; the name of a model object."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub model."""
+    data: tuple[str, ...] | None = _decides("text")
+    """SPECs, each a domain; null = prose, or the task that a model brings."""
+    given: str | None = _decides("text")
+    """What was handed over in Python in place of a SPEC (`token ids`, `pixel_values`, ...); it cannot be read again."""
+    bos: tuple[str, ...] = _decides("text", ("auto",))
+    """How the first token is chosen: auto, always or never; with several, each makes a domain of every SPEC."""
+    images: str | None = _decides("text")
+    """Folder of pictures, one a sequence."""
+    audio: str | None = _decides("text")
+    """Folder of recordings, one a sequence."""
+    prompt: str | None = _decides("text")
+    """The text beside each picture, or what a decoder reads beside each recording."""
+    seq_len: int | None = _decides("text")
+    """Tokens a sequence; null = 256 for text, all there is for what was handed over, the task's own for a task."""
+    num_sequences: int | None = _decides("text")
+    """Sequences a SPEC; null = 32 for text, all there is for what was handed over, the task's own for a task."""
+    seed: int = _decides("text", 0)
+    """Draws documents, and the tokens of random and repeated."""
+    epsilon: float = _decides("columns", EPSILON)
+    """A head has a sink where alpha_0 exceeds this."""
+    dormant_rule: str = _decides("columns", DORMANT_RULE)
+    """Which heads are dormant: NAME<x or NAME>x on the mean of a column of heads.csv."""
+    spectra: int | None = _decides("columns")
+    """First sequences of each domain that matrix_entropy is measured on; null = as many as are cheap."""
+    measures: tuple[str, ...] = _decides("columns", ())
+    """Tables measured on request: `smoothing`."""
+    batch_size: int | None = _decides("rounding")
+    """Sequences a forward pass; null = chosen by the device."""
+    dtype: str = _decides("rounding", "auto")
+    """The dtype asked for; auto = the checkpoint's own."""
+    device: str = _decides("rounding", "auto")
+    """The device asked for."""
+    device_map: str | dict[str, int | str] | None = _decides("rounding")
+    """How the model is spread over devices and the disk; null = it is on one device."""
+    trust_remote_code: bool = False
+    """Whether Python code of the checkpoint's may run."""
+    allow_pickle: bool = False
+    """Whether pickled weights may be loaded."""
+    self_check: bool = True
+    """Whether one sequence is compared with a reference before the scan."""
+    _handed: Any = PrivateAttr(None)
 
-    def _check_folders(self) -> None:
-        """What is wrong with a folder of pictures or recordings is said before the model is loaded."""
-        if self.images is not None and self.audio is not None:
-            raise SinkscopeError("--images and --audio: pictures are read, or recordings, not both")
-        if self.data is not None and self.images is not None:
-            raise SinkscopeError("--images and --data: pictures are read, or data, not both")
-        if self.data is not None and self.audio is not None:
-            raise SinkscopeError("--audio and --data: recordings are read, or data, not both")
-        if self.images is not None:
-            picture_paths(Path(self.images))
-        elif self.audio is not None:
-            sound_paths(Path(self.audio))
-        elif self.prompt is not None:
-            raise SinkscopeError("--prompt is the text beside --images or --audio")
+    @model_validator(mode="after")
+    def _checked(self) -> Request:
+        for words in _wrong_data(self), _wrong_numbers(self):
+            if words:
+                raise SinkscopeError(words)
+        return self
+
+    def part(self, *roles: Role) -> dict[str, Any]:
+        """The settings that decide the text, the columns, the rounding; plain data, by name."""
+        names = {name for name, field in type(self).model_fields.items() if _role(field) in roles}
+        return self.model_dump(mode="json", include=names)
+
+    def of_model(self, model: str, **settings: Any) -> Request:
+        """The same text and the same columns, asked of another model, loaded as `settings` say."""
+        kept = {name: getattr(self, name) for name in self.part("text", "columns")}
+        return make_request(model=model, **{**kept, **settings})
+
+    def reading(self, handed: Any) -> Request:
+        """The same request with the object that was handed over in Python in place of a SPEC; it is never written."""
+        made = self.model_copy()
+        made._handed = handed
+        return made
 
     @property
-    def bos_modes(self) -> list[str]:
-        return [self.bos] if isinstance(self.bos, str) else list(self.bos)
+    def asked_data(self) -> Any:
+        """The object that was handed over, else the SPECs, else None."""
+        return self._handed if self._handed is not None else None if self.data is None else list(self.data)
 
     @property
     def specs(self) -> list[str]:
-        """The SPECs that `data` names; none where it is token ids."""
-        if self.data is None:
-            return [DEFAULT_DATA]
-        specs = [self.data] if isinstance(self.data, str) else self.data
-        if not isinstance(specs, Sequence) or not all(isinstance(spec, str) for spec in specs):
+        """The SPECs to read; none where token ids or the like were handed over."""
+        if self.given is not None:
             return []
-        return list(specs)
+        return [DATA] if self.data is None else list(self.data)
+
+    @property
+    def bos_modes(self) -> list[str]:
+        """auto, always or never; with several, each makes a domain of every SPEC."""
+        return list(self.bos)
+
+
+def make_request(**settings: Any) -> Request:
+    """A Request. Raises SinkscopeError, one line, for whatever is wrong with the settings."""
+    try:
+        return Request(**settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]) if first["loc"] else "the request"
+        raise SinkscopeError(f"{name}: {first['msg']}") from None
+
+
+def _role(field: Any) -> str | None:
+    extra = field.json_schema_extra
+    return extra.get("decides") if isinstance(extra, dict) else None
+
+
+def _wrong_data(request: Request) -> str | None:
+    """What is wrong with the choice of data, in a sentence; None if nothing is."""
+    read = request.data is not None or request.given is not None
+    if request.images is not None and request.audio is not None:
+        return "--images and --audio: pictures are read, or recordings, not both"
+    for name, folder, what in (("images", request.images, "pictures"), ("audio", request.audio, "recordings")):
+        if read and folder is not None:
+            return f"--{name} and --data: {what} are read, or data, not both"
+    if request.prompt is not None and request.images is None and request.audio is None:
+        return "--prompt is the text beside --images or --audio"
+    for mode in request.bos:
+        if mode not in BOS_MODES:
+            return f"--bos {mode!r}: one of {', '.join(BOS_MODES)}"
+    if not request.bos or len(set(request.bos)) < len(request.bos):
+        return "--bos names the same mode twice, or none"
+    if request.data is not None and len(set(request.data)) < len(request.data):
+        return "--data names the same source twice"
+    return None
+
+
+def _wrong_numbers(request: Request) -> str | None:
+    """The first number out of its range, in a sentence; None if all are in theirs."""
+    if request.seq_len is not None and request.seq_len < 2:
+        return f"--seq-len {request.seq_len}: at least 2 tokens are needed (bos_mass starts at the second)"
+    for name, least in (("num_sequences", 1), ("batch_size", 1)):
+        number = getattr(request, name)
+        if number is not None and number < least:
+            return f"--{name.replace('_', '-')} {number}: at least {least} is needed"
+    if request.seed < 0:
+        return f"--seed {request.seed}: 0 or more is needed"
+    if not 0 < request.epsilon < 1:
+        return f"--epsilon {request.epsilon}: a probability between 0 and 1 is needed"
+    if request.spectra is not None and request.spectra < 0:
+        return f"--spectra {request.spectra}: a number of sequences is needed, 0 for none"
+    return None

@@ -12,6 +12,10 @@ import pandas as pd
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.folder import UNFINISHED, FolderKind
+from sinkscope.runs.schema.base import read_record
+from sinkscope.runs.schema.manifest import SCHEMA_VERSION, Manifest, TableFacts
+from sinkscope.runs.schema.old import manifest_from_0_1
+from sinkscope.runs.schema.summary import Summary
 from sinkscope.runs.strict_json import to_json
 
 CSV_TABLES = ("heads", "layers", "length_curve", "domains", "smoothing")
@@ -38,8 +42,7 @@ class Run:
         length_curve: bos_mass, sink_score, sink_rate of prefixes of the sequence.
         sequences: every metric of every sequence: what all means, errors and paired tests come from.
         smoothing: columns of section 3, one row per (stream, layer, head); None unless asked for.
-        summary: the answer in some dozens of numbers (summary.json).
-        manifest: how it was measured (manifest.json).
+        summary: the answer (summary.json). manifest: how it was measured (manifest.json).
         domains: BOS mass of every head in one domain against another; None where there is one domain.
         shards: the folder its scan kept shards in: saved there, it takes their place.
         path: the folder it was saved to or loaded from; None before.
@@ -50,8 +53,8 @@ class Run:
     positions: pd.DataFrame
     length_curve: pd.DataFrame
     sequences: pd.DataFrame
-    summary: dict[str, Any]
-    manifest: dict[str, Any]
+    summary: Summary
+    manifest: Manifest
     domains: pd.DataFrame | None = None
     smoothing: pd.DataFrame | None = None
     path: Path | None = field(default=None, compare=False)
@@ -69,14 +72,14 @@ class Run:
         except SinkscopeError as error:
             kept = "; what was measured is kept in its shards: --resume writes it" if own else ""
             raise SinkscopeError(f"{error}{kept}") from None
-        if self.manifest.get("complete", True) and (own or force):
+        if self.manifest.complete and (own or force):
             shutil.rmtree(Path(folder) / UNFINISHED, ignore_errors=True)
         self.path = Path(folder)
         return written
 
     def _write(self, folder: Path, formats: tuple[str, ...]) -> None:
         tables = self.tables()
-        self.manifest["tables"] = {name: _shape(table) for name, table in tables.items()}
+        self.manifest.tables = {name: _shape(table) for name, table in tables.items()}
         for name, table in tables.items():
             if name in PARQUET_TABLES:
                 table.to_parquet(folder / f"{name}.parquet", index=False)
@@ -84,8 +87,8 @@ class Run:
             table.to_csv(folder / f"{name}.csv", index=False, float_format="%.9g", lineterminator="\n")
             if "parquet" in formats:
                 table.to_parquet(folder / f"{name}.parquet", index=False)
-        (folder / "summary.json").write_text(to_json(self.summary), encoding="utf-8")
-        (folder / "manifest.json").write_text(to_json(self.manifest), encoding="utf-8")
+        (folder / "summary.json").write_text(to_json(self.summary.as_dict()), encoding="utf-8")
+        (folder / "manifest.json").write_text(to_json(self.manifest.as_dict()), encoding="utf-8")
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Every table this run has, by its name."""
@@ -93,40 +96,69 @@ class Run:
 
 
 def load_run(path: str | Path) -> Run:
-    """Reads a run folder. Raises SinkscopeError where it is none, or where a file of it is missing or damaged."""
+    """Reads a run folder, also one written by sinkscope 0.1.
+
+    Raises SinkscopeError where it is none, where a file of it is missing or damaged, or where a newer sinkscope wrote
+    it.
+    """
     folder = Path(path)
-    manifest = _read_manifest(folder / "manifest.json")
-    if manifest is None:
+    if not folder.exists():
+        raise SinkscopeError(f"no such run folder: {folder}")
+    found = _read_json(folder / "manifest.json")
+    if found is None:
         raise SinkscopeError(f"{folder} is not a run folder: it holds no manifest of sinkscope's")
+    manifest = read_manifest(found, f"manifest.json of the run {folder}")
     try:
-        summary = json.loads((folder / "summary.json").read_text("utf-8"))
-        if not isinstance(summary, dict) or "streams" not in summary:
-            raise ValueError("summary.json holds no summary")
-        there = [name for name in TABLES if name not in OPTIONAL or name in manifest["tables"]]
-        tables = {name: _read_table(folder, name, manifest["tables"][name]) for name in there}
+        answer = json.loads((folder / "summary.json").read_text("utf-8"))
+        there = [name for name in TABLES if name not in OPTIONAL or name in manifest.tables]
+        missing = [name for name in there if name not in manifest.tables]
+        if missing:
+            raise ValueError(f"its manifest names no table {missing[0]}")
+        tables = {name: _read_table(folder, name, manifest.tables[name]) for name in there}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SinkscopeError(f"run {folder} is damaged: {str(error).splitlines()[0]}") from None
+        raise SinkscopeError(
+            f"run {folder} is damaged: {(str(error).splitlines() or [type(error).__name__])[0]}"
+        ) from None
+    if isinstance(answer, dict) and answer.get("schema_version") == 1:
+        answer["schema_version"] = SCHEMA_VERSION
+    summary = read_record(Summary, answer, f"summary.json of the run {folder}")
     return Run(**tables, summary=summary, manifest=manifest, path=folder)
 
 
-def _shape(table: pd.DataFrame) -> dict[str, Any]:
-    """Rows and column types of a table, kept in the manifest: a CSV cannot tell a column of zeros from integers."""
-    return {"rows": len(table), "columns": {str(name): str(dtype) for name, dtype in table.dtypes.items()}}
+def read_manifest(found: dict[str, Any], where: str) -> Manifest:
+    """A manifest from the JSON of its file. Raises SinkscopeError: damaged, or of a version that is not known."""
+    version = found["schema_version"]
+    if version == 1:
+        try:
+            found = manifest_from_0_1(found)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise SinkscopeError(f"{where} is damaged: {type(error).__name__} {error}") from None
+    elif version != SCHEMA_VERSION:
+        raise SinkscopeError(
+            f"{where} has schema version {version}; this sinkscope reads 1 and {SCHEMA_VERSION}: install the sinkscope "
+            "that wrote it, or scan again"
+        )
+    return read_record(Manifest, found, where)
 
 
-def _read_table(folder: Path, name: str, shape: dict[str, Any]) -> pd.DataFrame:
+def _shape(table: pd.DataFrame) -> TableFacts:
+    """Rows and column types of a table."""
+    return TableFacts(rows=len(table), columns={str(name): str(dtype) for name, dtype in table.dtypes.items()})
+
+
+def _read_table(folder: Path, name: str, shape: TableFacts) -> pd.DataFrame:
     is_csv = name in CSV_TABLES
     table = pd.read_csv(folder / f"{name}.csv") if is_csv else pd.read_parquet(folder / f"{name}.parquet")
-    if list(table.columns) != list(shape["columns"]) or len(table) != shape["rows"]:
-        raise ValueError(f"{name} has {len(table)} rows where the manifest says {shape['rows']}, or other columns")
-    return table.astype(shape["columns"])
+    if list(table.columns) != list(shape.columns) or len(table) != shape.rows:
+        raise ValueError(f"{name} has {len(table)} rows where the manifest says {shape.rows}, or other columns")
+    return table.astype(shape.columns)
 
 
-def _read_manifest(path: Path) -> dict[str, Any] | None:
-    """The manifest of a run of ours; None where there is none."""
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """The manifest of a run of ours as it stands in its file; None where there is none."""
     try:
         manifest = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     ours = isinstance(manifest, dict) and {"schema_version", "sinkscope", "tables"} <= manifest.keys()
     return manifest if ours else None
@@ -143,7 +175,7 @@ def finished(folder: Path) -> bool:
 
 
 def _state(folder: Path) -> bool | None:
-    manifest = _read_manifest(folder / "manifest.json")
+    manifest = _read_json(folder / "manifest.json")
     return None if manifest is None else bool(manifest.get("complete", True))
 
 

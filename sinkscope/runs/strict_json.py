@@ -8,6 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from sinkscope.runs.schema.base import Record
+
 
 def to_json(data: Any) -> str:
     """Strict JSON: NaN and infinities become null."""
@@ -15,7 +17,9 @@ def to_json(data: Any) -> str:
 
 
 def plain(data: Any) -> Any:
-    """The same data in JSON's own types; NaN, infinities and pandas' NA become None."""
+    """The same data in JSON's own types; NaN, infinities and pandas' NA become None, records plain mappings."""
+    if isinstance(data, Record):
+        data = data.as_dict()
     if isinstance(data, dict):
         return {str(key): plain(value) for key, value in data.items()}
     if isinstance(data, list | tuple):

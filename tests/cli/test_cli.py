@@ -18,7 +18,7 @@ from conftest import SHORT, TABLES, Outcome, Scan, make_model, make_tokenizer
 from typer.testing import CliRunner, Result
 
 from sinkscope import SinkscopeError, __version__, load_run, scan
-from sinkscope.runs.strict_json import plain, to_json
+from sinkscope.runs.strict_json import to_json
 
 HEAVY = ("torch", "transformers", "pandas", "scipy", "rich.progress")
 COMMANDS = ("scan", "metrics", "examples")
@@ -367,8 +367,8 @@ def test_saved_run_reads_back(data: Any, tiny_model: Any, tokenizer: Any, tmp_pa
         pd.testing.assert_frame_equal(left, right, rtol=1e-8, atol=0, check_dtype=False)
     pd.testing.assert_frame_equal(loaded.positions, run.positions)
     pd.testing.assert_frame_equal(loaded.sequences, run.sequences)
-    assert loaded.summary == plain(run.summary)
-    assert loaded.manifest == plain(run.manifest)
+    assert loaded.summary == run.summary
+    assert loaded.manifest == run.manifest
 
 
 def test_types_of_columns_survive(default_run: Outcome, tiny_folder: Path) -> None:
@@ -395,7 +395,8 @@ def test_missing_values_are_null_and_empty(tiny_model: Any, tmp_path: Path) -> N
     loaded = load_run(tmp_path / "run")
     assert loaded.heads["bos_mass_sem"].isna().all()
     assert loaded.summary["streams"]["text"]["sink_rate_percent"]["0.3"]["t64"] is None
-    assert strict_json(to_json(run.summary)) == loaded.summary
+    assert strict_json(to_json(run.summary)) == loaded.summary.as_dict()
+    assert run.summary == loaded.summary
 
 
 def halved(path: Path) -> None:
@@ -457,7 +458,7 @@ def test_table_of_something_else(default_run: Outcome, tmp_path: Path) -> None:
             )
 
 
-@pytest.mark.parametrize("name", ["absent", "."])
-def test_folder_that_is_no_run(name: str, tmp_path: Path) -> None:
-    with pytest.raises(SinkscopeError, match="not a run folder"):
+@pytest.mark.parametrize(("name", "words"), [("absent", "no such run folder"), (".", "not a run folder")])
+def test_folder_that_is_no_run(name: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(SinkscopeError, match=words):
         load_run(tmp_path / name)

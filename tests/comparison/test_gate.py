@@ -28,7 +28,7 @@ STRICT = Policy(rules=[Rule(metric="bos_mass", level="head", max_change=0.0)])
 
 def baseline_file(folder: Path) -> Path:
     path = folder / "sinks.json"
-    path.write_text(baseline_text(make_baseline(scanned()), "0"), encoding="utf-8")
+    path.write_text(baseline_text(make_baseline(scanned())), encoding="utf-8")
     return path
 
 
@@ -59,7 +59,7 @@ def test_exit_codes(tmp_path: Path) -> None:
 def test_file_and_run_give_the_same_verdict() -> None:
     exact = make_baseline(scanned())
     path = Path("b.json")
-    path.write_text(baseline_text(exact, "0"), encoding="utf-8")
+    path.write_text(baseline_text(exact), encoding="utf-8")
     for plant in ("zero head", "noise"):
         found = [check(scanned(plant), each).breaches for each in (exact, read_baseline(path))]
         assert [(b.metric, b.place) for b in found[0]] == [(b.metric, b.place) for b in found[1]]
@@ -236,7 +236,7 @@ def test_counts_of_values_survive_the_file() -> None:
     table = run.sequences
     table.loc[(table["layer"] == 1) & (table["head"] == 2) & (table["sequence"] < 5), "bos_mass"] = np.nan
     exact = make_baseline(run)
-    Path("b.json").write_text(baseline_text(exact, "0"), encoding="utf-8")
+    Path("b.json").write_text(baseline_text(exact), encoding="utf-8")
     for each in (exact, read_baseline(Path("b.json"))):
         level = next(level for (_, name), level in each.levels.items() if name == "head")
         assert level.counts("bos_mass").tolist() == [8.0] * 6 + [3.0] + [8.0] * 5
@@ -287,7 +287,7 @@ def test_the_policy_of_pyproject() -> None:
 
 
 def test_baseline_of_a_thousand_heads_is_under_a_megabyte(tmp_path: Path) -> None:
-    text = baseline_text(make_baseline(enlarged(scanned(), 32, 32)), "0")
+    text = baseline_text(make_baseline(enlarged(scanned(), 32, 32)))
     assert len(text.encode()) < 1_000_000
     assert next(iter(json.loads(text))) == "schema_version"
     path = tmp_path / "b.json"

@@ -15,9 +15,11 @@ from PIL import Image
 from test_families import columns
 from torch import Tensor
 from transformers import AutoModel, AutoModelForImageTextToText, CLIPImageProcessor, LlavaProcessor, ViTImageProcessor
+from typer.testing import CliRunner
 
 import sinkscope
 from sinkscope.checkpoints import wrap_model
+from sinkscope.cli import app
 from sinkscope.inputs.signals_with_text import GRIDS
 
 IMAGE, LENGTH, FIRST = 5, 24, 3
@@ -303,3 +305,11 @@ def test_without_pillow_one_line_says_so(
 
     monkeypatch.setitem(sys.modules, "PIL", None)
     assert "pip install pillow" in refused(llava, "--images", pictures, seq_len=False)
+
+
+def test_compare_reads_the_pictures_of_the_run(llava: Path, pictures: Path, scan_cli: Scan) -> None:
+    """A run of a folder of pictures knows the folder and the prompt: a model in a run's place reads them again."""
+    outcome = scan_cli(llava, "--images", pictures, "--prompt", "Where?", "--num-sequences", 2, seq_len=False)
+    result = CliRunner().invoke(app, ["compare", str(outcome.folder), str(llava)])
+    assert result.exit_code == 0, result.output
+    assert "paired: the same token sequences in both" in result.output

@@ -93,7 +93,7 @@ def ablate(
         for arm in arms:
             arm.losses = bench.measure(zeroed(base, sites, arm.heads))
         if tokens:
-            arms.append(_hide_first(bench, arms[0], loaded.manifest["epsilon"]))
+            arms.append(_hide_first(bench, arms[0], loaded.manifest.request.epsilon))
     facts = _facts(checkpoint, loaded, corpus, chosen, shares, draws, seed, tokens)
     return summarise(arms, corpus.documents, facts, [*checkpoint.warnings, *corpus.warnings, *failures()])
 
@@ -150,7 +150,7 @@ def _same_model(checkpoint: Checkpoint, run: Run) -> None:
 
     By the weights' hash; by the commit where a hash is missing; of a model object only the kind and its heads can tell.
     """
-    theirs, ours = run.manifest["model"], checkpoint.facts
+    theirs, ours = run.manifest.model.model_dump(by_alias=True), checkpoint.facts
     for known in (("weights_sha256",), ("id", "revision"), ("model_type",)):
         pair = [[facts.get(name) for name in known] for facts in (theirs, ours)]
         if any(value is None for values in pair for value in values):
@@ -184,7 +184,7 @@ def _facts(
         "model": checkpoint.facts,
         "run": {
             "path": None if run.path is None else str(run.path),
-            "data": [data["fingerprint"] for data in run.manifest["data"]],
+            "data": [data.fingerprint for data in run.manifest.data],
         },
         "data": read,
         "scores": [score.name for score in scores],

@@ -1,0 +1,90 @@
+"""The Run of a scan from what its loop has measured: tables, summary, manifest."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pandas as pd
+
+from sinkscope.capture import not_softmax
+from sinkscope.capture.kernels.attend import failures
+from sinkscope.comparison.domains import contrast_summary, contrast_table
+from sinkscope.engine.loop import Loop
+from sinkscope.engine.manifest import spectra_measured, tell_of_failures, timing
+from sinkscope.engine.smoother import Smoother
+from sinkscope.inputs.rules import shared_tokens
+from sinkscope.runs.image_tokens import image_tokens
+from sinkscope.runs.published import published_for
+from sinkscope.runs.run import Run
+from sinkscope.runs.schema.manifest import Manifest
+from sinkscope.runs.schema.summary import Summary
+from sinkscope.runs.settings import Settings
+from sinkscope.runs.smoothing import add_to_summary, smoothing_table
+from sinkscope.runs.strict_json import plain
+from sinkscope.runs.summary import domain_summaries
+from sinkscope.runs.tables import curve_table, head_table, layer_table, position_table, sequence_table
+from sinkscope.runs.values import Domain
+
+
+def build_run(loop: Loop, manifest: Manifest, settings: Settings, started: float, complete: bool) -> Run:
+    """Tables, summary and manifest of the sequences measured so far. `started`: time.perf_counter() of the call."""
+    sites, domains = loop.sites, loop.domains()
+    manifest = tell_of_failures(manifest, [*failures(), *loop.failures])
+    tokens = {domain.name: shared_tokens(domain.ids, loop.reading.tokenizer) for domain in domains}
+    heads = head_table(domains, sites, settings)
+    layers = layer_table(domains, sites, heads, settings)
+    positions = position_table(domains, sites, tokens)
+    domains_compared = contrast_table(domains, sites) if len(domains) > 1 else None
+    smoothing = None
+    if isinstance(loop.smoother, Smoother):
+        smoothing = smoothing_table(domains, sites, loop.smoother.wirings)
+    answer = domain_summaries(domains, sites, heads, layers, tokens, settings)
+    if smoothing is not None:
+        add_to_summary(answer, smoothing)
+    summary = _summary(loop, manifest, domains, answer, complete, positions, domains_compared)
+    facts: dict[str, Any] = {
+        "spectra_measured": spectra_measured(domains),
+        "complete": complete,
+        "batch_size": loop.smallest_batch,
+        "sequences_done": loop.done,
+        "timing": timing(loop.done, loop.seconds, time.perf_counter() - started),
+    }
+    return Run(
+        heads=heads,
+        layers=layers,
+        positions=positions,
+        length_curve=curve_table(domains, sites, settings),
+        sequences=sequence_table(domains, sites),
+        domains=domains_compared,
+        summary=summary,
+        shards=loop.shards.folder if loop.shards is not None else None,
+        smoothing=smoothing,
+        manifest=manifest.model_copy(update=facts),
+    )
+
+
+def _summary(
+    loop: Loop, manifest: Manifest, domains: list[Domain], answer: dict[str, Any], complete: bool,
+    positions: pd.DataFrame, domains_compared: pd.DataFrame | None,
+) -> Summary:  # fmt: skip
+    checkpoint, reading = loop.checkpoint, loop.reading
+    facts: dict[str, Any] = {
+        "model": manifest.model.id,
+        "complete": complete,
+        "data": [domain.name for domain in domains],
+        "sequences": loop.done,
+        "epsilon": manifest.request.epsilon,
+        "first_token": reading.first_token(len(domains)),
+        **answer,
+        "domains_compared": [] if domains_compared is None else contrast_summary(domains_compared),
+        "published": published_for(manifest.model.id),
+        "not_softmax": not_softmax(checkpoint.model, loop.sites),
+        "joined_sequences": sum(corpus.joined for corpus in reading.corpora),
+        "warnings": manifest.warnings,
+        "task": None if checkpoint.task is None else checkpoint.task.report(positions),
+        "image_tokens": None,
+    }
+    if reading.image_id is not None:
+        facts["image_tokens"] = image_tokens(domains[0], loop.sites, reading.image_id)
+    return Summary.model_validate(plain(facts))

@@ -1,0 +1,70 @@
+"""What all records of a run folder share: no unknown field, a docstring under every field, missing numbers as None."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from sinkscope.errors import SinkscopeError
+
+
+def _missing_as_none(value: Any) -> Any:
+    if hasattr(value, "item"):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Number = Annotated[float | None, BeforeValidator(_missing_as_none)]
+"""A measured number. What is missing (NaN) or infinite is None, and null in JSON."""
+
+
+class Record(BaseModel):
+    """A record whose fields are all known: a field that it lacks, or does not know, is an error."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, in the order of the fields."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    # SHIM-BEGIN: until every reader uses attributes
+    def __getitem__(self, name: str) -> Any:
+        name = {"class": "class_"}.get(name, name)
+        if type(self).__name__ == "DomainFacts" and name in ("spec", "source"):
+            name = {"spec": "domain", "source": "spec"}[name]
+        if name in ("epsilon", "dormant_rule", "seed", "bos", "spectra") and type(self).__name__ == "Manifest":
+            return getattr(self.request, name)  # type: ignore[attr-defined]
+        return getattr(self, name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if type(self).__name__ == "DomainFacts" and name == "spec":
+            name = "domain"
+        setattr(self, name, value)
+
+    def __contains__(self, name: str) -> bool:
+        return bool(getattr(self, name, None))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        try:
+            value = self[name]
+        except AttributeError:
+            return default
+        return default if value is None else value
+
+    # SHIM-END
+
+
+R = TypeVar("R", bound=BaseModel)
+
+
+def read_record(kind: type[R], data: Any, where: str) -> R:
+    """The record in `data`. Raises SinkscopeError that names the first field that is wrong; `where` names the file."""
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        kind_of_error = "unknown field" if first["type"] == "extra_forbidden" else first["msg"]
+        raise SinkscopeError(f"{where} is damaged: {f'{place}: ' if place else ''}{kind_of_error}") from None

@@ -1,0 +1,177 @@
+"""What summary.json says of one stream of attention, and the records it is made of."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from sinkscope.runs.schema.base import Number, Record
+
+Head = tuple[int, int]
+"""(layer, head) in one stream."""
+
+
+class PrefixValues(Record):
+    """A number over whole sequences and over their first 64 queries."""
+
+    T: Number
+    """Over whole sequences."""
+    t64: Number
+    """Over the first 64 queries of the same pass; null where sequences are shorter."""
+
+
+class Average(Record):
+    """A mean over all heads and sequences."""
+
+    mean: Number
+    """The mean."""
+    sem: Number
+    """Its standard error, that of the sequences' means."""
+
+
+class TopPosition(Record):
+    """A key position that receives much attention."""
+
+    position: int
+    """The key position k."""
+    token: str | None
+    """The token that all sequences have there; null where they differ."""
+    mean_alpha: Number
+    """Mean over heads of alpha_k."""
+    heads_over_epsilon: int
+    """Heads whose mean alpha_k exceeds epsilon."""
+
+
+class DormantHeads(Record):
+    """The heads that the dormant rule names in every domain."""
+
+    rule: str
+    """NAME<x or NAME>x on the mean of a column of heads.csv."""
+    count: int
+    """Number of them."""
+    heads: list[Head]
+    """[layer, head] of each."""
+
+
+class DormancyScores(Record):
+    """How far the published dormancy scores name the same heads: each names the tenth it calls most dormant."""
+
+    fraction: float
+    """Share of the heads that each score names."""
+    count: int
+    """Number of heads that each score names."""
+    most_dormant: dict[str, list[Head]]
+    """[layer, head] by score."""
+    overlap: dict[str, dict[str, Number]]
+    """Intersection over union of each pair of scores."""
+
+
+class FirstTokenNorm(Record):
+    """Where the first token's norm in the residual stream jumps and falls."""
+
+    spike_layer: int | None
+    """The layer that raises it most, if by a factor of 5 or more."""
+    fall_layer: int | None
+    """The later layer that lowers it most, if by a factor of 5 or more."""
+    max_ratio: Number
+    """Largest norm of x_0 over the mean norm of the others, over layers."""
+
+
+class ChannelPosition(Record):
+    """A position at which a channel holds massive elements."""
+
+    position: int
+    """The token position."""
+    token: str | None
+    """The token that all sequences have there; null where they differ."""
+    percent: Number
+    """Percent of (layer, sequence) pairs that have a massive element there."""
+
+
+class MassiveChannel(Record):
+    """A channel of the residual stream that holds massive elements."""
+
+    channel: int
+    """The channel."""
+    layers: list[int]
+    """Layers in which it does."""
+    tokens_per_sequence: Number
+    """Massive elements of the channel in one sequence, mean over those layers."""
+    positions: list[ChannelPosition]
+    """The positions seen most often."""
+
+
+class MassiveActivations(Record):
+    """The largest activation of the run, and the massive ones (Sun et al. 2402.17762)."""
+
+    present: bool | None
+    """Whether an element exceeds 100 and 1000 times its layer's median; null where the residual stream was not seen."""
+    layers: list[int]
+    """Layers that massive activations enter."""
+    max_abs: Number
+    """Largest absolute value of an element."""
+    layer: int | None = None
+    """The layer it enters."""
+    position: int | None = None
+    """The token position where it sits."""
+    token: str | None = None
+    """The token that all sequences have there; null where they differ."""
+    channel: int | None = None
+    """The channel where it sits."""
+    over_token_median: Number = None
+    """max_abs over the median of its token's own elements."""
+    over_layer_median: Number = None
+    """max_abs over the median of its layer's elements."""
+    channels: list[MassiveChannel] = Field(default_factory=list)
+    """The channels that hold massive elements, the busiest first."""
+
+
+class Windows(Record):
+    """Layers whose later queries cannot reach the first token."""
+
+    layers_out_of_reach: list[int]
+    """Layers whose window is shorter than the sequence."""
+
+
+class StreamSummary(Record):
+    """One stream of attention: text, vision, audio, encoder, decoder or cross."""
+
+    layers: int
+    """Attention calls of the stream."""
+    heads: int
+    """Query heads over all layers."""
+    sequences: int
+    """Sequences measured."""
+    tokens_per_sequence: int
+    """Queries of the longest sequence."""
+    causal: bool
+    """No query sees a later key, in any layer."""
+    sink_rate_percent: dict[str, PrefixValues]
+    """By threshold: 100 x the mean over sequences, layers and heads of 1[alpha_0 > threshold]."""
+    uniform_alpha_0: PrefixValues
+    """alpha_0 of a head that attends to all keys alike: the baseline of every sink score."""
+    bos_mass: Average
+    """Mean attention on the first token."""
+    sink_score: Average
+    """Mean alpha_0."""
+    entropy: Average
+    """Mean entropy of a query's attention, nats."""
+    first_argmax: Average
+    """Mean share of queries whose largest weight is on the first token."""
+    sink_heads: int
+    """Heads whose mean alpha_0 exceeds epsilon."""
+    top_positions: list[TopPosition]
+    """The key positions with the largest mean alpha_k."""
+    dormant: DormantHeads
+    """Heads that the dormant rule names."""
+    dormancy_scores: DormancyScores
+    """Agreement of the published dormancy scores."""
+    first_token_norm: FirstTokenNorm
+    """Where the first token's norm jumps and falls."""
+    massive_activations: MassiveActivations
+    """The largest activations of the residual stream."""
+    windows: Windows
+    """Layers that cannot reach the first token."""
+    smoothing: dict[str, int] | None = None
+    """Heads by smoothing verdict; null where smoothing was not asked for."""
+    in_words: list[str] = Field(default_factory=list)
+    """The answer in sentences."""
