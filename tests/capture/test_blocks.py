@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import make_mask
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -16,27 +17,6 @@ from sinkscope.capture.kernels.sums import AttentionCall, block_edges
 from sinkscope.capture.masks.visibility import read_mask
 
 MASKS = ("causal", "full", "window", "bool", "additive", "alibi", "holes", "late")
-
-
-def make_mask(kind: str, batch: int, heads: int, length: int, generator: torch.Generator) -> Tensor | None:
-    i, j = torch.arange(length)[:, None], torch.arange(length)[None]
-    causal = j <= i
-    if kind in ("causal", "full"):
-        return None
-    if kind == "window":
-        return (causal & (i - j < max(2, length // 3)))[None, None].expand(batch, 1, -1, -1)
-    if kind == "bool":
-        keep = torch.rand(batch, heads, length, length, generator=generator) > 0.4
-        return keep | torch.eye(length, dtype=torch.bool)
-    if kind in ("holes", "late"):  # the first queries see nothing at all, as padding does; nor does any the first keys
-        keep = causal.clone()
-        keep[: length // 3] = False
-        keep[:, : length // 4 if kind == "late" else 0] = False
-        return keep[None, None].expand(batch, 1, -1, -1)
-    if kind == "additive":
-        return torch.where(causal, 0.0, torch.finfo(torch.float32).min)[None, None]
-    slopes = torch.rand(1, heads, 1, 1, generator=generator)
-    return torch.where(causal, -slopes * (i - j), -torch.inf)
 
 
 def reference(call: dict[str, Any], mask: Tensor | None, causal: bool) -> dict[str, Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -11,20 +10,10 @@ import pytest
 import torch
 from models import EAGER_ONLY, FAMILIES, random_ids, tiny
 from transformers import AttentionInterface
+from watched import find, hooks
 
 import sinkscope
-from sinkscope.capture import Capture, Plan, plan
-from sinkscope.checkpoints.forward import Forward
-
-
-def find(model: Any) -> tuple[Forward, Plan]:
-    forward = Forward(model)
-    return forward, plan(model, lambda: forward(torch.arange(3, 19)[None]))
-
-
-def hooks(model: torch.nn.Module) -> int:
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_forward_hooks_with_kwargs")
-    return sum(len(getattr(module, kind, OrderedDict())) for module in model.modules() for kind in kinds)
+from sinkscope.capture import Capture
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exact import assert_close
 from models import random_ids, tiny
-from test_capture import find, hooks
-from test_exactness import assert_close
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, softmax
 from torch.overrides import _get_current_function_mode_stack
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from watched import find, hooks
 
 import sinkscope
 from sinkscope.capture import Capture, plan

@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import make_call, make_mask
 from models import random_ids, tiny
-from test_blocks import make_mask
-from test_scores import make_call
 
 import sinkscope
 from sinkscope.capture.kernels import attend as attention

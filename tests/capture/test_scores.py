@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_blocks import make_mask
+from drawn import make_call
 
 from sinkscope.capture.kernels.attend import attend_in_blocks as attend
 from sinkscope.capture.kernels.sums import AttentionCall
 from sinkscope.capture.kernels.unnormalised import SCORES
-from sinkscope.capture.masks.visibility import read_mask
 from sinkscope.errors import SinkscopeError
 
 SIZES = [(1, 1, 1, 5, 4), (2, 4, 2, 33, 8), (1, 2, 1, 80, 3)]
 MASKS = ("causal", "full", "window", "bool", "holes", "alibi")
-
-
-def make_call(
-    sizes: tuple[int, int, int, int, int], mask: str, score: str, seed: int = 0
-) -> tuple[AttentionCall, torch.Tensor | None]:
-    batch, heads, groups, length, dim = sizes
-    generator = torch.Generator().manual_seed(seed)
-    query = torch.randn(batch, heads, length, dim, generator=generator)
-    key, value = (torch.randn(batch, groups, length, dim, generator=generator) for _ in range(2))
-    seen = make_mask(mask, batch, heads, length, generator)
-    visible = read_mask(seen, mask != "full", length, length, query.device)
-    return AttentionCall(query, key, value, visible, scaling=0.7, score=score), seen
 
 
 def naive(call: AttentionCall, given: torch.Tensor | None, mask: str, score: str) -> torch.Tensor:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exact import assert_close
+from maps import columns
 from modeling_torch import torch_model
 from models import random_ids
-from test_exactness import assert_close
-from test_families import columns
 from torch import Tensor
 
 import sinkscope

@@ -12,9 +12,9 @@ import modeling_planted
 import pandas as pd
 import pytest
 import torch
+from maps import columns
 from modeling_planted import PlantedConfig, PlantedModel
 from models import random_ids
-from test_families import columns
 
 SEQUENCES, LENGTH = 3, 40
 

@@ -14,10 +14,10 @@ import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from accelerator import DEVICE, accelerator
 from families import speech_inputs, tiny_model
+from modeling_planted import planted
+from modeling_torch import torch_model
 from models import FAMILIES, random_ids, tiny
-from test_diffusion import planted
-from test_sight import inputs, see
-from test_torch_attention import torch_model
+from pictured import inputs, see
 from torch import nn
 from transformers import AutoModel
 

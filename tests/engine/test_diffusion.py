@@ -5,24 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from families import dense_maps, tiny_model
-from modeling_planted import PlantedConfig, PlantedModel
+from families import LENGTH, dense_maps, tiny_model
+from maps import columns, compare_maps
+from modeling_planted import planted
 from models import random_ids
-from test_families import LENGTH, columns, compare
 from transformers import CONFIG_MAPPING, AutoModel
 
 import sinkscope
 from sinkscope.checkpoints import wrap_model
 from sinkscope.checkpoints.forward import Forward
-
-
-def planted(**settings: bool) -> PlantedModel:
-    torch.manual_seed(0)
-    model = PlantedModel(PlantedConfig(**settings)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn(parameter.shape))
-    return model
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -71,7 +62,7 @@ def test_a_canvas_is_denoised_beside_its_prompt() -> None:
     maps = dense_maps(forward, ids, None)
     assert [tuple(each.shape[-2:]) for each in maps] == [(LENGTH, LENGTH)] * 2 + [(12, 7 + 12), (12, LENGTH + 12)]
     assert float(maps[3][..., LENGTH + 1 :].min()) > 0  # the canvas's first token sees its last
-    compare(run, [maps[0], maps[1], maps[3]], [LENGTH] * 2)
+    compare_maps(run, [maps[0], maps[1], maps[3]], [LENGTH] * 2)
     assert runs[0].heads.equals(runs[1].heads)
     with pytest.raises(sinkscope.SinkscopeError, match="padding cannot be told from text"):
         sinkscope.scan(model, data=[ids[0].tolist(), ids[1, :20].tolist()], batch_size=2, self_check=False)

@@ -17,6 +17,7 @@ import transformers
 from conftest import COUNTED
 from families import LENGTH, VOCABULARY, dense_maps, eager_maps, eager_outputs, speech_inputs, tiny_model, unaveraged
 from huggingface_hub.errors import StrictDataclassClassValidationError
+from maps import compare_maps
 from torch import Tensor
 from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto
@@ -100,38 +101,6 @@ def batch(second: int) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
-def columns(probabilities: Tensor) -> dict[str, Tensor]:
-    """The attention-mass columns of one sequence's maps (H, Tq, Tk), float64, by their written definitions."""
-    first = probabilities[..., 0]
-    total = probabilities.sum(-1)
-    shares = probabilities.clamp(min=1e-300)
-    found = {
-        "bos_mass": first[:, 1:].mean(-1),
-        "sink_score": first.mean(-1),
-        "tail_mass": first[:, max(1, first.shape[-1] - 64) :].mean(-1),
-        "entropy": -(probabilities * shares.log()).sum(-1).mean(-1),
-        "learned_sink_mass": torch.where(total > 0, 1 - total, 0.0).mean(-1),  # a query that sees no key has none
-    }
-    if probabilities.shape[-2] == probabilities.shape[-1]:
-        found["self_mass"] = probabilities.diagonal(0, -2, -1)[:, 1:].mean(-1)
-        found["previous_mass"] = probabilities.diagonal(-1, -2, -1).mean(-1)
-    return found
-
-
-def compare(run: Any, maps: list[Tensor], lengths: list[int]) -> None:
-    """Every attention-mass column of every head of every sequence, within 1e-5."""
-    rows = run.sequences[run.sequences["head"].notna()]
-    for site, both in zip(run.manifest["attention"], maps, strict=True):
-        for number, length in enumerate(lengths):
-            valid = [slice(0, length) if size == LENGTH else slice(None) for size in both.shape[-2:]]
-            expected = columns(both[number, :, valid[0], valid[1]].double())
-            own = rows[(rows["module"] == site["module"]) & (rows["sequence"] == number)].sort_values("head")
-            assert len(own) == site["heads"] == both.shape[1]
-            for name, values in expected.items():
-                ours = torch.tensor(own[name].to_numpy(float))
-                assert float((ours - values).abs().max()) < 1e-5, f"{site['module']} sequence {number} {name}"
-
-
 EQUAL = ("cpmant", "blt", "funnel", "perceiver", "prophetnet")
 """Read with sequences of equal length. CPM-Ant takes padding to stand on the left. BLT attends from patches, Funnel
 from pooled tokens, Perceiver from latents, ProphetNet's decoder from several streams at once: a mask of tokens does not
@@ -173,7 +142,7 @@ def check(auto: Any, family: str) -> Any:
     maps = eager_maps(outputs, family, streams) if own < SAME_OUTPUT else None
     if maps is None:
         maps = dense_maps(forward, ids, mask)
-    compare(run, maps, lengths)
+    compare_maps(run, maps, lengths)
     return run
 
 
@@ -205,7 +174,7 @@ def test_vision_models(family: str, record_property: Record) -> None:
     outputs = eager_outputs(tiny_model(transformers.AutoModel, family, "eager"), pixels, None)
     maps = eager_maps(outputs, family, [site["stream"] for site in run.manifest["attention"]])
     assert maps is not None
-    compare(run, maps, [maps[0].shape[-1]] * 2)
+    compare_maps(run, maps, [maps[0].shape[-1]] * 2)
     assert set(run.heads["stream"]) == {"vision"}
     record_property(COUNTED, ("vision (a choice)", READ))
 
@@ -246,7 +215,7 @@ def check_speech(auto: Any, family: str) -> Any:
     read = {"encoder"} if family in RECURRENT else {"encoder", "decoder", "cross"}
     assert set(streams) == (read if extra else {"audio"})
     own = maps[-len(streams) :] if maps else eager_maps(outputs, family, streams) if same else None
-    compare(run, dense_maps(forward, sound, None, **extra) if own is None else own, [LENGTH] * 2)
+    compare_maps(run, dense_maps(forward, sound, None, **extra) if own is None else own, [LENGTH] * 2)
     return run
 
 

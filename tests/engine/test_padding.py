@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exact import assert_close, table
 from families import tiny_model
 from models import FAMILIES, random_ids, tiny
-from test_exactness import assert_close, table
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 

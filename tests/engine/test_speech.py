@@ -12,7 +12,7 @@ import torch
 import transformers
 from conftest import Refused, Scan, make_tokenizer
 from families import speech_inputs, tiny_config, tiny_model
-from test_families import columns
+from maps import columns
 from transformers import AutoModel, Wav2Vec2FeatureExtractor, WhisperFeatureExtractor
 
 import sinkscope

@@ -15,9 +15,9 @@ import torch
 from conftest import corpus_texts, make_model
 from models import random_ids, tiny
 from scipy import stats
-from test_capture import find, hooks
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 from typer.testing import CliRunner, Result
+from watched import find, hooks
 
 import sinkscope
 from sinkscope.experiments.ablation.choice import HeadTable, Score, read_fractions, read_score

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 import torch
 from conftest import Scan
+from exact import assert_close, table
 from models import random_ids, tiny
 from smoothing_reference import average_cosine, measure_smoothing
-from test_capture import hooks
-from test_exactness import assert_close, table
 from typer.testing import CliRunner
+from watched import hooks
 
 import sinkscope
 from sinkscope.capture.wiring.folded import FoldedHeads, OutputWeights
@@ -284,7 +284,7 @@ def test_domains_have_rows_of_their_own(tiny_folder: Any, scan_cli: Scan) -> Non
 @pytest.mark.real
 def test_gemma_every_column() -> None:
     """The real checkpoint: gains of exactly 0 in its norms on q, and norms of thousands in its residual stream."""
-    from test_real import prose
+    from real import prose
 
     from sinkscope.checkpoints import open_checkpoint
 

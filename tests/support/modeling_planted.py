@@ -78,3 +78,13 @@ class PlantedModel(PreTrainedModel):
             hidden, weights = block(hidden)
             maps.append(weights)
         return BaseModelOutput(last_hidden_state=hidden, attentions=tuple(maps) if output_attentions else None)
+
+
+def planted(**settings: bool) -> PlantedModel:
+    """A random one in eval mode; all weights are moved, biases too."""
+    torch.manual_seed(0)
+    model = PlantedModel(PlantedConfig(**settings)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape))
+    return model

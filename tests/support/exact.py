@@ -1,0 +1,60 @@
+"""Runs held against the float64 reference, and numbers held against each other."""
+
+from __future__ import annotations
+
+import numpy as np
+from reference import Reference
+
+import sinkscope
+from sinkscope.metrics import METRICS, RUN_COLUMNS
+
+RELATIVE, ABSOLUTE = 1e-5, 1e-6
+
+
+def table(run: sinkscope.Run, names: list[str], heads: bool) -> dict[str, np.ndarray]:
+    """Per-sequence values of a run as [sequence, layer, head] (or [sequence, layer]) arrays."""
+    rows = run.sequences[run.sequences["head"].notna() == heads]
+    keys = ["sequence", "layer", *(["head"] if heads else [])]
+    rows = rows.sort_values(keys)
+    shape = tuple(rows[key].nunique() for key in keys)
+    return {name: rows[name].to_numpy(dtype=float).reshape(shape) for name in names}
+
+
+def assert_close(ours: np.ndarray, reference: np.ndarray, name: str, relative: float, absolute: float) -> None:
+    both_missing = np.isnan(ours) & np.isnan(reference)
+    error = np.abs(ours - reference)
+    wrong = ~both_missing & ~(error <= np.maximum(relative * np.abs(reference), absolute))
+    assert not wrong.any(), (
+        f"{name}: {ours[wrong][0]} for {reference[wrong][0]} at {np.argwhere(wrong)[0]}, {wrong.sum()} wrong"
+    )
+
+
+def compare(run: sinkscope.Run, reference: Reference, relative: float, absolute: float) -> None:
+    """All columns, per sequence and for the run; nothing of ours may be without a counterpart."""
+    head_names, layer_names = list(METRICS["heads"]), [n for n, m in METRICS["layers"].items() if m.shown]
+    assert set(head_names) - set(reference.heads) <= {"sink_score_t64", "sink_rate_t64"}
+    assert set(layer_names) == set(reference.layers)
+    ours = table(run, head_names, heads=True)
+    for name, values in reference.heads.items():
+        assert_close(ours[name], values, name, relative, absolute)
+    ours = table(run, layer_names, heads=False)
+    for name, values in reference.layers.items():
+        assert_close(ours[name], values, name, relative, absolute)
+    layers, heads = run.layers, run.heads
+    assert set(RUN_COLUMNS["layers"]) - set(reference.run_layers) == {"sink_heads", "dormant_heads"}
+    for name, values in reference.run_layers.items():
+        assert_close(layers[name].to_numpy(dtype=float, na_value=np.nan), values, name, relative, absolute)
+    for name, values in reference.heads.items():
+        assert_close(heads[name].to_numpy(), values.mean(0).ravel(), f"mean {name}", relative, absolute)
+        expected = (
+            values.std(0, ddof=1).ravel() / np.sqrt(len(values)) if len(values) > 1 else np.full(len(heads), np.nan)
+        )
+        assert_close(heads[f"{name}_sem"].to_numpy(), expected, f"{name}_sem", 10 * relative, 10 * absolute)
+    assert (heads["peak_position"] == reference.peak_position.ravel()).all()
+    assert_close(heads["peak_score"].to_numpy(), reference.peak_score.ravel(), "peak_score", relative, absolute)
+    alpha = run.positions["alpha"].to_numpy().reshape(reference.alpha.shape[1:])
+    assert_close(alpha, reference.alpha.mean(0), "alpha", relative, absolute)
+    if reference.alpha_t64 is not None:
+        early = run.positions["alpha_t64"].to_numpy().reshape(alpha.shape)
+        assert_close(early[..., :64], reference.alpha_t64.mean(0), "alpha_t64", relative, absolute)
+        assert np.isnan(early[..., 64:]).all()
