@@ -1,0 +1,153 @@
+"""Prints how a package is laid out: who imports whom, on how many levels, and what has grown large.
+
+    python tests/support/house.py [FOLDER]
+
+FOLDER holds the package `sinkscope` (default: the checkout of this file). An arrow is a pair of entries of sinkscope/ of
+which one imports the other, in however many lines; imports for type checkers alone do not count. An entry stands one
+level above the highest entry it imports.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+PACKAGE = "sinkscope"
+ROOMS = (
+    *("cli", "present", "experiments", "engine", "comparison", "runs"),
+    *("checkpoints", "metrics"),
+    *("inputs", "capture", "errors"),
+)
+"""The entries that may import, from the top down; checkpoints and metrics stand beside each other."""
+BESIDE = frozenset({"checkpoints", "metrics"})
+OUTSIDE = ("__init__", "__main__", "py.typed", "data")
+"""Entries out of the order: the public names, the command and what nobody imports."""
+FUNCTION_LINES = 45
+
+Arrow = tuple[str, str]
+
+
+def entries(package: Path) -> set[str]:
+    """Names of the package's modules and folders, and of any file beside them."""
+    return {path.stem if path.suffix == ".py" else path.name for path in package.iterdir()} - {"__pycache__"}
+
+
+def modules(package: Path) -> list[Path]:
+    return sorted(package.rglob("*.py"))
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+def _is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def run_time_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those under `if TYPE_CHECKING`."""
+    for node in ast.iter_child_nodes(tree):
+        if not _is_type_checking(node):
+            yield node
+            yield from run_time_nodes(node)
+
+
+def imported(path: Path) -> set[str]:
+    """Dotted names that a module imports while the program runs, absolute ones; `from a import b` gives a.b."""
+    found = set()
+    for node in run_time_nodes(parsed(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def arrows(package: Path) -> set[Arrow]:
+    """(importing entry, imported entry), for every such pair."""
+    names = entries(package)
+    found = set()
+    for path in modules(package):
+        own = path.relative_to(package).parts[0].removesuffix(".py")
+        for name in imported(path):
+            first, _, rest = name.partition(".")
+            other = rest.partition(".")[0]
+            if first == PACKAGE and other in names and other != own:
+                found.add((own, other))
+    return found
+
+
+def against_the_order(pairs: set[Arrow]) -> list[Arrow]:
+    """The arrows between rooms that do not lead down, those between checkpoints and metrics among them."""
+    places = {name: place for place, name in enumerate(ROOMS)}
+    rooms = {(one, other) for one, other in pairs if one in places and other in places}
+    return sorted(pair for pair in rooms if set(pair) == BESIDE or places[pair[0]] > places[pair[1]])
+
+
+def misplaced(package: Path) -> list[str]:
+    """Entries that are neither a room nor one of the few that stand outside the order."""
+    return sorted(entries(package) - {*ROOMS, *OUTSIDE})
+
+
+def levels(pairs: set[Arrow]) -> dict[str, int]:
+    """Each entry's level, 1 for those that import no other; entries of a cycle count once a round."""
+    below: dict[str, set[str]] = {}
+    for one, other in pairs:
+        below.setdefault(one, set()).add(other)
+        below.setdefault(other, set())
+
+    def height(name: str, above: tuple[str, ...]) -> int:
+        deeper = below[name] - {name, *above}
+        return 1 + max((height(other, (*above, name)) for other in deeper), default=0)
+
+    return {name: height(name, ()) for name in below}
+
+
+def lines_of(path: Path) -> int:
+    return len(path.read_text("utf-8").splitlines())
+
+
+def long_functions(package: Path) -> list[tuple[int, str]]:
+    """(lines, module:function) of every function past the limit, longest first."""
+    found = []
+    for path in modules(package):
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > FUNCTION_LINES:
+                    found.append((length, f"{path.relative_to(package)}:{node.name}"))
+    return sorted(found, reverse=True)
+
+
+def describe(package: Path) -> str:
+    """The report as text, one fact a line."""
+    pairs, files = arrows(package), modules(package)
+    wrong, longest = against_the_order(pairs), long_functions(package)
+    strangers = misplaced(package)
+    largest = max(files, key=lines_of)
+    height = levels(pairs)
+    return "\n".join([
+        f"entries           {len(entries(package))}",
+        f"without a place   {len(strangers)}{_listed(strangers)}",
+        f"import arrows     {len(pairs)} between them",
+        f"against the order {len(wrong)}{_listed(f'{one} > {other}' for one, other in wrong)}",
+        f"levels            {max(height.values(), default=0)}",
+        f"modules           {len(files)}",
+        f"largest module    {largest.relative_to(package)}, {lines_of(largest)} lines",
+        f"long functions    {len(longest)} past {FUNCTION_LINES} lines"
+        f"{_listed(f'{name} {length}' for length, name in longest)}",
+    ])  # fmt: skip
+
+
+def _listed(words: Iterable[str]) -> str:
+    text = ", ".join(words)
+    return f": {text}" if text else ""
+
+
+if __name__ == "__main__":
+    home = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[2]
+    print(describe(home / PACKAGE))
