@@ -10,6 +10,7 @@ import pytest
 import torch
 from exact import assert_close
 from models import random_ids, tiny
+from tiers import slow_but
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, softmax
 from torch.overrides import _get_current_function_mode_stack
@@ -81,7 +82,7 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> Callable[[Style], None]:
     return use
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", slow_but(STYLES, "bmm", "sdpa"))
 def test_every_column_is_the_interface_s(style: str, inline: Callable[[Style], None]) -> None:
     model, ids = tiny("llama"), random_ids(3, 90)
     expected = sinkscope.scan(model, data=ids, batch_size=3)
@@ -94,7 +95,7 @@ def test_every_column_is_the_interface_s(style: str, inline: Callable[[Style], N
     assert_close(found.positions["alpha_t64"].to_numpy(), expected.positions["alpha_t64"].to_numpy(), "", 1e-4, 1e-6)
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", slow_but(STYLES, "einsum"))
 def test_padding_counts_nowhere(style: str, inline: Callable[[Style], None]) -> None:
     model, lengths = tiny("llama"), (70, 41)
     rows = [random_ids(1, length, seed=length)[0].tolist() for length in lengths]

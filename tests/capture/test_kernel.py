@@ -17,6 +17,7 @@ import pytest
 import torch
 from drawn import make_call, make_mask
 from models import random_ids, tiny
+from tiers import slow_but
 
 import sinkscope
 from sinkscope.capture.kernels import attend as attention
@@ -27,7 +28,7 @@ from sinkscope.capture.masks.visibility import read_mask
 from sinkscope.errors import SinkscopeError
 
 CASES = Path(__file__).parents[1] / "support" / "kernel_cases.py"
-GROUPS = ("shapes", "features", "models")
+GROUPS = ("shapes", "features", "models", "quick")
 CAUSAL, _ = make_call((1, 4, 2, 40, 8), "causal", "softmax")
 SHARED = {90: 227, 86: 99}
 """KiB of shared memory a program may have, by compute capability."""
@@ -51,7 +52,7 @@ def run_cases(group: str, interpreted: bool) -> None:
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", slow_but(GROUPS, "quick"))
 def test_interpreted(group: str) -> None:
     pytest.importorskip("triton")
     run_cases(group, interpreted=True)
@@ -128,8 +129,8 @@ SLOW = [
     ("capability", "dtype", "widths", "everything"),
     [
         (90, torch.bfloat16, (128, 128), True),
-        (86, torch.float32, (256, 256), True),
-        (90, torch.float16, (24, 40), False),
+        pytest.param(86, torch.float32, (256, 256), True, marks=pytest.mark.slow),
+        pytest.param(90, torch.float16, (24, 40), False, marks=pytest.mark.slow),
         *SLOW,
     ],
 )
@@ -242,6 +243,7 @@ def test_memory_that_runs_out_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch
     assert not attention.failures()
 
 
+@pytest.mark.slow
 def test_kernels_are_not_imported_unless_one_is_launched() -> None:
     """They import triton, which a machine without a GPU need not have."""
     program = "import sys, sinkscope.capture; print(*sys.modules)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -10,6 +11,7 @@ import pytest
 import torch
 import transformers
 from families import tiny_model
+from tiers import slow_but
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.masking_utils import AttentionMaskInterface, create_causal_mask, create_sliding_window_causal_mask
@@ -23,6 +25,7 @@ from sinkscope.capture.masks.visibility import read_mask
 # windows on both sides, a prefix that sees itself, streams, inline attention.
 FAMILIES = ("gemma3_text", "llama4_text", "gpt_oss", "gemma2", "deepseek_v32", "mistral", "gpt2", "bloom")
 LENGTH = 48
+FAST = ((True, "gemma3_text"), (True, "gpt_oss"), (False, "llama4_text"), (True, "bloom"))
 
 
 def config(**sizes: Any) -> Any:
@@ -177,8 +180,7 @@ def test_a_lazy_mask_is_read_as_the_whole_one(implementation: str, attention_mas
             assert torch.equal(ours[1], other[1])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("padding", [False, True])
+@pytest.mark.parametrize(("padding", "family"), slow_but(product((False, True), FAMILIES), *FAST))
 def test_a_scan_with_lazy_masks_is_the_same(family: str, padding: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(transformers.AutoModel, family)
     ids = torch.randint(5, model.config.get_text_config().vocab_size, (2, LENGTH), generator=torch.Generator())
@@ -202,7 +204,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "mistral", "gpt_oss"])
+@pytest.mark.parametrize("family", slow_but(["gemma3_text", "mistral", "gpt_oss"], "gemma3_text"))
 def test_nothing_of_a_long_scan_is_square(family: str) -> None:
     """T = 4096: with the sliding layers' mask, or an additive one, made whole, T x T = 16.8 million."""
     model = tiny_model(transformers.AutoModel, family)

@@ -11,6 +11,7 @@ from exact import assert_close
 from maps import columns
 from modeling_torch import torch_model
 from models import random_ids
+from tiers import slow_but
 from torch import Tensor
 
 import sinkscope
@@ -26,6 +27,9 @@ KINDS = [
     if not (causal and kind == "encoder")
 ]
 
+FAST = (KINDS[1], KINDS[4], KINDS[8])
+"""One of each kind, in either order and with or without a causal mask."""
+
 
 def padded() -> dict[str, Tensor]:
     ids = random_ids(2, max(LENGTHS))
@@ -39,7 +43,7 @@ def words(settings: dict[str, Any]) -> str:
     return f"{settings['kind']} {order}{' causal' if settings['causal'] else ''}"
 
 
-@pytest.mark.parametrize("settings", KINDS, ids=words)
+@pytest.mark.parametrize("settings", slow_but(KINDS, *FAST), ids=words)
 def test_the_masses_are_those_of_the_weights_torch_returns(settings: dict[str, Any]) -> None:
     model, given = torch_model(**settings), padded()
     run = sinkscope.scan(model, data=given, batch_size=2)
@@ -58,7 +62,7 @@ def test_the_masses_are_those_of_the_weights_torch_returns(settings: dict[str, A
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # torch's own, of its fused path
-@pytest.mark.parametrize("settings", KINDS, ids=words)
+@pytest.mark.parametrize("settings", slow_but(KINDS, *FAST), ids=words)
 def test_the_model_s_output_stays(settings: dict[str, Any]) -> None:
     """The fused path of nn.TransformerEncoder is left while it is watched: to rounding it gives the same."""
     model, given = torch_model(**settings), padded()

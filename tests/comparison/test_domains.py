@@ -107,9 +107,13 @@ def test_the_table_is_written_and_read_again(scan_cli: Scan, tiny_folder: Path) 
     assert load_run(alone.folder).domains is None
 
 
-def test_the_pooled_sink_heads_never_exceed_the_heads(domains: Run) -> None:
-    summary = domains.summary["streams"]["text"]
-    assert 0 <= summary["sink_heads"] <= summary["heads"]
+def test_sink_heads_are_counted_over_the_sequences_of_all_domains(domains: Run, tiny_folder: Path) -> None:
+    """Half the heads lie above the median, however many each domain counts for itself."""
+    rows = domains.sequences[domains.sequences["head"].notna()]
+    scores = rows.groupby(["layer", "head"])["sink_score"].mean()
+    options = {"data": ["prose", "code"], "seq_len": 64, "num_sequences": 6, "self_check": False}
+    run = sinkscope.scan(str(tiny_folder), epsilon=float(scores.median()), **options)
+    assert run.summary["streams"]["text"]["sink_heads"] == len(scores) // 2 == 4
 
 
 def test_most_dormant_takes_the_right_end_and_keeps_head_order_in_ties() -> None:

@@ -168,11 +168,13 @@ def false_alarms(policy: Policy, spread: float, checks: int) -> int:
     return alarms
 
 
+@pytest.mark.slow
 def test_false_alarms_of_the_default_policy() -> None:
     """A thousandth is allowed; 5 % of spread between sequences is what real heads have."""
     assert false_alarms(DEFAULT, 0.05, 100) <= 1
 
 
+@pytest.mark.slow
 def test_the_significance_holds_for_the_whole_check() -> None:
     """Seven rules that allow nothing: 5 % of checks fail, not 5 % for each rule (which would be some 30 %)."""
     names = ["bos_mass", "entropy", "honor", "self_mass", "previous_mass", "residual_write_ln", "qk_cos_first"]

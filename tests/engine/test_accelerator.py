@@ -18,6 +18,7 @@ from modeling_planted import planted
 from modeling_torch import torch_model
 from models import FAMILIES, random_ids, tiny
 from pictured import inputs, see
+from tiers import slow_but
 from torch import nn
 from transformers import AutoModel
 
@@ -42,7 +43,7 @@ def same_tables(run: Run, other: Run) -> None:
         pd.testing.assert_frame_equal(run.tables()[name], table, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_but(FAMILIES, "llama", "gpt_oss"))
 def test_a_model_on_a_device(family: str) -> None:
     model, ids = tiny(family).requires_grad_(False), random_ids(3, LENGTH)
     plain = sinkscope.scan(model, data=ids, smoothing=True)
@@ -63,7 +64,7 @@ def homes(model: nn.Module, device: torch.device) -> list[tuple[nn.Module, torch
     ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_but(FAMILIES, "gemma3"))
 def test_a_model_over_two_devices(family: str) -> None:
     """Its second layer alone is elsewhere; accelerate's hooks carry what it reads there, and the next layer's back."""
     model, ids = tiny(family).requires_grad_(False), random_ids(3, LENGTH)
@@ -76,7 +77,7 @@ def test_a_model_over_two_devices(family: str) -> None:
     same_tables(run, plain)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gpt_oss"])
+@pytest.mark.parametrize("family", slow_but(["llama", "mistral", "gpt_oss"], "mistral"))
 def test_padding_on_a_device(family: str) -> None:
     model, ids = tiny(family).requires_grad_(False), random_ids(3, LENGTH)
     mask = torch.ones_like(ids)
@@ -101,7 +102,7 @@ def speech(family: str) -> tuple[nn.Module, Any]:
     return model, speech_inputs(family, model.config)
 
 
-@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("kind", slow_but(OTHERS, "pictures", "code of its own"))
 def test_inputs_given_there_too(kind: str) -> None:
     model, data = OTHERS[kind]()
     plain = sinkscope.scan(model.requires_grad_(False), data=data)

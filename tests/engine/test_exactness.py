@@ -9,6 +9,7 @@ import torch
 from exact import ABSOLUTE, RELATIVE, assert_close, compare, table
 from models import FAMILIES, random_ids, tiny
 from reference import measure
+from tiers import slow_but
 
 import sinkscope
 from sinkscope.metrics import METRICS
@@ -17,7 +18,9 @@ EPSILON = 0.1
 NO_FLOAT64 = ("gpt_oss",)  # its experts' grouped matrix product knows no float64 on a CPU
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in NO_FLOAT64])
+@pytest.mark.parametrize(
+    "family", slow_but([family for family in FAMILIES if family not in NO_FLOAT64], "gemma2", "bert")
+)
 def test_every_column_in_float64(family: str) -> None:
     """A float64 model leaves no rounding to hide behind: a wrong formula cannot pass."""
     model, ids = tiny(family).double(), random_ids(3, 100)
@@ -25,7 +28,7 @@ def test_every_column_in_float64(family: str) -> None:
     compare(run, measure(model, ids, epsilon=EPSILON), 1e-6, 1e-9)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_but(FAMILIES, "llama", "gpt_oss"))
 def test_every_column_in_float32(family: str) -> None:
     model, ids = tiny(family), random_ids(3, 100, seed=SEEDS.get(family, 0))
     run = sinkscope.scan(model, data=ids, self_check=False, epsilon=EPSILON)
@@ -36,7 +39,7 @@ SEEDS: dict[str, int] = {"bert": 9}
 """Another draw where a column happens to lie so near 0 that the two forward passes' own rounding shows in it."""
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_but(FAMILIES, "gpt_oss"))
 def test_short_sequences(family: str) -> None:
     """T < 64: the t64 columns are missing, not 0, and everything else holds."""
     model, ids = tiny(family), random_ids(2, 12, seed=3)
@@ -46,7 +49,7 @@ def test_short_sequences(family: str) -> None:
     assert run.positions["alpha_t64"].isna().all()
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gpt_oss", "bert"])
+@pytest.mark.parametrize("family", slow_but(["llama", "mistral", "gpt_oss", "bert"], "mistral"))
 def test_sink_rate_is_gu_et_al_s_procedure(family: str) -> None:
     """Eager attentions, importance = column sum / (T - k), indicator per sequence, then the mean."""
     model, ids = tiny(family, attn_implementation="eager"), random_ids(8, 96)
@@ -59,7 +62,7 @@ def test_sink_rate_is_gu_et_al_s_procedure(family: str) -> None:
     assert percent == pytest.approx(100 * indicators.mean())
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "gpt_oss", "gpt2"])
+@pytest.mark.parametrize("family", slow_but(["llama", "mistral", "gemma3", "gpt_oss", "gpt2"], "gemma3"))
 def test_t64_columns_are_those_of_a_t64_run(family: str) -> None:
     model, ids = tiny(family), random_ids(4, 256)
     whole = sinkscope.scan(model, data=ids, self_check=False, epsilon=EPSILON)
@@ -133,7 +136,7 @@ def test_permuted_heads_permute_rows() -> None:
     pd.testing.assert_frame_equal(moved.sort_index(), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_but(FAMILIES, "gpt2"))
 def test_batch_size_changes_nothing(family: str) -> None:
     model, ids = tiny(family), random_ids(8, 70)
     one = sinkscope.scan(model, data=ids, batch_size=1, self_check=False)
@@ -143,7 +146,7 @@ def test_batch_size_changes_nothing(family: str) -> None:
         assert_close(eight.heads[name].to_numpy(), one.heads[name].to_numpy(), name, 1e-5, 1e-5)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("batch_size", slow_but([1, 3], 3))
 def test_spectra_of_the_first_sequences_only(batch_size: int) -> None:
     """The others' matrix_entropy is missing, and so left out of the mean; no other column changes."""
     model, ids = tiny("llama"), random_ids(5, 40)

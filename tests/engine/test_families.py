@@ -18,6 +18,7 @@ from conftest import COUNTED
 from families import LENGTH, VOCABULARY, dense_maps, eager_maps, eager_outputs, speech_inputs, tiny_model, unaveraged
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from maps import compare_maps
+from tiers import slow_but
 from torch import Tensor
 from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto
@@ -39,6 +40,12 @@ SPEECH += ["lasr_ctc", "moonshine", "moonshine_streaming", "nemotron_asr_streami
 SPEECH += ["parakeet_ctc", "qwen2_audio_encoder", "sew", "sew-d", "speech_to_text", "speecht5", "unispeech"]
 SPEECH += ["unispeech-sat", "wav2vec2", "wav2vec2-bert", "wav2vec2-conformer", "wavlm", "whisper"]
 SPEECH = [family for family in SPEECH if family in CONFIG_MAPPING]
+FAST_CAUSAL = (
+    *("llama", "gemma3_text", "gpt_oss", "gemma2"),  # the interface: shared keys, windows, learned sinks, a soft cap
+    *("bloom", "gpt_neo", "xlnet"),  # inline: a bias added in the product, windows, einsum and two streams
+    *("deepseek_v3", "zamba", "mamba"),  # latent attention, one module called in several layers, no attention
+)
+"""One family for each way in which attention is done; the full tier reads all."""
 LISTS = {
     "causal language models": CAUSAL,
     "masked language models": MASKED,
@@ -67,6 +74,8 @@ YOSO hashes, MRA approximates by blocks; Longformer's rows hold a band of keys a
 
 NONE_AT_ALL = ("fnet", "mra", "yoso", "mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm")
 """Those of them that have no softmax over keys at all; the others' is no map of one sequence's queries and keys."""
+
+WINDOWED = ("swin", "swinv2", "donut-swin", "maskformer-swin", "hiera", "pvt_v2", "segformer", "glpn", "cvt")
 
 UNBUILT: dict[str, tuple[Any, str]] = {
     "gemma3n": (ImportError, "timm"),
@@ -149,22 +158,22 @@ def check(auto: Any, family: str) -> Any:
 Record = Callable[[str, object], None]
 
 
-@pytest.mark.parametrize("family", CAUSAL)
+@pytest.mark.parametrize("family", slow_but(CAUSAL, *FAST_CAUSAL))
 def test_causal_language_models(family: str, record_property: Record) -> None:
     record_property(COUNTED, ("causal language models", expect(transformers.AutoModelForCausalLM, family)))
 
 
-@pytest.mark.parametrize("family", MASKED)
+@pytest.mark.parametrize("family", slow_but(MASKED, "bert", "deberta-v2", "fnet"))
 def test_masked_language_models(family: str, record_property: Record) -> None:
     record_property(COUNTED, ("masked language models", expect(transformers.AutoModelForMaskedLM, family)))
 
 
-@pytest.mark.parametrize("family", SEQ2SEQ)
+@pytest.mark.parametrize("family", slow_but(SEQ2SEQ, "bart", "t5"))
 def test_encoder_decoders(family: str, record_property: Record) -> None:
     record_property(COUNTED, ("encoder-decoders", expect(transformers.AutoModelForSeq2SeqLM, family)))
 
 
-@pytest.mark.parametrize("family", VISION)
+@pytest.mark.parametrize("family", slow_but(VISION, "vit"))
 def test_vision_models(family: str, record_property: Record) -> None:
     """Pictures of 32 x 32 pixels; both of equal size, so nothing is padded."""
     model = tiny_model(transformers.AutoModel, family)
@@ -180,7 +189,7 @@ def test_vision_models(family: str, record_property: Record) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch's, of Lasr's convolutions
-@pytest.mark.parametrize("family", SPEECH)
+@pytest.mark.parametrize("family", slow_but(SPEECH, "wav2vec2", "whisper"))
 def test_speech_models(family: str, record_property: Record) -> None:
     """Recordings of one length; the decoder, where there is one, reads a text of its own."""
     record_property(COUNTED, ("speech (a choice)", expect(transformers.AutoModel, family, check_speech)))
@@ -219,9 +228,7 @@ def check_speech(auto: Any, family: str) -> Any:
     return run
 
 
-@pytest.mark.parametrize(
-    "family", ["swin", "swinv2", "donut-swin", "maskformer-swin", "hiera", "pvt_v2", "segformer", "glpn", "cvt"]
-)
+@pytest.mark.parametrize("family", slow_but(WINDOWED, "swin", "segformer"))
 def test_attention_within_windows_or_to_pooled_keys_is_refused(family: str) -> None:
     """Swin's and Hiera's rows are windows of a picture, the others' keys are pooled: no row is a patch over patches."""
     model = tiny_model(transformers.AutoModel, family)
@@ -231,6 +238,7 @@ def test_attention_within_windows_or_to_pooled_keys_is_refused(family: str) -> N
         sinkscope.scan(model, data={"pixel_values": pixels})
 
 
+@pytest.mark.slow
 def test_a_stage_whose_keys_are_all_patches_is_read() -> None:
     """PVT pools the keys of all stages but its last; those are named."""
     model = tiny_model(transformers.AutoModel, "pvt")

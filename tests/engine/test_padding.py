@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from exact import assert_close, table
 from families import tiny_model
 from models import FAMILIES, random_ids, tiny
+from tiers import slow_but
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -22,6 +24,7 @@ from sinkscope.engine.whole_maps import dense_map
 from sinkscope.metrics import METRICS
 
 LENGTHS = (70, 41)
+FAST_PADDING = (("left", "llama"), ("right", "bloom"), ("left", "gpt_oss"), ("right", "bert"))
 
 
 def model_of(family: str) -> Any:
@@ -50,8 +53,7 @@ def assert_same(run: sinkscope.Run, number: int, row: Tensor, model: Any, label:
         assert_close(ours, expected, f"{label} {name}", 1e-5, 1e-5)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "bloom"])
-@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(("side", "family"), slow_but(product(("left", "right"), (*FAMILIES, "bloom")), *FAST_PADDING))
 def test_padding_counts_nowhere(family: str, side: str) -> None:
     """Unequal sequences padded into one batch give what each gives alone. Bloom's attention is inline."""
     model, rows = model_of(family), sequences()
@@ -80,7 +82,7 @@ def test_masks_with_holes_are_refused() -> None:
         sinkscope.scan(tiny("llama"), data={"input_ids": ids, "attention_mask": mask})
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2", "bloom"])
+@pytest.mark.parametrize("family", slow_but(["llama", "mistral", "gpt2", "bloom"], "mistral", "bloom"))
 def test_packed_pieces_are_sequences_of_their_own(family: str) -> None:
     model, (long, short) = model_of(family), sequences()
     ids = torch.stack([torch.cat([short, long]), torch.cat([long, short])])
@@ -136,8 +138,14 @@ HALF = {torch.bfloat16: 3e-3, torch.float16: 4e-4}
 """How far a half-precision model's mean BOS masses may stand from the float32 model's (measured: 9.4e-4 and 1.1e-4)."""
 
 
-@pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2", "gemma2", "bert"])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    slow_but(
+        product(["llama", "mistral", "gpt2", "gemma2", "bert"], HALF),
+        ("llama", torch.bfloat16),
+        ("gemma2", torch.float16),
+    ),
+)
 def test_half_precision_is_summed_in_float32(family: str, dtype: torch.dtype) -> None:
     """The sums are float64's over the same half-precision queries and keys; the rest is the model's own rounding."""
     half, ids = tiny(family).to(dtype), random_ids(2, 90)

@@ -19,6 +19,7 @@ import pytest
 import torch
 from conftest import TABLES
 from models import tiny
+from tiers import slow_but
 
 import sinkscope
 from sinkscope.engine.launch import ALONE, Processes, leave, size, start
@@ -138,6 +139,7 @@ def test_two_processes_write_what_one_writes(folder: Path, expected: Path, tmp_p
     assert not (tmp_path / "run" / UNFINISHED).exists()
 
 
+@pytest.mark.slow
 def test_several_models_and_fewer_sequences_than_processes(folder: Path, tmp_path: Path, one_thread: None) -> None:
     models = (folder / "llama", folder / "absent", folder / "gemma3")
     words = ("--data", "random", "--num-sequences", "1", "--seq-len", "40", "--quiet", "--out", tmp_path)
@@ -154,6 +156,7 @@ def test_several_models_and_fewer_sequences_than_processes(folder: Path, tmp_pat
         near(alone(folder / name, data="random", num_sequences=1, seq_len=40), load_run(tmp_path / name), 1e-6)
 
 
+@pytest.mark.slow
 def test_a_failure_of_one_process_ends_all(folder: Path, expected: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     code, out, err = launch(FAULTY, "error", "scan", folder / "llama", *WORDS, "--out", run)
@@ -167,6 +170,7 @@ def test_a_failure_of_one_process_ends_all(folder: Path, expected: Path, tmp_pat
     same_bytes(run, expected)
 
 
+@pytest.mark.slow
 def test_memory_that_ends_in_one_process_changes_no_table(folder: Path, tmp_path: Path, one_thread: None) -> None:
     code, _, err = launch(FAULTY, "memory", "scan", folder / "llama", *WORDS, "--quiet", "--out", tmp_path / "run")
     assert code == 0, err
@@ -183,6 +187,7 @@ def _wait_for_shards(run: Path, count: int, process: subprocess.Popen[str]) -> N
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_killed_launch_goes_on(folder: Path, expected: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start_launch(FAULTY, "slow", "scan", folder / "llama", *WORDS, "--out", run)
@@ -197,6 +202,7 @@ def test_a_killed_launch_goes_on(folder: Path, expected: Path, tmp_path: Path) -
     same_bytes(run, expected)
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_what_all_processes_have_done(folder: Path, expected: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start_launch(FAULTY, "slow", "scan", folder / "llama", *WORDS, "--out", run)
@@ -215,8 +221,9 @@ def test_ctrl_c_saves_what_all_processes_have_done(folder: Path, expected: Path,
     same_bytes(run, expected)
 
 
-def test_heads_spread_over_processes_give_the_same_tables(folder: Path, tmp_path: Path) -> None:
-    models = [folder / name for name in ("llama", "qwen3", "gemma3")]
+@pytest.mark.parametrize("names", slow_but([["qwen3"], ["llama", "gemma3"]], ["qwen3"]), ids=" ".join)
+def test_heads_spread_over_processes_give_the_same_tables(names: list[str], folder: Path, tmp_path: Path) -> None:
+    models = [folder / name for name in names]
     words = ("--data", "random", "--num-sequences", "3", "--seq-len", "70", "--tp", "--quiet", "--out", tmp_path)
     code, _, err = launch("-m", "sinkscope", "scan", *models, *words)
     assert code == 0, err
@@ -228,6 +235,7 @@ def test_heads_spread_over_processes_give_the_same_tables(folder: Path, tmp_path
         assert run.manifest["attention"][0]["heads"] == 4
 
 
+@pytest.mark.slow
 def test_heads_that_cannot_be_spread_are_refused(folder: Path, tmp_path: Path) -> None:
     models = (folder / "one-group", folder / "gpt2")
     code, _, err = launch("-m", "sinkscope", "scan", *models, "--data", "random", "--tp", "--out", tmp_path / "run")

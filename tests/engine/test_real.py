@@ -11,6 +11,7 @@ import torch
 from exact import ABSOLUTE, RELATIVE, compare, table
 from real import prose
 from reference import measure
+from tiers import slow_but
 
 import sinkscope
 from sinkscope.checkpoints import Checkpoint, open_checkpoint
@@ -30,6 +31,7 @@ def minilm() -> Checkpoint:
     return open_checkpoint("example:minilm")
 
 
+@pytest.mark.slow
 def test_gemma_every_column_with_a_biting_window(gemma: Checkpoint) -> None:
     ids = prose(gemma, 700, 2)
     run = sinkscope.scan(gemma.model, data=ids)
@@ -40,18 +42,20 @@ def test_gemma_every_column_with_a_biting_window(gemma: Checkpoint) -> None:
     assert reach == [layer for layer in range(18) if layer % 6 != 5]
 
 
-def test_minilm_every_column(minilm: Checkpoint) -> None:
-    ids = prose(minilm, 128, 3)
+@pytest.mark.parametrize(("length", "count"), slow_but([(70, 2), (128, 3)], (70, 2)))
+def test_minilm_every_column(minilm: Checkpoint, length: int, count: int) -> None:
+    ids = prose(minilm, length, count)
     run = sinkscope.scan(minilm.model, data=ids)
     compare(run, measure(minilm.model, ids), RELATIVE, ABSOLUTE)
     assert not run.manifest["attention"][0]["causal"]
 
 
-def test_gemma_against_its_own_eager_attention(gemma: Checkpoint) -> None:
+@pytest.mark.parametrize("length", slow_but([64, 600], 64))
+def test_gemma_against_its_own_eager_attention(gemma: Checkpoint, length: int) -> None:
     """bos_mass and alpha_0 of every head from the model's own eager maps, an implementation that is not ours at all."""
     from sinkscope.checkpoints.eager import eager
 
-    ids = prose(gemma, 600, 1)
+    ids = prose(gemma, length, 1)
     with torch.no_grad(), eager(gemma.model):
         outputs: Any = gemma.model(ids, output_attentions=True, use_cache=False)
     run = sinkscope.scan(gemma.model, data=ids)
@@ -62,6 +66,7 @@ def test_gemma_against_its_own_eager_attention(gemma: Checkpoint) -> None:
     np.testing.assert_allclose(ours["sink_score"], score, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_gemma_output_is_plain_sdpa_s(gemma: Checkpoint) -> None:
     """The model computes what it computes without us, to rounding."""
     from sinkscope.capture import Capture, plan
@@ -77,6 +82,7 @@ def test_gemma_output_is_plain_sdpa_s(gemma: Checkpoint) -> None:
     assert torch.equal(again, plain)
 
 
+@pytest.mark.slow
 def test_gemma_bfloat16_sums_stay_float32(gemma: Checkpoint) -> None:
     """bf16 moves the model itself; our sums over its q, k and v agree with its eager maps to bf16's rounding."""
     checkpoint = open_checkpoint("example:gemma-3-270m")

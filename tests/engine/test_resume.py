@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from conftest import TABLES, Scan
+from tiers import slow_but
 
 import sinkscope
 from sinkscope.engine import shards as shards_module
@@ -84,7 +85,7 @@ def break_off(kill_after: Any, monkeypatch: pytest.MonkeyPatch) -> BreakOff:
     return scan
 
 
-@pytest.mark.parametrize("last", range(1, BATCHES + 1))
+@pytest.mark.parametrize("last", slow_but(range(1, BATCHES + 1), 4))
 def test_a_scan_killed_after_any_batch_ends_byte_identical(
     last: int, tiny_folder: Path, unbroken: Path, tmp_path: Path, break_off: BreakOff
 ) -> None:
@@ -121,7 +122,7 @@ def test_a_kill_while_a_shard_is_written_loses_that_batch_only(
     same_tables(out, unbroken)
 
 
-@pytest.mark.parametrize("last", [1, 4, 8])
+@pytest.mark.parametrize("last", slow_but([1, 4, 8], 4))
 def test_a_kill_while_the_run_is_saved_loses_nothing(
     last: int, tiny_folder: Path, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from families import dense_maps, tiny_config, tiny_model
 from maps import columns
 from pictured import FIRST, IMAGE, IMAGE_TOKENS, LENGTH, inputs, see
 from PIL import Image
+from tiers import slow_but
 from torch import Tensor
 from transformers import AutoModel, CLIPImageProcessor, LlavaProcessor, ViTImageProcessor
 from typer.testing import CliRunner
@@ -39,7 +40,7 @@ def assert_masses(run: Any, module: str, number: int, probabilities: Tensor) -> 
         assert float((ours - values).abs().max()) < 1e-5, f"{module} sequence {number} {name}"
 
 
-@pytest.mark.parametrize("family", IMAGE_TOKENS)
+@pytest.mark.parametrize("family", slow_but(IMAGE_TOKENS, "qwen3_vl", "gemma3"))
 def test_both_streams_are_the_model_s_own_maps(family: str) -> None:
     """All maps in float64 from each call's own queries and keys, and the text's from the model's eager attention."""
     model, given = see(family), inputs(family)
@@ -71,7 +72,7 @@ def test_both_streams_are_the_model_s_own_maps(family: str) -> None:
     assert np.flatnonzero(named).tolist() == list(range(FIRST, FIRST + IMAGE_TOKENS[family]))
 
 
-@pytest.mark.parametrize("family", IMAGE_TOKENS)
+@pytest.mark.parametrize("family", slow_but(IMAGE_TOKENS, "qwen2_5_vl"))
 def test_padding_beside_pictures_counts_nowhere(family: str) -> None:
     given = inputs(family)
     padded = dict(given)

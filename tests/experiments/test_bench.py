@@ -128,9 +128,10 @@ def test_the_screen_keeps_to_80_columns_and_escapes_names() -> None:
     )  # fmt: skip
     assert max(map(len, shown.splitlines())) <= 80
     assert "\x1b" not in shown
-    rows = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
-    assert "1.00 (1.00-2.00)" in rows["scan"] or "1.00 (1.00-2.00)" in shown
-    assert "3,072 MiB" in shown
+    lines = shown.splitlines()
+    row = next(line for line in lines if line.startswith("scan "))
+    assert row.split() == ["scan", "2.000", "617", "1.00", "(1.00-2.00)", "1.00", "(1.00-2.00)", "-"]
+    assert next(line for line in lines if line.startswith("plain ")).endswith("3,072 MiB")
     assert "16.0 GiB free" in shown
     assert "scan unknown" in " ".join(shown.split())
     assert "32,768 tokens (the model's own limit)" in " ".join(shown.split())

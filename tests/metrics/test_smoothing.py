@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from conftest import Scan
 from exact import assert_close, table
 from models import random_ids, tiny
 from smoothing_reference import average_cosine, measure_smoothing
+from tiers import slow_but
 from typer.testing import CliRunner
 from watched import hooks
 
@@ -64,12 +66,12 @@ def compare_tables(family: str, model: Any, relative: float, absolute: float) ->
     return run.smoothing
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_but(FAMILIES, "gemma3"))
 def test_every_column_in_float64(family: str) -> None:
     compare_tables(family, with_sink(family).double(), 3e-6, 1e-6 if family in FLOAT32_NORMS else 1e-9)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_but(FAMILIES, "gpt2"))
 def test_every_column_in_float32(family: str) -> None:
     compare_tables(family, with_sink(family), 3e-4, 3e-5)
 
@@ -82,7 +84,7 @@ def test_costs_are_there_where_a_head_has_a_sink_and_nowhere_else() -> None:
     assert (sinks["cost_sink_upper"] > sinks["cost_sink_lower"]).all()
 
 
-@pytest.mark.parametrize("family", ["mistral", "bert", "gpt_oss"])
+@pytest.mark.parametrize("family", slow_but(["mistral", "bert", "gpt_oss"], "bert"))
 def test_other_families_are_read_too(family: str) -> None:
     """Windows, learned sinks, and no input norm at all (BERT: z is x, beta 1)."""
     run = sinkscope.scan(tiny(family), data=random_ids(2, 40), self_check=False, smoothing=True)
@@ -92,7 +94,7 @@ def test_other_families_are_read_too(family: str) -> None:
         assert run.smoothing["beta"].to_numpy() == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+@pytest.mark.parametrize("family", slow_but(["llama", "gpt_neox"], "llama"))
 def test_padding_and_batches_change_nothing(family: str) -> None:
     model, ids = tiny(family), random_ids(4, 24)
     mask = torch.ones_like(ids)
@@ -219,7 +221,7 @@ def test_pruned_heads_have_no_rank_and_no_sign() -> None:
     assert (pruned["verdict"] == "neither").all()
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+@pytest.mark.parametrize("family", slow_but(["qwen3", "gpt2"], "qwen3"))
 def test_half_precision_moves_nothing_far(family: str) -> None:
     ids = random_ids(2, 40)
     exact = sinkscope.scan(tiny(family), data=ids, self_check=False, smoothing=True).smoothing
@@ -269,6 +271,7 @@ def test_written_and_read_again(tiny_folder: Any, scan_cli: Scan) -> None:
     assert sinkscope.load_run(outcome.folder).smoothing is None
 
 
+@pytest.mark.slow
 def test_domains_have_rows_of_their_own(tiny_folder: Any, scan_cli: Scan) -> None:
     outcome = scan_cli(tiny_folder, "--smoothing", "--data", "prose", "--data", "code")
     assert outcome.code == 0, outcome.stderr
@@ -305,10 +308,16 @@ def test_gemma_every_column() -> None:
 
 
 def test_metrics_command_tells_of_them() -> None:
+    """Each with the source it was registered with, under the heading of its table."""
     from sinkscope.cli import app
 
-    for name in (*NAMES, *RUN_COLUMNS["smoothing"]):
-        shown = CliRunner().invoke(app, ["metrics", name])
-        assert shown.exit_code == 0
-        assert "smoothing.csv (scan --smoothing)" in shown.stdout
-        assert "Lampert et al. 2605.08453" in shown.stdout or "ours" in shown.stdout
+    every = METRICS["smoothing"] | RUN_COLUMNS["smoothing"]
+    shown = CliRunner().invoke(app, ["metrics", *every, "--json"])
+    assert shown.exit_code == 0
+    assert {one["name"]: (one["table"], one["source"]) for one in json.loads(shown.stdout)} == {
+        name: ("smoothing", metric.source) for name, metric in every.items()
+    }
+    for name in ("tr_bw", "verdict"):
+        (heading, _, first, *_) = CliRunner().invoke(app, ["metrics", name]).stdout.splitlines()
+        assert heading == "smoothing.csv (scan --smoothing): one row per (stream, layer, head)"
+        assert first.startswith(f"  {name}")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from accelerator import accelerator
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sinkscope.metrics.median import median_abs
@@ -16,7 +16,6 @@ from sinkscope.runs.averages import mean, pairwise_cosine, sem, uniform_alpha
 
 @pytest.mark.parametrize("there", [False, True], ids=["cpu", "accelerator"])
 @given(st.integers(1, 200), st.integers(0, 10_000), st.sampled_from(["normal", "ties", "spread", "zeros"]))
-@settings(max_examples=150, deadline=None)
 def test_median_abs_is_numpy_s(there: bool, count: int, seed: int, kind: str) -> None:
     generator = np.random.default_rng(seed)
     values = {

@@ -20,7 +20,10 @@ def table(run: sinkscope.Run, names: list[str], heads: bool) -> dict[str, np.nda
     return {name: rows[name].to_numpy(dtype=float).reshape(shape) for name in names}
 
 
-def assert_close(ours: np.ndarray, reference: np.ndarray, name: str, relative: float, absolute: float) -> None:
+def assert_close(
+    ours: np.ndarray, reference: np.ndarray, name: str, relative: float, absolute: float | np.ndarray
+) -> None:
+    """Every number is within `relative` of the reference or within `absolute` of it; NaN stands where it has NaN."""
     both_missing = np.isnan(ours) & np.isnan(reference)
     error = np.abs(ours - reference)
     wrong = ~both_missing & ~(error <= np.maximum(relative * np.abs(reference), absolute))
@@ -30,13 +33,17 @@ def assert_close(ours: np.ndarray, reference: np.ndarray, name: str, relative: f
 
 
 def compare(run: sinkscope.Run, reference: Reference, relative: float, absolute: float) -> None:
-    """All columns, per sequence and for the run; nothing of ours may be without a counterpart."""
+    """All columns, per sequence and for the run; nothing of ours may be without a counterpart.
+
+    A column that is a difference is judged by the size of what is subtracted: `absolute` is meant per unit of it.
+    """
+    bounds = {name: absolute * np.maximum(1, size) for name, size in reference.sizes.items()}
     head_names, layer_names = list(METRICS["heads"]), [n for n, m in METRICS["layers"].items() if m.shown]
     assert set(head_names) - set(reference.heads) <= {"sink_score_t64", "sink_rate_t64"}
     assert set(layer_names) == set(reference.layers)
     ours = table(run, head_names, heads=True)
     for name, values in reference.heads.items():
-        assert_close(ours[name], values, name, relative, absolute)
+        assert_close(ours[name], values, name, relative, bounds.get(name, absolute))
     ours = table(run, layer_names, heads=False)
     for name, values in reference.layers.items():
         assert_close(ours[name], values, name, relative, absolute)
@@ -45,11 +52,12 @@ def compare(run: sinkscope.Run, reference: Reference, relative: float, absolute:
     for name, values in reference.run_layers.items():
         assert_close(layers[name].to_numpy(dtype=float, na_value=np.nan), values, name, relative, absolute)
     for name, values in reference.heads.items():
-        assert_close(heads[name].to_numpy(), values.mean(0).ravel(), f"mean {name}", relative, absolute)
+        bound = bounds[name].mean(0).ravel() if name in bounds else absolute
+        assert_close(heads[name].to_numpy(), values.mean(0).ravel(), f"mean {name}", relative, bound)
         expected = (
             values.std(0, ddof=1).ravel() / np.sqrt(len(values)) if len(values) > 1 else np.full(len(heads), np.nan)
         )
-        assert_close(heads[f"{name}_sem"].to_numpy(), expected, f"{name}_sem", 10 * relative, 10 * absolute)
+        assert_close(heads[f"{name}_sem"].to_numpy(), expected, f"{name}_sem", 10 * relative, 10 * bound)
     assert (heads["peak_position"] == reference.peak_position.ravel()).all()
     assert_close(heads["peak_score"].to_numpy(), reference.peak_score.ravel(), "peak_score", relative, absolute)
     alpha = run.positions["alpha"].to_numpy().reshape(reference.alpha.shape[1:])

@@ -2,7 +2,7 @@
 
     python tests/support/house.py [FOLDER]
 
-FOLDER holds the package `sinkscope` (default: the checkout of this file). An arrow is a pair of entries of sinkscope/ of
+FOLDER holds the package `sinkscope` (default: this file's own checkout). An arrow is a pair of entries of sinkscope/ of
 which one imports the other, in however many lines; imports for type checkers alone do not count. An entry stands one
 level above the highest entry it imports.
 """

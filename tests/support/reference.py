@@ -26,6 +26,7 @@ class Reference:
     """What `measure` found: N sequences, L layers, H query heads, T positions."""
 
     heads: dict[str, Array]  # column -> [N, L, H]
+    sizes: dict[str, Array]  # column that is a difference -> size of what is subtracted, [N, L, H]
     layers: dict[str, Array]  # column -> [N, L]
     run_layers: dict[str, Array]  # column -> [L], over all sequences at once
     alpha: Array  # [N, L, H, T]
@@ -409,6 +410,13 @@ def geometry_columns(query: Array, key: Array, logits: Array, causal: bool) -> d
     }
 
 
+def logit_size(logits: Array, causal: bool) -> float:
+    """Size of the two means whose difference is logit_gap: their rounding shows in it, however small it is."""
+    first = [logits[i, 0] for i in range(1, len(logits))]
+    every = [mean(logits[i, : i + 1] if causal else logits[i]) for i in range(1, len(logits))]
+    return mean(np.abs(first)) + mean(np.abs(every))
+
+
 def value_columns(value: Array, output: Array, w: Array, w_o: Array) -> dict[str, float]:
     """Values and outputs; `w_o` [D, dv] is the head's slice of the output projection."""
     value_norms, written_values = norms(value), norms(value @ w_o.T)
@@ -507,6 +515,7 @@ def measure(model: PreTrainedModel, input_ids: torch.Tensor, epsilon: float = 0.
     depth = len(layers)
 
     heads: dict[str, Array] = {}
+    logit_sizes: list[list[list[float]]] = []
     layer_table: dict[str, Array] = defaultdict(lambda: np.full((count, depth), np.nan))
     alpha: list[list[list[Array]]] = []
     alpha_t64: list[list[list[Array]]] = []
@@ -518,6 +527,7 @@ def measure(model: PreTrainedModel, input_ids: torch.Tensor, epsilon: float = 0.
         hidden.append(run_sequence(base, layers, input_ids[n : n + 1]))
         alpha.append([])
         alpha_t64.append([])
+        logit_sizes.append([])
         for index, layer in enumerate(layers):
             trace = layer.trace
             w_o = projection_matrix(layer.projection)
@@ -529,6 +539,7 @@ def measure(model: PreTrainedModel, input_ids: torch.Tensor, epsilon: float = 0.
                 layer_table[name][n, index] = value
             probs, visible = trace.call.probs, trace.call.visible
             causal[index] = is_causal(visible[0])
+            logit_sizes[n].append([logit_size(trace.call.logits[h], causal[index]) for h in range(width)])
             alpha[n].append([alpha_scores(probs[h], is_causal(visible[h])) for h in range(width)])
             alpha_t64[n].append([alpha_scores_t64(probs[h], is_causal(visible[h])) for h in range(width)])
             attentions[index].append(probs)
@@ -547,6 +558,7 @@ def measure(model: PreTrainedModel, input_ids: torch.Tensor, epsilon: float = 0.
             peak_position[index, h], peak_score[index, h] = best, mean_alpha[index, h, best]
     return Reference(
         heads=heads,
+        sizes={"logit_gap": np.array(logit_sizes)},
         layers=dict(layer_table),
         run_layers={name: np.array([row[name] for row in run_rows]) for name in run_rows[0]},
         alpha=all_alpha,
