@@ -68,6 +68,7 @@ FIRST_USES = (
 )
 
 
+@pytest.mark.slow
 def test_public_scan_is_the_function_whatever_is_imported_first() -> None:
     """A submodule of that name would take its place. One process for all: the package is imported anew each time."""
     code = f"""
@@ -179,7 +180,7 @@ def shell(command: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("command", slow_but(["metrics", "examples"], "examples"))
+@pytest.mark.parametrize("command", slow_but(["metrics", "examples", "scan --help"], "scan --help"))
 def test_closed_pipe_is_no_error(command: str) -> None:
     done = shell(f"set -o pipefail; sinkscope {command} | head -c 1 >/dev/null")
     assert done.stderr == ""

@@ -126,6 +126,7 @@ def test_a_value_that_vanished_fails() -> None:
     assert "missing on one side" in render_verdict(verdict)
 
 
+@pytest.mark.slow
 def test_false_alarms_over_other_text_are_rare() -> None:
     """60 samples against one from the same distribution at significance 0.01: an alarm or two, not ten."""
     run = scanned()

@@ -123,14 +123,14 @@ def test_the_screen_keeps_to_80_columns_and_escapes_names() -> None:
     shown = render_bench(
         Speed(
             "evil\x1b[2J/" + "model" * 8, "cpu", "float32", 2, 1024, 2, 0.25, 32768, 2**34,
-            {PLAIN: cost, BACKBONE: cost, SCAN: Cost([2.0, 2.0, 4.0], 617.2, None, None), EAGER: cost}, {},
+            {PLAIN: cost, BACKBONE: cost, SCAN: Cost([2.0, 3.0, 4.0], 617.2, None, None), EAGER: cost}, {},
         )
     )  # fmt: skip
     assert max(map(len, shown.splitlines())) <= 80
     assert "\x1b" not in shown
     lines = shown.splitlines()
     row = next(line for line in lines if line.startswith("scan "))
-    assert row.split() == ["scan", "2.000", "617", "1.00", "(1.00-2.00)", "1.00", "(1.00-2.00)", "-"]
+    assert row.split() == ["scan", "3.000", "617", "1.50", "(1.00-2.00)", "1.50", "(1.00-2.00)", "-"]
     assert next(line for line in lines if line.startswith("plain ")).endswith("3,072 MiB")
     assert "16.0 GiB free" in shown
     assert "scan unknown" in " ".join(shown.split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -317,6 +318,8 @@ def test_metrics_command_tells_of_them() -> None:
     assert {one["name"]: (one["table"], one["source"]) for one in json.loads(shown.stdout)} == {
         name: ("smoothing", metric.source) for name, metric in every.items()
     }
+    for name, metric in every.items():
+        assert re.match(r"Lampert et al\. 2605\.08453|ours\b", metric.source), name
     for name in ("tr_bw", "verdict"):
         (heading, _, first, *_) = CliRunner().invoke(app, ["metrics", name]).stdout.splitlines()
         assert heading == "smoothing.csv (scan --smoothing): one row per (stream, layer, head)"
