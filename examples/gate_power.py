@@ -18,7 +18,7 @@ import torch
 
 from sinkscope import load_run, scan
 from sinkscope.checkpoints import LoadOptions, open_checkpoint
-from sinkscope.comparison.gate import Policy, check, make_baseline, read_policy
+from sinkscope.comparison.gate import Policy, baseline_of, check, read_policy
 
 BASE_SEED, SEEDS = 0, 20
 NOISE = 0.02
@@ -132,7 +132,7 @@ def table(name: str, keep: Path, policy: Policy) -> str:
     """One row a group: scans, how many failed the gate, breaches of the worst."""
     checkpoint = open_checkpoint(name, LoadOptions(dtype="float32"))
     config = checkpoint.model.config
-    baseline = make_baseline(load_run(keep / "base"))
+    baseline = baseline_of(load_run(keep / "base"))
     groups: dict[str, list[tuple[str, int]]] = {}
     for scene in scenes(config.num_hidden_layers, config.num_attention_heads):
         verdict = check(load_run(keep / scene.name), baseline, policy)

@@ -23,11 +23,11 @@ def baseline(
 
     Example: sinkscope baseline runs/gemma -o sinks.json
     """
-    from sinkscope.comparison.baseline import baseline_text, make_baseline
+    from sinkscope.comparison.baseline import baseline_of, baseline_text
 
     check_writable(out)
     measured = open_run(run, spot)
-    text = baseline_text(make_baseline(measured))
+    text = baseline_text(baseline_of(measured))
     write_file(out, text)
     if not spot.quiet:
         say(f"wrote {out} ({len(text.encode()) / 1000:.0f} kB)")

@@ -58,7 +58,7 @@ def check(
 
 def open_baseline(name: str) -> Baseline:
     """A baseline file, or the baseline of a run folder."""
-    from sinkscope.comparison.baseline import make_baseline, read_baseline
+    from sinkscope.comparison.baseline import baseline_of, read_baseline
     from sinkscope.errors import SinkscopeError
 
     if not Path(name).exists():
@@ -66,7 +66,7 @@ def open_baseline(name: str) -> Baseline:
     if is_run(name):
         from sinkscope.runs.run import load_run
 
-        return make_baseline(load_run(name))
+        return baseline_of(load_run(name))
     return read_baseline(Path(name))
 
 

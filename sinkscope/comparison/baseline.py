@@ -77,7 +77,7 @@ class Baseline:
         return {data.fingerprint: data.domain for data in self.facts.data}
 
 
-def make_baseline(run: Run) -> Baseline:
+def baseline_of(run: Run) -> Baseline:
     """Every metric of a run at every level: mean, standard error, count.
 
     Raises SinkscopeError for an interrupted run: its means are over part of the text that its fingerprint names.

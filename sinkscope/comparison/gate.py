@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sinkscope.comparison.baseline import Baseline, Level, make_baseline, read_baseline
+from sinkscope.comparison.baseline import Baseline, Level, baseline_of, read_baseline
 from sinkscope.comparison.differences import beyond, false_discovery
 from sinkscope.comparison.policy import DEFAULT, Policy, Rule, read_policy
 from sinkscope.errors import SinkscopeError
@@ -17,7 +17,16 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "DEFAULT", "Baseline", "Breach", "Policy", "Rule", "Tally", "Verdict", "check", "make_baseline", "read_baseline",
+    "DEFAULT",
+    "Baseline",
+    "Breach",
+    "Policy",
+    "Rule",
+    "Tally",
+    "Verdict",
+    "baseline_of",
+    "check",
+    "read_baseline",
     "read_policy",
 ]  # fmt: skip
 
@@ -111,7 +120,7 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
     Raises SinkscopeError: other layers or heads than the baseline's; no domain in common; a metric it does not hold;
     an interrupted run; other text and fewer than 2 sequences.
     """
-    now = make_baseline(run)
+    now = baseline_of(run)
     same_text, notes = {}, []
     pairs = _pairs(now, baseline)
     for mine, theirs in pairs:

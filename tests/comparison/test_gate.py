@@ -16,7 +16,7 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from sinkscope.cli import app
-from sinkscope.comparison.baseline import baseline_text, make_baseline, read_baseline
+from sinkscope.comparison.baseline import baseline_of, baseline_text, read_baseline
 from sinkscope.comparison.gate import Policy, Rule, Verdict, check
 from sinkscope.comparison.policy import DEFAULT, read_policy
 from sinkscope.errors import SinkscopeError
@@ -28,7 +28,7 @@ STRICT = Policy(rules=[Rule(metric="bos_mass", level="head", max_change=0.0)])
 
 def baseline_file(folder: Path) -> Path:
     path = folder / "sinks.json"
-    path.write_text(baseline_text(make_baseline(scanned())), encoding="utf-8")
+    path.write_text(baseline_text(baseline_of(scanned())), encoding="utf-8")
     return path
 
 
@@ -57,7 +57,7 @@ def test_exit_codes(tmp_path: Path) -> None:
 
 
 def test_file_and_run_give_the_same_verdict() -> None:
-    exact = make_baseline(scanned())
+    exact = baseline_of(scanned())
     path = Path("b.json")
     path.write_text(baseline_text(exact), encoding="utf-8")
     for plant in ("zero head", "noise"):
@@ -66,7 +66,7 @@ def test_file_and_run_give_the_same_verdict() -> None:
 
 
 def test_a_zeroed_head_is_named() -> None:
-    verdict = check(scanned("zero head"), make_baseline(scanned()))
+    verdict = check(scanned("zero head"), baseline_of(scanned()))
     places = {(breach.metric, breach.place) for breach in verdict.breaches}
     assert ("residual_write_ln", "layer 1 head 0") in places
     text = render_verdict(verdict)
@@ -77,11 +77,11 @@ def test_a_zeroed_head_is_named() -> None:
 
 @pytest.mark.parametrize("plant", ["zero head", "noise", "no bos"])
 def test_planted_changes_fail_over_the_same_or_almost_the_same_text(plant: str) -> None:
-    assert not check(scanned(plant), make_baseline(scanned())).passed
+    assert not check(scanned(plant), baseline_of(scanned())).passed
 
 
 def test_the_same_model_passes_in_half_precision_and_over_other_text() -> None:
-    baseline = make_baseline(scanned())
+    baseline = baseline_of(scanned())
     assert check(scanned(), baseline, STRICT).passed
     assert check(scanned(dtype="bfloat16"), baseline).passed
     other = check(scanned(text=3), baseline)
@@ -91,7 +91,7 @@ def test_the_same_model_passes_in_half_precision_and_over_other_text() -> None:
 
 
 def test_bounds_hold_at_every_level() -> None:
-    run, baseline = scanned(), make_baseline(scanned())
+    run, baseline = scanned(), baseline_of(scanned())
     is_head = run.sequences["head"].notna()
     run.sequences.loc[is_head, "bos_mass"] += 0.01
     for level in ("summary", "layer", "head"):
@@ -101,7 +101,7 @@ def test_bounds_hold_at_every_level() -> None:
 
 
 def test_relative_and_absolute_the_larger_allows() -> None:
-    run, baseline = scanned(), make_baseline(scanned())
+    run, baseline = scanned(), baseline_of(scanned())
     run.sequences["entropy"] *= 1.04
     for relative, absolute, passed in ((0.05, None, True), (0.03, None, False), (0.03, 10.0, True), (0.05, 0.0, True)):
         rule = Rule(metric="entropy", level="head", max_relative_change=relative, max_change=absolute)
@@ -109,7 +109,7 @@ def test_relative_and_absolute_the_larger_allows() -> None:
 
 
 def test_bounds_are_tighter_where_nothing_was_rounded() -> None:
-    run, baseline = scanned(), make_baseline(scanned())
+    run, baseline = scanned(), baseline_of(scanned())
     run.sequences["bos_mass"] += 0.01
     policy = Policy(same_precision=0.1, rules=[Rule(metric="bos_mass", level="head", max_change=0.03)])
     assert check(run, baseline, policy).breaches[0].allowed == pytest.approx(0.003)
@@ -118,7 +118,7 @@ def test_bounds_are_tighter_where_nothing_was_rounded() -> None:
 
 
 def test_a_value_that_vanished_fails() -> None:
-    run, baseline = scanned(), make_baseline(scanned())
+    run, baseline = scanned(), baseline_of(scanned())
     rows = (run.sequences["layer"] == 2) & (run.sequences["head"] == 1)
     run.sequences.loc[rows, "bos_mass"] = np.nan
     verdict = check(run, baseline, STRICT)
@@ -137,7 +137,7 @@ def test_false_alarms_over_other_text_are_rare() -> None:
         data["fingerprint"] = "a"
     is_head = run.sequences["head"].notna()
     run.sequences.loc[is_head, "bos_mass"] = noise.normal(0.4, 0.05, is_head.sum())
-    baseline = make_baseline(run)
+    baseline = baseline_of(run)
     for data in run.manifest["data"]:
         data["fingerprint"] = "b"
     for _ in range(60):
@@ -164,7 +164,7 @@ def false_alarms(policy: Policy, spread: float, checks: int) -> int:
     means = table.groupby(table["layer"] * 100 + table["head"].fillna(99))[list(dict.fromkeys(names))].transform("mean")
     alarms = 0
     for _ in range(checks):
-        baseline = make_baseline(redrawn(run, noise, means, spread, "a"))
+        baseline = baseline_of(redrawn(run, noise, means, spread, "a"))
         alarms += not check(redrawn(run, noise, means, spread, "b"), baseline, policy).passed
     return alarms
 
@@ -186,7 +186,7 @@ def test_the_significance_holds_for_the_whole_check() -> None:
 
 
 def test_q_is_benjamini_hochberg_over_all_rules_by_hand() -> None:
-    run, baseline = scanned(text=1), make_baseline(scanned())
+    run, baseline = scanned(text=1), baseline_of(scanned())
     names = ("bos_mass", "entropy")
     rules = [Rule(metric=name, level="head", max_change=0.0) for name in names]
     p = []
@@ -216,17 +216,17 @@ def test_what_cannot_be_judged_is_refused() -> None:
     run = scanned(text=1)
     run.sequences = run.sequences[run.sequences["sequence"] == 0]
     with pytest.raises(SinkscopeError, match=r"from 2 sequences on \(1 in the run, 8 in the baseline\)"):
-        check(run, make_baseline(scanned()))
+        check(run, baseline_of(scanned()))
     cut = scanned()
     cut.manifest["complete"] = False
     with pytest.raises(SinkscopeError, match="was interrupted"):
-        check(cut, make_baseline(scanned()))
+        check(cut, baseline_of(scanned()))
 
 
 def test_spectra_of_other_sequences_are_no_breach() -> None:
     """The same text, but matrix_entropy on fewer of its sequences: nothing moved, and no verdict can be given."""
     run, policy = scanned(), Policy(rules=[Rule(metric="matrix_entropy", level="layer", max_change=1e-9)])
-    baseline = make_baseline(run)
+    baseline = baseline_of(run)
     assert check(scanned(), baseline, policy).passed
     run.sequences.loc[run.sequences["sequence"] >= 2, "matrix_entropy"] = np.nan
     with pytest.raises(SinkscopeError, match="scan with the baseline's --spectra, or write a new baseline"):
@@ -238,7 +238,7 @@ def test_counts_of_values_survive_the_file() -> None:
     run = scanned()
     table = run.sequences
     table.loc[(table["layer"] == 1) & (table["head"] == 2) & (table["sequence"] < 5), "bos_mass"] = np.nan
-    exact = make_baseline(run)
+    exact = baseline_of(run)
     Path("b.json").write_text(baseline_text(exact), encoding="utf-8")
     for each in (exact, read_baseline(Path("b.json"))):
         level = next(level for (_, name), level in each.levels.items() if name == "head")
@@ -248,13 +248,13 @@ def test_counts_of_values_survive_the_file() -> None:
 
 def test_other_shapes_and_other_data_are_bad_input() -> None:
     with pytest.raises(SinkscopeError, match="other layers or heads"):
-        check(scanned(layers=2), make_baseline(scanned()))
+        check(scanned(layers=2), baseline_of(scanned()))
     run = scanned(text=1)
     for data in run.manifest["data"]:
         data["spec"] = "elsewhere"
     run.sequences["domain"] = "elsewhere"
     with pytest.raises(SinkscopeError, match="lacks the baseline's data"):
-        check(run, make_baseline(scanned()))
+        check(run, baseline_of(scanned()))
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_the_policy_of_pyproject() -> None:
 
 
 def test_baseline_of_a_thousand_heads_is_under_a_megabyte(tmp_path: Path) -> None:
-    text = baseline_text(make_baseline(enlarged(scanned(), 32, 32)))
+    text = baseline_text(baseline_of(enlarged(scanned(), 32, 32)))
     assert len(text.encode()) < 1_000_000
     assert next(iter(json.loads(text))) == "schema_version"
     path = tmp_path / "b.json"
@@ -307,7 +307,7 @@ def test_damaged_baselines_are_refused(text: str) -> None:
 
 
 def verdict_of(plant: str) -> Verdict:
-    return check(scanned(plant), make_baseline(scanned()), STRICT)
+    return check(scanned(plant), baseline_of(scanned()), STRICT)
 
 
 def test_junit_is_read_back(tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_github_gets_ten_errors_and_a_table(tmp_path: Path, monkeypatch: pytest.
 def test_annotations_stay_ten() -> None:
     run = scanned()
     run.sequences["bos_mass"] += 0.1
-    text = github_annotations(check(run, make_baseline(scanned()), STRICT))
+    text = github_annotations(check(run, baseline_of(scanned()), STRICT))
     assert text.count("::error ") == 10
     assert "and 3 more" in text
 
@@ -346,7 +346,7 @@ def test_names_are_data() -> None:
     evil = "x\n::error::y|<b>\x1b[1m%0A]]>&"
     run, base = hostile(scanned(), evil), hostile(scanned(), evil)
     run.sequences["bos_mass"] += 0.1
-    verdict = check(run, make_baseline(base), STRICT)
+    verdict = check(run, baseline_of(base), STRICT)
     for text in (render_verdict(verdict), markdown_verdict(verdict), github_annotations(verdict)):
         assert "\n::error::y" not in text
         assert "\x1b" not in text

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sinkscope.comparison.baseline import baseline_text, make_baseline, read_baseline
+from sinkscope.comparison.baseline import baseline_of, baseline_text, read_baseline
 from sinkscope.comparison.compare_runs import compare
 from sinkscope.comparison.gate import check
 from sinkscope.engine.scan import scan, scan_request
@@ -54,7 +54,7 @@ def test_its_baseline_is_read() -> None:
     baseline = read_baseline(OLD / "two-bos.json")
     assert baseline.request.data == ("prose",)
     assert baseline.request.bos == ("always", "never")
-    ours = make_baseline(load_run(OLD / "two-bos"))
+    ours = baseline_of(load_run(OLD / "two-bos"))
     assert ours.levels.keys() == baseline.levels.keys()
     assert [data.domain for data in ours.facts.data] == [data.domain for data in baseline.facts.data]
 
@@ -64,7 +64,7 @@ def test_a_saved_run_of_0_1_is_written_in_todays_form(tmp_path: Path) -> None:
     run.save(tmp_path / "again")
     assert load_run(tmp_path / "again").manifest == run.manifest
     path = tmp_path / "baseline.json"
-    path.write_text(baseline_text(make_baseline(run)), "utf-8")
+    path.write_text(baseline_text(baseline_of(run)), "utf-8")
     assert read_baseline(path).request == run.manifest.request
 
 
