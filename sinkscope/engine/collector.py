@@ -12,12 +12,10 @@ from torch import Tensor
 from sinkscope.capture import LayerView, Missing, Site
 from sinkscope.capture.kernels.sums import EARLY
 from sinkscope.capture.precision import float64, wide
-from sinkscope.metrics import METRICS
 from sinkscope.metrics.mass import alpha, early_alpha
-from sinkscope.metrics.registry import Table
+from sinkscope.metrics.registry import MetricSet, Table, registered
 from sinkscope.metrics.residual import massive_elements
 from sinkscope.metrics.spectra import SpectrumEntropy, full, solve
-from sinkscope.runs.values import HEAD_NAMES, LAYER_NAMES
 
 
 @dataclass
@@ -53,11 +51,16 @@ class Collector:
     """
 
     def __init__(
-        self, length: int, smoother: Callable[[LayerView], Tensor] | None = None, spectra: int | None = None
+        self,
+        length: int,
+        smoother: Callable[[LayerView], Tensor] | None = None,
+        spectra: int | None = None,
+        metrics: MetricSet | None = None,
     ) -> None:
         self._prefixes = prefixes(length)
         self._smoother = smoother
         self._spectra = spectra
+        self._metrics = registered() if metrics is None else metrics
         self._start = 0
         self._batch: Parts = {}
         self._later: list[tuple[Part, list[Value | None]]] = []
@@ -70,8 +73,8 @@ class Collector:
     def add(self, view: LayerView, row: int = 0) -> None:
         """`row`: the batch's row that the view begins at."""
         view.number, view.longest, view.spectra = self._start + row, self._prefixes[-1], self._spectra
-        columns = _columns(view, "layers")
-        part = _reduce(view, self._prefixes)
+        columns = _columns(view, self._metrics, "layers")
+        part = _reduce(view, self._prefixes, self._metrics)
         self._later.append((part, columns))
         waiting = [each for _, own in self._later for each in own if isinstance(each, SpectrumEntropy)]
         if full(waiting):
@@ -104,7 +107,7 @@ class Collector:
     def bad_site(self, sites: list[Site]) -> Site | None:
         """The first site of the batch under way whose numbers are NaN or infinite where they never may be."""
         self.settle()
-        mass, peak = HEAD_NAMES.index("sink_score"), LAYER_NAMES.index("inf_norm")
+        mass, peak = self._metrics.names("heads").index("sink_score"), self._metrics.names("layers").index("inf_norm")
         for site in sites:
             for part in self._batch.get(site.name, []):
                 seen = part.first_unit is not None
@@ -123,14 +126,14 @@ def prefixes(queries: int) -> list[int]:
     return [*lengths, queries]
 
 
-def _reduce(view: LayerView, lengths: list[int]) -> Part:
+def _reduce(view: LayerView, lengths: list[int], metrics: MetricSet) -> Part:
     first = view.attention.first
     curve = [_curve_point(first, length) for length in lengths]
     unit = None
     if view.residual_in is not None:
         unit = torch.nn.functional.normalize(view.residual_in[:, 0].float(), dim=-1)
     return Part(
-        heads=_stacked(_columns(view, "heads"), first[..., 0]),
+        heads=_stacked(_columns(view, metrics, "heads"), first[..., 0]),
         layers=first.new_empty(0),  # `Collector.settle` puts them here
         curve=torch.stack(curve, -2),
         alpha=alpha(view),
@@ -152,10 +155,10 @@ def _curve_point(first: Tensor, length: int) -> Tensor:
     return torch.stack([first[..., 1:length].mean(-1), first[..., :length].mean(-1)], -1)
 
 
-def _columns(view: LayerView, table: Table) -> list[Value | None]:
+def _columns(view: LayerView, metrics: MetricSet, table: Table) -> list[Value | None]:
     """Every metric of a table on one view; None where the layer lacks what it needs."""
     columns: list[Value | None] = []
-    for metric in METRICS[table].values():
+    for metric in metrics.tables[table].values():
         try:
             columns.append(metric.compute(view))
         except Missing:

@@ -24,6 +24,7 @@ from sinkscope.engine.shards import Shard, Shards
 from sinkscope.engine.tensor_parallel import HeadShards
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.batches import Batch, batches
+from sinkscope.metrics.registry import MetricSet, registered
 from sinkscope.runs.values import Domain
 
 Progress = Callable[[str, int, int], None]
@@ -43,6 +44,7 @@ class Loop:
         smoother: measures the smoothing table of a view; None where it is not asked for.
         spectra: sequences of a domain whose spectrum is taken; None = as many as are cheap.
         processes: what the sequences are spread over; heads: how the heads are, under --tp.
+        metrics: the columns that are measured of each head and layer.
         smallest_batch: the size that batches had in the end.
         seconds: time spent in forward passes and metrics.
         failures: why Triton failed, in any of the processes.
@@ -60,6 +62,7 @@ class Loop:
     spectra: int | None = None
     processes: Processes = ALONE
     heads: HeadShards | None = None
+    metrics: MetricSet = field(default_factory=registered)
     smallest_batch: int | None = None
     seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
@@ -99,7 +102,7 @@ class Loop:
         """What was measured so far, by domain."""
         domains = []
         for corpus, record in zip(self.reading.corpora, self._records, strict=False):
-            values = record.values()
+            values = record.values(self.metrics)
             if values:
                 domains.append(Domain(corpus.domain, corpus.ids, corpus.documents, values))
         return domains
@@ -108,7 +111,7 @@ class Loop:
         """What watches the batches of a domain, and what it fills."""
         # Under --tp every process sees the same stream: its spectra are the main process's work.
         spectra = 0 if self.processes.tensor and self.processes.index else self.spectra
-        collector = Collector(length, self.smoother, spectra)
+        collector = Collector(length, self.smoother, spectra, self.metrics)
         mean = None if self.heads is None else self.heads.mean
         model = self.checkpoint.model
         return Capture(model, self.plan, collector.add, self.epsilon, head_mean=mean), collector

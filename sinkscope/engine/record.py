@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sinkscope.engine.collector import Part, Parts, prefixes
+from sinkscope.metrics.registry import MetricSet
 from sinkscope.runs.values import SiteValues
 
 
@@ -41,16 +42,16 @@ class Record:
             expected += kept[-1][0]
         return kept
 
-    def values(self) -> dict[str, SiteValues]:
+    def values(self, metrics: MetricSet) -> dict[str, SiteValues]:
         """Everything kept so far, by site name, in the order of the sequences."""
         joined: Parts = defaultdict(list)
         for _, parts in self._unbroken():
             for name, own in parts.items():
                 joined[name] += own
-        return {name: _join(parts, self._lengths) for name, parts in joined.items()}
+        return {name: _join(parts, self._lengths, metrics) for name, parts in joined.items()}
 
 
-def _join(parts: list[Part], lengths: list[int]) -> SiteValues:
+def _join(parts: list[Part], lengths: list[int], metrics: MetricSet) -> SiteValues:
     early = [(part.early, len(part.heads)) for part in parts if part.early is not None]
     units = [part.first_unit for part in parts if part.first_unit is not None]
     smoothing = [part.smoothing for part in parts if part.smoothing is not None]
@@ -69,6 +70,7 @@ def _join(parts: list[Part], lengths: list[int]) -> SiteValues:
         first_share=_mean_places([(part.first_share, len(part.heads)) for part in parts]),
         massive=Counter(tuple(pair) for part in parts if part.massive is not None for pair in part.massive.tolist()),
         smoothing=torch.cat(smoothing).numpy() if smoothing else None,
+        metrics=metrics,
     )
 
 

@@ -12,7 +12,7 @@ from sinkscope.metrics import METRICS, RUN_COLUMNS
 from sinkscope.runs.averages import mean, sem
 from sinkscope.runs.columns import HeadRun, LayerRun
 from sinkscope.runs.settings import Settings
-from sinkscope.runs.values import CURVE_NAMES, HEAD_NAMES, LAYER_NAMES, Domain, SiteValues
+from sinkscope.runs.values import CURVE_NAMES, Domain, SiteValues
 
 KEYS = ("stream", "layer")
 
@@ -33,9 +33,10 @@ def head_table(domains: list[Domain], sites: list[Site], settings: Settings) -> 
             "module": site.name,
             "kind": site.kind,
         }
-        for index, name in enumerate(HEAD_NAMES):
+        names = values.metrics.names("heads")
+        for index, name in enumerate(names):
             rows |= {name: averages[:, index], f"{name}_sem": errors[:, index]}
-        run = HeadRun(values, {name: averages[:, i] for i, name in enumerate(HEAD_NAMES)}, settings)
+        run = HeadRun(values, {name: averages[:, i] for i, name in enumerate(names)}, settings)
         rows |= {name: column.compute(run) for name, column in RUN_COLUMNS["heads"].items()}
         frames.append(pd.DataFrame(rows))
     return pd.concat(frames, ignore_index=True)
@@ -44,20 +45,19 @@ def head_table(domains: list[Domain], sites: list[Site], settings: Settings) -> 
 def layer_table(domains: list[Domain], sites: list[Site], heads: pd.DataFrame, settings: Settings) -> pd.DataFrame:
     """layers.csv: one row per (stream, layer), per domain where there are several."""
     rows = []
-    shown = [name for name, metric in METRICS["layers"].items() if metric.shown]
     for domain, site, values in _each(domains, sites):
         row: dict[str, Any] = _domain_key(domains, domain) | site_keys(site)
         row |= {"module": site.name, "kind": site.kind, "heads": site.heads}
         averages, errors = mean(values.layers), sem(values.layers)
-        for name in shown:
-            index = LAYER_NAMES.index(name)
-            row |= {name: averages[index], f"{name}_sem": errors[index]}
+        for index, (name, metric) in enumerate(values.metrics.tables["layers"].items()):
+            if metric.shown:
+                row |= {name: averages[index], f"{name}_sem": errors[index]}
         own = _rows_of(heads, domains, domain, site)
         run = LayerRun(values, own, settings)
         row |= {name: column.compute(run) for name, column in RUN_COLUMNS["layers"].items()}
         over_heads = np.stack([mean(sequence) for sequence in values.heads])
         averages, errors = mean(over_heads), sem(over_heads)
-        for index, name in enumerate(HEAD_NAMES):
+        for index, name in enumerate(values.metrics.names("heads")):
             row |= {f"mean_{name}": averages[index], f"mean_{name}_sem": errors[index]}
         rows.append(row)
     table = pd.DataFrame(rows)
@@ -125,7 +125,7 @@ def sequence_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
             "document": pd.array(np.repeat(domain.documents[:count], heads), dtype="string"),
             "head": pd.array(np.tile(np.arange(heads), count), dtype="Int64"),
         }
-        rows |= _by_name(values.heads, HEAD_NAMES)
+        rows |= _by_name(values.heads, values.metrics.names("heads"))
         if values.smoothing is not None:
             rows |= _by_name(values.smoothing, tuple(METRICS["smoothing"]))
         frames.append(pd.DataFrame(rows))
@@ -134,7 +134,9 @@ def sequence_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
             "document": pd.array(domain.documents[:count], dtype="string"),
             "head": pd.array([None] * count, dtype="Int64"),
         }
-        frames.append(pd.DataFrame(rows | {name: values.layers[:, i] for i, name in enumerate(LAYER_NAMES)}))
+        frames.append(
+            pd.DataFrame(rows | {name: values.layers[:, i] for i, name in enumerate(values.metrics.names("layers"))})
+        )
     return pd.concat(frames, ignore_index=True)
 
 

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sinkscope.metrics import METRICS
+from sinkscope.metrics.registry import MetricSet, registered
 
-HEAD_NAMES = tuple(METRICS["heads"])
-LAYER_NAMES = tuple(METRICS["layers"])
 CURVE_NAMES = ("bos_mass", "sink_score")
 
 
@@ -19,8 +17,8 @@ class SiteValues:
     """One attention site over all sequences of one domain (N of them). NaN where a metric could not be had.
 
     Attributes:
-        heads: [N, H, metric], in the order of HEAD_NAMES.
-        layers: [N, metric], in the order of LAYER_NAMES.
+        heads: [N, H, metric], in the order of `metrics`.
+        layers: [N, metric], in the order of `metrics`.
         curve: [N, H, prefix, (bos_mass, sink_score)] at `prefixes`.
         alpha, early: mean over sequences of alpha_k, [H, K] and [H, 64] (None where T < 64).
         first_unit: x_0 / norm x_0 of each sequence, [N, D]; None where the block's input was not seen.
@@ -44,14 +42,15 @@ class SiteValues:
     first_share: np.ndarray
     massive: Counter[tuple[int, int]] = field(default_factory=Counter)
     smoothing: np.ndarray | None = None
+    metrics: MetricSet = field(default_factory=registered)
 
     def head(self, name: str) -> np.ndarray:
         """[N, H] values of one head metric."""
-        return self.heads[:, :, HEAD_NAMES.index(name)]
+        return self.heads[:, :, self.metrics.names("heads").index(name)]
 
     def layer(self, name: str) -> np.ndarray:
         """[N] values of one layer metric."""
-        return self.layers[:, LAYER_NAMES.index(name)]
+        return self.layers[:, self.metrics.names("layers").index(name)]
 
 
 @dataclass
