@@ -44,9 +44,9 @@ def check(
     """
     from sinkscope.comparison.policy import read_policy
 
-    rules = read_policy(policy)
     check_writable(junit)
     expected = open_baseline(baseline)
+    rules = read_policy(policy, baseline=expected)
     from sinkscope.comparison.gate import check as judge
 
     measured = open_run(run, spot, expected.request)

@@ -10,6 +10,7 @@ def examples() -> None:
 
     Example: sinkscope examples
     """
+    from sinkscope.checkpoints.examples import EXAMPLES
     from sinkscope.present.terminal.metrics import render_examples
 
-    sys.stdout.write(render_examples())
+    sys.stdout.write(render_examples(EXAMPLES.values()))

@@ -153,10 +153,10 @@ def _rounded(values: np.ndarray, digits: int) -> list[float | int]:
     return [int(value) if value == value and abs(value) < 1e6 and value == int(value) else value for value in short]
 
 
-def read_baseline(path: Path) -> Baseline:
+def read_baseline(path: str | Path) -> Baseline:
     """Reads the file, also one written by sinkscope 0.1. Raises SinkscopeError where it is none, or damaged."""
     try:
-        data = json.loads(path.read_text("utf-8"))
+        data = json.loads(Path(path).read_text("utf-8"))
     except OSError as error:
         raise SinkscopeError(f"cannot read the baseline {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

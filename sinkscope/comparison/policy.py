@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sinkscope.errors import SinkscopeError
+from sinkscope.runs.catalogue import per_sequence
+
+if TYPE_CHECKING:
+    from sinkscope.comparison.baseline import Baseline
 
 SECTION = "tool.sinkscope.check"
 Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -82,21 +86,32 @@ DEFAULT = Policy(
 size in float32 under a thousandth of what float32 is allowed. examples/gate_power.py shows what the policy catches."""
 
 
-def read_policy(path: Path | None, folder: Path | None = None) -> Policy:
+def read_policy(path: str | Path | None = None, folder: Path | None = None, baseline: Baseline | None = None) -> Policy:
     """The policy of a TOML file; without one that of [tool.sinkscope.check] in ./pyproject.toml; else the default.
 
     In a file of its own the keys stand at the top or under [tool.sinkscope.check].
+
+    Args:
+        folder: where pyproject.toml is looked for; None = the current folder.
+        baseline: what will be judged by: its metrics may be named too, also those that its user brought.
+
     Raises SinkscopeError for an unreadable file, an unknown key or metric, a rule that bounds nothing.
     """
+    where = "" if path is None else str(path)
     if path is None:
         project = (folder or Path()) / "pyproject.toml"
-        if not project.is_file():
+        section = _section(_parsed(project)) if project.is_file() else None
+        if section is None:
             return DEFAULT
-        section = _section(_parsed(project))
-        return DEFAULT if section is None else _validated(section, f"{project} [{SECTION}]")
-    data = _parsed(path)
-    section = _section(data)
-    return _validated(data if section is None else section, str(path))
+        data, where = section, f"{project} [{SECTION}]"
+    else:
+        data = _parsed(Path(path))
+        section = _section(data)
+        data = data if section is None else section
+    policy = _validated(data, where)
+    for rule in policy.rules:
+        _check_metric(rule, baseline, where)
+    return policy
 
 
 def _parsed(path: Path) -> dict[str, Any]:
@@ -124,12 +139,16 @@ def _validated(data: dict[str, Any], where: str) -> Policy:
         place = ".".join(str(part) for part in first["loc"]) or "policy"
         kind = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
         raise SinkscopeError(f"{where}: {place}: {kind}") from None
-    from sinkscope.metrics import METRICS
-
-    known = METRICS["heads"].keys() | METRICS["layers"].keys()
-    for rule in policy.rules:
-        if rule.metric not in known:
-            raise SinkscopeError(f"{where}: unknown metric {rule.metric!r}; `sinkscope metrics` lists them")
-        if rule.level == "head" and rule.metric not in METRICS["heads"]:
-            raise SinkscopeError(f"{where}: {rule.metric} is a metric of layers: level head has none")
     return policy
+
+
+def _check_metric(rule: Rule, baseline: Baseline | None, where: str) -> None:
+    """Raises SinkscopeError where neither the catalogue nor the baseline has the rule's metric at its level."""
+    heads, layers = set(per_sequence("heads")), set(per_sequence("layers"))
+    for (_, level), held in baseline.levels.items() if baseline is not None else ():
+        (heads if level == "head" else layers).update(held.mean, held.sem)
+    if rule.metric not in heads | layers:
+        holder = "" if baseline is None else ": the baseline does not hold it"
+        raise SinkscopeError(f"{where}: unknown metric {rule.metric!r}{holder}; `sinkscope metrics` lists them")
+    if rule.level == "head" and rule.metric not in heads:
+        raise SinkscopeError(f"{where}: {rule.metric} is a metric of layers: level head has none")

@@ -12,6 +12,7 @@ import numpy as np
 from sinkscope.errors import SinkscopeError
 from sinkscope.present.identity import run_id
 from sinkscope.present.text import printable
+from sinkscope.runs.catalogue import find_column
 from sinkscope.runs.paper_table import describe_run
 
 if TYPE_CHECKING:
@@ -117,10 +118,8 @@ def _title(axes: Axes, run: Run, text: str) -> None:
     axes.set_title(f"{short}\n{text}", loc="left", parse_math=False)
 
 
-def _unit(name: str) -> str:
-    from sinkscope.metrics import columns
-
-    found = columns("heads").get(name)
+def _unit(run: Run, name: str) -> str:
+    found = find_column(run.manifest, name, "heads")
     return f" ({found.unit})" if found else ""
 
 
@@ -130,7 +129,7 @@ def _heatmap(canvas: Figure, run: Run, metric: str) -> None:
         raise SinkscopeError(f"--metric {metric!r}: no number of heads.csv; `sinkscope metrics` lists them")
     grid = rows.pivot_table(index="layer", columns="head", values=metric, dropna=False)
     axes = canvas.subplots()
-    bounds = (0, 1) if _unit(metric) in (" (probability)", " (share)") else (None, None)
+    bounds = (0, 1) if _unit(run, metric) in (" (probability)", " (share)") else (None, None)
     image = axes.imshow(
         grid.to_numpy(float), cmap=MAP, vmin=bounds[0], vmax=bounds[1], aspect="auto", interpolation="nearest"
     )
@@ -139,7 +138,7 @@ def _heatmap(canvas: Figure, run: Run, metric: str) -> None:
         step = max(1, len(names) // 16)
         axis.set_ticks(range(0, len(names), step), [str(name) for name in names[::step]])
     _title(axes, run, metric)
-    canvas.colorbar(image, ax=axes, label=f"{metric}{_unit(metric)}")
+    canvas.colorbar(image, ax=axes, label=f"{metric}{_unit(run, metric)}")
 
 
 def _profile(canvas: Figure, run: Run, metric: str) -> None:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.averages import mean, sem
+from sinkscope.runs.catalogue import find_column
 from sinkscope.runs.per_sequence import cells, domains, metric_names
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def paper_table(runs: list[Run], level: str | None = None, metrics: list[str] | 
     keys = [key for key in ("model", "domain", "stream", "layer", "head") if key in frame]
     dull = {"model": level != "model" and len(runs) == 1, "domain": True, "stream": True}
     keys = [key for key in keys if not (dull.get(key, False) and frame[key].nunique() == 1)]
-    columns = [_column(name, level, f"{name}_sem" in frame) for name in dict.fromkeys(names)]
+    columns = [_column(runs[0].manifest, name, f"{name}_sem" in frame) for name in dict.fromkeys(names)]
     return PaperTable(keys, columns, frame[keys + _value_columns(columns)], [describe_run(run) for run in runs])
 
 
@@ -89,15 +90,9 @@ def _has(run: Run, level: str, name: str) -> bool:
     return name in run.heads if level == "head" else name in run.layers or f"mean_{name}" in run.layers
 
 
-def _column(name: str, level: str, interval: bool) -> Column:
-    import sinkscope.runs.columns  # noqa: F401  registers the run columns
-    from sinkscope.metrics import columns
-
-    for table in ("heads", "layers"):
-        found = columns(table).get(name.removeprefix("mean_"))
-        if found is not None:
-            return Column(name, found.unit, found.source, interval)
-    return Column(name, "", "", interval)
+def _column(manifest: dict[str, Any], name: str, interval: bool) -> Column:
+    found = find_column(manifest, name.removeprefix("mean_"), "heads", "layers")
+    return Column(name, found.unit, found.source, interval) if found else Column(name, "", "", interval)
 
 
 def _rows(run: Run, level: str, names: list[str]) -> pd.DataFrame:

@@ -277,6 +277,34 @@ def test_bad_policies_are_refused(text: str, message: str) -> None:
         read_policy(Path("p.toml"))
 
 
+def test_a_policy_may_name_what_its_baseline_holds() -> None:
+    """A metric of a user's own, at the levels the baseline has it; a name that neither knows is refused."""
+    run = scanned()
+    run.sequences["mine"] = run.sequences["bos_mass"]
+    run.sequences["layers_own"] = run.sequences["inf_norm"]
+    baseline = baseline_of(run)
+    path = Path("p.toml")
+    path.write_text(
+        "rules = [{metric='mine', level='head', max_change=1}, {metric='layers_own', level='layer', max_change=1}]"
+    )
+    assert [rule.metric for rule in read_policy("p.toml", baseline=baseline).rules] == ["mine", "layers_own"]
+    with pytest.raises(SinkscopeError, match="unknown metric 'mine'; `sinkscope metrics`"):
+        read_policy(path)
+    with pytest.raises(SinkscopeError, match="unknown metric 'mine': the baseline does not hold it"):
+        read_policy(path, baseline=baseline_of(scanned()))
+    path.write_text("rules = [{metric='layers_own', level='head', max_change=1}]")
+    with pytest.raises(SinkscopeError, match="layers_own is a metric of layers: level head has none"):
+        read_policy(path, baseline=baseline)
+
+
+def test_a_policy_is_judged_before_anything_is_scanned() -> None:
+    Path("b.json").write_text(baseline_text(baseline_of(scanned()), "0"), encoding="utf-8")
+    Path("p.toml").write_text("rules = [{metric='mine', level='head', max_change=1}]")
+    result = CliRunner().invoke(app, ["check", "no/such-model", "--baseline", "b.json", "--policy", "p.toml"])
+    assert result.exit_code == 2
+    assert "unknown metric 'mine': the baseline does not hold it" in result.stderr
+
+
 def test_the_policy_of_pyproject() -> None:
     assert read_policy(None) is DEFAULT
     Path("pyproject.toml").write_text("[tool.other]\nx = 1\n")

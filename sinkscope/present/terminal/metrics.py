@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sinkscope.errors import SinkscopeError
+from sinkscope.runs.catalogue import columns_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sinkscope.checkpoints import Example
 
 TITLES = {
     "heads": "heads.csv: one row per (stream, layer, head)",
@@ -16,37 +22,19 @@ MEANS = (
     "Columns are means over sequences of per-sequence values, each with its standard error in NAME_sem,\n"
     "unless marked (run): those are known for the run as a whole only."
 )
+FACTS = ("name", "table", "unit", "range", "formula", "source", "per")
 WIDTH = 100
 
 
-def metric_list(names: list[str]) -> list[dict[str, Any]]:
-    """Every column, or those named. Raises SinkscopeError for a name that is no column."""
-    # The run columns of the tables register themselves when their module is read.
-    import sinkscope.runs.columns
-    import sinkscope.runs.smoothing  # noqa: F401
-    from sinkscope.metrics import RunColumn
-    from sinkscope.metrics import columns as columns_of
-    from sinkscope.metrics.registry import TABLES
-
-    shown: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "table": table,
-            "unit": column.unit,
-            "range": column.range,
-            "formula": column.formula,
-            "source": column.source,
-            "per": "run" if isinstance(column, RunColumn) else "sequence",
-        }
-        for table in TABLES
-        for name, column in columns_of(table).items()
-        if isinstance(column, RunColumn) or column.shown
-    ]
-    known = {column["name"] for column in shown}
+def metric_list(names: list[str], manifest: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """Every column that comes with sinkscope and, where a run's manifest is given, those of its user's own metrics; or
+    those named. Raises SinkscopeError for a name that is no column."""
+    columns = [column for column in columns_of(manifest or {}) if column.shown]
+    known = {column.name for column in columns}
     unknown = [name for name in names if name not in known]
     if unknown:
         raise SinkscopeError(f"no column {unknown[0]!r}; `sinkscope metrics` lists them all")
-    return [column for column in shown if not names or column["name"] in names]
+    return [{key: getattr(column, key) for key in FACTS} for column in columns if not names or column.name in names]
 
 
 def render_metrics(columns: list[dict[str, Any]]) -> str:
@@ -66,12 +54,10 @@ def render_metrics(columns: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, MEANS, ""])
 
 
-def render_examples() -> str:
+def render_examples(examples: Iterable[Example]) -> str:
     """Name, what it is, licence, and how to install what is absent."""
-    from sinkscope.checkpoints.examples import EXAMPLES
-
     lines = []
-    for example in EXAMPLES.values():
+    for example in examples:
         state = "installed" if example.installed else f"not installed: {example.install}"
         lines += [
             f"example:{example.name}",

@@ -1,0 +1,57 @@
+"""What every column means, read without torch: the catalogue data/columns.json, and the columns a run adds itself.
+
+`python -m sinkscope.runs.write_catalogue` writes the file from the declarations, which import torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Column:
+    """The definition of one column.
+
+    Attributes:
+        table: `heads`, `layers` or `smoothing`. per: `sequence` (a mean over sequences, with its standard error) or
+            `run` (known for the run as a whole only). shown: whether the table itself carries it.
+    """
+
+    name: str
+    table: str
+    unit: str
+    range: str
+    formula: str
+    source: str
+    per: str = "sequence"
+    shown: bool = True
+
+
+@cache
+def catalogue() -> tuple[Column, ...]:
+    """Every column that comes with sinkscope, in the order of the tables."""
+    text = (files("sinkscope") / "data" / "columns.json").read_text("utf-8")
+    return tuple(Column(**entry) for entry in json.loads(text))
+
+
+def columns_of(manifest: dict[str, Any]) -> Iterator[Column]:
+    """The catalogue, then the columns of the metrics that the run's user brought."""
+    yield from catalogue()
+    for name, own in manifest.get("metrics", {}).items():
+        yield Column(name, own["table"], own["unit"], own["range"], own["formula"], own["source"], shown=own["shown"])
+
+
+def find_column(manifest: dict[str, Any], name: str, *tables: str) -> Column | None:
+    """The column of this name in the first of the tables that has it."""
+    found = {each.table: each for each in columns_of(manifest) if each.name == name}
+    return next((found[table] for table in tables if table in found), None)
+
+
+def per_sequence(table: str) -> frozenset[str]:
+    """Names of the catalogue's columns of a table that have a value for each sequence."""
+    return frozenset(each.name for each in catalogue() if each.table == table and each.per == "sequence")
