@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from sinkscope.cli.options import TrustRemoteCode
+from sinkscope.cli.options import Metrics, TrustRemoteCode
 
 if TYPE_CHECKING:
     from sinkscope.runs.request import Request
@@ -31,6 +31,7 @@ class SpotScan:
     device: Device = "auto"
     dtype: Dtype = "auto"
     trust_remote_code: TrustRemoteCode = False
+    metrics: Metrics = None
     quiet: Quiet = False
 
 
@@ -73,7 +74,7 @@ def open_run(name: str, spot: SpotScan, like: Request | None = None) -> Run:
     }  # fmt: skip
     request = make_request(model=name, **loading) if like is None else like.of_model(name, **loading)
     with progress_bar(spot.quiet) as progress:
-        run = scan_request(request, progress=progress)
+        run = scan_request(request, metrics=spot.metrics or [], progress=progress)
     for warning in [] if spot.quiet else run.manifest.warnings:
         say(f"warning: {name}: {warning}")
     return run

@@ -17,6 +17,10 @@ DeviceMap = Annotated[str | None, typer.Option(help="auto: spread the model over
 Dtype = Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16, float16.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code of the model's.")]
+Metrics = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="FILE.py", help="Run a file with metrics of your own and measure them too; repeat it."),
+]
 AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Load pickled weights where there are no others.")]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sinkscope.cli.common import BAD_INPUT, say
-from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Revision, TrustRemoteCode
+from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Metrics, Revision, TrustRemoteCode
 from sinkscope.cli.scan_job import Job, launched
 from sinkscope.errors import in_one_line
 
@@ -70,6 +70,7 @@ def scan(
         int | None,
         typer.Option(help="First sequences that matrix_entropy is measured on. [default: as many as are cheap]"),
     ] = None,
+    metrics: Metrics = None,
     no_self_check: Annotated[
         bool, typer.Option("--no-self-check", help="Skip the comparison with eager attention.")
     ] = False,
@@ -105,7 +106,8 @@ def scan(
         "batch_size": parse_batch_size(batch_size), "bos": single(bos) or "auto", "device": device,
         "device_map": device_map, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code,
         "allow_pickle": allow_pickle, "seed": seed, "epsilon": epsilon, "dormant_rule": dormant_rule,
-        "smoothing": smoothing, "spectra": spectra, "self_check": not no_self_check,
+        "smoothing": smoothing, "spectra": spectra, "metrics": metrics or [],
+        "self_check": not no_self_check,
     }  # fmt: skip
     job = Job(options, resume, force, tuple({"csv", formats}), quiet, processes)
     if len(models) == 1:

@@ -17,8 +17,9 @@ from sinkscope.engine.reading import Reading
 from sinkscope.engine.self_check import warnings_of
 from sinkscope.inputs import Corpus
 from sinkscope.inputs.rules import first_token
-from sinkscope.metrics import columns
+from sinkscope.metrics.extension import definitions
 from sinkscope.metrics.registry import TABLES
+from sinkscope.runs.columns import columns
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.manifest import Manifest, SiteFacts, Timing
 from sinkscope.runs.strict_json import plain
@@ -43,7 +44,10 @@ def describe(loop: Loop, request: Request, checked: dict[str, Any]) -> Manifest:
         "processes": processes.count,
         "tensor_parallel": processes.count if processes.tensor else 1,
         "attention": [_site_facts(site) for site in loop.sites],
-        "conventions": {name: column.formula for table in TABLES for name, column in columns(table).items()},
+        "conventions": {
+            name: column.formula for table in TABLES for name, column in columns(table, loop.metrics).items()
+        },
+        "metrics": definitions(loop.metrics),
         "warnings": [*loop.checkpoint.warnings, *reading.warnings, *_unread(loop), *warnings_of(checked)],
     }
     return Manifest.model_validate(plain(facts))

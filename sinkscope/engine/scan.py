@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,9 @@ from sinkscope.inputs import check_spec
 from sinkscope.inputs.images import picture_paths
 from sinkscope.inputs.sound import sound_paths
 from sinkscope.inputs.vectors import TASKS
+from sinkscope.metrics.extension import definitions
 from sinkscope.metrics.spectra import FEWEST_SPECTRA, SPECTRA_CUBES
+from sinkscope.runs.columns import metric_set
 from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
 from sinkscope.runs.request import Request, make_request
 from sinkscope.runs.run import Run
@@ -65,6 +67,7 @@ def scan(
     dormant_rule: str = DORMANT_RULE,
     smoothing: bool = False,
     spectra: int | None = None,
+    metrics: Sequence[Callable[..., Any] | str | Path] = (),
     self_check: bool = True,
     shards: str | Path | None = None,
     resume: bool = False,
@@ -94,10 +97,12 @@ def scan(
         epsilon: the sink threshold. dormant_rule: "NAME<x" on a head column.
         smoothing: measure the smoothing table too (`Run.smoothing`).
         spectra: sequences of each domain whose matrix_entropy is measured, the first ones; None = as many as are cheap.
+        metrics: functions of your own under `head_metric` or `layer_metric`, or Python files that hold some, which are
+            run: measured beside sinkscope's own.
         self_check: compare one short sequence with the model's own eager attention first.
         shards: a folder that keeps every finished batch until the run is saved there. resume: go on with what an
             earlier scan of the same model, data and settings left in it; the result is the same to the last bit.
-        processes: what `processes.start` gave, in a script that a launcher runs in several processes: they share the
+        processes: what `start_processes` gave, in a script that a launcher runs in several processes: they share the
             work, and all get the same Run.
 
     Returns:
@@ -115,8 +120,9 @@ def scan(
     }  # fmt: skip
     request = processes.agree(lambda: requested(model, data, asked))
     return scan_request(
-        request, model=model, tokenizer=tokenizer, shards=shards, resume=resume, progress=progress, processes=processes
-    )
+        request, model=model, tokenizer=tokenizer, metrics=metrics, shards=shards, resume=resume, progress=progress,
+        processes=processes,
+    )  # fmt: skip
 
 
 def requested(model: Any, data: Any, asked: dict[str, Any]) -> Request:
@@ -134,9 +140,16 @@ def requested(model: Any, data: Any, asked: dict[str, Any]) -> Request:
 
 
 def scan_request(
-    request: Request, *, model: Any = None, tokenizer: Any = None, shards: str | Path | None = None,
-    resume: bool = False, progress: Progress | None = None, processes: Processes = ALONE,
-) -> Run:  # fmt: skip
+    request: Request,
+    *,
+    model: Any = None,
+    tokenizer: Any = None,
+    metrics: Sequence[Callable[..., Any] | str | Path] = (),
+    shards: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    processes: Processes = ALONE,
+) -> Run:
     """Measures what a request asks for: also that of a manifest or a baseline, to measure the same way again.
 
     `model`: a model object in place of `request.model`. The other arguments are those of `scan`. Raises as `scan` does,
@@ -152,11 +165,15 @@ def scan_request(
     check_sources(request)
     model = request.model if model is None else model
     processes.check(model, request.device_map, "smoothing" in request.measures)
+    measured = processes.agree(lambda: metric_set(metrics))
+    settings.check_rule(measured.names("heads"))
     report = progress or _silent
     checkpoint = processes.agree(lambda: _load(model, tokenizer, _load_options(request, processes), report))
     request = processes.agree(lambda: request.model_copy(update={"model": checkpoint.facts["id"]}))
     loop = processes.agree(lambda: _prepare(checkpoint, request, settings, request.batch_size, report, processes))
-    processes.same([checkpoint.facts["weights_sha256"], *(corpus.fingerprint for corpus in loop.reading.corpora)])
+    loop.metrics = measured
+    read = [corpus.fingerprint for corpus in loop.reading.corpora]
+    processes.same([checkpoint.facts["weights_sha256"], definitions(measured), *read])
     if "smoothing" in request.measures:
         loop.smoother = processes.agree(lambda: _smoother(loop))
     checked = _check(loop) if request.self_check else {"status": "skipped"}

@@ -5,17 +5,9 @@ padding), averaged over sequences afterwards. Missing is NaN, never 0. `i` count
 """
 
 from sinkscope.metrics import geometry, mass, residual, smoothing, values
-from sinkscope.metrics.registry import METRICS, RUN_COLUMNS, Metric, RunColumn, columns
+from sinkscope.metrics.registry import METRICS, Metric, MetricSet, register, registered
 
-__all__ = [
-    "METRICS",
-    "RUN_COLUMNS",
-    "Metric",
-    "RunColumn",
-    "columns",
-    "geometry",
-    "mass",
-    "residual",
-    "smoothing",
-    "values",
-]
+for _family in (geometry, mass, residual, smoothing, values):  # the order of the columns
+    register(_family)
+
+__all__ = ["METRICS", "Metric", "MetricSet", "geometry", "mass", "registered", "residual", "smoothing", "values"]

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -39,14 +38,14 @@ def catalogue() -> tuple[Column, ...]:
     return tuple(Column(**entry) for entry in json.loads(text))
 
 
-def columns_of(manifest: dict[str, Any]) -> Iterator[Column]:
+def columns_of(manifest: Manifest | None) -> Iterator[Column]:
     """The catalogue, then the columns of the metrics that the run's user brought."""
     yield from catalogue()
-    for name, own in manifest.get("metrics", {}).items():
-        yield Column(name, own["table"], own["unit"], own["range"], own["formula"], own["source"], shown=own["shown"])
+    for name, own in () if manifest is None else manifest.metrics.items():
+        yield Column(name, **own.model_dump(exclude={"code_sha256"}))
 
 
-def find_column(manifest: dict[str, Any], name: str, *tables: str) -> Column | None:
+def find_column(manifest: Manifest, name: str, *tables: str) -> Column | None:
     """The column of this name in the first of the tables that has it."""
     found = {each.table: each for each in columns_of(manifest) if each.name == name}
     return next((found[table] for table in tables if table in found), None)

@@ -1,20 +1,76 @@
-"""Columns known for the whole run only: maxima with their place, patterns, rules and counts. No standard error."""
+"""Columns known for the whole run only: maxima with their place, patterns, rules and counts. No standard error.
+
+All of them stand here, so that whoever asks for the columns of a table gets them all.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from torch import Tensor
 
+from sinkscope.capture.wiring.trace import Wiring
+from sinkscope.errors import SinkscopeError
+from sinkscope.metrics import Metric, MetricSet, registered
+from sinkscope.metrics.extension import with_own_metrics
 from sinkscope.metrics.mass import eligible_keys
-from sinkscope.metrics.registry import run_column
+from sinkscope.metrics.registry import TABLES, Table, formula
+from sinkscope.metrics.smoothing import LAMPERT
 from sinkscope.runs.averages import pairwise_cosine
 from sinkscope.runs.settings import Settings, parse_rule
 from sinkscope.runs.values import SiteValues
 
 PATTERN_MASS = 0.5
 PATTERN_UNIFORM = 0.9
+VERDICTS = ("smooths", "sharpens", "neither")
+
+
+@dataclass(frozen=True)
+class RunColumn:
+    """A column known for the whole run only (a maximum over sequences, a rule): no standard error.
+
+    `compute` takes a HeadRun, a LayerRun or a SmoothingRun, by the table.
+    """
+
+    name: str
+    table: Table
+    unit: str
+    range: str
+    formula: str
+    source: str
+    compute: Callable[..., object]
+
+
+RUN_COLUMNS: dict[Table, dict[str, RunColumn]] = {table: {} for table in TABLES}
+
+
+def columns(table: Table, metrics: MetricSet | None = None) -> dict[str, Metric | RunColumn]:
+    """Every column of a table, in its order: per-sequence metrics first (of `metrics`, or those that come with
+    sinkscope), then those of the whole run."""
+    return {**(registered() if metrics is None else metrics).tables[table], **RUN_COLUMNS[table]}
+
+
+def metric_set(given: Iterable[Any] = ()) -> MetricSet:
+    """The metrics of a scan: sinkscope's, those of installed packages, and those given: decorated functions, or Python
+    files that hold some. Raises SinkscopeError."""
+    return with_own_metrics(given, reserved=[name for own in RUN_COLUMNS.values() for name in own])
+
+
+def run_column(table: Table, *, unit: str, range: str, source: str = "ours") -> Callable[..., Callable[..., object]]:
+    """Declares a function of the whole run's values as a column. Raises SinkscopeError: the name is there already."""
+
+    def declare(compute: Callable[..., object]) -> Callable[..., object]:
+        name = compute.__name__
+        if name in RUN_COLUMNS[table]:
+            raise SinkscopeError(f"column {name} of the whole run is declared a second time")
+        RUN_COLUMNS[table][name] = RunColumn(name, table, unit, range, formula(compute), source, compute)
+        return compute
+
+    return declare
 
 
 @dataclass
@@ -119,3 +175,40 @@ def sink_heads(run: LayerRun) -> int:
 def dormant_heads(run: LayerRun) -> int:
     """Number of the layer's heads that the dormant rule names."""
     return int(run.heads["dormant"].fillna(False).sum())
+
+
+@dataclass
+class SmoothingRun:
+    """One site of one domain, for the run columns: means over sequences [H] by name, and the weights' own numbers."""
+
+    means: dict[str, np.ndarray]
+    wiring: Wiring
+
+
+@run_column("smoothing", unit="name", range="smooths, sharpens, neither", source=f"{LAMPERT}, conditions; our names")
+def verdict(run: SmoothingRun) -> np.ndarray:
+    """smooths = mean beta_tr_bw > 0 (dense attention provably smooths more than sparse); sharpens = mean beta_tr_bw +
+    mean tr_bwtw < 0; else neither; empty where they are missing. Means over sequences first, then the signs."""
+    slope, square = run.means["beta_tr_bw"], run.means["tr_bwtw"]
+    with np.errstate(invalid="ignore"):
+        names = np.select([slope > 0, slope + square < 0], VERDICTS[:2], VERDICTS[2]).astype(object)
+    names[np.isnan(slope) | np.isnan(square)] = None
+    return names
+
+
+@run_column("smoothing", unit="rank", range="[1, head dim]", source=f"{LAMPERT}, stable rank")
+def rank_w(run: SmoothingRun) -> np.ndarray:
+    """Stable rank |W|_F^2 / |W|_2^2 of W = W_O^h W_V^h diag(gain): a fact of the weights, the same for any text."""
+    return _ranks(run.wiring.rank_w, run)
+
+
+@run_column("smoothing", unit="rank", range="[1, head dim]", source=f"{LAMPERT}, stable rank")
+def rank_qk(run: SmoothingRun) -> np.ndarray:
+    """Stable rank of diag(gain) W_Q^hT W_K^h diag(gain), without position encoding and biases; gains of an RMS norm on
+    q and k joined in, its division left out."""
+    return _ranks(run.wiring.rank_qk, run)
+
+
+def _ranks(ranks: Tensor | None, run: SmoothingRun) -> np.ndarray:
+    heads = len(run.means["beta"])
+    return np.full(heads, np.nan) if ranks is None else ranks.cpu().numpy()

@@ -16,6 +16,7 @@ from sinkscope.runs.per_sequence import cells, domains, metric_names
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
+    from sinkscope.runs.schema.manifest import Manifest
 
 
 LEVELS = ("head", "layer", "model")
@@ -90,7 +91,7 @@ def _has(run: Run, level: str, name: str) -> bool:
     return name in run.heads if level == "head" else name in run.layers or f"mean_{name}" in run.layers
 
 
-def _column(manifest: dict[str, Any], name: str, interval: bool) -> Column:
+def _column(manifest: Manifest, name: str, interval: bool) -> Column:
     found = find_column(manifest, name.removeprefix("mean_"), "heads", "layers")
     return Column(name, found.unit, found.source, interval) if found else Column(name, "", "", interval)
 

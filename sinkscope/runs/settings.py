@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.metrics import METRICS
 
 DEFAULT_RULE = "honor<0.4"
 
@@ -22,12 +22,13 @@ class DormantRule:
     bound: float
 
     def __call__(self, means: dict[str, np.ndarray]) -> np.ndarray:
+        """True where the rule holds, by head; `means`: [head] of every column. NaN never holds."""
         values = means[self.column]
         return values < self.bound if self.below else values > self.bound
 
 
 def parse_rule(text: str) -> DormantRule:
-    """Reads a --dormant-rule. Raises SinkscopeError for an unknown column or a rule of another form."""
+    """Reads a --dormant-rule. Raises SinkscopeError for one of another form."""
     match = re.fullmatch(r"\s*(\w+)\s*([<>])\s*([-+.\deE]+)\s*", text)
     try:
         if match is None:
@@ -35,10 +36,6 @@ def parse_rule(text: str) -> DormantRule:
         bound = float(match[3])
     except ValueError:
         raise SinkscopeError(f'--dormant-rule {text!r}: write "NAME<x" or "NAME>x", e.g. "honor<0.4"') from None
-    if match[1] not in METRICS["heads"]:
-        raise SinkscopeError(
-            f"--dormant-rule: {match[1]!r} is no per-sequence column of heads.csv; `sinkscope metrics` lists them"
-        )
     return DormantRule(match[1], match[2] == "<", bound)
 
 
@@ -57,3 +54,11 @@ class Settings:
             raise SinkscopeError(f"--epsilon {self.epsilon}: a probability between 0 and 1 is needed")
         if self.spectra is not None and self.spectra < 0:
             raise SinkscopeError(f"--spectra {self.spectra}: a number of sequences is needed, 0 for none")
+
+    def check_rule(self, names: Collection[str]) -> None:
+        """Raises SinkscopeError where the dormant rule is on none of these per-sequence columns of heads.csv."""
+        column = parse_rule(self.dormant_rule).column
+        if column not in names:
+            raise SinkscopeError(
+                f"--dormant-rule: {column!r} is no per-sequence column of heads.csv; `sinkscope metrics` lists them"
+            )

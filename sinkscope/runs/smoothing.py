@@ -2,61 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from torch import Tensor
 
 from sinkscope.capture import Site
 from sinkscope.capture.wiring.trace import Wiring
-from sinkscope.metrics import METRICS, RUN_COLUMNS
-from sinkscope.metrics.registry import run_column
-from sinkscope.metrics.smoothing import LAMPERT
+from sinkscope.metrics import METRICS
 from sinkscope.runs.averages import mean, sem
+from sinkscope.runs.columns import RUN_COLUMNS, VERDICTS, SmoothingRun
 from sinkscope.runs.values import Domain
 
 NAMES = tuple(METRICS["smoothing"])
-VERDICTS = ("smooths", "sharpens", "neither")
 NOTHING = Wiring(None, None, None, None)
-
-
-@dataclass
-class SmoothingRun:
-    """One site of one domain, for the run columns: means over sequences [H] by name, and the weights' own numbers."""
-
-    means: dict[str, np.ndarray]
-    wiring: Wiring
-
-
-@run_column("smoothing", unit="name", range="smooths, sharpens, neither", source=f"{LAMPERT}, conditions; our names")
-def verdict(run: SmoothingRun) -> np.ndarray:
-    """smooths = mean beta_tr_bw > 0 (dense attention provably smooths more than sparse); sharpens = mean beta_tr_bw +
-    mean tr_bwtw < 0; else neither; empty where they are missing. Means over sequences first, then the signs."""
-    slope, square = run.means["beta_tr_bw"], run.means["tr_bwtw"]
-    with np.errstate(invalid="ignore"):
-        names = np.select([slope > 0, slope + square < 0], VERDICTS[:2], VERDICTS[2]).astype(object)
-    names[np.isnan(slope) | np.isnan(square)] = None
-    return names
-
-
-@run_column("smoothing", unit="rank", range="[1, head dim]", source=f"{LAMPERT}, stable rank")
-def rank_w(run: SmoothingRun) -> np.ndarray:
-    """Stable rank |W|_F^2 / |W|_2^2 of W = W_O^h W_V^h diag(gain): a fact of the weights, the same for any text."""
-    return _ranks(run.wiring.rank_w, run)
-
-
-@run_column("smoothing", unit="rank", range="[1, head dim]", source=f"{LAMPERT}, stable rank")
-def rank_qk(run: SmoothingRun) -> np.ndarray:
-    """Stable rank of diag(gain) W_Q^hT W_K^h diag(gain), without position encoding and biases; gains of an RMS norm on
-    q and k joined in, its division left out."""
-    return _ranks(run.wiring.rank_qk, run)
-
-
-def _ranks(ranks: Tensor | None, run: SmoothingRun) -> np.ndarray:
-    heads = len(run.means["beta"])
-    return np.full(heads, np.nan) if ranks is None else ranks.cpu().numpy()
 
 
 def smoothing_table(domains: list[Domain], sites: list[Site], wirings: dict[str, Wiring]) -> pd.DataFrame:

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.capture import Site
-from sinkscope.metrics import METRICS, RUN_COLUMNS
+from sinkscope.metrics import METRICS
 from sinkscope.runs.averages import mean, sem
-from sinkscope.runs.columns import HeadRun, LayerRun
+from sinkscope.runs.columns import RUN_COLUMNS, HeadRun, LayerRun
 from sinkscope.runs.settings import Settings
 from sinkscope.runs.values import CURVE_NAMES, Domain, SiteValues
 

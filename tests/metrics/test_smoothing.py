@@ -20,8 +20,9 @@ from watched import hooks
 
 import sinkscope
 from sinkscope.capture.wiring.folded import FoldedHeads, OutputWeights
-from sinkscope.metrics import METRICS, RUN_COLUMNS
+from sinkscope.metrics import METRICS
 from sinkscope.metrics import smoothing as columns
+from sinkscope.runs.columns import RUN_COLUMNS
 
 FAMILIES = ("llama", "gpt2", "gemma2", "gemma3", "qwen3", "gpt_neox")
 NAMES = list(METRICS["smoothing"])

@@ -9,6 +9,9 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.runs.catalogue import columns_of
 
 if TYPE_CHECKING:
+    from sinkscope.runs.schema.manifest import Manifest
+
+if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sinkscope.checkpoints import Example
@@ -26,10 +29,10 @@ FACTS = ("name", "table", "unit", "range", "formula", "source", "per")
 WIDTH = 100
 
 
-def metric_list(names: list[str], manifest: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+def metric_list(names: list[str], manifest: Manifest | None = None) -> list[dict[str, Any]]:
     """Every column that comes with sinkscope and, where a run's manifest is given, those of its user's own metrics; or
     those named. Raises SinkscopeError for a name that is no column."""
-    columns = [column for column in columns_of(manifest or {}) if column.shown]
+    columns = [column for column in columns_of(manifest) if column.shown]
     known = {column.name for column in columns}
     unknown = [name for name in names if name not in known]
     if unknown:

@@ -133,6 +133,25 @@ class SelfCheck(Record):
     """The attention call where the difference is largest."""
 
 
+class MetricFacts(Record):
+    """A metric that is not sinkscope's own: a user's, or an installed package's."""
+
+    table: str
+    """heads or layers."""
+    unit: str
+    """Its unit."""
+    range: str
+    """The values it can take."""
+    formula: str
+    """What it is, from its docstring."""
+    source: str
+    """The paper or repository that defines it."""
+    shown: bool = True
+    """Whether the table carries it, or only the values of each sequence."""
+    code_sha256: str
+    """SHA-256 of the file that defines it."""
+
+
 class Timing(Record):
     """How long the scan took."""
 
@@ -186,6 +205,8 @@ class Manifest(Record):
     """The attention calls of a forward pass, in their order."""
     conventions: dict[str, str] = Field(default_factory=dict)
     """The formula of every column."""
+    metrics: dict[str, MetricFacts] = Field(default_factory=dict)
+    """The metrics that are not sinkscope's own, by name."""
     warnings: list[str] = Field(default_factory=list)
     """What the reader of the tables must know."""
     spectra_measured: dict[str, int] = Field(default_factory=dict)
@@ -209,6 +230,6 @@ class Manifest(Record):
 
 DECIDING = {
     "schema_version", "sinkscope", "versions", "model", "data", "first_token", "decoder_input", "tensor_parallel",
-    "attention",
+    "attention", "metrics",
 }  # fmt: skip
 """Fields of the manifest that decide numbers, beside the request."""

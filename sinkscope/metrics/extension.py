@@ -1,0 +1,195 @@
+"""Metrics of a user's own: read from a file or an installed package, checked, and added to those of sinkscope."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import asdict, replace
+from functools import wraps
+from importlib.metadata import entry_points
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils.memory import should_reduce_batch_size
+from torch import Tensor
+
+from sinkscope.capture.view import LayerView, Missing
+from sinkscope.errors import SinkscopeError
+from sinkscope.metrics.registry import TABLES, Metric, MetricSet, declared, registered
+
+GROUP = "sinkscope.metrics"
+"""Entry points of this group name a decorated function, or a module that holds some."""
+
+KEYS = ("domain", "stream", "layer", "head", "heads", "kv_group", "module", "kind", "sequence", "document")
+"""Columns that say which head, layer or sequence a row is about."""
+
+
+def with_own_metrics(given: Iterable[Any], reserved: Collection[str] = ()) -> MetricSet:
+    """The metrics of a scan: sinkscope's, those of installed packages, then those given, each checked.
+
+    Args:
+        given: decorated functions, and paths of Python files that hold some. reserved: further columns of the tables.
+
+    Raises SinkscopeError: a file that cannot be run; a function that is no metric; a name that another metric or
+    column has, whichever came first.
+    """
+    metrics: list[Metric] = []
+    for function in [*installed(), *_functions(given)]:
+        own = declared(function)
+        if not own:
+            name = getattr(function, "__name__", None) or repr(function)
+            raise SinkscopeError(f"{name} is no metric: put @sinkscope.head_metric or @sinkscope.layer_metric above it")
+        metrics += [metric for metric in own if all(metric is not each for each in metrics)]
+    built_in = registered()
+    metrics = [metric for metric in metrics if built_in.tables[metric.table].get(metric.name) is not metric]
+    _check_names(metrics, built_in, reserved)
+    return built_in.extended(replace(metric, compute=_checked(metric)) for metric in metrics)
+
+
+def functions_in(path: str | Path) -> list[Callable[..., Any]]:
+    """Runs a Python file and gives the metrics that it declares or imports.
+
+    Raises SinkscopeError: the file cannot be read, fails, or declares no metric.
+    """
+    path = Path(path)
+    name = f"sinkscope_metrics_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+    spec = spec_from_file_location(name, path)
+    if path.suffix != ".py" or spec is None or spec.loader is None:
+        raise SinkscopeError(f"--metrics {path}: a Python file (.py) is needed")
+    module = sys.modules[name] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except OSError as error:
+        raise SinkscopeError(f"--metrics {path}: {error.strerror or error}") from None
+    except (Exception, SystemExit) as error:
+        raise SinkscopeError(f"--metrics {path}: {_told(error, path.name)}") from error
+    functions = _functions_of(module)
+    if not functions:
+        raise SinkscopeError(f"--metrics {path} holds no metric: put @sinkscope.head_metric above a function")
+    return functions
+
+
+def installed() -> list[Callable[..., Any]]:
+    """The metrics of installed packages (entry points of `sinkscope.metrics`). Raises SinkscopeError: one fails."""
+    functions: list[Callable[..., Any]] = []
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
+        try:
+            loaded = entry.load()
+        except Exception as error:
+            raise SinkscopeError(f"metrics of the installed {entry.value}: {_told(error)}") from error
+        found = [loaded] if declared(loaded) else _functions_of(loaded)
+        if not found:
+            raise SinkscopeError(f"metrics of the installed {entry.value}: it holds no metric")
+        functions += found
+    return functions
+
+
+def definitions(metrics: MetricSet) -> dict[str, dict[str, Any]]:
+    """What a manifest keeps of the metrics that are not sinkscope's, by name: all they declare, and `code_sha256`.
+
+    Two scans measure the same where the names and the code are the same.
+    """
+    known = registered()
+    own = [
+        metric for table in TABLES for name, metric in metrics.tables[table].items() if name not in known.names(table)
+    ]
+    hidden = ("name", "compute")
+    return {
+        metric.name: {key: value for key, value in asdict(metric).items() if key not in hidden}
+        | {"code_sha256": code_sha256(metric.compute)}
+        for metric in own
+    }
+
+
+def code_sha256(function: Callable[..., Any]) -> str:
+    """SHA-256 of the file that defines a function, so that its helpers there count too; of the function alone where it
+    was typed into a session."""
+    function = inspect.unwrap(function)
+    file = inspect.getsourcefile(function)
+    if file is not None and Path(file).is_file():
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    try:
+        text = inspect.getsource(function)
+    except OSError:
+        code = function.__code__
+        text = repr((code.co_code, code.co_names, code.co_consts))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _functions(given: Iterable[Any]) -> list[Any]:
+    """The functions as they are, and those of the files, each file once."""
+    functions: list[Any] = []
+    read: set[Path] = set()
+    for each in given:
+        if not isinstance(each, str | Path):
+            functions.append(each)
+        elif Path(each).resolve() not in read:
+            read.add(Path(each).resolve())
+            functions += functions_in(each)
+    return functions
+
+
+def _functions_of(module: object) -> list[Callable[..., Any]]:
+    return [value for value in vars(module).values() if declared(value)]
+
+
+def _check_names(metrics: list[Metric], built_in: MetricSet, reserved: Collection[str]) -> None:
+    """All tables share their names: sequences.parquet holds heads, layers and smoothing together."""
+    taken = {*KEYS, *reserved}
+    for table in TABLES:
+        for metric in built_in.tables[table].values():
+            taken |= _columns_of(metric)
+    for metric in metrics:
+        again = sorted(_columns_of(metric) & taken)
+        if again:
+            name = metric.name if metric.name in again else again[0]
+            raise SinkscopeError(f"metric {metric.name}: there is a column {name} already; give it another name")
+        taken |= _columns_of(metric)
+
+
+def _columns_of(metric: Metric) -> set[str]:
+    """Every column that a metric brings to any table."""
+    names = {metric.name, f"mean_{metric.name}"} if metric.table == "heads" else {metric.name}
+    return names | {f"{name}_sem" for name in names}
+
+
+def _checked(metric: Metric) -> Callable[[LayerView], Tensor]:
+    """The metric's function; what it does wrong is said in one line that names it."""
+
+    @wraps(metric.compute)
+    def compute(view: LayerView) -> Tensor:
+        try:
+            values = metric.compute(view)
+        except (Missing, SinkscopeError, MemoryError):
+            raise
+        except Exception as error:
+            if isinstance(error, RuntimeError) and should_reduce_batch_size(error):
+                raise  # the batch is halved and measured again
+            file = inspect.unwrap(metric.compute).__code__.co_filename
+            raise SinkscopeError(f"metric {metric.name}: {_told(error, Path(file).name)}") from error
+        first = view.attention.first
+        wanted = tuple(first.shape[:2] if metric.table == "heads" else first.shape[:1])
+        given = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
+        if given != wanted:
+            of = "[sequence, head]" if metric.table == "heads" else "[sequence]"
+            raise SinkscopeError(f"metric {metric.name}: it gives {given} where a tensor {of} = {wanted} is needed")
+        if values.is_complex():
+            raise SinkscopeError(f"metric {metric.name}: it gives complex numbers where real ones are needed")
+        return values.to(first.device)
+
+    return compute
+
+
+def _told(error: BaseException, file: str | None = None) -> str:
+    """The error in one line, with the line of the user's file that led to it."""
+    if isinstance(error, SinkscopeError):
+        return str(error)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).name == file]
+    place = f" (line {frames[-1].lineno} of {file})" if frames else ""
+    detail = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {detail}{place}"

@@ -1,0 +1,227 @@
+"""Metrics of a user's own: what is accepted, what is refused in one line that names it, and what a scan keeps of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import Refused
+from models import random_ids, tiny
+
+import sinkscope
+from sinkscope import LayerView, SinkscopeError, head_metric, layer_metric
+from sinkscope.capture.kernels.sums import AttentionSums
+from sinkscope.engine.launch import Processes
+from sinkscope.metrics import METRICS, registered
+from sinkscope.metrics.extension import code_sha256, definitions, functions_in
+from sinkscope.runs.columns import metric_set
+
+
+def shown() -> LayerView:
+    """A view of 2 sequences, 4 heads, 8 queries, of which only A[i,0] is known."""
+    attention, view = object.__new__(AttentionSums), object.__new__(LayerView)
+    attention.first = torch.ones(2, 4, 8)
+    view.attention = attention
+    return view
+
+
+HEAD = "from sinkscope import head_metric\n\n@head_metric(unit='ratio', range='[0, 1]')\n"
+GOOD = HEAD + "def own(view):\n    'Half of what is given to key 0.'\n    return view.attention.first.mean(-1) / 2\n"
+
+
+def declared_as(name: str, compute: Callable[..., Any] = lambda view: view.attention.first[..., 0]) -> Any:
+    """`compute` as a head metric of that name."""
+
+    def copy(view: LayerView) -> Any:
+        return compute(view)
+
+    copy.__name__, copy.__doc__ = name, "Something of a head."
+    return head_metric(unit="ratio", range="[0, 1]")(copy)
+
+
+def written(folder: Path, text: str, name: str = "own.py") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_decorator_registers_nothing_and_a_file_may_be_read_twice(tmp_path: Path) -> None:
+    before = registered()
+    path = written(tmp_path, GOOD + "\nfrom sinkscope.metrics.mass import bos_mass\n")
+    functions_in(path)
+    metrics = metric_set([path, path, functions_in(path)[-1]])
+    assert registered() == before
+    assert metrics.names("heads") == (*before.names("heads"), "own")
+    assert list(METRICS["heads"]) == list(before.names("heads"))
+
+
+def test_what_a_scan_has_taken_never_changes() -> None:
+    own = declared_as("own")
+    first = metric_set([own])
+    metric_set([own, declared_as("later")])
+    assert "later" not in first.names("heads")
+    assert "own" not in registered().names("heads")
+
+
+def test_a_normalised_metric_brings_its_second_column() -> None:
+    @head_metric(unit="ratio", range="[0, 1]", normalised=True)
+    def own(view: LayerView) -> Any:
+        """What query 0 gives."""
+        return view.attention.first[..., 0]
+
+    metrics = metric_set([own])
+    assert metrics.names("heads")[-2:] == ("own", "own_ln")
+    assert set(definitions(metrics)) == {"own", "own_ln"}
+    assert {each["code_sha256"] for each in definitions(metrics).values()} == {code_sha256(own)}
+
+
+@pytest.mark.parametrize(
+    "name", ["bos_mass", "inf_norm", "beta", "max_abs", "verdict", "head", "bos_mass_sem", "mean_bos_mass", "awft_ln"]
+)
+def test_a_name_that_is_taken_is_refused(name: str) -> None:
+    with pytest.raises(SinkscopeError, match=f"^metric {name}: there is a column {name}"):
+        metric_set([declared_as(name)])
+
+
+def test_of_two_metrics_of_one_name_the_second_is_refused() -> None:
+    with pytest.raises(SinkscopeError, match=r"^metric own: there is a column own already"):
+        metric_set([declared_as("own"), declared_as("own")])
+    with pytest.raises(SinkscopeError, match="there is a column own_sem already"):
+        metric_set([declared_as("own"), declared_as("own_sem")])
+
+
+@pytest.mark.parametrize(
+    "given", [print, 3, lambda view: view, LayerView, []], ids=["built-in", "number", "function", "class", "list"]
+)
+def test_what_is_no_metric_is_refused(given: Any) -> None:
+    with pytest.raises(SinkscopeError, match=r"is no metric: put @sinkscope\.head_metric"):
+        metric_set([given])
+
+
+def test_a_metric_without_a_docstring_is_refused() -> None:
+    with pytest.raises(SinkscopeError, match=r"^metric bare has no docstring"):
+
+        @layer_metric(unit="ratio", range="[0, 1]")
+        def bare(view: LayerView) -> Any:
+            return view.x_norms[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("compute", "message"),
+    [
+        (lambda view: view.attention.first, r"it gives \(2, 4, 8\) where a tensor \[sequence, head\] = \(2, 4\)"),
+        (lambda view: view.attention.first[:, 0, 0], r"it gives \(2,\) where"),
+        (lambda view: 0.5, "it gives float where a tensor"),
+        (lambda view: None, "it gives NoneType where"),
+        (lambda view: view.attention.first[..., 0] * 1j, "it gives complex numbers"),
+        (lambda view: view.attention.firsts, r"AttributeError: .*line \d+ of test_registry.py"),
+        (lambda view: view.attention.first @ view.attention.first, "RuntimeError: "),
+    ],
+)
+def test_a_metric_that_goes_wrong_is_named(compute: Callable[..., Any], message: str) -> None:
+    metric = metric_set([declared_as("own", compute)]).tables["heads"]["own"]
+    with pytest.raises(SinkscopeError, match=f"^metric own: {message}") as caught:
+        metric.compute(shown())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [sinkscope.Missing(), MemoryError(), torch.OutOfMemoryError("CUDA out of memory. ")])
+def test_what_is_missing_and_no_memory_are_left_to_the_scan(error: Exception) -> None:
+    def fail(view: LayerView) -> Any:
+        raise error
+
+    metric = metric_set([declared_as("own", fail)]).tables["heads"]["own"]
+    with pytest.raises(type(error)):
+        metric.compute(shown())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "No such file or directory"),
+        ("x = 1\n", "holds no metric: put @sinkscope.head_metric above a function"),
+        ("def own(:\n", r"SyntaxError: .*own.py, line 1"),
+        ("import sys\n\nsys.exit(1)\n", r"SystemExit: 1 \(line 3 of own.py\)"),
+        ("import nonesuch\n", r"ModuleNotFoundError: No module named 'nonesuch' \(line 1 of own.py\)"),
+        (HEAD + "def own(view):\n    return view.attention.first[..., 0]\n", "metric own has no docstring"),
+    ],
+)
+def test_files_that_hold_no_metric(text: str | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    if text is not None:
+        written(tmp_path, text)
+    with pytest.raises(SinkscopeError, match=message) as caught:
+        functions_in(path)
+    assert str(path) in str(caught.value)
+
+
+def test_the_command_line_says_so_in_one_line(tiny_folder: Path, refused: Refused, tmp_path: Path) -> None:
+    wrong = written(tmp_path, GOOD.replace(".mean(-1)", ""), "wrong.py")
+    assert refused(tiny_folder, "--metrics", wrong, "--no-self-check").startswith("metric own: it gives (2, 4, 32)")
+    taken = written(tmp_path, GOOD.replace("own", "entropy"), "taken.py")
+    assert refused(tiny_folder, "--metrics", taken).startswith("metric entropy: there is a column")
+    assert refused(tiny_folder, "--metrics", tmp_path / "own.txt").endswith("a Python file (.py) is needed")
+
+
+@pytest.mark.parametrize("as_module", [False, True])
+def test_an_installed_package_brings_metrics(as_module: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("theirs")
+    module.theirs = declared_as("theirs")  # type: ignore[attr-defined]
+    entry = SimpleNamespace(name="x", value="theirs:theirs", load=lambda: module if as_module else module.theirs)
+    monkeypatch.setattr("sinkscope.metrics.extension.entry_points", lambda group: [entry])
+    assert metric_set().names("heads")[-1] == "theirs"
+    with pytest.raises(SinkscopeError, match=r"^metric theirs: there is a column"):
+        metric_set([declared_as("theirs")])
+    entry.load = lambda: 1 / 0
+    with pytest.raises(SinkscopeError, match=r"^metrics of the installed theirs:theirs: ZeroDivisionError"):
+        metric_set()
+
+
+def test_a_dormant_rule_may_name_a_metric_of_ones_own(tmp_path: Path) -> None:
+    model, ids = tiny("llama", num_hidden_layers=1), random_ids(2, 16)
+    with pytest.raises(SinkscopeError, match="'own' is no per-sequence column"):
+        sinkscope.scan(model, data=ids, self_check=False, dormant_rule="own<2")
+    run = sinkscope.scan(model, data=ids, self_check=False, dormant_rule="own<2", metrics=[written(tmp_path, GOOD)])
+    assert run.heads["dormant"].all()
+
+
+def test_the_code_is_part_of_what_a_scan_goes_on_by(tmp_path: Path) -> None:
+    path, out = written(tmp_path, GOOD), tmp_path / "run"
+    model, ids = tiny("llama", num_hidden_layers=1), random_ids(3, 16)
+
+    def scan(resume: bool, break_off: bool = False) -> sinkscope.Run:
+        def progress(stage: str, done: int, total: int) -> None:
+            if break_off and done:
+                raise KeyboardInterrupt
+
+        return sinkscope.scan(
+            model, data=ids, self_check=False, metrics=[path], batch_size=1, shards=out, resume=resume,
+            progress=progress,
+        )  # fmt: skip
+
+    with pytest.raises(sinkscope.Interrupted):
+        scan(resume=False, break_off=True)
+    written(tmp_path, GOOD.replace("/ 2", "/ 3"))
+    with pytest.raises(SinkscopeError, match=r"another metrics\.own\.code_sha256"):
+        scan(resume=True)
+    written(tmp_path, GOOD)
+    run = scan(resume=True)
+    assert (run.heads["own"] - run.heads["sink_score"] / 2).abs().max() < 1e-7
+
+
+def test_processes_of_a_launch_must_have_the_same_code(tmp_path: Path) -> None:
+    told = []
+
+    class Listening(Processes):
+        def same(self, facts: Any) -> None:
+            told.append(facts)
+
+    model, ids = tiny("llama", num_hidden_layers=1), random_ids(2, 16)
+    for text in (GOOD, GOOD, GOOD.replace("/ 2", "/ 3")):
+        path = written(tmp_path, text)
+        sinkscope.scan(model, data=ids, self_check=False, metrics=[path], processes=Listening())
+    assert told[0] == told[1] != told[2]

@@ -1,0 +1,35 @@
+"""data/columns.json is what the declarations say, and no table has a column that it lacks."""
+
+from __future__ import annotations
+
+from sinkscope.metrics.registry import TABLES
+from sinkscope.runs.catalogue import catalogue, find_column, per_sequence
+from sinkscope.runs.columns import columns
+from sinkscope.runs.write_catalogue import FILE, catalogue_text
+
+
+def test_the_catalogue_is_what_the_declarations_say() -> None:
+    assert FILE.read_text("utf-8") == catalogue_text(), "run: python -m sinkscope.runs.write_catalogue"
+
+
+def test_the_columns_of_a_table_are_all_there_whoever_asks() -> None:
+    assert {"peak_position", "peak_score", "pattern", "dormant"} <= set(columns("heads"))
+    assert {"first_constancy", "max_abs", "sink_heads", "dormant_heads"} <= set(columns("layers"))
+    assert list(columns("smoothing"))[-3:] == ["verdict", "rank_w", "rank_qk"]
+    assert [(c.table, c.name) for c in catalogue()] == [(table, name) for table in TABLES for name in columns(table)]
+
+
+def test_a_run_adds_its_own_columns() -> None:
+    own = {"table": "heads", "unit": "nats", "range": "[0, 1]", "formula": "F.", "source": "S", "shown": True}
+    found = find_column({"metrics": {"mine": own | {"code_sha256": "0"}}}, "mine", "heads")
+    assert found is not None
+    assert (found.unit, found.per) == ("nats", "sequence")
+    assert find_column({}, "mine", "heads") is None
+    assert find_column({}, "norm_first", "heads") is None
+    assert find_column({}, "norm_first", "heads", "layers").unit == "norm"  # type: ignore[union-attr]
+
+
+def test_what_has_a_value_for_each_sequence() -> None:
+    assert "bos_mass" in per_sequence("heads")
+    assert not {"dormant", "peak_score", "norm_first"} & per_sequence("heads")
+    assert not {"max_abs", "max_abs_token"} & per_sequence("layers")
