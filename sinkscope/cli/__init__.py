@@ -21,7 +21,8 @@ from sinkscope.cli import (
     trigger,
 )
 from sinkscope.cli.common import BAD_INPUT, discard_stdout, guarded, say
-from sinkscope.engine.launch import hush, leave
+from sinkscope.engine.launch import leave
+from sinkscope.engine.launcher import hush
 
 app = typer.Typer(
     name="sinkscope",

@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 import typer
 
-from sinkscope.engine.launch import size
+from sinkscope.engine.launcher import size
 from sinkscope.errors import SinkscopeError, in_one_line
 
 P = ParamSpec("P")

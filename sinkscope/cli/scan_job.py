@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 def launched(device: str, tp: bool) -> Processes:
     """The processes that share the scan. Raises SinkscopeError."""
-    from sinkscope.engine.launch import size, start
+    from sinkscope.engine.launch import start_processes
+    from sinkscope.engine.launcher import size
     from sinkscope.errors import SinkscopeError
 
     if tp and size() == 1:
@@ -28,7 +29,7 @@ def launched(device: str, tp: bool) -> Processes:
         raise SinkscopeError(
             "--tp gives each process a GPU of its own (or the CPU where there is none): leave --device"
         )
-    return start(device, tp)
+    return start_processes(device, tp)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
+from sinkscope.engine.launcher import size
 from sinkscope.errors import OutOfMemory, SinkscopeError, in_one_line
 
 T = TypeVar("T")
@@ -204,12 +204,7 @@ class Launched(Processes):
 _launched: Launched | None = None
 
 
-def size() -> int:
-    """How many processes the launch has that this one is of; 1 without a launcher."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1
-
-
-def start(device: str = "auto", tensor: bool = False) -> Processes:
+def start_processes(device: str = "auto", tensor: bool = False) -> Processes:
     """Joins the other processes of the launch; ALONE where there are none. `device`: the user's --device.
 
     From then on Ctrl-C takes effect in the steps that all take. Raises SinkscopeError: no GPU for each process.
@@ -220,16 +215,6 @@ def start(device: str = "auto", tensor: bool = False) -> Processes:
     if _launched is None:
         _launched = Launched(device, tensor)
     return _launched
-
-
-def hush() -> None:
-    """Only the main process speaks: the others' stdout and stderr go nowhere (SINKSCOPE_TRACEBACK=1 keeps stderr)."""
-    if size() == 1 or os.environ.get("RANK", "0") == "0":
-        return
-    nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - open as long as the process
-    sys.stdout = nowhere
-    if not os.environ.get("SINKSCOPE_TRACEBACK"):
-        sys.stderr = nowhere
 
 
 def leave(code: int) -> int:

@@ -22,7 +22,8 @@ from models import tiny
 from tiers import slow_but
 
 import sinkscope
-from sinkscope.engine.launch import ALONE, Processes, leave, size, start
+from sinkscope.engine.launch import ALONE, Processes, leave, start_processes
+from sinkscope.engine.launcher import size
 from sinkscope.runs.folder import UNFINISHED
 from sinkscope.runs.run import Run, load_run
 
@@ -263,7 +264,7 @@ def test_triton_s_failure_in_another_process_is_told(folder: Path) -> None:
 
 
 def test_without_a_launcher_there_is_one_process() -> None:
-    assert (size(), start("cuda"), leave(3)) == (1, ALONE, 3)
+    assert (size(), start_processes("cuda"), leave(3)) == (1, ALONE, 3)
     assert ALONE.share([1, 2, 3]) == [1, 2, 3]
 
 
