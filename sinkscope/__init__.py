@@ -4,7 +4,13 @@
     run.heads, run.layers, run.summary
     run.save("runs/gemma"); sinkscope.load_run("runs/gemma")
 
-Importing this package loads neither torch nor transformers; the first use of a function does.
+A release is judged by three lines:
+
+    verdict = sinkscope.check(sinkscope.load_run("runs/new"), sinkscope.read_baseline("sinks.json"))
+    for breach in verdict.breaches: print(breach.metric, breach.place, breach.baseline, breach.now)
+    if not verdict.passed: raise SystemExit(1)
+
+Importing this package loads neither torch nor transformers; the first use of a name loads what it needs.
 """
 
 from __future__ import annotations
@@ -12,38 +18,71 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sinkscope.comparison.compare_runs import Comparison, compare
-    from sinkscope.engine.scan import Interrupted, scan
-    from sinkscope.errors import SinkscopeError
-    from sinkscope.experiments.ablation.experiment import ablate
-    from sinkscope.experiments.ablation.result import Ablation
-    from sinkscope.runs.run import Run, load_run
+    from sinkscope.capture.view import LayerView as LayerView
+    from sinkscope.capture.view import Missing as Missing
+    from sinkscope.comparison.baseline import Baseline as Baseline
+    from sinkscope.comparison.baseline import baseline_of as baseline_of
+    from sinkscope.comparison.baseline import read_baseline as read_baseline
+    from sinkscope.comparison.compare_runs import Comparison as Comparison
+    from sinkscope.comparison.compare_runs import compare as compare
+    from sinkscope.comparison.gate import Verdict as Verdict
+    from sinkscope.comparison.gate import check as check
+    from sinkscope.comparison.policy import Policy as Policy
+    from sinkscope.comparison.policy import Rule as Rule
+    from sinkscope.comparison.policy import read_policy as read_policy
+    from sinkscope.engine.launch import start_processes as start_processes
+    from sinkscope.engine.scan import Interrupted as Interrupted
+    from sinkscope.engine.scan import scan as scan
+    from sinkscope.errors import SinkscopeError as SinkscopeError
+    from sinkscope.experiments.ablation.experiment import ablate as ablate
+    from sinkscope.experiments.ablation.result import Ablation as Ablation
+    from sinkscope.experiments.bench.bench import bench as bench
+    from sinkscope.experiments.bench.result import Speed as Speed
+    from sinkscope.metrics.registry import head_metric as head_metric
+    from sinkscope.metrics.registry import layer_metric as layer_metric
+    from sinkscope.runs.run import Run as Run
+    from sinkscope.runs.run import load_run as load_run
 
 __version__ = "0.2.0"
-__all__ = [
-    "Ablation", "Comparison", "Interrupted", "Run", "SinkscopeError", "__version__", "ablate", "compare", "load_run",
-    "scan",
-]  # fmt: skip
 
-_HOMES = {
-    "Ablation": "sinkscope.experiments.ablation.result",
-    "ablate": "sinkscope.experiments.ablation.experiment",
-    "Comparison": "sinkscope.comparison.compare_runs",
-    "Interrupted": "sinkscope.engine.scan",
-    "compare": "sinkscope.comparison.compare_runs",
-    "Run": "sinkscope.runs.run",
-    "SinkscopeError": "sinkscope.errors",
-    "load_run": "sinkscope.runs.run",
-    "scan": "sinkscope.engine.scan",
+_PUBLIC = {
+    "scan": ("engine.scan", "runs a model over text once and measures each of its attention heads; gives a Run"),
+    "Run": ("runs.run", "what a scan measured: tables of heads and layers, a summary, how it was measured"),
+    "load_run": ("runs.run", "reads the folder that Run.save or `sinkscope scan` wrote; gives a Run"),
+    "compare": ("comparison.compare_runs", "tells what differs between two runs, with errors and p-values"),
+    "Comparison": ("comparison.compare_runs", "what `compare` found: tables of differences, heads that changed"),
+    "check": ("comparison.gate", "judges a run against a baseline: did any metric move too far? gives a Verdict"),
+    "Verdict": ("comparison.gate", "what `check` found: passed or not, and every place that moved too far"),
+    "Policy": ("comparison.policy", "how far which metrics may move before `check` fails: a list of Rules"),
+    "Rule": ("comparison.policy", "how far one metric may move, for each head, each layer or the whole model"),
+    "read_policy": ("comparison.policy", "reads a Policy from a TOML file or from pyproject.toml"),
+    "Baseline": ("comparison.baseline", "means and errors of a run that later runs are judged against"),
+    "baseline_of": ("comparison.baseline", "makes a Baseline of a run"),
+    "read_baseline": ("comparison.baseline", "reads the file that `sinkscope baseline` wrote; gives a Baseline"),
+    "ablate": ("experiments.ablation.experiment", "switches heads off and measures what the model loses"),
+    "Ablation": ("experiments.ablation.result", "what `ablate` found: the loss with and without the heads"),
+    "bench": ("experiments.bench.bench", "times a scan beside a plain forward pass and beside whole attention maps"),
+    "Speed": ("experiments.bench.result", "what `bench` found: time and memory of each way"),
+    "start_processes": ("engine.launch", "joins the processes that torchrun started, so that they share one scan"),
+    "head_metric": ("metrics.registry", "makes a function of your own a column of heads.csv"),
+    "layer_metric": ("metrics.registry", "makes a function of your own a column of layers.csv"),
+    "LayerView": ("capture.view", "what a metric reads: one attention layer's numbers for a batch of sequences"),
+    "Missing": ("capture.view", "what a metric raises where a layer lacks what it needs; its cell stays empty"),
+    "Interrupted": ("engine.scan", "raised by `scan` on Ctrl-C; holds what was measured until then"),
+    "SinkscopeError": ("errors", "raised for what you can mend, in one line: a wrong name, a damaged file"),
 }
+"""Every public name: the module it is from, and what it is."""
+
+__all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604 - the keys are strings
+__doc__ = "\n".join([f"{__doc__}", *(f"    {name:15} {what}" for name, (_, what) in _PUBLIC.items()), ""])
 
 
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name not in _HOMES:
+    if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    value = getattr(import_module(f"sinkscope.{_PUBLIC[name][0]}"), name)
     globals()[name] = value
     return value
 

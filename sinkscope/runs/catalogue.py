@@ -10,6 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sinkscope.runs.schema.manifest import Manifest
 
 
 @dataclass(frozen=True)

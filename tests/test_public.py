@@ -1,0 +1,61 @@
+"""The public names: one table, which `__all__`, `dir`, type checkers and `help(sinkscope)` all agree with."""
+
+from __future__ import annotations
+
+import ast
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from desk import scanned
+
+import sinkscope
+from sinkscope.comparison.baseline import baseline_text
+
+
+def test_type_checkers_see_the_same_names_from_the_same_modules() -> None:
+    tree = ast.parse(Path(sinkscope.__file__).read_text("utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        name.asname: (node.module, name.name)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
+    assert seen == {name: (f"sinkscope.{module}", name) for name, (module, _) in sinkscope._PUBLIC.items()}
+
+
+@pytest.mark.parametrize("name", sinkscope._PUBLIC)
+def test_a_public_name_is_there_and_told_of(name: str) -> None:
+    module, what = sinkscope._PUBLIC[name]
+    value = getattr(sinkscope, name)
+    assert value is getattr(import_module(f"sinkscope.{module}"), name)
+    assert value.__doc__
+    assert value.__module__ == f"sinkscope.{module}", "the table names where it stands, not where it is passed on"
+    assert f"    {name:15} {what}\n" in sinkscope.__doc__
+
+
+def test_all_and_dir_are_the_table() -> None:
+    assert set(sinkscope.__all__) == {"__version__", *sinkscope._PUBLIC}
+    assert dir(sinkscope) == sorted(sinkscope.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nonesuch'"):
+        sinkscope.nonesuch  # noqa: B018
+
+
+def test_the_gate_in_three_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """The lines of the package's docstring, as a reader would copy them."""
+    monkeypatch.chdir(tmp_path)
+    assert sinkscope.__doc__ is not None
+    lines = [line.strip() for line in sinkscope.__doc__.splitlines()]
+    start = next(number for number, line in enumerate(lines) if line.startswith("verdict ="))
+    example = "\n".join(lines[start : start + 3])
+    Path("sinks.json").write_text(baseline_text(sinkscope.baseline_of(scanned()), "0"), encoding="utf-8")
+    scanned().save("runs/new")
+    exec(example, {"sinkscope": sinkscope})
+    assert capsys.readouterr().out == ""
+    scanned("zero head").save("runs/new", force=True)
+    with pytest.raises(SystemExit, match="1"):
+        exec(example, {"sinkscope": sinkscope})
+    assert "residual_write_ln layer 1 head 0" in capsys.readouterr().out
