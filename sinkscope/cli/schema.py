@@ -1,0 +1,23 @@
+"""`sinkscope schema`: what every file of a run folder holds."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+
+def schema(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="manifest, summary, request, baseline, or a table: heads, layers, ...", metavar="[NAME]"),
+    ] = None,
+) -> None:
+    """Print the JSON schema of a file sinkscope writes, or the columns of a table; without a name, list them all.
+
+    Example: sinkscope schema manifest
+    """
+    from sinkscope.present.terminal.schema import render_schema
+
+    sys.stdout.write(render_schema(name))

@@ -1,0 +1,51 @@
+"""The schema of every file that sinkscope writes: JSON schema of records, columns of tables."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.runs.request import Request
+from sinkscope.runs.schema.baseline import BaselineFile
+from sinkscope.runs.schema.manifest import Manifest
+from sinkscope.runs.schema.summary import Summary
+from sinkscope.runs.schema.tables import TABLES, TableSchema
+
+RECORDS = {
+    "manifest": (Manifest, "manifest.json: how a run was measured"),
+    "summary": (Summary, "summary.json: the answer"),
+    "request": (Request, "what a scan is asked for: part of manifest.json and of a baseline"),
+    "baseline": (BaselineFile, "the file of `sinkscope baseline`"),
+}
+
+
+def render_schema(name: str | None) -> str:
+    """The JSON schema of a record, or the columns of a table as JSON; without a name, what there is.
+
+    Raises SinkscopeError for a name that is neither.
+    """
+    if name is None:
+        return _names()
+    if name in RECORDS:
+        return _json(RECORDS[name][0].model_json_schema(mode="serialization"))
+    if name in TABLES:
+        return _json(table_schema(TABLES[name]))
+    raise SinkscopeError(f"no file or table {name!r}: one of {', '.join([*RECORDS, *TABLES])}")
+
+
+def table_schema(table: TableSchema) -> dict[str, Any]:
+    """A table's file, what a row is, and its columns in their order."""
+    columns = [vars(column) for column in table.columns()]
+    return {"table": table.name, "file": table.file, "row": table.row, "columns": columns}
+
+
+def _names() -> str:
+    whats = {name: what for name, (_, what) in RECORDS.items()}
+    whats |= {name: f"{table.file}: {table.row}" for name, table in TABLES.items()}
+    width = max(map(len, whats))
+    return "".join(f"{name:{width}}  {what}\n" for name, what in whats.items())
+
+
+def _json(data: Any) -> str:
+    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"

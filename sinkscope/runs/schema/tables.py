@@ -1,0 +1,164 @@
+"""The tables of a run folder: what a row is, and every column with its type, unit and meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sinkscope.runs.catalogue import catalogue
+
+
+@dataclass(frozen=True)
+class ColumnSchema:
+    """One column. `type`: string, integer, number or boolean; a missing value is empty in CSV and null in Parquet."""
+
+    name: str
+    type: str
+    unit: str
+    range: str
+    what: str
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """A table of a run folder.
+
+    Attributes:
+        file: its file. row: what a row is. keys: the columns that name a row. own: columns of its own, besides those
+            that the catalogue declares for it. measured: tables of the catalogue whose columns it carries.
+    """
+
+    name: str
+    file: str
+    row: str
+    keys: tuple[ColumnSchema, ...]
+    own: tuple[ColumnSchema, ...] = ()
+    measured: tuple[str, ...] = ()
+
+    def columns(self) -> Iterator[ColumnSchema]:
+        """Every column, in the order of the file."""
+        yield from self.keys
+        for table in self.measured:
+            yield from _of_sequences(table) if self.name == "sequences" else _measured(table)
+        if self.name == "layers":
+            yield from _means_over_heads()
+        yield from self.own
+
+
+def _key(name: str, type: str, what: str) -> ColumnSchema:
+    return ColumnSchema(name, type, "", "", what)
+
+
+DOMAIN = _key("domain", "string", "The domain: a SPEC, or a SPEC with a BOS mode. Only where a run has several.")
+STREAM = _key("stream", "string", "text, vision, audio, encoder, decoder or cross.")
+LAYER = _key("layer", "integer", "Number of the layer in its stream.")
+HEAD = _key("head", "integer", "Number of the query head in its layer.")
+MODULE = _key("module", "string", "Path of the attention module; path[n] for its n-th call.")
+KIND = _key("kind", "string", "full, sliding:W, chunked:C or cross.")
+SEQUENCE = _key("sequence", "integer", "Number of the sequence in its domain.")
+DOCUMENT = _key("document", "string", "What the sequence was read from.")
+
+
+def _number(name: str, unit: str, range: str, what: str) -> ColumnSchema:
+    return ColumnSchema(name, "number", unit, range, what)
+
+
+def _with_sem(*columns: ColumnSchema) -> tuple[ColumnSchema, ...]:
+    return tuple(each for column in columns for each in (column, _error_of(column)))
+
+
+def _error_of(column: ColumnSchema) -> ColumnSchema:
+    return _number(f"{column.name}_sem", column.unit, "[0, inf)", f"Standard error of {column.name} over sequences.")
+
+
+BOS_MASS = _number("bos_mass", "probability", "[0, 1]", "Mean attention of queries 1.. on the first token.")
+SINK_SCORE = _number("sink_score", "probability", "[0, 1]", "alpha_0 of the prefix, query 0 included.")
+SINK_RATE = _number("sink_rate", "share", "[0, 1]", "Share of sequences whose alpha_0 exceeds epsilon.")
+
+TABLES = {
+    table.name: table
+    for table in (
+        TableSchema(
+            "heads", "heads.csv", "one (stream, layer, head), per domain where there are several",
+            (DOMAIN, STREAM, LAYER, HEAD, _key("kv_group", "integer", "Key/value group of the head."), MODULE, KIND),
+            measured=("heads",),
+        ),
+        TableSchema(
+            "layers", "layers.csv", "one (stream, layer), per domain where there are several",
+            (DOMAIN, STREAM, LAYER, MODULE, KIND, _key("heads", "integer", "Query heads of the layer.")),
+            measured=("layers",),
+        ),
+        TableSchema(
+            "length_curve", "length_curve.csv", "one (stream, layer, head, length of a prefix)",
+            (DOMAIN, STREAM, LAYER, HEAD, _key("length", "integer", "Queries of the prefix: 64, 128, ... and T.")),
+            own=_with_sem(BOS_MASS, SINK_SCORE, SINK_RATE),
+        ),
+        TableSchema(
+            "positions", "positions.parquet", "one (stream, layer, head, position)",
+            (DOMAIN, STREAM, LAYER, HEAD, _key("position", "integer", "The position, as a key and as a query.")),
+            own=(
+                _number("alpha", "probability", "[0, 1]", "Mean over sequences of alpha_k of the key there."),
+                _number("alpha_t64", "probability", "[0, 1]", "The same over the first 64 queries."),
+                _number("bos_mass", "probability", "[0, 1]", "Mean over sequences of A[i,0] of the query there."),
+                _number("bos_share", "share", "[0, 1]", "The same over the sum of its row."),
+                _key("token", "string", "The token that all sequences of the domain have there."),
+            ),
+        ),
+        TableSchema(
+            "sequences", "sequences.parquet",
+            "one (stream, layer, head, sequence), and one (stream, layer, sequence) whose head is missing",
+            (_key("domain", "string", "The domain."), STREAM, LAYER, MODULE, SEQUENCE, DOCUMENT, HEAD),
+            measured=("heads", "smoothing", "layers"),
+        ),
+        TableSchema(
+            "smoothing", "smoothing.csv", "one (stream, layer, head); only where smoothing was asked for",
+            (DOMAIN, STREAM, LAYER, HEAD, MODULE), measured=("smoothing",),
+        ),
+        TableSchema(
+            "domains", "domains.csv", "one (pair of domains, stream, layer, head); only where there are several domains",
+            (
+                _key("domain_a", "string", "The first domain."), _key("domain_b", "string", "The second domain."),
+                _key("paired", "boolean", "Whether both hold the same documents."), STREAM, LAYER, HEAD, MODULE,
+            ),
+            own=(
+                _number("bos_mass_a", "probability", "[0, 1]", "Mean bos_mass in the first domain."),
+                _number("bos_mass_b", "probability", "[0, 1]", "Mean bos_mass in the second domain."),
+                _number("difference", "probability", "[-1, 1]", "bos_mass_b - bos_mass_a."),
+                _number("sem", "probability", "[0, inf)", "Standard error of the difference."),
+                _number("low", "probability", "[-1, 1]", "Lower end of the 95 % bootstrap interval."),
+                _number("high", "probability", "[-1, 1]", "Upper end of the 95 % bootstrap interval."),
+                _number("p", "probability", "[0, 1]", "Two-sided t-test of no difference."),
+                _number("q", "probability", "[0, 1]", "Benjamini-Hochberg over all heads of the pair."),
+                _key("differs", "boolean", "q < 0.05 and the interval leaves out 0; empty where there is no p."),
+            ),
+        ),
+    )
+}  # fmt: skip
+"""Every table of a run folder, by name."""
+
+
+def _measured(table: str) -> Iterator[ColumnSchema]:
+    """The columns that the catalogue declares for a table; means over sequences are followed by their error."""
+    for column in catalogue():
+        if column.table != table or not column.shown:
+            continue
+        kind = {"name": "string", "bool": "boolean"}.get(column.unit, "number")
+        own = ColumnSchema(column.name, kind, column.unit, column.range, column.formula)
+        yield own
+        if column.per == "sequence":
+            yield _error_of(own)
+
+
+def _of_sequences(table: str) -> Iterator[ColumnSchema]:
+    """The values of each sequence, without errors; places that the tables leave out included."""
+    for column in catalogue():
+        if column.table == table and column.per == "sequence":
+            yield _number(column.name, column.unit, column.range, column.formula)
+
+
+def _means_over_heads() -> Iterator[ColumnSchema]:
+    for column in catalogue():
+        if column.table == "heads" and column.per == "sequence":
+            mean = _number(f"mean_{column.name}", column.unit, column.range, f"Mean of {column.name} over the heads.")
+            yield mean
+            yield _error_of(mean)
