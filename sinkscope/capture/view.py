@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, wraps
 
 import torch
 from jaxtyping import Float
@@ -62,10 +62,8 @@ class LayerView:
 
     Shapes: query (B, H, T, d), key (B, G, T, d), value (B, G, T, dv), output o and projected w (B, T, H, dv);
     residual_in x, attention_input z, residual_out e (B, T, D); factors R_h (H, r, dv). Each may be None: use the
-    properties, which raise Missing. `kept` is for what several metrics share. `head_mean`: where this process holds
-    some of the layer's heads only, turns their mean into the mean over all. `number`: that of the first of these
-    sequences in its domain, `longest`: tokens of the domain's longest; `spectra`: how many of the domain's have their
-    spectrum taken, None = as many as are cheap.
+    properties, which raise Missing. `head_mean`: where this process holds some of the layer's heads only, turns their
+    mean into the mean over all.
     """
 
     site: Site
@@ -81,14 +79,15 @@ class LayerView:
     attention_input: Tensor | None = None
     residual_out: Tensor | None = None
     head_mean: Callable[[Site, Tensor], Tensor] | None = None
-    number: int = 0
-    longest: int = 0
-    spectra: int | None = None
-    kept: dict[str, Tensor] = field(default_factory=dict)
+    _kept: dict[Callable[[LayerView], Tensor], Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def batch(self) -> int:
         return self.attention.first.shape[0]
+
+    @property
+    def heads(self) -> int:
+        return self.attention.first.shape[1]
 
     @property
     def queries(self) -> int:
@@ -173,6 +172,27 @@ class LayerView:
         """Largest abs element of each x_i."""
         return self.x.abs().amax(-1)
 
+    def rows(self, count: int) -> LayerView:
+        """A view of the first `count` sequences, 1 to `batch`."""
+        if count == self.batch:
+            return self
+
+        def cut(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor[:count]
+
+        return replace(
+            self,
+            attention=self.attention.rows(count),
+            output=cut(self.output),
+            raw_query=cut(self.raw_query),
+            raw_key=cut(self.raw_key),
+            raw_value=cut(self.raw_value),
+            raw_projected=cut(self.raw_projected),
+            residual_in=cut(self.residual_in),
+            attention_input=cut(self.attention_input),
+            residual_out=cut(self.residual_out),
+        )
+
     def layer_mean(self, values: Float[Tensor, "batch head"]) -> Float[Tensor, "batch 1"]:
         """Mean over the heads of the layer, also those that another process holds."""
         own = values.mean(-1, keepdim=True)
@@ -180,8 +200,19 @@ class LayerView:
 
     def per_query_head(self, grouped: Tensor) -> Tensor:
         """(B, G, ...) -> (B, H, ...): each group's numbers once for each of its query heads."""
-        heads = self.attention.first.shape[1]
-        return grouped.repeat_interleave(heads // grouped.shape[1], dim=1)
+        return grouped.repeat_interleave(self.heads // grouped.shape[1], dim=1)
+
+
+def once_per_view(compute: Callable[[LayerView], Tensor]) -> Callable[[LayerView], Tensor]:
+    """Decorates a function that several metrics call: it runs once for each view, which keeps the result."""
+
+    @wraps(compute)
+    def kept(view: LayerView) -> Tensor:
+        if compute not in view._kept:
+            view._kept[compute] = compute(view)
+        return view._kept[compute]
+
+    return kept
 
 
 def inverse(norms: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ def build_run(loop: Loop, manifest: Manifest, settings: Settings, started: float
         heads=heads,
         layers=layers,
         positions=positions,
-        length_curve=curve_table(domains, sites, settings),
+        length_curve=curve_table(domains, sites),
         sequences=sequence_table(domains, sites),
         domains=domains_compared,
         summary=summary,

@@ -24,7 +24,7 @@ from sinkscope.engine.shards import Shard, Shards
 from sinkscope.engine.tensor_parallel import HeadShards
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.batches import Batch, batches
-from sinkscope.metrics.registry import MetricSet, registered
+from sinkscope.metrics.quantities import QuantitySet, quantity_set
 from sinkscope.runs.values import Domain
 
 Progress = Callable[[str, int, int], None]
@@ -42,9 +42,9 @@ class Loop:
         batch_size: sequences a forward pass; None = chosen by the device.
         shards: where each batch is kept on disk, and read from when the scan goes on; None keeps none.
         smoother: measures the smoothing table of a view; None where it is not asked for.
-        spectra: sequences of a domain whose spectrum is taken; None = as many as are cheap.
+        spectra: sequences of a domain that sampled metrics are measured on; None = as many as are cheap.
+        declared: the metrics and quantities declared when the scan began.
         processes: what the sequences are spread over; heads: how the heads are, under --tp.
-        metrics: the columns that are measured of each head and layer.
         smallest_batch: the size that batches had in the end.
         seconds: time spent in forward passes and metrics.
         failures: why Triton failed, in any of the processes.
@@ -60,9 +60,9 @@ class Loop:
     shards: Shards | None = None
     smoother: Callable[[LayerView], Tensor] | None = None
     spectra: int | None = None
+    declared: QuantitySet = field(default_factory=quantity_set)
     processes: Processes = ALONE
     heads: HeadShards | None = None
-    metrics: MetricSet = field(default_factory=registered)
     smallest_batch: int | None = None
     seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
@@ -75,6 +75,11 @@ class Loop:
         return self.plan.sites if self.heads is None else self.heads.whole_sites(self.plan.sites)
 
     @property
+    def quantities(self) -> QuantitySet:
+        """What the scan measures."""
+        return self.declared if self.smoother is None else self.declared.with_smoothing(self.smoother)
+
+    @property
     def done(self) -> int:
         """Sequences measured so far, over all domains."""
         return sum(record.count for record in self._records)
@@ -85,7 +90,7 @@ class Loop:
         In a launch each process measures a batch, then all get all of them: a round.
         Raises SinkscopeError: out of memory with one sequence; a layer that gives NaN or infinity.
         """
-        self._records = [Record(data.longest) for data in self.reading.tokens]
+        self._records = [Record(data.longest, self.quantities) for data in self.reading.tokens]
         self._watches = [self._watch(data.longest) for data in self.reading.tokens]
         self._restore()
         work = deque(self.processes.share(self._pieces()))
@@ -102,16 +107,16 @@ class Loop:
         """What was measured so far, by domain."""
         domains = []
         for corpus, record in zip(self.reading.corpora, self._records, strict=False):
-            values = record.values(self.metrics)
+            values = record.values()
             if values:
                 domains.append(Domain(corpus.domain, corpus.ids, corpus.documents, values))
         return domains
 
     def _watch(self, length: int) -> tuple[Capture, Collector]:
         """What watches the batches of a domain, and what it fills."""
-        # Under --tp every process sees the same stream: its spectra are the main process's work.
-        spectra = 0 if self.processes.tensor and self.processes.index else self.spectra
-        collector = Collector(length, self.smoother, spectra, self.metrics)
+        # Under --tp every process sees the same stream: the main process alone measures what is sampled of it.
+        sampled = 0 if self.processes.tensor and self.processes.index else self.spectra
+        collector = Collector(length, self.quantities, sampled)
         mean = None if self.heads is None else self.heads.mean
         model = self.checkpoint.model
         return Capture(model, self.plan, collector.add, self.epsilon, head_mean=mean), collector
@@ -119,7 +124,7 @@ class Loop:
     def _restore(self) -> None:
         """Takes the batches that an earlier scan left on disk."""
         shards = self.shards
-        kept = [] if shards is None else self.processes.on_main(lambda: list(shards.read()))
+        kept = [] if shards is None else self.processes.on_main(lambda: list(shards.read(self.quantities)))
         self._take(kept)
         self._fits = min((shard.fits for shard in kept if shard.fits is not None), default=None)
 
@@ -133,10 +138,10 @@ class Loop:
     def _keep(self, batches: list[Shard]) -> None:
         """On disk first, then in memory."""
         if self.heads is not None:
-            batches = [self.heads.whole(batches)]
+            batches = [self.heads.whole(batches, self.quantities)]
         shards = self.shards
         if shards is not None:
-            self.processes.on_main(lambda: shards.write(batches))
+            self.processes.on_main(lambda: shards.write(batches, self.quantities))
         self._take(batches)
 
     def _pieces(self) -> list[Piece]:

@@ -45,9 +45,9 @@ def describe(loop: Loop, request: Request, checked: dict[str, Any]) -> Manifest:
         "tensor_parallel": processes.count if processes.tensor else 1,
         "attention": [_site_facts(site) for site in loop.sites],
         "conventions": {
-            name: column.formula for table in TABLES for name, column in columns(table, loop.metrics).items()
+            name: column.formula for table in TABLES for name, column in columns(table, loop.declared.metrics).items()
         },
-        "metrics": definitions(loop.metrics),
+        "metrics": definitions(loop.declared.metrics),
         "warnings": [*loop.checkpoint.warnings, *reading.warnings, *_unread(loop), *warnings_of(checked)],
     }
     return Manifest.model_validate(plain(facts))

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sinkscope.engine.collector import Part, Parts, prefixes
-from sinkscope.metrics.registry import MetricSet
+from sinkscope.metrics.quantities import Quantity, QuantitySet
 from sinkscope.runs.values import SiteValues
 
 
 class Record:
-    """The batches of one domain. `length`: T of its longest sequence. They may come in any order, and leave gaps."""
+    """The batches of one domain. They may come in any order, and leave gaps.
 
-    def __init__(self, length: int) -> None:
+    `length`: T of its longest sequence. `quantities`: what was measured.
+    """
+
+    def __init__(self, length: int, quantities: QuantitySet) -> None:
         self._lengths = prefixes(length)
+        self._quantities = quantities
         self._done: dict[int, tuple[int, Parts]] = {}
 
     def keep(self, start: int, count: int, parts: Parts) -> None:
@@ -42,43 +46,50 @@ class Record:
             expected += kept[-1][0]
         return kept
 
-    def values(self, metrics: MetricSet) -> dict[str, SiteValues]:
+    def values(self) -> dict[str, SiteValues]:
         """Everything kept so far, by site name, in the order of the sequences."""
         joined: Parts = defaultdict(list)
         for _, parts in self._unbroken():
             for name, own in parts.items():
                 joined[name] += own
-        return {name: _join(parts, self._lengths, metrics) for name, parts in joined.items()}
+        return {name: self._site(parts) for name, parts in joined.items()}
+
+    def _site(self, parts: list[Part]) -> SiteValues:
+        joined = {each.name: _join(each, parts) for each in self._quantities.quantities}
+        return SiteValues(
+            quantities=self._quantities,
+            arrays={name: array for name, array in joined.items() if array is not None},
+            lengths=self._lengths,
+            count=sum(part.count for part in parts),
+            causal=all(part.causal for part in parts),
+            queries=max(part.queries for part in parts),
+            keys=max(part.keys for part in parts),
+        )
 
 
-def _join(parts: list[Part], lengths: list[int], metrics: MetricSet) -> SiteValues:
-    early = [(part.early, len(part.heads)) for part in parts if part.early is not None]
-    units = [part.first_unit for part in parts if part.first_unit is not None]
-    smoothing = [part.smoothing for part in parts if part.smoothing is not None]
-    return SiteValues(
-        heads=torch.cat([part.heads for part in parts]).numpy(),
-        layers=torch.cat([part.layers for part in parts]).numpy(),
-        curve=torch.cat([part.curve for part in parts]).double().numpy(),
-        prefixes=lengths,
-        alpha=_mean_places([(part.alpha, len(part.heads)) for part in parts]),
-        early=_mean_places(early) if early else None,
-        first_unit=torch.cat(units).double().numpy() if units else None,
-        causal=all(part.causal for part in parts),
-        queries=max(part.queries for part in parts),
-        keys=max(part.keys for part in parts),
-        first=_mean_places([(part.first, len(part.heads)) for part in parts]),
-        first_share=_mean_places([(part.first_share, len(part.heads)) for part in parts]),
-        massive=Counter(tuple(pair) for part in parts if part.massive is not None for pair in part.massive.tolist()),
-        smoothing=torch.cat(smoothing).numpy() if smoothing else None,
-        metrics=metrics,
-    )
+def _join(quantity: Quantity, parts: list[Part]) -> np.ndarray | None:
+    """One quantity over all batches, as its axes say; None where no batch has it."""
+    there = [(part.values[quantity.name], part.count) for part in parts if quantity.name in part.values]
+    if not there:
+        return None
+    if quantity.summed:
+        return _mean_places(there)
+    if quantity.dims[0] != "sequence":
+        return torch.cat([values for values, _ in there]).numpy()
+    shape = there[0][0].shape[1:]
+    rows = [part.values.get(quantity.name, torch.full((part.count, *shape), torch.nan)) for part in parts]
+    return torch.cat([row.double() for row in rows]).numpy()
 
 
 def _mean_places(sums: list[tuple[Tensor, int]]) -> np.ndarray:
-    """Mean over sequences of a value a position, [H, K]; a position that only some sequences reach: over those."""
-    total = torch.zeros(sums[0][0].shape[1], max(part.shape[-1] for part, _ in sums), dtype=torch.float64)
-    number = torch.zeros(total.shape[-1], dtype=torch.float64)
+    """Mean over sequences of the values at each position (the last axis), from (sum [1, ..., position], sequences).
+
+    A position that some sequences do not reach: the mean over the others.
+    """
+    longest = max(part.shape[-1] for part, _ in sums)
+    total = torch.zeros(*sums[0][0].shape[1:-1], longest, dtype=torch.float64)
+    number = torch.zeros(longest, dtype=torch.float64)
     for part, count in sums:
-        total[:, : part.shape[-1]] += part[0]
+        total[..., : part.shape[-1]] += part[0]
         number[: part.shape[-1]] += count
     return (total / number).numpy()

@@ -28,6 +28,7 @@ from sinkscope.inputs.images import picture_paths
 from sinkscope.inputs.sound import sound_paths
 from sinkscope.inputs.vectors import TASKS
 from sinkscope.metrics.extension import definitions
+from sinkscope.metrics.quantities import quantity_set
 from sinkscope.metrics.spectra import FEWEST_SPECTRA, SPECTRA_CUBES
 from sinkscope.runs.columns import metric_set
 from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
@@ -171,7 +172,7 @@ def scan_request(
     checkpoint = processes.agree(lambda: _load(model, tokenizer, _load_options(request, processes), report))
     request = processes.agree(lambda: request.model_copy(update={"model": checkpoint.facts["id"]}))
     loop = processes.agree(lambda: _prepare(checkpoint, request, settings, request.batch_size, report, processes))
-    loop.metrics = measured
+    loop.declared = quantity_set(measured)
     read = [corpus.fingerprint for corpus in loop.reading.corpora]
     processes.same([checkpoint.facts["weights_sha256"], definitions(measured), *read])
     if "smoothing" in request.measures:
@@ -247,7 +248,9 @@ def _smoother(loop: Loop) -> Smoother:
         )
     several = several_probes(loop.checkpoint)
     with memory_needed("a short pass that looks for W_V (--smoothing)"):
-        return smoother(loop.checkpoint.model, loop.plan, lambda: loop.forward.at_position_zero(several))
+        forward = loop.forward
+        metrics = loop.declared.metrics.tables["smoothing"]
+        return smoother(loop.checkpoint.model, loop.plan, lambda: forward.at_position_zero(several), metrics)
 
 
 def _check(loop: Loop) -> dict[str, Any]:

@@ -11,16 +11,16 @@ import contextlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
 from sinkscope.engine.collector import Part, Parts
 from sinkscope.errors import SinkscopeError
+from sinkscope.metrics.quantities import QuantitySet
 from sinkscope.runs.folder import UNFINISHED
 from sinkscope.runs.strict_json import plain, to_json
 
@@ -99,23 +99,27 @@ class Shards:
                 with contextlib.suppress(OSError):
                     path.rmdir()
 
-    def write(self, shards: Iterable[Shard]) -> None:
-        """Keeps batches. Raises SinkscopeError where the disk is full."""
+    def write(self, shards: Iterable[Shard], quantities: QuantitySet) -> None:
+        """Keeps batches, which hold these quantities. Raises SinkscopeError where the disk is full."""
         for shard in shards:
-            self._write(shard)
+            self._write(shard, quantities)
 
-    def _write(self, shard: Shard) -> None:
-        tensors: dict[str, Tensor] = {}
-        rest: list[dict[str, Any]] = []
-        for site, own in shard.parts.items():
-            for part in own:
-                values = {field.name: getattr(part, field.name) for field in fields(Part)}
-                held = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-                tensors |= {f"{len(rest)}.{name}": value.contiguous() for name, value in held.items()}
-                rest.append({"site": site} | {name: value for name, value in values.items() if name not in held})
+    def _write(self, shard: Shard, quantities: QuantitySet) -> None:
+        parts = [(site, part) for site, own in shard.parts.items() for part in own]
+        tensors = {
+            f"{number}.{name}": value.contiguous()
+            for number, (_, part) in enumerate(parts)
+            for name, value in part.values.items()
+        }
         target = self._folder / f"{shard.domain:03}-{shard.start:08}.safetensors"
         temporary = target.with_suffix(".tmp")
-        about = {"count": shard.count, "size": shard.size, "fits": shard.fits, "parts": rest}
+        about = {
+            "count": shard.count, "size": shard.size, "fits": shard.fits, "quantities": quantities.axes(),
+            "parts": [
+                {"site": site, "count": part.count, "causal": part.causal, "queries": part.queries, "keys": part.keys}
+                for site, part in parts
+            ],
+        }  # fmt: skip
         try:
             save_file(tensors, temporary, metadata={"about": json.dumps(about)})
             temporary.replace(target)
@@ -124,14 +128,17 @@ class Shards:
             reason = getattr(error, "strerror", None) or error
             raise SinkscopeError(f"cannot write {target}: {reason}; --resume goes on from there") from None
 
-    def read(self) -> Iterator[Shard]:
-        """All batches, in order. One that is damaged, or holds sequences of one before it, is dropped."""
+    def read(self, quantities: QuantitySet) -> Iterator[Shard]:
+        """All batches, in order. One that is damaged, or holds sequences of one before it, is dropped.
+
+        Raises SinkscopeError where a batch holds other quantities, or other metrics.
+        """
         domain = reached = 0
         for path in sorted(self._folder.glob("*-*.safetensors")):
             number, start = (int(part) for part in path.stem.split("-"))
             if number != domain:
                 domain, reached = number, 0
-            shard = _load(path, number, start) if start >= reached else None
+            shard = _load(path, number, start, quantities.axes()) if start >= reached else None
             if shard is None:
                 path.unlink()
                 continue
@@ -139,21 +146,37 @@ class Shards:
             yield shard
 
 
-def _load(path: Path, domain: int, start: int) -> Shard | None:
-    """None where the file is damaged: a power cut can leave a renamed file without its content."""
+def _load(path: Path, domain: int, start: int, axes: dict[str, list[str]]) -> Shard | None:
+    """None where the file is damaged: a power cut can leave a renamed file without its content.
+
+    Raises SinkscopeError where it holds quantities of other `axes` (see QuantitySet.axes).
+    """
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads(file.metadata()["about"])
-            parts: Parts = {}
+            _refuse_other_quantities(path, about["quantities"], axes)
             names = set(file.keys())
-            for number, rest in enumerate(about["parts"]):
-                own = [field.name for field in fields(Part) if f"{number}.{field.name}" in names]
-                held = {name: file.get_tensor(f"{number}.{name}") for name in own}
-                site = rest.pop("site")
-                parts.setdefault(site, []).append(Part(**rest, **held))
+            parts: Parts = {}
+            for number, facts in enumerate(about["parts"]):
+                keys = {name: f"{number}.{name}" for name in axes}
+                values = {name: file.get_tensor(key) for name, key in keys.items() if key in names}
+                parts.setdefault(facts.pop("site"), []).append(Part(**facts, values=values))
     except (OSError, ValueError, KeyError, TypeError, SafetensorError):
         return None
     return Shard(domain, start, about["count"], about["size"], about["fits"], parts)
+
+
+def _refuse_other_quantities(path: Path, theirs: dict[str, list[str]], own: dict[str, list[str]]) -> None:
+    if theirs == own:
+        return
+    differ = sorted(theirs.keys() ^ own.keys())
+    for name in theirs.keys() & own.keys():
+        differ += sorted(f"{name}.{axis}" for axis in {*theirs[name]} ^ {*own[name]})
+    shown = ", ".join(differ[:3]) + (", ..." if len(differ) > 3 else "") or "in another order"
+    raise SinkscopeError(
+        f"{path.parent.parent} holds an unfinished scan of other metrics ({shown}); declare the same ones, give "
+        "another --out, or --force to start anew"
+    )
 
 
 def _first_difference(own: Any, theirs: Any, names: list[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,36 +13,36 @@ from sinkscope.capture import LayerView, Missing, Plan
 from sinkscope.capture.precision import float64
 from sinkscope.capture.wiring.folded import FoldedHeads, OutputWeights, fold
 from sinkscope.capture.wiring.trace import Wiring, output_slices, trace
-from sinkscope.metrics import METRICS
+from sinkscope.metrics import Metric
 from sinkscope.runs.smoothing import NOTHING
 
 
 @dataclass(frozen=True)
 class Smoother:
-    """Measures the smoothing columns of a view; one for a model."""
+    """Measures the smoothing columns of a view; one for a model. `metrics`: the columns, by name."""
 
     model: nn.Module
     wirings: dict[str, Wiring]
+    metrics: Mapping[str, Metric]
 
     def __call__(self, view: LayerView) -> Tensor:
-        """[sequence, head, column] in the order of NAMES, float64; NaN where the layer does not show what it takes."""
+        """[sequence, head, metric] in the order of `metrics`, float64; NaN where the layer lacks what one needs."""
         slices = output_slices(self.model, view.site)
         home = float64(view.attention.first[:0]).device
         weights = None if slices is None else OutputWeights(slices.to(home))
         wiring = self.wirings.get(view.site.name, NOTHING)
-        return torch.stack([_columns(fold(view, wiring, weights, number)) for number in range(view.batch)])
+        return torch.stack([self._columns(fold(view, wiring, weights, number)) for number in range(view.batch)])
+
+    def _columns(self, folded: FoldedHeads) -> Tensor:
+        columns = []
+        for metric in self.metrics.values():
+            try:
+                columns.append(metric.compute(folded).cpu().double())
+            except Missing:
+                columns.append(torch.full((folded.heads,), torch.nan, dtype=torch.float64))
+        return torch.stack(columns, -1)
 
 
-def smoother(model: nn.Module, plan: Plan, forward: Callable[[], Any]) -> Smoother:
+def smoother(model: nn.Module, plan: Plan, forward: Callable[[], Any], metrics: Mapping[str, Metric]) -> Smoother:
     """Finds every layer's maps in one call of `forward`: see `capture.wiring.trace`."""
-    return Smoother(model, trace(model, plan, forward))
-
-
-def _columns(folded: FoldedHeads) -> Tensor:
-    columns = []
-    for metric in METRICS["smoothing"].values():
-        try:
-            columns.append(metric.compute(folded).cpu().double())
-        except Missing:
-            columns.append(torch.full((folded.heads,), torch.nan, dtype=torch.float64))
-    return torch.stack(columns, -1)
+    return Smoother(model, trace(model, plan, forward), metrics)

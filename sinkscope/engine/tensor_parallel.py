@@ -7,7 +7,7 @@ processes: transformers cuts q, k and v by rows, the output projection by column
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,9 +18,7 @@ from sinkscope.capture.output_projection import output_projection
 from sinkscope.engine.collector import Part, Parts
 from sinkscope.engine.shards import Shard
 from sinkscope.errors import SinkscopeError
-
-BY_HEAD = ("heads", "curve", "alpha", "early", "first", "first_share")
-"""Fields of a Part whose axis 1 is the head."""
+from sinkscope.metrics.quantities import QuantitySet
 
 
 @dataclass(frozen=True)
@@ -45,24 +43,22 @@ class HeadShards:
             for site in sites
         ]
 
-    def whole(self, batches: Sequence[Shard]) -> Shard:
+    def whole(self, batches: Sequence[Shard], quantities: QuantitySet) -> Shard:
         """One batch from what each process measured of it, in their order."""
-        parts: Parts = {
-            name: [self._joined(name, each) for each in zip(*(batch.parts[name] for batch in batches), strict=True)]
-            for name in batches[0].parts
-        }
+        parts: Parts = {}
+        for name in batches[0].parts:
+            views = zip(*(batch.parts[name] for batch in batches), strict=True)
+            parts[name] = [_joined(each, quantities) if name in self.sites else each[0] for each in views]
         return replace(batches[0], parts=parts)
 
-    def _joined(self, name: str, own: Sequence[Part]) -> Part:
-        if name not in self.sites:
-            return own[0]
-        first = own[0]
-        joined: dict[str, Any] = {
-            field.name: torch.cat([getattr(part, field.name) for part in own], 1)
-            for field in fields(Part)
-            if field.name in BY_HEAD and getattr(first, field.name) is not None
-        }
-        return replace(first, **joined)
+
+def _joined(own: Sequence[Part], quantities: QuantitySet) -> Part:
+    """The parts of one layer as one: every quantity with a `head` axis joined along it, the others from the first."""
+    values = dict(own[0].values)
+    for each in quantities.quantities:
+        if "head" in each.dims and each.name in values:
+            values[each.name] = torch.cat([part.values[each.name] for part in own], each.dims.index("head"))
+    return replace(own[0], values=values)
 
 
 def spread(model: nn.Module, plan: Plan, count: int) -> tuple[Plan, HeadShards]:

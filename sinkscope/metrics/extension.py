@@ -98,7 +98,7 @@ def definitions(metrics: MetricSet) -> dict[str, dict[str, Any]]:
     own = [
         metric for table in TABLES for name, metric in metrics.tables[table].items() if name not in known.names(table)
     ]
-    hidden = ("name", "compute")
+    hidden = ("name", "compute", "begin")
     return {
         metric.name: {key: value for key, value in asdict(metric).items() if key not in hidden}
         | {"code_sha256": code_sha256(metric.compute)}

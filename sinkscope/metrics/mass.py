@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sinkscope.capture.kernels.sums import EARLY
-from sinkscope.capture.view import LayerView, Missing
+from sinkscope.capture.view import LayerView, Missing, once_per_view
 from sinkscope.metrics.registry import head_metric
 
 GU = "Gu et al. 2410.10781"
@@ -109,15 +109,10 @@ def tail_mass(view: LayerView) -> HeadValues:
     return mean_rows(view.attention.first[..., max(1, view.queries - TAIL) :])
 
 
+@once_per_view
 def alpha(view: LayerView) -> Float[Tensor, "batch head key"]:
     """alpha_k of every key: attention received, over the query rows that may see it (Gu et al. 2410.10781)."""
     return view.attention.columns / query_rows(view.attention.columns, view.queries, view.attention.causal)
-
-
-def early_alpha(view: LayerView) -> Float[Tensor, "batch head early"] | None:
-    """alpha_k over the first 64 queries; None where T < 64."""
-    columns = view.attention.early_columns
-    return None if columns is None else columns / query_rows(columns, EARLY, view.attention.causal)
 
 
 def query_rows(columns: Tensor, queries: int, causal: bool) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sinkscope.metrics.spectra import SpectrumEntropy
 
     Compute = Callable[[LayerView], Tensor]
-    LayerCompute = TypeVar("LayerCompute", bound=Callable[[LayerView], Tensor | SpectrumEntropy])
+    Begin = Callable[[LayerView], SpectrumEntropy]
 
 
 Table = Literal["heads", "layers", "smoothing"]
@@ -45,6 +45,9 @@ class Metric:
         table: `heads` ([sequence, head] values), `layers` ([sequence] values) or `smoothing` ([head] values of one
             sequence: `compute` takes a FoldedHeads).
         shown: whether the tables carry it (places such as max_abs_token are per-sequence only).
+        sampled: a layer metric too slow for every sequence: a scan measures it on the first sequences of each domain
+            (option --spectra); the others are empty.
+        begin: starts what `compute` does without waiting for it; the result's `tensor()` gives the values of `compute`.
     """
 
     name: str
@@ -55,6 +58,8 @@ class Metric:
     source: str
     compute: Callable[..., Any]
     shown: bool = True
+    sampled: bool = False
+    begin: Begin | None = None
 
 
 @dataclass(frozen=True)
@@ -122,17 +127,26 @@ def head_metric(
 
 
 def layer_metric(
-    *, unit: str, range: str, source: str = "ours", shown: bool = True
-) -> Callable[[LayerCompute], LayerCompute]:
+    *, unit: str, range: str, source: str = "ours", shown: bool = True, sampled: bool = False,
+    begin: Begin | None = None,
+) -> Callable[[Compute], Compute]:  # fmt: skip
     """Makes a function LayerView -> [sequence] a metric of layers: a column of layers.csv.
 
     Args:
         unit, range, source: as of `head_metric`.
         shown: False keeps it out of layers.csv; sequences.parquet has it all the same.
+        sampled: it is dear, and measured on the first sequences of a domain only. Under --tp the main process alone
+            calls it, so it must not ask for `layer_mean`.
+        begin: see Metric.
 
     Raises SinkscopeError where there is no docstring.
     """
-    return lambda compute: _declare(compute, _describe(compute, "layers", unit, range, source, shown))
+
+    def declare(compute: Compute) -> Compute:
+        metric = _describe(compute, "layers", unit, range, source, shown)
+        return _declare(compute, replace(metric, sampled=sampled, begin=begin))
+
+    return declare
 
 
 def smoothing_metric(*, unit: str, range: str, source: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
@@ -151,7 +165,7 @@ def over_layer(compute: Compute) -> Compute:
     return normalised
 
 
-def formula(function: Callable[..., object]) -> str:
+def formula_of(function: Callable[..., object]) -> str:
     """The first paragraph of the docstring on one line. Raises SinkscopeError where there is none."""
     text = inspect.getdoc(function)
     if not text:
@@ -164,7 +178,7 @@ def formula(function: Callable[..., object]) -> str:
 def _describe(
     compute: Callable[..., Any], table: Table, unit: str, range: str, source: str, shown: bool = True
 ) -> Metric:
-    return Metric(compute.__name__, table, unit, range, formula(compute), source, compute, shown)
+    return Metric(compute.__name__, table, unit, range, formula_of(compute), source, compute, shown)
 
 
 F = TypeVar("F", bound=Callable[..., Any])

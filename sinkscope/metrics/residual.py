@@ -13,10 +13,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sinkscope.capture.precision import wide
-from sinkscope.capture.view import LayerView, inverse, need
+from sinkscope.capture.view import LayerView, inverse, need, once_per_view
 from sinkscope.metrics.median import median_abs
+from sinkscope.metrics.quantities import quantity
 from sinkscope.metrics.registry import layer_metric
-from sinkscope.metrics.spectra import SpectrumEntropy, cheap_spectra
+from sinkscope.metrics.spectra import SpectrumEntropy, spectrum_entropy
 
 FIG1 = "Lampert et al. 2605.08453 fig. 1 (pre- or post-norm not readable: both given)"
 FIG246 = "Lampert et al. 2605.08453 fig. 2, 4, 6"
@@ -115,14 +116,20 @@ def kurtosis_other(view: LayerView) -> LayerValues:
     return kurtosis(view.x[:, 1:]).mean(-1)
 
 
-@layer_metric(unit="nats", range="[0, log min(T, D)]", source="Queipo-de-Llano et al. 2510.06477")
-def matrix_entropy(view: LayerView) -> SpectrumEntropy:
+def begin_matrix_entropy(view: LayerView) -> SpectrumEntropy:
+    """Starts `matrix_entropy`: the eigenvalues are computed beside the forward pass."""
+    return SpectrumEntropy.of(view.x)
+
+
+@layer_metric(
+    unit="nats", range="[0, log min(T, D)]", source="Queipo-de-Llano et al. 2510.06477",
+    sampled=True, begin=begin_matrix_entropy,
+)  # fmt: skip
+def matrix_entropy(view: LayerView) -> LayerValues:
     """Entropy of the squared singular values of x (all tokens, not centred) divided by their sum. Over the first n
     sequences only (option --spectra): the most with n min(T, D)^3 <= 2^31, T of the longest, at least 2; empty in the
     others."""
-    tokens, channels = view.x.shape[1:]
-    wanted = cheap_spectra(max(tokens, view.longest), channels) if view.spectra is None else view.spectra
-    return SpectrumEntropy.of(view.x, wanted - view.number)
+    return spectrum_entropy(view.x)
 
 
 @layer_metric(unit="position", range="[0, T)", source=SUN, shown=False)
@@ -148,13 +155,20 @@ def massive_bound(view: LayerView) -> LayerValues:
     return (MASSIVE_RATIO * layer_median(view)).clamp(min=MASSIVE_ABS)
 
 
-def massive_elements(view: LayerView) -> Int[Tensor, "element three"]:
-    """(sequence, position, channel) of every massive element of x: the tokens are few, so only they are searched."""
+@quantity("element", "coordinate", unit="position, channel", range="[0, T), [0, D)", source=SUN)
+def massive(view: LayerView) -> Int[Tensor, "element two"]:
+    """(position, channel) of every massive element of x, once for each sequence that has it there."""
     bound = massive_bound(view)
-    tokens = (view.x_peaks > bound[:, None]).nonzero()
+    tokens = (view.x_peaks > bound[:, None]).nonzero()  # they are few, so only they are searched
     rows = view.x[tokens[:, 0], tokens[:, 1]].abs() > bound[tokens[:, 0], None]
     found = rows.nonzero()
-    return torch.cat([tokens[found[:, 0]], found[:, 1:]], dim=1)
+    return torch.cat([tokens[found[:, 0], 1:], found[:, 1:]], dim=1)
+
+
+@quantity("sequence", "channel", unit="ratio", range="[-1, 1]", source="outlier-position-anatomy")
+def first_unit(view: LayerView) -> Float[Tensor, "batch channel"]:
+    """x_0 / norm x_0; first_constancy compares it between sequences."""
+    return torch.nn.functional.normalize(view.x[:, 0], dim=-1)
 
 
 def loudest_token(view: LayerView) -> Float[Tensor, "batch channel"]:
@@ -162,12 +176,10 @@ def loudest_token(view: LayerView) -> Float[Tensor, "batch channel"]:
     return view.x[torch.arange(view.batch, device=view.x.device), view.x_peaks.argmax(-1)]
 
 
+@once_per_view
 def layer_median(view: LayerView) -> LayerValues:
-    """Median abs over all tokens and channels of x; kept on the view, two columns need it."""
-    cached = view.kept.get("layer_median")
-    if cached is None:
-        cached = view.kept["layer_median"] = median_abs(view.x.flatten(1))
-    return cached
+    """Median abs over all tokens and channels of x."""
+    return median_abs(view.x.flatten(1))
 
 
 def first_cosine(x: Tokens, norms: Float[Tensor, "batch token"]) -> LayerValues:

@@ -17,7 +17,8 @@ STRIPS = 4
 
 SPECTRA_CUBES = 2**31
 FEWEST_SPECTRA = 2
-"""Sequences of a domain whose spectrum is taken unasked: n of them while n min(T, D)^3 is no more, two of any size."""
+"""Sequences of a domain that a sampled metric is measured on unasked: n of them while n min(T, D)^3 is no more, two of
+any size."""
 
 WAITING_BYTES, HANDED_BYTES = 256 * 2**20, 2**32
 """Matrices that wait for others take about as much at most; and those solved while an accelerator goes on."""
@@ -29,8 +30,8 @@ def spectrum_entropy(x: Float[Tensor, "batch token channel"]) -> Float[Tensor, "
 
 
 def cheap_spectra(tokens: int, channels: int) -> int:
-    """Sequences whose spectrum a scan takes unasked. An eigenproblem costs the cube of min(T, D), in steps that
-    keep few cores busy: over all sequences of a long scan it would outgrow the forward passes."""
+    """Sequences that a scan measures a sampled metric on unasked. An eigenproblem costs the cube of min(T, D), in steps
+    that keep few cores busy: over all sequences of a long scan it would outgrow the forward passes."""
     return max(FEWEST_SPECTRA, SPECTRA_CUBES // min(tokens, channels) ** 3)
 
 
@@ -76,24 +77,22 @@ def _entropy(gram: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
 
 @dataclass
 class SpectrumEntropy:
-    """`spectrum_entropy` of the first sequences of a batch, whose eigenvalues are still to be computed; NaN for others.
+    """`spectrum_entropy` of each sequence of a batch, whose eigenvalues are still to be computed.
 
     On a CPU one matrix alone would leave all threads but one idle, and long sequences come one at a time: several wait
     for each other. Those of an accelerator are solved on the CPU, while the accelerator goes on.
     """
 
     grams: list[Tensor]
-    batch: int
     like: Tensor
     jobs: list[Future[Tensor]] = field(default_factory=list)
     matrix_bytes: int = 0
 
     @classmethod
-    def of(cls, x: Float[Tensor, "batch token channel"], first: int | None = None) -> SpectrumEntropy:
-        """`first`: sequences to take; None = all."""
-        taken = x if first is None else x[: max(0, first)]
-        grams = [*gram_matrix(taken)] if len(taken) else []
-        made = cls(grams, len(x), x.new_empty(0), matrix_bytes=sum(gram.nbytes for gram in grams[:1]))
+    def of(cls, x: Float[Tensor, "batch token channel"]) -> SpectrumEntropy:
+        """Forms the Gram matrices now; on an accelerator, hands them to threads at once."""
+        grams = [*gram_matrix(x)]
+        made = cls(grams, x.new_empty(0), matrix_bytes=sum(gram.nbytes for gram in grams[:1]))
         if x.device.type != "cpu":
             made.start()
         return made
@@ -109,7 +108,7 @@ class SpectrumEntropy:
         self.grams = []
 
     def cancel(self) -> None:
-        """Nobody will ask for it: what no thread has begun is not solved."""
+        """Drops what no thread has begun; nobody will ask for it."""
         self.grams = []
         for job in self.jobs:
             job.cancel()
@@ -122,11 +121,7 @@ class SpectrumEntropy:
     def tensor(self) -> Tensor:
         """The entropies, [batch]; computed now if they were not."""
         self.start()
-        values = self.like.new_full((self.batch,), torch.nan)
-        if self.jobs:
-            solved = torch.stack([job.result() for job in self.jobs])
-            values[: len(solved)] = solved.to(values.dtype).to(values.device)
-        return values
+        return torch.stack([job.result() for job in self.jobs]).to(self.like.dtype).to(self.like.device)
 
 
 def full(waiting: list[SpectrumEntropy]) -> bool:

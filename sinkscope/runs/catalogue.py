@@ -33,6 +33,7 @@ class Column:
     source: str
     per: str = "sequence"
     shown: bool = True
+    sampled: bool = False
 
 
 @cache

@@ -18,7 +18,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.metrics import Metric, MetricSet, registered
 from sinkscope.metrics.extension import with_own_metrics
 from sinkscope.metrics.mass import eligible_keys
-from sinkscope.metrics.registry import TABLES, Table, formula
+from sinkscope.metrics.registry import TABLES, Table, formula_of
 from sinkscope.metrics.smoothing import LAMPERT
 from sinkscope.runs.averages import pairwise_cosine
 from sinkscope.runs.settings import Settings, parse_rule
@@ -67,7 +67,7 @@ def run_column(table: Table, *, unit: str, range: str, source: str = "ours") -> 
         name = compute.__name__
         if name in RUN_COLUMNS[table]:
             raise SinkscopeError(f"column {name} of the whole run is declared a second time")
-        RUN_COLUMNS[table][name] = RunColumn(name, table, unit, range, formula(compute), source, compute)
+        RUN_COLUMNS[table][name] = RunColumn(name, table, unit, range, formula_of(compute), source, compute)
         return compute
 
     return declare

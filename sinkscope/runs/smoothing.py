@@ -9,12 +9,10 @@ import pandas as pd
 
 from sinkscope.capture import Site
 from sinkscope.capture.wiring.trace import Wiring
-from sinkscope.metrics import METRICS
 from sinkscope.runs.averages import mean, sem
 from sinkscope.runs.columns import RUN_COLUMNS, VERDICTS, SmoothingRun
 from sinkscope.runs.values import Domain
 
-NAMES = tuple(METRICS["smoothing"])
 NOTHING = Wiring(None, None, None, None)
 
 
@@ -29,10 +27,11 @@ def smoothing_table(domains: list[Domain], sites: list[Site], wirings: dict[str,
             rows: dict[str, Any] = {"domain": domain.name} if len(domains) > 1 else {}
             rows |= {"stream": site.stream, "layer": site.layer, "head": np.arange(site.heads), "module": site.name}
             averages, errors = mean(found.smoothing), sem(found.smoothing)
-            for index, name in enumerate(NAMES):
+            names = found.quantities.metrics.names("smoothing")
+            for index, name in enumerate(names):
                 rows |= {name: averages[:, index], f"{name}_sem": errors[:, index]}
             run = SmoothingRun(
-                {name: averages[:, index] for index, name in enumerate(NAMES)}, wirings.get(site.name, NOTHING)
+                {name: averages[:, index] for index, name in enumerate(names)}, wirings.get(site.name, NOTHING)
             )
             rows |= {name: column.compute(run) for name, column in RUN_COLUMNS["smoothing"].items()}
             frames.append(pd.DataFrame(rows).astype({"verdict": "string"}))

@@ -1,4 +1,4 @@
-"""The tables of a run, derived from its per-sequence values. Columns of the whole run: see run_columns.py."""
+"""The tables of a run, derived from its per-sequence values. Columns of the whole run: see columns.py."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.capture import Site
-from sinkscope.metrics import METRICS
 from sinkscope.runs.averages import mean, sem
 from sinkscope.runs.columns import RUN_COLUMNS, HeadRun, LayerRun
 from sinkscope.runs.settings import Settings
-from sinkscope.runs.values import CURVE_NAMES, Domain, SiteValues
+from sinkscope.runs.values import Domain, SiteValues
 
 KEYS = ("stream", "layer")
 
@@ -25,6 +24,7 @@ def head_table(domains: list[Domain], sites: list[Site], settings: Settings) -> 
     """heads.csv: one row per (stream, layer, head), per domain where there are several."""
     frames = []
     for domain, site, values in _each(domains, sites):
+        names = values.quantities.metrics.names("heads")
         averages, errors = mean(values.heads), sem(values.heads)
         rows: dict[str, Any] = _domain_key(domains, domain) | site_keys(site)
         rows |= {
@@ -33,7 +33,6 @@ def head_table(domains: list[Domain], sites: list[Site], settings: Settings) -> 
             "module": site.name,
             "kind": site.kind,
         }
-        names = values.metrics.names("heads")
         for index, name in enumerate(names):
             rows |= {name: averages[:, index], f"{name}_sem": errors[:, index]}
         run = HeadRun(values, {name: averages[:, i] for i, name in enumerate(names)}, settings)
@@ -46,18 +45,18 @@ def layer_table(domains: list[Domain], sites: list[Site], heads: pd.DataFrame, s
     """layers.csv: one row per (stream, layer), per domain where there are several."""
     rows = []
     for domain, site, values in _each(domains, sites):
+        metrics = values.quantities.metrics
         row: dict[str, Any] = _domain_key(domains, domain) | site_keys(site)
         row |= {"module": site.name, "kind": site.kind, "heads": site.heads}
         averages, errors = mean(values.layers), sem(values.layers)
-        for index, (name, metric) in enumerate(values.metrics.tables["layers"].items()):
-            if metric.shown:
-                row |= {name: averages[index], f"{name}_sem": errors[index]}
+        for index, (name, metric) in enumerate(metrics.tables["layers"].items()):
+            row |= {name: averages[index], f"{name}_sem": errors[index]} if metric.shown else {}
         own = _rows_of(heads, domains, domain, site)
         run = LayerRun(values, own, settings)
         row |= {name: column.compute(run) for name, column in RUN_COLUMNS["layers"].items()}
         over_heads = np.stack([mean(sequence) for sequence in values.heads])
         averages, errors = mean(over_heads), sem(over_heads)
-        for index, name in enumerate(values.metrics.names("heads")):
+        for index, name in enumerate(metrics.names("heads")):
             row |= {f"mean_{name}": averages[index], f"mean_{name}_sem": errors[index]}
         rows.append(row)
     table = pd.DataFrame(rows)
@@ -65,83 +64,80 @@ def layer_table(domains: list[Domain], sites: list[Site], heads: pd.DataFrame, s
 
 
 def position_table(domains: list[Domain], sites: list[Site], tokens: dict[str, list[str | None]]) -> pd.DataFrame:
-    """positions.parquet: alpha_k of every key position, and what the query there gives key 0.
+    """positions.parquet: one row per (stream, layer, head, position); a column a quantity by position.
 
-    `bos_mass` = mean A[i,0] of query i = position, `bos_share` = the same over the row's sum (1 in a plain softmax; Gu
-    et al. 2410.10781's proxy where attention is not normalised). `tokens`: the token all sequences of a domain share.
+    `tokens`: the token at each position where all sequences of a domain share it, by domain.
     """
     frames = []
     for domain, site, values in _each(domains, sites):
-        heads, keys = values.alpha.shape
-        early = np.full((heads, keys), np.nan)
-        if values.early is not None:
-            early[:, : values.early.shape[1]] = values.early[:, :keys]
+        heads, keys = site.heads, values.keys
         shared = tokens[domain.name] if len(tokens[domain.name]) == keys else [None] * keys
         rows = _domain_key(domains, domain) | site_keys(site)
+        rows |= {"head": np.repeat(np.arange(heads), keys), "position": np.tile(np.arange(keys), heads)}
         rows |= {
-            "head": np.repeat(np.arange(heads), keys),
-            "position": np.tile(np.arange(keys), heads),
-            "alpha": values.alpha.ravel(),
-            "alpha_t64": early.ravel(),
-            "bos_mass": _by_query(values.first, keys),
-            "bos_share": _by_query(values.first_share, keys),
-            "token": pd.array(shared * heads, dtype="string"),
+            column: _by_key(values.arrays.get(each.name), each.dims[-1], heads, keys).ravel()
+            for column, each in values.quantities.shown_in("positions").items()
         }
-        frames.append(pd.DataFrame(rows))
+        frames.append(pd.DataFrame(rows | {"token": pd.array(shared * heads, dtype="string")}))
     return pd.concat(frames, ignore_index=True)
 
 
-def _by_query(rows: np.ndarray, keys: int) -> np.ndarray:
-    """[H, T] values of queries beside those of keys; NaN where queries are not the keys (cross-attention)."""
-    return rows.ravel() if rows.shape[1] == keys else np.full(rows.shape[0] * keys, np.nan)
+def _by_key(values: np.ndarray | None, dim: str, heads: int, keys: int) -> np.ndarray:
+    """[H, K] from [H, position]; NaN at keys without a value, and where queries are not the keys (cross-attention)."""
+    placed = np.full((heads, keys), np.nan)
+    if values is not None and (dim != "query" or values.shape[1] == keys):
+        placed[:, : values.shape[1]] = values[:, :keys]
+    return placed
 
 
-def curve_table(domains: list[Domain], sites: list[Site], settings: Settings) -> pd.DataFrame:
-    """length_curve.csv: bos_mass, sink_score, sink_rate of the first T' queries, from the one pass."""
+def curve_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
+    """length_curve.csv: one row per (stream, layer, head, length); two columns a quantity by length, its mean and sem.
+
+    All lengths come from the one pass; sequences shorter than a length are left out there.
+    """
     frames = []
     for domain, site, values in _each(domains, sites):
-        for index, length in enumerate(values.prefixes):
+        for index, length in enumerate(values.lengths):
             rows = _domain_key(domains, domain) | site_keys(site)
             rows |= {"head": np.arange(site.heads), "length": length}
-            columns = {name: values.curve[:, :, index, place] for place, name in enumerate(CURVE_NAMES)}
-            columns["sink_rate"] = (columns["sink_score"] > settings.epsilon).astype(float)
-            for name, column in columns.items():
-                rows |= {name: mean(column), f"{name}_sem": sem(column)}
+            for column, each in values.quantities.shown_in("length_curve").items():
+                curve = values.arrays.get(each.name)
+                own = np.full((values.count, site.heads), np.nan) if curve is None else curve[..., index]
+                rows |= {column: mean(own), f"{column}_sem": sem(own)}
             frames.append(pd.DataFrame(rows))
     keys = [*_domain_key(domains, domains[0]), *KEYS, "head", "length"]
     table = pd.concat(frames, ignore_index=True)
     order = table.groupby(keys[:-2], sort=False).ngroup()
-    return table.assign(_order=order).sort_values(["_order", "head", "length"], kind="stable").drop(columns="_order")
+    table = table.assign(_order=order).sort_values(["_order", "head", "length"], kind="stable", ignore_index=True)
+    return table.drop(columns="_order")
 
 
 def sequence_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
     """sequences.parquet: every metric of every sequence; rows of heads have `head`, rows of layers have none there."""
     frames = []
     for domain, site, values in _each(domains, sites):
-        count, heads, _ = values.heads.shape
+        count, heads, metrics = values.count, site.heads, values.quantities.metrics
         common = {"domain": domain.name, **site_keys(site), "module": site.name}
         rows: dict[str, Any] = common | {
             "sequence": np.repeat(np.arange(count), heads),
             "document": pd.array(np.repeat(domain.documents[:count], heads), dtype="string"),
             "head": pd.array(np.tile(np.arange(heads), count), dtype="Int64"),
         }
-        rows |= _by_name(values.heads, values.metrics.names("heads"))
+        rows |= _by_name(values.heads, metrics.names("heads"))
         if values.smoothing is not None:
-            rows |= _by_name(values.smoothing, tuple(METRICS["smoothing"]))
+            rows |= _by_name(values.smoothing, metrics.names("smoothing"))
         frames.append(pd.DataFrame(rows))
         rows = common | {
             "sequence": np.arange(count),
             "document": pd.array(domain.documents[:count], dtype="string"),
             "head": pd.array([None] * count, dtype="Int64"),
         }
-        frames.append(
-            pd.DataFrame(rows | {name: values.layers[:, i] for i, name in enumerate(values.metrics.names("layers"))})
-        )
+        frames.append(pd.DataFrame(rows | _by_name(values.layers, metrics.names("layers"))))
     return pd.concat(frames, ignore_index=True)
 
 
 def _by_name(values: np.ndarray, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """[N, H, metric] as one column a metric, heads of a sequence together."""
+    """[N, H, metric] or [N, metric] as one column a metric, heads of a sequence together."""
     flat = values.reshape(-1, values.shape[-1])
     return {name: flat[:, index] for index, name in enumerate(names)}
 

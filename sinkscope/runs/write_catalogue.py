@@ -26,7 +26,11 @@ def catalogue_text() -> str:
 
 def _described(column: Metric | RunColumn) -> Column:
     facts = (column.name, column.table, column.unit, column.range, column.formula, column.source)
-    return Column(*facts, shown=column.shown) if isinstance(column, Metric) else Column(*facts, per="run")
+    return (
+        Column(*facts, shown=column.shown, sampled=column.sampled)
+        if isinstance(column, Metric)
+        else Column(*facts, per="run")
+    )
 
 
 if __name__ == "__main__":

@@ -452,10 +452,10 @@ def test_interruption_while_a_batch_is_kept(
 
     keep, calls = measured._to_cpu, iter(range(1, 1000))
 
-    def interrupted(values: Any) -> Any:
+    def interrupted(*given: Any) -> Any:
         if next(calls) == part:
             raise KeyboardInterrupt
-        return keep(values)
+        return keep(*given)
 
     monkeypatch.setattr(measured, "_to_cpu", interrupted)
     with pytest.raises(KeyboardInterrupt) as caught:

@@ -6,7 +6,8 @@ METRICS' notation: A[i, j] is the probability query i gives key j, after mask, s
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -97,6 +98,12 @@ class AttentionSums:
         normalised. A[i,0] itself in a plain softmax; among keys alone where a learned sink takes its part."""
         total = 1 - self.learned_sink if self.row_total is None else self.row_total
         return torch.where(total > 0, self.first.abs() / total, 0.0)
+
+    def rows(self, count: int) -> AttentionSums:
+        """The sums of the first `count` sequences; an axis of size 1 that all sequences share stays."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        cut: dict[str, Any] = {name: value[:count] for name, value in own.items() if isinstance(value, Tensor)}
+        return replace(self, **cut)
 
 
 def block_edges(

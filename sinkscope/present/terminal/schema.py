@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pydantic import BaseModel
+
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.baseline import BaselineFile
@@ -12,7 +14,7 @@ from sinkscope.runs.schema.manifest import Manifest
 from sinkscope.runs.schema.summary import Summary
 from sinkscope.runs.schema.tables import TABLES, TableSchema
 
-RECORDS = {
+RECORDS: dict[str, tuple[type[BaseModel], str]] = {
     "manifest": (Manifest, "manifest.json: how a run was measured"),
     "summary": (Summary, "summary.json: the answer"),
     "request": (Request, "what a scan is asked for: part of manifest.json and of a baseline"),

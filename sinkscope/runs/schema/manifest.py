@@ -148,6 +148,8 @@ class MetricFacts(Record):
     """The paper or repository that defines it."""
     shown: bool = True
     """Whether the table carries it, or only the values of each sequence."""
+    sampled: bool = False
+    """Whether it is measured on the first sequences of a domain only."""
     code_sha256: str
     """SHA-256 of the file that defines it."""
 

@@ -115,7 +115,7 @@ TABLES = {
             (DOMAIN, STREAM, LAYER, HEAD, MODULE), measured=("smoothing",),
         ),
         TableSchema(
-            "domains", "domains.csv", "one (pair of domains, stream, layer, head); only where there are several domains",
+            "domains", "domains.csv", "one (pair of domains, stream, layer, head); only where there are several",
             (
                 _key("domain_a", "string", "The first domain."), _key("domain_b", "string", "The second domain."),
                 _key("paired", "boolean", "Whether both hold the same documents."), STREAM, LAYER, HEAD, MODULE,

@@ -1,0 +1,87 @@
+"""Sampled metrics: layer metrics too slow for every sequence, measured on the first sequences of each domain.
+
+A metric that can begin its work and leave it to threads (matrix_entropy) is waited for only when the batch is
+committed, so that the forward pass goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sinkscope.capture import LayerView, Missing
+from sinkscope.capture.precision import wide
+from sinkscope.metrics.registry import Metric
+from sinkscope.metrics.spectra import SpectrumEntropy, cheap_spectra, full, solve
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """Work under way; its values belong at the start of `column`, [sequence]."""
+
+    work: SpectrumEntropy
+    column: Tensor
+
+    def finish(self) -> None:
+        _put(self.work.tensor(), self.column)
+
+
+class Sampler:
+    """Measures the sampled layer metrics of one domain.
+
+    `longest`: tokens of its longest sequence. `count`: sequences to measure; None = as many as are cheap.
+    """
+
+    def __init__(self, metrics: Mapping[str, Metric], longest: int, count: int | None) -> None:
+        self._sampled = [(place, metric) for place, metric in enumerate(metrics.values()) if metric.sampled]
+        self._longest, self._count = longest, count
+        self._begun: list[_Begun] = []
+
+    def add(self, view: LayerView, number: int, layers: Tensor) -> None:
+        """Begins what is wanted of a view whose first sequence has this `number` in its domain.
+
+        The values go to `layers`, [sequence, metric], at the latest when `settle` returns.
+        """
+        count = min(view.batch, self._wanted(view) - number)
+        if count <= 0:
+            return
+        own = view.rows(count)
+        for place, metric in self._sampled:
+            self._measure(metric, own, layers[:, place])
+        waiting = [each.work for each in self._begun]
+        if full(waiting):
+            solve(waiting)
+
+    def _measure(self, metric: Metric, view: LayerView, column: Tensor) -> None:
+        try:
+            if metric.begin is None:
+                _put(metric.compute(view), column)
+            else:
+                self._begun.append(_Begun(metric.begin(view), column))
+        except Missing:
+            return  # the column stays NaN
+
+    def _wanted(self, view: LayerView) -> int:
+        """Sequences of the domain to measure in this layer."""
+        if self._count is not None:
+            return self._count
+        shape = (view.queries, view.queries) if view.residual_in is None else view.residual_in.shape[1:]
+        return cheap_spectra(max(shape[0], self._longest), shape[1])
+
+    def drop(self) -> None:
+        """Cancels the work under way; called when the batch fails, and nobody will commit it."""
+        for each in self._begun:
+            each.work.cancel()
+        self._begun = []
+
+    def settle(self) -> None:
+        """Waits for the work under way."""
+        for each in self._begun:
+            each.finish()
+        self._begun = []
+
+
+def _put(values: Tensor, column: Tensor) -> None:
+    column[: len(values)] = wide(values)

@@ -1,0 +1,60 @@
+"""Attention mass by position (positions.parquet) and by prefix (length_curve.csv), of every head.
+
+Values are per query head; conventions of windows and bidirectional layers as in `mass`.
+"""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+from sinkscope.capture.kernels.sums import EARLY
+from sinkscope.capture.precision import wide
+from sinkscope.capture.view import LayerView, need
+from sinkscope.metrics import mass
+from sinkscope.metrics.quantities import quantity
+
+HeadValues = Float[Tensor, "batch head"]
+
+
+@quantity("sequence", "head", "key", unit="probability", range="[0, 1]", source=mass.GU)
+def alpha(view: LayerView) -> Float[Tensor, "batch head key"]:
+    """alpha_k: mean of A[i,k] over the queries i that may see key k."""
+    return mass.alpha(view)
+
+
+@quantity("sequence", "head", "early", unit="probability", range="[0, 1]", source=mass.GU, column="alpha_t64")
+def early_alpha(view: LayerView) -> Float[Tensor, "batch head early"]:
+    """alpha_k over the first 64 queries; empty where T < 64."""
+    columns = need(view.attention.early_columns)
+    return columns / mass.query_rows(columns, EARLY, view.attention.causal)
+
+
+@quantity("sequence", "head", "query", unit="probability", range="[0, 1]", column="bos_mass")
+def first(view: LayerView) -> Float[Tensor, "batch head query"]:
+    """A[i,0] of the query i at the position; empty in cross-attention."""
+    return view.attention.first
+
+
+@quantity("sequence", "head", "query", unit="share", range="[0, 1]", source=mass.GU, column="bos_share")
+def first_share(view: LayerView) -> Float[Tensor, "batch head query"]:
+    """|A[i,0]| / sum_j |A[i,j]| of the query i at the position, 0 where the row is 0; empty in cross-attention."""
+    return view.attention.first_share
+
+
+@quantity("sequence", "head", "length", unit="probability", range="[0, 1]", column="bos_mass")
+def curve_bos_mass(view: LayerView, length: int) -> HeadValues:
+    """bos_mass of the first `length` queries."""
+    return mass.mean_rows(view.attention.first[..., 1:length])
+
+
+@quantity("sequence", "head", "length", unit="probability", range="[0, 1]", source=mass.GU, column="sink_score")
+def curve_sink_score(view: LayerView, length: int) -> HeadValues:
+    """sink_score of the first `length` queries."""
+    return mass.mean_rows(view.attention.first[..., :length])
+
+
+@quantity("sequence", "head", "length", unit="share", range="[0, 1]", source=mass.GU, column="sink_rate")
+def curve_sink_rate(view: LayerView, length: int) -> HeadValues:
+    """sink_rate of the first `length` queries: the indicator per sequence first, then the mean over sequences."""
+    return (wide(curve_sink_score(view, length)) > view.epsilon).float()

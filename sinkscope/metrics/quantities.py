@@ -1,0 +1,203 @@
+"""What a scan measures, declared by the names of its axes: one function and one declaration a quantity.
+
+The axes say everything else. `sequence` first: one row a sequence, and batches join one after the other. `element`
+first: a list of rows, any number from each batch. A position (`key`, `query`, `early`) last: batches join by sums, and
+a run holds the mean over the sequences that reach the position. `head`: the axis that --tp spreads over processes.
+`length` last: the function is called for each prefix of the length curve. `metric` last: the columns of a table.
+A (sequence, head, position) quantity is a column of positions.parquet, a (sequence, head, length) one of
+length_curve.csv, unless it is declared internal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sinkscope.capture.precision import wide
+from sinkscope.capture.view import LayerView, Missing
+from sinkscope.errors import SinkscopeError
+from sinkscope.metrics.registry import Metric, MetricSet, formula_of, registered
+
+DIMS = ("sequence", "head", "metric", "length", "key", "query", "early", "channel", "element", "coordinate")
+POSITIONS = ("key", "query", "early")
+"""Axes that differ in size between sequences; `early`: keys of the first 64 queries."""
+
+PlaceTable = Literal["positions", "length_curve"]
+OWN_COLUMNS = ("domain", "stream", "layer", "head", "position", "length", "token")
+"""Columns that those tables have anyway."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Something measured of every LayerView.
+
+    Attributes:
+        dims: names of the axes, from DIMS.
+        compute: LayerView -> tensor with these axes; with a `length` axis, (LayerView, length) -> tensor without it.
+            Raises Missing where the layer does not show what it needs.
+        column: its name in the table that its axes name; None = no table shows it.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    compute: Callable[..., Tensor]
+    column: str | None = None
+    unit: str = ""
+    range: str = ""
+    formula: str = ""
+    source: str = ""
+
+    @property
+    def table(self) -> PlaceTable | None:
+        """The table that shows it."""
+        return None if self.column is None else _table(self.dims)
+
+    @property
+    def summed(self) -> bool:
+        """Whether batches join by sums over their sequences, for a mean at each position."""
+        return self.dims[-1] in POSITIONS
+
+    def measure(self, view: LayerView, lengths: list[int]) -> Tensor | None:
+        """The values of one view; None where they are missing.
+
+        `lengths`: prefixes of the length curve; NaN at those that are longer than the view's sequences.
+        Raises SinkscopeError where the function returns other axes than are declared.
+        """
+        try:
+            if self.dims[-1] != "length":
+                return self._checked(self.compute(view), view, self.dims)
+            rest = self.dims[:-1]
+            reached = [self._checked(self.compute(view, n), view, rest) for n in lengths if n <= view.queries]
+        except Missing:
+            return None
+        if not reached:
+            return None
+        blank = torch.full_like(reached[0], torch.nan)
+        return torch.stack([*reached, *[blank] * (len(lengths) - len(reached))], -1)
+
+    def _checked(self, values: Tensor, view: LayerView, dims: tuple[str, ...]) -> Tensor:
+        known = {"sequence": view.batch, "head": view.heads, "key": view.keys, "query": view.queries}
+        sizes = tuple(known.get(dim) for dim in dims)
+        fits = len(values.shape) == len(dims) and all(
+            size in (None, own) for size, own in zip(sizes, values.shape, strict=True)
+        )
+        if not fits:
+            raise SinkscopeError(
+                f"quantity {self.name}: the function returned a tensor of shape {list(values.shape)}, and its axes "
+                f"({', '.join(dims)}) have {[size or 'any' for size in sizes]}"
+            )
+        return values
+
+
+QUANTITIES: dict[str, Quantity] = {}
+"""Every quantity that was declared; the table quantities (`heads`, `layers`) are made by `quantity_set`."""
+
+
+def quantity(
+    *dims: str, unit: str, range: str, source: str = "ours", column: str | None = None, internal: bool = False
+) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Declares a function as a quantity of these axes; the function's name is its name, the docstring its formula.
+
+    `column`: its name in the table, where it is not the function's. `internal`: no table shows it.
+    Raises SinkscopeError: axes that cannot be joined, a name or a column that is taken.
+    """
+    _refuse_bad_dims(dims)
+
+    def declare(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        shown = None if internal or _table(dims) is None else column or compute.__name__
+        made = Quantity(compute.__name__, dims, compute, shown, unit, range, formula_of(compute), source)
+        _refuse_taken(made)
+        QUANTITIES[made.name] = made
+        return compute
+
+    return declare
+
+
+@dataclass(frozen=True)
+class QuantitySet:
+    """What one scan measures. It is taken once, before the first batch: what is declared later changes nothing in it.
+
+    `metrics`: name the columns of the quantities with a `metric` axis: `heads`, `layers`, and `smoothing` on request.
+    """
+
+    metrics: MetricSet
+    quantities: tuple[Quantity, ...]
+
+    def shown_in(self, table: PlaceTable) -> dict[str, Quantity]:
+        """The quantities that a table shows, by column, in its order."""
+        return {each.column: each for each in self.quantities if each.column is not None and each.table == table}
+
+    def with_smoothing(self, compute: Callable[[LayerView], Tensor]) -> QuantitySet:
+        """The same and the smoothing table: `compute` gives [sequence, head, metric]."""
+        table = Quantity("smoothing", ("sequence", "head", "metric"), compute)
+        return replace(self, quantities=(*self.quantities, table))
+
+    def axes(self) -> dict[str, list[str]]:
+        """The axes of each quantity by its name, the columns of a `metric` axis among them: what shards are checked by.
+
+        Two scans with the same axes hold values that can be joined.
+        """
+        return {each.name: [*each.dims, *self._columns(each)] for each in self.quantities}
+
+    def _columns(self, each: Quantity) -> tuple[str, ...]:
+        return self.metrics.names(each.name) if each.dims[-1] == "metric" else ()  # type: ignore[arg-type]
+
+
+def quantity_set(metrics: MetricSet | None = None) -> QuantitySet:
+    """A snapshot of the quantities declared now. `metrics`: those of the scan; None = all that are registered now."""
+    metrics = registered() if metrics is None else metrics
+    heads = Quantity("heads", ("sequence", "head", "metric"), partial(_head_columns, metrics.tables["heads"]))
+    layers = Quantity("layers", ("sequence", "metric"), partial(_layer_columns, metrics.tables["layers"]))
+    return QuantitySet(metrics, (heads, layers, *QUANTITIES.values()))
+
+
+def _head_columns(metrics: Mapping[str, Metric], view: LayerView) -> Tensor:
+    return _columns(metrics, view, view.attention.first[..., 0])
+
+
+def _layer_columns(metrics: Mapping[str, Metric], view: LayerView) -> Tensor:
+    return _columns(metrics, view, view.attention.first[:, 0, 0])
+
+
+def _columns(metrics: Mapping[str, Metric], view: LayerView, like: Tensor) -> Tensor:
+    """[..., metric]: every metric of a table, each expanded to `like`; NaN for what is missing or sampled."""
+    missing = torch.full_like(wide(like), torch.nan)
+    columns = []
+    for metric in metrics.values():
+        try:
+            columns.append(missing if metric.sampled else wide(metric.compute(view)).expand_as(like))
+        except Missing:
+            columns.append(missing)
+    return torch.stack(columns, -1)
+
+
+def _table(dims: tuple[str, ...]) -> PlaceTable | None:
+    if dims[:-1] != ("sequence", "head"):
+        return None
+    if dims[-1] in POSITIONS:
+        return "positions"
+    return "length_curve" if dims[-1] == "length" else None
+
+
+def _refuse_bad_dims(dims: tuple[str, ...]) -> None:
+    unknown = [dim for dim in dims if dim not in DIMS]
+    if unknown or not dims:
+        raise SinkscopeError(f"axes {dims}: at least one is needed, each one of {', '.join(DIMS)}")
+    if dims[0] not in ("sequence", "element"):
+        raise SinkscopeError(f"axes {dims}: the first must be sequence or element, along which batches join")
+    early = [dim for dim in dims[:-1] if dim in (*POSITIONS, "length", "metric")]
+    if early or dims[-1] == "metric":
+        raise SinkscopeError(f"axes {dims}: key, query, early and length can only be last; metric is for the tables")
+
+
+def _refuse_taken(made: Quantity) -> None:
+    if made.name in QUANTITIES or made.name in ("heads", "layers", "smoothing"):
+        raise SinkscopeError(f"quantity {made.name!r} is declared already; give the function another name")
+    others = [each.column for each in QUANTITIES.values() if each.table == made.table]
+    if made.column is not None and made.column in (*others, *OWN_COLUMNS):
+        raise SinkscopeError(f"quantity {made.name!r}: {made.table} has a column {made.column!r} already")

@@ -1,0 +1,276 @@
+"""What is declared outside the package is measured, kept, joined and shown like sinkscope's own quantities."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import TABLES
+from declaring import declare, last_row, received
+from models import random_ids, tiny
+from test_processes import launch
+
+import sinkscope
+from sinkscope.capture import LayerView, Missing
+from sinkscope.engine.collector import Part
+from sinkscope.engine.record import Record
+from sinkscope.engine.shards import Shard
+from sinkscope.engine.tensor_parallel import HeadShards
+from sinkscope.errors import SinkscopeError
+from sinkscope.metrics import METRICS, quantities
+from sinkscope.metrics.quantities import QUANTITIES, declared, quantity
+from sinkscope.metrics.registry import head_metric, layer_metric
+from sinkscope.runs.folder import UNFINISHED
+from sinkscope.runs.run import Run, load_run
+
+LENGTH, SEQUENCES = 70, 3
+DECLARING = Path(__file__).parents[1] / "support" / "declaring.py"
+
+
+@pytest.fixture(autouse=True)
+def _own_declarations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test declares is gone after it."""
+    monkeypatch.setattr(quantities, "QUANTITIES", dict(QUANTITIES))
+    for table, metrics in METRICS.items():
+        monkeypatch.setitem(METRICS, table, dict(metrics))
+
+
+def measure(**options: Any) -> Run:
+    own = {"data": random_ids(SEQUENCES, LENGTH), "batch_size": 2, "self_check": False, **options}
+    return sinkscope.scan(tiny("llama", num_hidden_layers=1), **own)
+
+
+def check_declared(run: Run) -> None:
+    """`received` and `last_row` against the columns that sinkscope has anyway."""
+    positions = run.positions
+    length = int(positions["position"].max()) + 1
+    np.testing.assert_allclose(positions["received"], positions["alpha"] * (length - positions["position"]), rtol=1e-6)
+    rows = positions.set_index(["layer", "head", "position"])["bos_mass"]
+    curve = run.length_curve
+    assert sorted(curve["length"].unique()) == [64, length]
+    expected = [rows[layer, head, n - 1] for layer, head, n in zip(*(curve[k] for k in CURVE_KEYS), strict=True)]
+    np.testing.assert_allclose(curve["last_row"], expected, rtol=1e-6)
+    assert (curve["last_row_sem"] > 0).all()
+
+
+CURVE_KEYS = ("layer", "head", "length")
+
+
+def test_declared_quantities_are_columns_of_a_saved_run(tmp_path: Path) -> None:
+    measure().save(tmp_path / "plain")
+    declare()
+    measure().save(tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    check_declared(run)
+    new = ["received", "last_row", "last_row_sem"]
+    for name, table in load_run(tmp_path / "plain").tables().items():
+        pd.testing.assert_frame_equal(run.tables()[name].drop(columns=new, errors="ignore"), table)
+    assert run.positions.columns.tolist()[-2:] == ["received", "token"]
+
+
+class Break:
+    """A progress report that breaks the scan off after its second sequence, as Ctrl-C does."""
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+
+def break_off(folder: Path) -> None:
+    with pytest.raises(sinkscope.Interrupted):
+        measure(shards=folder, progress=Break())
+    assert len(list((folder / UNFINISHED).iterdir())) == 2, "the key and one batch"
+
+
+def test_declared_quantities_survive_a_resume(tmp_path: Path) -> None:
+    declare()
+    measure().save(tmp_path / "whole")
+    break_off(tmp_path / "run")
+    measure(shards=tmp_path / "run", resume=True).save(tmp_path / "run")
+    for name in TABLES:
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    check_declared(load_run(tmp_path / "run"))
+
+
+def test_a_scan_goes_on_only_with_the_same_quantities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_off(tmp_path / "run")
+    with monkeypatch.context() as inner:
+        inner.setattr(quantities, "QUANTITIES", dict(quantities.QUANTITIES))
+        quantity("sequence", "head", "key", unit="queries", range="[0, T]")(received)
+        with pytest.raises(SinkscopeError, match=r"scan of other metrics \(received\)"):
+            measure(shards=tmp_path / "run", resume=True)
+    with monkeypatch.context() as inner:
+        fewer = {name: metric for name, metric in METRICS["layers"].items() if name != "kurtosis_first"}
+        inner.setitem(METRICS, "layers", fewer)
+        with pytest.raises(SinkscopeError, match=r"scan of other metrics \(layers\.kurtosis_first\)"):
+            measure(shards=tmp_path / "run", resume=True)
+    assert measure(shards=tmp_path / "run", resume=True).manifest["complete"], "the batch is still there"
+
+
+@pytest.mark.slow
+def test_declared_quantities_in_two_processes(tmp_path: Path) -> None:
+    """Sequences spread over the processes, then heads: the same columns as in one process."""
+    tiny("llama").save_pretrained(tmp_path / "llama")
+    words = ("--data", "random", "--num-sequences", "5", "--seq-len", "70", "--batch-size", "2", "--quiet")
+    runs = []
+    for name, more in (("sequences", ()), ("heads", ("--tp",))):
+        code, _, err = launch(DECLARING, "scan", tmp_path / "llama", *words, *more, "--out", tmp_path / name)
+        assert code == 0, err
+        runs.append(load_run(tmp_path / name))
+        check_declared(runs[-1])
+    declare()
+    alone = sinkscope.scan(str(tmp_path / "llama"), data="random", num_sequences=5, seq_len=70, batch_size=2)
+    for run in runs:
+        pd.testing.assert_frame_equal(run.positions, alone.positions, rtol=1e-5, atol=1e-6)
+        pd.testing.assert_frame_equal(run.length_curve, alone.length_curve, rtol=1e-5, atol=1e-6)
+
+
+def test_heads_of_all_processes_are_joined_along_their_axis() -> None:
+    declare()
+    own = declared().with_smoothing(lambda view: torch.zeros(0))
+    sizes = dict(zip(quantities.DIMS, range(3, 13), strict=True)) | {"head": 4}
+    whole = {each.name: torch.randn([sizes[dim] for dim in each.dims]) for each in own.quantities}
+    axes = {each.name: each.dims.index("head") if "head" in each.dims else None for each in own.quantities}
+    halves = [
+        {name: value if axes[name] is None else value.chunk(2, axes[name])[n] for name, value in whole.items()}
+        for n in (0, 1)
+    ]
+    shards = [
+        Shard(0, 0, 3, 3, None, {"spread": [Part(3, True, 9, 9, half)], "same": [Part(3, True, 9, 9, whole)]})
+        for half in halves
+    ]
+    joined = HeadShards(2, frozenset({"spread"})).whole(shards, own)
+    for site in ("spread", "same"):
+        [part] = joined.parts[site]
+        assert part.values.keys() == whole.keys()
+        for name, value in whole.items():
+            assert torch.equal(part.values[name], value), (site, name)
+
+
+def test_a_batch_that_lacks_a_quantity_leaves_its_sequences_empty() -> None:
+    own = declared()
+    each = torch.arange(2.0)
+    there = {"first_unit": torch.ones(2, 3), "early_alpha": torch.stack([each, each])[None], "heads": torch.zeros(2, 1)}
+    record = Record(64, own)
+    record.keep(0, 2, {"site": [Part(2, True, 64, 64, there)]})
+    record.keep(2, 1, {"site": [Part(1, True, 32, 32, {"heads": torch.zeros(1, 1)})]})
+    values = record.values()["site"]
+    assert values.first_unit is not None
+    np.testing.assert_array_equal(values.first_unit, [[1.0] * 3, [1.0] * 3, [np.nan] * 3])
+    np.testing.assert_array_equal(values.arrays["early_alpha"], [[0.0, 0.5], [0.0, 0.5]])
+    assert values.count == 3
+    assert "alpha" not in values.arrays
+
+
+def test_sequences_shorter_than_a_length_are_left_out_there() -> None:
+    """Also of sink_rate, which once counted them as heads without a sink."""
+    ids = random_ids(3, LENGTH)
+    mask = torch.ones_like(ids)
+    mask[1:, 66:] = 0
+    run = measure(data={"input_ids": ids, "attention_mask": mask}, epsilon=1e-9)
+    assert (run.length_curve["sink_rate"] == 1).all()
+    at_the_end = run.length_curve[run.length_curve["length"] == LENGTH]
+    assert at_the_end["sink_rate_sem"].isna().all(), "one sequence has no standard error"
+
+
+def test_a_missing_quantity_is_an_empty_column() -> None:
+    @quantity("sequence", "head", "key", unit="ratio", range="[0, 1]")
+    def unseen(view: LayerView) -> torch.Tensor:
+        """Never there."""
+        raise Missing
+
+    @quantity("sequence", "head", "query", unit="ratio", range="[0, 1]", internal=True)
+    def hidden(view: LayerView) -> torch.Tensor:
+        """A[i,0]."""
+        return view.attention.first
+
+    run = measure()
+    assert run.positions["unseen"].isna().all()
+    assert "hidden" not in run.positions
+
+
+def test_wrong_axes_are_named() -> None:
+    @quantity("sequence", "head", "key", unit="ratio", range="[0, 1]")
+    def flat(view: LayerView) -> torch.Tensor:
+        """A[i,0], but of all heads alike."""
+        return view.attention.first[:, 0]
+
+    shapes = r"quantity flat: .* shape \[2, 70\], and its axes \(sequence, head, key\) have \[2, 4, 70\]"
+    with pytest.raises(SinkscopeError, match=shapes):
+        measure()
+
+
+@pytest.mark.parametrize(
+    ("dims", "said"),
+    [
+        ((), "at least one is needed"),
+        (("sequence", "heads"), "each one of sequence, head"),
+        (("head", "key"), "the first must be sequence or element"),
+        (("sequence", "key", "channel"), "can only be last"),
+        (("sequence", "head", "metric"), "metric is for the tables"),
+    ],
+)
+def test_axes_that_cannot_be_joined_are_refused(dims: tuple[str, ...], said: str) -> None:
+    with pytest.raises(SinkscopeError, match=said):
+        quantity(*dims, unit="ratio", range="[0, 1]")
+
+
+def test_names_and_columns_that_are_taken_are_refused() -> None:
+    declare()
+    with pytest.raises(SinkscopeError, match="'received' is declared already"):
+        declare()
+    for column in ("alpha", "token"):
+        with pytest.raises(SinkscopeError, match=f"positions has a column '{column}' already"):
+            quantity("sequence", "head", "key", unit="", range="", column=column)(rows)
+    quantity("sequence", "head", "length", unit="", range="", column="alpha")(last_row_again)
+
+
+def rows(view: LayerView) -> torch.Tensor:
+    """Nothing of use."""
+    return received(view)
+
+
+def last_row_again(view: LayerView, length: int) -> torch.Tensor:
+    """last_row."""
+    return last_row(view, length)
+
+
+def test_a_metric_registered_after_a_scan_is_measured_by_the_next() -> None:
+    """It was computed and thrown away; one registered while a scan runs is left out of that scan."""
+    before = measure()
+
+    def register(stage: str, done: int, total: int) -> None:
+        @head_metric(unit="probability", range="[0, 1]")
+        def twice(view: LayerView) -> torch.Tensor:
+            """2 A[0,0]."""
+            return 2 * view.attention.first[..., 0]
+
+    during = measure(progress=lambda *told: register(*told) if told[0] == "scanning" else None)
+    pd.testing.assert_frame_equal(during.heads, before.heads)
+    after = measure()
+    assert (after.heads["twice"] == 2).all()
+    assert (after.sequences["twice"].dropna() == 2).all()
+    assert (after.layers["mean_twice"] == 2).all()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_sampled_metric_of_a_user_s_own(batch_size: int) -> None:
+    """Plain functions of a view: the same numbers as unsampled, on the first sequences alone."""
+
+    def spread_out(view: LayerView) -> torch.Tensor:
+        """Whatever a view holds, of the attention and of the residual stream."""
+        return view.attention.entropy.mean((1, 2)) * view.value_norms.sum((1, 2)) + view.x.std((1, 2))
+
+    layer_metric(unit="-", range="-")(spread_out)
+    spread_out.__name__ = "sampled"
+    layer_metric(unit="-", range="-", sampled=True)(spread_out)
+    run = measure(spectra=2, batch_size=batch_size)
+    rows = run.sequences[run.sequences["head"].isna()]
+    first = rows["sequence"] < 2
+    np.testing.assert_allclose(rows.loc[first, "sampled"], rows.loc[first, "spread_out"], rtol=1e-6)
+    assert rows.loc[~first, "sampled"].isna().all()
+    assert rows["spread_out"].notna().all()
