@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sinkscope.engine.collector import Part, Parts, prefixes
+from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.quantities import Quantity, QuantitySet
 from sinkscope.runs.values import SiteValues
 
@@ -68,7 +69,10 @@ class Record:
 
 
 def _join(quantity: Quantity, parts: list[Part]) -> np.ndarray | None:
-    """One quantity over all batches, as its axes say; None where no batch has it."""
+    """One quantity over all batches, as its axes say; None where no batch has it.
+
+    Raises SinkscopeError where an axis that must be the same in all batches is not.
+    """
     there = [(part.values[quantity.name], part.count) for part in parts if quantity.name in part.values]
     if not there:
         return None
@@ -78,6 +82,12 @@ def _join(quantity: Quantity, parts: list[Part]) -> np.ndarray | None:
         return torch.cat([values for values, _ in there]).numpy()
     shape = there[0][0].shape[1:]
     rows = [part.values.get(quantity.name, torch.full((part.count, *shape), torch.nan)) for part in parts]
+    other = next((row.shape[1:] for row in rows if row.shape[1:] != shape), None)
+    if other is not None:
+        raise SinkscopeError(
+            f"quantity {quantity.name}: its axes ({', '.join(quantity.dims[1:])}) have {list(shape)} in one batch and "
+            f"{list(other)} in another; only key, query and early may differ"
+        )
     return torch.cat([row.double() for row in rows]).numpy()
 
 

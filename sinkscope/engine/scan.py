@@ -248,9 +248,7 @@ def _smoother(loop: Loop) -> Smoother:
         )
     several = several_probes(loop.checkpoint)
     with memory_needed("a short pass that looks for W_V (--smoothing)"):
-        forward = loop.forward
-        metrics = loop.declared.metrics.tables["smoothing"]
-        return smoother(loop.checkpoint.model, loop.plan, lambda: forward.at_position_zero(several), metrics)
+        return smoother(loop.checkpoint.model, loop.plan, lambda: loop.forward.at_position_zero(several), loop.declared)
 
 
 def _check(loop: Loop) -> dict[str, Any]:

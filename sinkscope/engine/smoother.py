@@ -13,7 +13,8 @@ from sinkscope.capture import LayerView, Missing, Plan
 from sinkscope.capture.precision import float64
 from sinkscope.capture.wiring.folded import FoldedHeads, OutputWeights, fold
 from sinkscope.capture.wiring.trace import Wiring, output_slices, trace
-from sinkscope.metrics import Metric
+from sinkscope.metrics.quantities import QuantitySet
+from sinkscope.metrics.registry import Metric
 from sinkscope.runs.smoothing import NOTHING
 
 
@@ -43,6 +44,6 @@ class Smoother:
         return torch.stack(columns, -1)
 
 
-def smoother(model: nn.Module, plan: Plan, forward: Callable[[], Any], metrics: Mapping[str, Metric]) -> Smoother:
+def smoother(model: nn.Module, plan: Plan, forward: Callable[[], Any], declared: QuantitySet) -> Smoother:
     """Finds every layer's maps in one call of `forward`: see `capture.wiring.trace`."""
-    return Smoother(model, trace(model, plan, forward), metrics)
+    return Smoother(model, trace(model, plan, forward), declared.metrics.tables["smoothing"])

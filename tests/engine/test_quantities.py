@@ -166,8 +166,16 @@ def test_a_batch_that_lacks_a_quantity_leaves_its_sequences_empty() -> None:
     assert "alpha" not in values.arrays
 
 
+def test_an_axis_of_two_sizes_is_named() -> None:
+    record = Record(64, declared())
+    for start, channels in enumerate((3, 4)):
+        record.keep(start, 1, {"site": [Part(1, True, 64, 64, {"first_unit": torch.ones(1, channels)})]})
+    with pytest.raises(SinkscopeError, match=r"first_unit: its axes \(channel\) have \[3\] in one batch and \[4\]"):
+        record.values()
+
+
 def test_sequences_shorter_than_a_length_are_left_out_there() -> None:
-    """Also of sink_rate, which once counted them as heads without a sink."""
+    """Also in sink_rate: they do not count as sequences without a sink."""
     ids = random_ids(3, LENGTH)
     mask = torch.ones_like(ids)
     mask[1:, 66:] = 0
@@ -240,7 +248,8 @@ def last_row_again(view: LayerView, length: int) -> torch.Tensor:
 
 
 def test_a_metric_registered_after_a_scan_is_measured_by_the_next() -> None:
-    """It was computed and thrown away; one registered while a scan runs is left out of that scan."""
+    """A scan measures what is registered as it begins: not what is registered while it runs, nor only what the first
+    scan of the process knew."""
     before = measure()
 
     def register(stage: str, done: int, total: int) -> None:
