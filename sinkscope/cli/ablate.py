@@ -50,9 +50,10 @@ def ablate(
     target = out or Path("runs") / f"{slug(model)}-ablation"
     ABLATION_FOLDER.check(target, force)
     from sinkscope.experiments.ablation.experiment import ablate as measure
-    from sinkscope.present.terminal.ablation import draw_ablation, render_ablation
+    from sinkscope.present.figures.ablation import draw_ablation
+    from sinkscope.present.figures.canvas import available
+    from sinkscope.present.terminal.ablation import render_ablation
     from sinkscope.present.terminal.progress import progress_bar
-    from sinkscope.present.trigger_figures import available
 
     with progress_bar(quiet) as progress:
         result = measure(

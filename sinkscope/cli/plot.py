@@ -28,7 +28,7 @@ def plot(
     Example: sinkscope plot runs/gemma --figure heatmap -o heatmap.pdf --size page
     """
     from sinkscope.errors import SinkscopeError
-    from sinkscope.present.figures import draw, draw_attention
+    from sinkscope.present.figures.run import draw, draw_attention
     from sinkscope.runs.run import load_run
 
     check_writable(out)

@@ -105,9 +105,10 @@ def reproduce(
     """
     from sinkscope.experiments.trigger import reproduce as study
     from sinkscope.experiments.trigger.training import Recipe
+    from sinkscope.present.figures.canvas import available
+    from sinkscope.present.figures.trigger import draw_study
     from sinkscope.present.terminal.progress import training_bar
     from sinkscope.present.terminal.trigger import render_study
-    from sinkscope.present.trigger_figures import available, draw_study
 
     plans = study.recipes(
         attention or study.ATTENTIONS,

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from sinkscope.cli import app
 from sinkscope.errors import SinkscopeError
-from sinkscope.present.figures import WIDTHS, draw, draw_attention
+from sinkscope.present.figures.canvas import WIDTHS
+from sinkscope.present.figures.run import draw, draw_attention
 from sinkscope.present.identity import run_id
 from sinkscope.runs.run import Run
 

@@ -1,15 +1,15 @@
-"""Figures for papers: matplotlib, sized for a column or a page, the same bytes for the same run."""
+"""The figures of a run."""
 
 from __future__ import annotations
 
-import io
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sinkscope.errors import SinkscopeError
+from sinkscope.present.colors import LINES, MAP
+from sinkscope.present.figures.canvas import drawn, inches
 from sinkscope.present.identity import run_id
 from sinkscope.present.text import printable
 from sinkscope.runs.catalogue import find_column
@@ -24,16 +24,6 @@ if TYPE_CHECKING:
 
 
 FIGURES = ("heatmap", "profile", "length", "scatter", "attention")
-FORMATS = ("png", "svg", "pdf")
-WIDTHS = {"column": 3.35, "page": 6.75}
-MAP = "cividis"
-COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
-"""Okabe and Ito's colours; cividis for maps: both safe for colour-blind readers."""
-STYLE = {
-    "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7,
-    "legend.fontsize": 7, "axes.spines.top": False, "axes.spines.right": False, "pdf.fonttype": 42,
-    "svg.hashsalt": "sinkscope", "svg.fonttype": "path", "savefig.dpi": 300,
-}  # fmt: skip
 PROFILES = (("mean_bos_mass", "BOS mass"), ("cos_first_residual", "cos(x_0, x_j)"), ("norm_ratio", "norm x_0 / x_j"))
 STRONGEST = 6
 TITLE = 36
@@ -52,8 +42,8 @@ def draw(run: Run, figure: str, form: str, size: str = "column", metric: str = "
     def paint(canvas: Figure) -> None:
         painters[figure](canvas, run, metric)
 
-    heights = {"heatmap": 0.9, "profile": 1.25, "length": 0.95, "scatter": 0.85}
-    return _saved(run, paint, form, size, heights[figure])
+    ratios = {"heatmap": 0.9, "profile": 1.25, "length": 0.95, "scatter": 0.85}
+    return _drawn(run, paint, form, size, ratios[figure])
 
 
 def draw_attention(
@@ -72,37 +62,11 @@ def draw_attention(
         _title(axes, run, f"layer {layer}, head {head}")
         canvas.colorbar(image, ax=axes, label="attention probability", shrink=0.8)
 
-    return _saved(run, paint, form, size, 0.95)
+    return _drawn(run, paint, form, size, 0.95)
 
 
-def _saved(run: Run, paint: Any, form: str, size: str, height: float) -> bytes:
-    return saved(paint, f"sinkscope run {run_id(run)}: {describe_run(run)}", form, size, height)
-
-
-def saved(paint: Callable[[Figure], None], about: str, form: str, size: str, height: float) -> bytes:
-    """A figure as bytes, `about` in its metadata. Raises SinkscopeError: unknown form or size; no matplotlib."""
-    if form not in FORMATS:
-        raise SinkscopeError(f"a figure is written as .{', .'.join(FORMATS)}, not {form!r}")
-    if size not in WIDTHS:
-        raise SinkscopeError(f"--size {size!r}: one of {', '.join(WIDTHS)}")
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise SinkscopeError("figures need matplotlib: pip install 'sinkscope[figures]'") from None
-    about = printable(about)
-    metadata: dict[str, dict[str, Any]] = {
-        "png": {"Software": None, "Description": about},
-        "svg": {"Date": None, "Creator": "sinkscope", "Description": about},
-        "pdf": {"CreationDate": None, "Creator": "sinkscope", "Subject": about},
-    }
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE, "backend": "agg"}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        canvas = Figure(figsize=(WIDTHS[size], WIDTHS[size] * height), layout="constrained")
-        paint(canvas)
-        buffer = io.BytesIO()
-        canvas.savefig(buffer, format=form, metadata=metadata[form])
-    return buffer.getvalue()
+def _drawn(run: Run, paint: Callable[[Figure], None], form: str, size: str, ratio: float) -> bytes:
+    return drawn(paint, f"sinkscope run {run_id(run)}: {describe_run(run)}", form, inches(size, ratio))
 
 
 def _first(table: pd.DataFrame) -> pd.DataFrame:
@@ -144,7 +108,7 @@ def _heatmap(canvas: Figure, run: Run, metric: str) -> None:
 def _profile(canvas: Figure, run: Run, metric: str) -> None:
     rows = _first(run.layers)
     panels = canvas.subplots(len(PROFILES), 1, sharex=True)
-    for axes, (name, label), color in zip(panels, PROFILES, COLORS, strict=False):
+    for axes, (name, label), color in zip(panels, PROFILES, LINES, strict=False):
         _band(axes, rows["layer"], rows[name], rows.get(f"{name}_sem"), color, None)
         axes.set_ylabel(label, parse_math=False)
         if name == "norm_ratio" and (rows[name] > 0).any():
@@ -165,7 +129,7 @@ def _length(canvas: Figure, run: Run, metric: str) -> None:
     curve = _first(run.length_curve)
     heads = _first(run.heads).sort_values("sink_score", ascending=False, kind="stable")
     axes = canvas.subplots()
-    for row, color in zip(heads.head(STRONGEST).to_dict("records"), COLORS, strict=False):
+    for row, color in zip(heads.head(STRONGEST).to_dict("records"), LINES, strict=False):
         own = curve[(curve["layer"] == row["layer"]) & (curve["head"] == row["head"])]
         label = f"head {row['layer']}.{row['head']}"
         _band(axes, own["length"], own["sink_score"], own["sink_score_sem"], color, label)
@@ -188,7 +152,7 @@ def _scatter(canvas: Figure, run: Run, metric: str) -> None:
     points = axes.scatter(rows["bos_mass"], rows["honor"], c=rows["layer"], cmap=MAP, s=8, linewidths=0)
     dormant = rows[rows["dormant"].fillna(False).astype(bool)]
     axes.scatter(
-        dormant["bos_mass"], dormant["honor"], s=28, facecolors="none", edgecolors=COLORS[5], linewidths=0.8,
+        dormant["bos_mass"], dormant["honor"], s=28, facecolors="none", edgecolors=LINES[5], linewidths=0.8,
         label=f"dormant: {run.manifest['dormant_rule']}",
     )  # fmt: skip
     axes.set(xlabel="BOS mass (probability)", ylabel="HONOR (ratio)", xlim=(-0.02, 1.02), ylim=(0, None))

@@ -1,0 +1,67 @@
+"""What every figure shares: formats, widths, one style, and files that hold the same bytes for the same figure."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.present.text import printable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+FORMATS = ("png", "svg", "pdf")
+WIDTHS = {"column": 3.35, "page": 6.75}
+"""Inches: a column, or the full page, of a two-column paper."""
+STYLE = {
+    "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7,
+    "legend.fontsize": 7, "axes.spines.top": False, "axes.spines.right": False, "pdf.fonttype": 42,
+    "svg.hashsalt": "sinkscope", "svg.fonttype": "path", "savefig.dpi": 300,
+}  # fmt: skip
+
+
+def available() -> bool:
+    """Whether matplotlib is installed."""
+    return find_spec("matplotlib") is not None
+
+
+def inches(size: str, ratio: float) -> tuple[float, float]:
+    """Width and height of a figure whose height is `ratio` times its width.
+
+    Raises SinkscopeError for a size that is not in WIDTHS.
+    """
+    if size not in WIDTHS:
+        raise SinkscopeError(f"--size {size!r}: one of {', '.join(WIDTHS)}")
+    return WIDTHS[size], WIDTHS[size] * ratio
+
+
+def drawn(paint: Callable[[Figure], None], about: str, form: str, size: tuple[float, float]) -> bytes:
+    """The figure that `paint` draws, as PNG, SVG or PDF of `size` inches, with `about` in its metadata.
+
+    Raises SinkscopeError: unknown form; matplotlib is not installed.
+    """
+    if form not in FORMATS:
+        raise SinkscopeError(f"a figure is written as .{', .'.join(FORMATS)}, not {form!r}")
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise SinkscopeError("figures need matplotlib: pip install 'sinkscope[figures]'") from None
+    about = printable(about)
+    metadata: dict[str, dict[str, Any]] = {
+        "png": {"Software": None, "Description": about},
+        "svg": {"Date": None, "Creator": "sinkscope", "Description": about},
+        "pdf": {"CreationDate": None, "Creator": "sinkscope", "Subject": about},
+    }
+    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE, "backend": "agg"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        canvas = Figure(figsize=size, layout="constrained")
+        paint(canvas)
+        buffer = io.BytesIO()
+        canvas.savefig(buffer, format=form, metadata=metadata[form])
+    return buffer.getvalue()

@@ -1,0 +1,62 @@
+"""The figures of the trigger study."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sinkscope.present.colors import LINES, MAP
+from sinkscope.present.figures.canvas import drawn
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from jaxtyping import Float
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from sinkscope.experiments.trigger.reproduce import Trained
+
+
+def draw_study(study: list[Trained], curve: pd.DataFrame) -> dict[str, bytes]:
+    """PNG files by name: forced_mass.png, and attention-MODEL.png for each model."""
+    maps = {
+        f"attention-{trained.recipe.name}.png": attention(trained.evaluation.maps, trained.recipe.name)
+        for trained in study
+    }
+    return {"forced_mass.png": forced_mass(curve)} | maps
+
+
+def attention(maps: Float[Tensor, "layer head query key"], name: str) -> bytes:
+    """A panel a head: mean attention, queries down, keys across. The colour scale is 0 to 1, or to the largest A."""
+    layers, heads = maps.shape[:2]
+    top = max(1.0, float(maps.max()))
+
+    def paint(canvas: Figure) -> None:
+        panels = canvas.subplots(layers, heads, squeeze=False)
+        for layer in range(layers):
+            for head in range(heads):
+                panel = panels[layer][head]
+                image = panel.imshow(maps[layer, head].numpy(), vmin=0, vmax=top, cmap=MAP)
+                panel.set_title(f"layer {layer}, head {head}")
+        canvas.supxlabel("key t")
+        canvas.supylabel("query i")
+        canvas.suptitle(name)
+        canvas.colorbar(image, ax=panels, shrink=0.8, label="A[i,t], mean over sequences")
+
+    size = (0.8 + 2.2 * heads, 0.9 + 2.2 * layers)
+    return drawn(paint, f"sinkscope trigger study, mean attention of {name}", "png", size)
+
+
+def forced_mass(curve: pd.DataFrame) -> bytes:
+    """Loss and largest error against the BOS mass forced on every non-trigger row; the paper's criterion as a line."""
+    kept = curve[curve["mass"] < 1]
+
+    def paint(canvas: Figure) -> None:
+        axes = canvas.subplots()
+        axes.plot(1 - kept["mass"], kept["error"], color=LINES[0], marker="o", label="largest absolute error")
+        axes.plot(1 - kept["mass"], kept["loss"], color=LINES[1], marker="s", label="mean squared error")
+        axes.axhline(5e-3, color="grey", linestyle="--", linewidth=1, label="criterion: error < 0.005")
+        axes.set(xscale="log", yscale="log", xlabel="mass off BOS in non-trigger rows")
+        axes.set_ylabel("error of the best read-out")
+        axes.legend()
+
+    return drawn(paint, "sinkscope trigger study, error by forced BOS mass", "png", (5, 3.4))
