@@ -50,6 +50,6 @@ def compare(
         sys.stdout.write(to_json(result.as_dict()))
         return
     from sinkscope.present.terminal.comparison import render_comparison
-    from sinkscope.present.terminal.run import terminal_style
+    from sinkscope.present.terminal.console import terminal_style
 
     sys.stdout.write(render_comparison(result, **terminal_style()))

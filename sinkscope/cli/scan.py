@@ -170,6 +170,7 @@ def show(run: Run, written: list[Path], as_json: bool, quiet: bool) -> None:
 
         sys.stdout.write(to_json(run.summary.as_dict()))
     elif not quiet:
-        from sinkscope.present.terminal.run import render_run, terminal_style
+        from sinkscope.present.terminal.console import terminal_style
+        from sinkscope.present.terminal.run import render_run
 
         sys.stdout.write(render_run(run, written, **terminal_style()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sinkscope.present.terminal.comparison import figure, signed
+from sinkscope.present.numbers import signed, significant
 from sinkscope.present.text import markdown_cell, printable
 
 if TYPE_CHECKING:
@@ -54,10 +54,10 @@ def by_size(breaches: list[Breach]) -> list[Breach]:
 def describe(breach: Breach, several: bool = False) -> str:
     """Metric, place, baseline, now, allowed in one line."""
     where = f"{breach.place} on {printable(breach.domain)}" if several else breach.place
-    text = f"{breach.metric} at {where}: {figure(breach.baseline)} -> {figure(breach.now)}"
+    text = f"{breach.metric} at {where}: {significant(breach.baseline)} -> {significant(breach.now)}"
     if breach.baseline is None or breach.now is None:
         return f"{text} (a value is missing on one side)"
-    text += f" ({signed(breach.now - breach.baseline)}, allowed ±{figure(breach.allowed)}"
+    text += f" ({signed(breach.now - breach.baseline)}, allowed ±{significant(breach.allowed)}"
     return text + (f", q {breach.q:.1g})" if breach.q is not None else ")")
 
 
@@ -89,13 +89,13 @@ def markdown_verdict(verdict: Verdict) -> str:
     for tally in verdict.tallies:
         where = f"{tally.rule.level} on {markdown_cell(tally.domain)}" if several else tally.rule.level
         lines.append(
-            f"| {tally.rule.metric} | {where} | {tally.places} | {figure(tally.largest)} | {len(tally.breaches)} |"
+            f"| {tally.rule.metric} | {where} | {tally.places} | {significant(tally.largest)} | {len(tally.breaches)} |"
         )
     if verdict.breaches:
         lines += ["", "| metric | place | baseline | now | allowed |", "|---|---|---:|---:|---:|"]
     for breach in by_size(verdict.breaches)[:IN_SUMMARY]:
         where = f"{breach.place} on {markdown_cell(breach.domain)}" if several else breach.place
-        numbers = f"{figure(breach.baseline)} | {figure(breach.now)} | ±{figure(breach.allowed)}"
+        numbers = f"{significant(breach.baseline)} | {significant(breach.now)} | ±{significant(breach.allowed)}"
         lines.append(f"| {breach.metric} | {where} | {numbers} |")
     if len(verdict.breaches) > IN_SUMMARY:
         lines += ["", f"and {len(verdict.breaches) - IN_SUMMARY} more"]

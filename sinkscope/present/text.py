@@ -12,8 +12,3 @@ def markdown_cell(text: str) -> str:
     """Text for a Markdown line or table cell: control characters visible, Markdown's and HTML's own signs escaped."""
     shown = printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return "".join(f"\\{char}" if char in "\\`*_[]|" else char for char in shown)
-
-
-def number(value: float | None, digits: int) -> str:
-    """A number for a table; `-` where it is missing."""
-    return "-" if value is None or value != value else f"{value:.{digits}f}"

@@ -25,7 +25,8 @@ from sinkscope.comparison.differences import (
     welch_difference,
 )
 from sinkscope.errors import SinkscopeError
-from sinkscope.present.terminal.comparison import interval, render_comparison
+from sinkscope.present.numbers import interval
+from sinkscope.present.terminal.comparison import render_comparison
 from sinkscope.runs.per_sequence import cells
 
 RANDOM = np.random.default_rng(3)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sinkscope.present.html.svg import DIVERGING, Cell, heat_map, legend
-from sinkscope.present.terminal.comparison import CHANGED, error, figure, interval, probability, signed
+from sinkscope.present.colors import DIVERGING
+from sinkscope.present.html.svg import Cell, heat_map, legend
+from sinkscope.present.labels import CHANGED
+from sinkscope.present.numbers import change, interval, probability, signed, significant
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,8 +19,8 @@ def comparison_view(result: Comparison) -> dict[str, Any]:
     """What the template shows: rows of the summary, a map of each metric's differences, the heads that changed."""
     rows = [
         {"place": _where(result.summary, row["domain"], row["stream"]) or row["domain"], "metric": row["metric"],
-         "a": figure(row["a"]), "b": figure(row["b"]),
-         "difference": f"{signed(row['difference'])} ± {error(row['sem'])}",
+         "a": significant(row["a"]), "b": significant(row["b"]),
+         "difference": change(row["difference"], row["sem"]),
          "interval": interval(row["low"], row["high"]), "p": probability(row["p"])}
         for row in result.summary.to_dict("records")
     ]  # fmt: skip
@@ -49,7 +51,7 @@ def _maps(result: Comparison) -> list[dict[str, Any]]:
         layers = list(dict.fromkeys(rows["layer"]))
         cells = [
             Cell(layers.index(row["layer"]), int(row["head"]), row["difference"],
-                 f"layer {row['layer']}, head {row['head']}: {figure(row['a'])} to {figure(row['b'])} "
+                 f"layer {row['layer']}, head {row['head']}: {significant(row['a'])} to {significant(row['b'])} "
                  f"({signed(row['difference'])}, q {probability(row['q'])})")
             for row in rows.to_dict("records")
         ]  # fmt: skip

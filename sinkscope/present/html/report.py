@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from sinkscope.present.html.svg import Cell, Dot, Line, color, heat_map, legend, line_chart, number, scatter
+from sinkscope.present.colors import CIVIDIS, mixed
+from sinkscope.present.html.comparison import comparison_view
+from sinkscope.present.html.svg import Cell, Dot, Line, heat_map, legend, line_chart, number, scatter
 from sinkscope.present.identity import run_id
+from sinkscope.present.numbers import rounded
 from sinkscope.present.text import printable
 
 if TYPE_CHECKING:
@@ -56,7 +59,7 @@ def render_report(runs: list[Run], comparison: Comparison | None = None) -> str:
         policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; "
         "form-action 'none'",
         runs=[_view(run, index) for index, run in enumerate(runs)],
-        comparison=None if comparison is None else _comparison_view(comparison),
+        comparison=None if comparison is None else comparison_view(comparison),
         data=_trusted(embedded([_head_data(run) for run in runs])),
     )
 
@@ -160,7 +163,7 @@ def _scatter(run: Run) -> list[dict[str, Any]]:
         top = float(rows["layer"].max())
         asleep = rows["dormant"].fillna(False).astype(bool)
         dots = [
-            Dot(row["bos_mass"], row["honor"], color(float(row["layer"]), 0, max(top, 1.0)),
+            Dot(row["bos_mass"], row["honor"], mixed(CIVIDIS, float(row["layer"]) / max(top, 1.0)),
                 f"{_place(row)}: BOS mass {number(row['bos_mass'])}, HONOR {number(row['honor'])}", bool(marked))
             for (_, row), marked in zip(rows.iterrows(), asleep, strict=True)
         ]  # fmt: skip
@@ -196,11 +199,11 @@ def _head_data(run: Run) -> dict[str, Any]:
         positions, values = thinned(alphas[place].to_numpy(float))
         rows.append({
             "name": " ".join(f"{key} {row[key]}" for key in keys if key != "stream" or heads[key].nunique() > 1),
-            "scores": [_short(row[name]) for name in scores],
+            "scores": [rounded(row[name]) for name in scores],
             "lengths": curve["length"].tolist(),
-            "curve": [_short(value) for value in curve["sink_score"]],
+            "curve": [rounded(value) for value in curve["sink_score"]],
             "positions": positions,
-            "alpha": [_short(value) for value in values],
+            "alpha": [rounded(value) for value in values],
         })  # fmt: skip
     return {"scores": scores, "heads": rows}
 
@@ -215,15 +218,3 @@ def thinned(alpha: np.ndarray) -> tuple[list[int], list[float]]:
             own = alpha[stretch]
             places.append(int(stretch[0] if np.isnan(own).all() else stretch[int(np.nanargmax(own))]))
     return places, [float(alpha[place]) for place in places]
-
-
-def _short(value: Any) -> Any:
-    if value is pd.NA or (isinstance(value, float) and not np.isfinite(value)):
-        return None
-    return float(f"{value:.3g}") if isinstance(value, float) else value
-
-
-def _comparison_view(result: Comparison) -> dict[str, Any]:
-    from sinkscope.present.html.comparison import comparison_view
-
-    return comparison_view(result)

@@ -8,28 +8,20 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup, escape
 
+from sinkscope.present.colors import CIVIDIS, color_at, mixed
+from sinkscope.present.numbers import significant
 from sinkscope.present.text import printable
 
-CIVIDIS = ("#00224e", "#35456c", "#666970", "#948e77", "#c8b866", "#fee838")
-DIVERGING = ("#2166ac", "#92c5de", "#d9d9d9", "#f4a582", "#b2182b")
-MISSING = "none"
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 460, 220, 58, 34, 8
 
 
-def color(value: float | None, low: float, high: float, scale: Sequence[str] = CIVIDIS) -> str:
-    """The scale's colour at `value`, mixed between its anchors; `none` for a missing value."""
-    if value is None or math.isnan(value):
-        return MISSING
-    share = 0.5 if high <= low else min(1.0, max(0.0, (value - low) / (high - low)))
-    place = share * (len(scale) - 1)
-    index = min(int(place), len(scale) - 2)
-    ends = [[int(anchor[i : i + 2], 16) for i in (1, 3, 5)] for anchor in scale[index : index + 2]]
-    mixed = [round(a + (b - a) * (place - index)) for a, b in zip(*ends, strict=True)]
-    return "#" + "".join(f"{channel:02x}" for channel in mixed)
-
-
 def number(value: float | None) -> str:
-    return "missing" if value is None or math.isnan(value) else f"{value:.4g}"
+    """A value on the page, as a tooltip or a table says it."""
+    return significant(value, missing="missing")
+
+
+def _fill(value: float | None, bounds: tuple[float, float], scale: Sequence[str]) -> str:
+    return color_at(value, *bounds, scale) or "none"
 
 
 @dataclass(frozen=True)
@@ -69,7 +61,7 @@ def heat_map(
             focus = f' tabindex="{tab}" role="button" data-run="{run}" data-head="{cell.index}"'
         parts.append(
             f'<rect x="{left + size * cell.column}" y="{top + size * cell.row}" width="{size - 1}" height="{size - 1}" '
-            f'fill="{color(cell.value, *bounds, scale)}"{focus}><title>{escape(printable(cell.title))}</title></rect>'
+            f'fill="{_fill(cell.value, bounds, scale)}"{focus}><title>{escape(printable(cell.title))}</title></rect>'
         )
     return Markup("".join([*parts, "</svg>"]))
 
@@ -79,10 +71,12 @@ def legend(bounds: tuple[float, float], label: str, scale: Sequence[str] = CIVID
     steps = 24
     parts = ['<svg class="legend" viewBox="0 0 350 24" width="350" height="24" role="img" aria-label="colour scale">']
     for step in range(steps):
-        fill = color(step / (steps - 1), 0, 1, scale)
+        fill = mixed(scale, step / (steps - 1))
         parts.append(f'<rect x="{64 + step * 6}" y="4" width="6" height="12" fill="{fill}"/>')
-    parts.append(f'<text x="60" y="14" class="tick end">{bounds[0]:.3g}</text>')
-    parts.append(f'<text x="{68 + steps * 6}" y="14" class="tick">{bounds[1]:.3g} {escape(printable(label))}</text>')
+    parts.append(f'<text x="60" y="14" class="tick end">{significant(bounds[0], 3)}</text>')
+    parts.append(
+        f'<text x="{68 + steps * 6}" y="14" class="tick">{significant(bounds[1], 3)} {escape(printable(label))}</text>'
+    )
     return Markup("".join([*parts, "</svg>"]))
 
 
@@ -147,9 +141,12 @@ class Plane:
         floor = HEIGHT - BOTTOM
         parts = [f'<path class="axis" d="M{LEFT} {TOP}V{floor}H{WIDTH - 10}"/>']
         for value in decades(self.low, self.high) if self.log else ticks(self.low, self.high):
-            parts.append(f'<text class="tick end" x="{LEFT - 5}" y="{self.y(value) + 4:.1f}">{value:.4g}</text>')
+            parts.append(
+                f'<text class="tick end" x="{LEFT - 5}" y="{self.y(value) + 4:.1f}">{significant(value)}</text>'
+            )
         for value in ticks(self.low_x, self.high_x):
-            parts.append(f'<text class="tick mid" x="{self.x(value):.1f}" y="{floor + 14}">{value:.4g}</text>')
+            x = f"{self.x(value):.1f}"
+            parts.append(f'<text class="tick mid" x="{x}" y="{floor + 14}">{significant(value)}</text>')
         middle = (TOP + floor) / 2
         parts.append(f'<text class="tick mid" x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 4}">{escape(x_label)}</text>')
         parts.append(

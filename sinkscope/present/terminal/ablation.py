@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sinkscope.present.numbers import estimate, is_missing
+from sinkscope.present.terminal.table import aligned
 from sinkscope.present.text import printable
 
 if TYPE_CHECKING:
@@ -26,14 +27,7 @@ def render_ablation(ablation: Ablation, written: Iterable[Path] = ()) -> str:
         f"{data['sequences']} sequences of {data['seq_len']} tokens that the run did not read",
         "",
     ]
-    rows = [HEADER, *(_cells(row) for row in ablation.table.to_dict("records"))]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
-    for row in rows:
-        first, rest = (
-            row[0].ljust(widths[0]),
-            [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)],
-        )
-        lines.append("  ".join([first, *rest]).rstrip())
+    lines += aligned([HEADER, *(_cells(row) for row in ablation.table.to_dict("records"))])
     lines.append("")
     for sentence in ablation.words:
         lines += textwrap.wrap(sentence, WIDTH, subsequent_indent="  ")
@@ -45,16 +39,16 @@ def render_ablation(ablation: Ablation, written: Iterable[Path] = ()) -> str:
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    share = "" if math.isnan(row["fraction"]) else f" {100 * row['fraction']:g} %"
+    share = "" if is_missing(row["fraction"]) else f" {100 * row['fraction']:g} %"
     draws = f" ({row['draws']} draws)" if row["draws"] > 1 else ""
     return (
         f"{row['arm']}{share}{draws}",
         str(row["heads"]),
-        _number(row["loss"], row["loss_sem"], ""),
-        _number(row["increase"], row["increase_sem"], "+"),
-        _number(row["versus_random"], row["versus_random_sem"], "+"),
+        _loss(row, "loss"),
+        _loss(row, "increase", sign=True),
+        _loss(row, "versus_random", sign=True),
     )
 
 
-def _number(value: float, error: float, sign: str) -> str:
-    return "" if math.isnan(value) else f"{value:{sign}.4f} ± {error:.4f}"
+def _loss(row: dict[str, Any], name: str, sign: bool = False) -> str:
+    return estimate(row[name], row[f"{name}_sem"], 4, sign=sign, missing="")

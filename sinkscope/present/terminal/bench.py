@@ -6,10 +6,11 @@ import statistics
 import textwrap
 
 from sinkscope.experiments.bench.result import BACKBONE, CONTENDERS, EAGER, PLAIN, SCAN, Speed
+from sinkscope.present.numbers import fixed, memory
+from sinkscope.present.terminal.table import aligned
 from sinkscope.present.text import printable
 
 WIDTH = 80
-GIB, MIB = 2**30, 2**20
 SEQUENCES = 32
 
 
@@ -32,7 +33,7 @@ def render_bench(speed: Speed) -> str:
     lines += ["", *textwrap.wrap(f"ratios: median over rounds (least-most). {_scan_time(speed)}", WIDTH)]
     for name, needed in speed.left_out.items():
         what = "attention maps" if name == EAGER else "logits"
-        lines += textwrap.wrap(f"{name} is left out: its {what} alone would take {needed / GIB:,.0f} GiB.", WIDTH)
+        lines += textwrap.wrap(f"{name} is left out: its {what} alone would take {memory(needed, 'GiB')}.", WIDTH)
     lines += textwrap.wrap(_what_fits(speed), WIDTH)
     return "\n".join([*lines, ""])
 
@@ -42,14 +43,9 @@ def _table(speed: Speed) -> list[str]:
     rows = [["", "seconds", "tokens/s", *(f"/ {base}" for base in bases), "peak memory"]]
     for name, cost in speed.costs.items():
         ratios = [_ratio(speed.ratios[name][base]) if name != base else "1" for base in bases]
-        peak = "-" if cost.peak_bytes is None else f"{cost.peak_bytes / MIB:,.0f} MiB"
-        rows.append([name, f"{statistics.median(cost.seconds):.3f}", f"{cost.tokens_per_second:,.0f}", *ratios, peak])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join([row[0].ljust(widths[0]), *_right(row[1:], widths[1:])]) for row in rows]
-
-
-def _right(cells: list[str], widths: list[int]) -> list[str]:
-    return [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
+        seconds, speed_of = fixed(statistics.median(cost.seconds), 3), f"{cost.tokens_per_second:,.0f}"
+        rows.append([name, seconds, speed_of, *ratios, memory(cost.peak_bytes, "MiB")])
+    return aligned(rows)
 
 
 def _ratio(spread: tuple[float, float, float]) -> str:
@@ -70,7 +66,7 @@ def _what_fits(speed: Speed) -> str:
         return "What fits is not known: this device does not tell its memory."
     longest = [f"{name} {_tokens(cost.longest, speed.positions)}" for name, cost in speed.costs.items()]
     return (
-        f"Longest single sequence in the {speed.free_bytes / GIB:.1f} GiB free now, extrapolated: "
+        f"Longest single sequence in the {memory(speed.free_bytes, 'GiB', 1)} free now, extrapolated: "
         f"{', '.join(longest)} (a straight line through two peaks; eager: heads x T x T)."
     )
 

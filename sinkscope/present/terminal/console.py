@@ -1,9 +1,13 @@
-"""Rich's renderables as a string: what every screen of the command line goes through."""
+"""The terminal a screen is made for, and rich's renderables as the string that is written to it."""
 
 from __future__ import annotations
 
 import io
+import os
+import shutil
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 
@@ -18,3 +22,10 @@ def as_text(parts: Sequence[RenderableType], width: int, color: str | None) -> s
     )  # fmt: skip
     console.print(Group(*parts))
     return "".join(line.rstrip() + "\n" for line in buffer.getvalue().splitlines())
+
+
+def terminal_style() -> dict[str, Any]:
+    """Width and colour for the user's stdout: 80 columns when piped; NO_COLOR and FORCE_COLOR honoured."""
+    console = Console()
+    width = shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() or "COLUMNS" in os.environ else 80
+    return {"width": max(40, width), "color": console.color_system if not console.no_color else None}

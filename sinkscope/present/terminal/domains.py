@@ -8,7 +8,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sinkscope.present.text import number, printable
+from sinkscope.present.numbers import MISSING, fixed, interval, probability
+from sinkscope.present.terminal.table import table
+from sinkscope.present.text import printable
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
@@ -30,22 +32,22 @@ def domain_answers(run: Run, stream: str) -> list[RenderableType]:
 def domain_rows(run: Run, stream: str) -> list[RenderableType]:
     """One row a domain: sink rate at T and over the first 64 queries, mean alpha_0, the largest activation."""
     name = f"{run.summary['epsilon']:g}"
-    table = _table(f"\nby domain: sink rate in % at eps {name}, largest activation and its place")
-    for column in ("", "T", "first 64", "alpha_0", "uniform", "max |x|", "layer.token.channel"):
-        table.add_column(column, justify="left" if column == "" else "right")
+    headers = ("", "T", "first 64", "alpha_0", "uniform", "max |x|", "layer.token.channel")
+    rows = []
     for domain, entry in run.summary["domains"].items():
         own = entry["streams"].get(stream)
         if own is None:
             continue
         rates, massive = own["sink_rate_percent"][name], own["massive_activations"]
-        place = "-"
+        place = MISSING
         if massive["max_abs"] is not None:
             place = f"{massive['layer']}.{massive['position']}.{massive['channel']}"
-        table.add_row(
-            printable(domain), number(rates["T"], 1), number(rates["t64"], 1), number(own["sink_score"]["mean"], 3),
-            number(own["uniform_alpha_0"]["T"], 3), number(massive["max_abs"], 1), place,
-        )  # fmt: skip
-    return [table]
+        rows.append((
+            printable(domain), fixed(rates["T"], 1), fixed(rates["t64"], 1), fixed(own["sink_score"]["mean"], 3),
+            fixed(own["uniform_alpha_0"]["T"], 3), fixed(massive["max_abs"], 1), place,
+        ))  # fmt: skip
+    title = f"\nby domain: sink rate in % at eps {name}, largest activation and its place"
+    return [table(title, headers, rows, left=[""])]
 
 
 def contrast_rows(run: Run, stream: str) -> list[RenderableType]:
@@ -71,33 +73,26 @@ def published_rows(run: Run) -> list[RenderableType]:
     rows = run.summary.get("published", [])
     if not rows:
         return []
-    table = _table("\npublished for this model")
-    for column in ("metric", "value", "text", "setting", "source"):
-        table.add_column(column, justify="right" if column == "value" else "left", overflow="fold")
-    for row in rows:
-        table.add_row(row["metric"], f"{row['value']:g} {row['unit']}", row["text"], row["setting"], row["source"])
-    return [table]
+    headers = ("metric", "value", "text", "setting", "source")
+    cells = [
+        (row["metric"], f"{row['value']:g} {row['unit']}", row["text"], row["setting"], row["source"]) for row in rows
+    ]
+    left = [header for header in headers if header != "value"]
+    return [table("\npublished for this model", headers, cells, left=left, fold=True)]
 
 
 def _tested(run: Run, entry: dict[str, Any], stream: str) -> int:
-    table = run.domains
-    if table is None:
+    tests = run.domains
+    if tests is None:
         return int(entry["heads_tested"])
-    own = (table["domain_a"] == entry["a"]) & (table["domain_b"] == entry["b"]) & (table["stream"] == stream)
-    return int(table.loc[own, "q"].notna().sum())
+    own = (tests["domain_a"] == entry["a"]) & (tests["domain_b"] == entry["b"]) & (tests["stream"] == stream)
+    return int(tests.loc[own, "q"].notna().sum())
 
 
 def _largest(heads: list[dict[str, Any]]) -> Table:
-    table = _table("")
-    for column in ("layer.head", "difference", "95 % interval", "q"):
-        table.add_column(column, justify="left" if column == "layer.head" else "right")
-    for head in heads:
-        table.add_row(
-            f"{head['layer']}.{head['head']}", f"{head['difference']:+.3f}",
-            f"[{head['low']:+.3f}, {head['high']:+.3f}]", f"{head['q']:.1e}",
-        )  # fmt: skip
-    return table
-
-
-def _table(title: str) -> Table:
-    return Table(box=None, pad_edge=False, title=title or None, title_justify="left", title_style="bold")
+    rows = [
+        (f"{head['layer']}.{head['head']}", fixed(head["difference"], 3, sign=True),
+         interval(head["low"], head["high"], places=3), probability(head["q"]))
+        for head in heads
+    ]  # fmt: skip
+    return table("", ("layer.head", "difference", "95 % interval", "q"), rows, left=["layer.head"])

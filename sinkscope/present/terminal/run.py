@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from sinkscope.present.numbers import estimate, fixed, is_missing, parameters
 from sinkscope.present.terminal.console import as_text
 from sinkscope.present.terminal.domains import contrast_rows, domain_answers, domain_rows, published_rows
+from sinkscope.present.terminal.head_map import Cells, MapRow, head_map, plain, shades
+from sinkscope.present.terminal.table import table
 from sinkscope.present.terminal.trigger import render_task
-from sinkscope.present.text import number, printable
+from sinkscope.present.text import printable
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
 
 
-SCALE = ("#0d0887", "#7e03a8", "#cc4778", "#f89540", "#f0f921")
-"""Plasma's five anchors: even steps of lightness, safe for colour-blind readers."""
-
 STRONGEST, LISTED = 8, 12
-
-
-def terminal_style() -> dict[str, Any]:
-    """Width and colour for the user's stdout: 80 columns when piped; NO_COLOR and FORCE_COLOR honoured."""
-    console = Console()
-    width = shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() or "COLUMNS" in os.environ else 80
-    return {"width": max(40, width), "color": console.color_system if not console.no_color else None}
 
 
 def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: str | None = None) -> str:
@@ -61,7 +51,7 @@ def _title(run: Run) -> Text:
     model, first = run.manifest["model"], run.summary["first_token"]
     text = Text(printable(str(model["id"])), style="bold")
     text.append(
-        f"  {model['class']}, {_size(model['parameters'])} parameters, {model['dtype']} on {model['device']}\n",
+        f"  {model['class']}, {parameters(model['parameters'])} parameters, {model['dtype']} on {model['device']}\n",
         style="not bold",
     )
     for data in run.manifest["data"]:
@@ -77,10 +67,6 @@ def _title(run: Run) -> Text:
     return text
 
 
-def _size(parameters: int) -> str:
-    return f"{parameters / 1e6:,.0f} M" if parameters >= 1e6 else f"{parameters:,}"
-
-
 def _answers(summary: dict[str, Any]) -> Text:
     text = Text()
     for place, sentence in enumerate(summary["in_words"]):
@@ -91,24 +77,20 @@ def _answers(summary: dict[str, Any]) -> Text:
 def _rates(summary: dict[str, Any], epsilon: float) -> Table:
     """Sink rates at every threshold, with the alpha_0 that uniform attention has."""
     rates, base = summary["sink_rate_percent"], summary["uniform_alpha_0"]
-    table = Table(
-        box=None,
-        pad_edge=False,
-        title="sink rate, % of (sequence, head) with alpha_0 > eps",
-        title_justify="left",
+    names = {name: f"eps {name}" for name in rates}
+    rows = []
+    for key, label in (("T", f"T = {summary['tokens_per_sequence']}"), ("t64", "first 64")):
+        if base[key] is not None:
+            mean = fixed(summary["sink_score"]["mean"], 3) if key == "T" else ""
+            rows.append([label, *(fixed(rates[name][key], 1) for name in names), mean, fixed(base[key], 3)])
+    return table(
+        "sink rate, % of (sequence, head) with alpha_0 > eps",
+        ["", *names.values(), "mean alpha_0", "uniform alpha_0"],
+        rows,
+        left=[""],
+        bold=[header for name, header in names.items() if float(name) == epsilon],
         title_style="",
     )
-    table.add_column("")
-    for name in rates:
-        table.add_column(f"eps {name}", justify="right", style="bold" if float(name) == epsilon else "")
-    table.add_column("mean alpha_0", justify="right")
-    table.add_column("uniform alpha_0", justify="right")
-    for key, label in (("T", f"T = {summary['tokens_per_sequence']}"), ("t64", "first 64")):
-        if base[key] is None:
-            continue
-        mean = f"{summary['sink_score']['mean']:.3f}" if key == "T" else ""
-        table.add_row(label, *(number(rate[key], 1) for rate in rates.values()), mean, f"{base[key]:.3f}")
-    return table
 
 
 def _domains(heads: pd.DataFrame) -> list[tuple[str | None, pd.DataFrame]]:
@@ -119,73 +101,45 @@ def _domains(heads: pd.DataFrame) -> list[tuple[str | None, pd.DataFrame]]:
 
 def _heat_map(heads: pd.DataFrame, domain: str | None, width: int, color: bool) -> Text:
     """BOS mass of every head: percent where two digits fit, else tenths; `.` below one unit, `-` missing."""
-    most = int(heads.groupby("module", sort=False).size().max())
-    cell = 3 if 8 + 3 * most <= width else 1
-    per_line = most if cell == 3 else max(1, min(most, width - 20))
-    unit = "percent" if cell == 3 else "tenths"
-    text = Text(
-        f"\nBOS mass{f' on {printable(domain)}' if domain else ''}, {unit}: layers down, heads across\n", style="bold"
-    )
-    if cell == 3:
-        text.append(" " * 6 + "".join(f"{head:>3}" for head in range(most)) + "\n", style="not bold dim")
-    for _, rows in heads.groupby("module", sort=False):
-        values = rows["bos_mass"].tolist()
-        kind = rows["kind"].iloc[0]
-        for start in range(0, len(values), per_line):
-            label = f"{rows['layer'].iloc[0]:>5} " if start == 0 else " " * 6
-            text.append(label, style="not bold dim")
-            for value in values[start : start + per_line]:
-                text.append(_cell(value, cell), style=_style(value) if color else "not bold")
-            if (
-                start == 0
-                and kind != "full"
-                and len(label) + cell * min(per_line, len(values)) + len(kind) + 2 <= width
-            ):
-                text.append(f"  {kind}", style="not bold dim")
-            text.append("\n")
-    return text
+    sites = [rows for _, rows in heads.groupby("module", sort=False)]
+    most = max(map(len, sites))
+    wide = 8 + 3 * most <= width
+    per_line = most if wide else max(1, min(most, width - 20))
+    cells = Cells(3 if wide else 1, per_line, _percent if wide else _tenth, shades(0, 1) if color else plain)
+    rows = [
+        MapRow(own["layer"].iloc[0], own["bos_mass"].tolist(), "" if kind == "full" else kind)
+        for own in sites
+        for kind in own["kind"].iloc[:1]
+    ]
+    title = f"BOS mass{f' on {printable(domain)}' if domain else ''}, {'percent' if wide else 'tenths'}"
+    return head_map(title, rows, cells, width)
 
 
-def _cell(value: float, size: int) -> str:
-    if pd.isna(value):
-        return "-".rjust(size)
-    if size == 3:
-        return f"{min(99, round(100 * value)) if value < 0.995 else 99:>3d}" if value >= 0.005 else "  ."
+def _percent(value: float) -> str:
+    """Three characters; 99 for all from 0.995 on, so that two digits are enough."""
+    if is_missing(value):
+        return "  -"
+    return f"{min(99, round(100 * value)):>3d}" if value >= 0.005 else "  ."
+
+
+def _tenth(value: float) -> str:
+    """One character; 9 for all from 0.9 on."""
+    if is_missing(value):
+        return "-"
     return str(min(9, int(10 * value))) if value >= 0.1 else "."
 
 
-def _style(value: float) -> str:
-    """Black or white digits on plasma, whichever is legible."""
-    if pd.isna(value):
-        return "not bold dim"
-    place = min(max(value, 0.0), 1.0) * (len(SCALE) - 1)
-    low = min(int(place), len(SCALE) - 2)
-    ends = [[int(color[i : i + 2], 16) for i in (1, 3, 5)] for color in SCALE[low : low + 2]]
-    mixed = [round(a + (b - a) * (place - low)) for a, b in zip(*ends, strict=True)]
-    light = 0.299 * mixed[0] + 0.587 * mixed[1] + 0.114 * mixed[2] > 140
-    return f"not bold {'black' if light else 'white'} on #{mixed[0]:02x}{mixed[1]:02x}{mixed[2]:02x}"
-
-
 def _strongest(heads: pd.DataFrame) -> Table:
-    table = Table(
-        box=None,
-        pad_edge=False,
-        title="strongest sinks (mean ± standard error over sequences)",
-        title_justify="left",
-        title_style="bold",
-    )
-    for name, justify in (
-        ("layer.head", "left"), ("bos_mass", "right"), ("alpha_0", "right"), ("margin, nats", "right"),
-        ("entropy, nats", "right"), ("honor", "right"), ("pattern", "left"),
-    ):  # fmt: skip
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    for row in heads.sort_values("bos_mass", ascending=False, kind="stable").head(STRONGEST).to_dict("records"):
-        error = "" if pd.isna(row["bos_mass_sem"]) else f" ± {row['bos_mass_sem']:.3f}"
-        table.add_row(
-            f"{row['layer']}.{row['head']}", f"{number(row['bos_mass'], 3)}{error}", number(row["sink_score"], 3),
-            number(row["sink_margin"], 2), number(row["entropy"], 2), number(row["honor"], 2), row["pattern"],
-        )  # fmt: skip
-    return table
+    headers = ("layer.head", "bos_mass", "alpha_0", "margin, nats", "entropy, nats", "honor", "pattern")
+    order = heads.sort_values("bos_mass", ascending=False, kind="stable").head(STRONGEST)
+    rows = [
+        (f"{row['layer']}.{row['head']}", estimate(row["bos_mass"], row["bos_mass_sem"], 3),
+         fixed(row["sink_score"], 3), fixed(row["sink_margin"], 2), fixed(row["entropy"], 2), fixed(row["honor"], 2),
+         row["pattern"])
+        for row in order.to_dict("records")
+    ]  # fmt: skip
+    title = "strongest sinks (mean ± standard error over sequences)"
+    return table(title, headers, rows, left=("layer.head", "pattern"))
 
 
 def _dormant(summary: dict[str, Any]) -> Text:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import textwrap
-from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sinkscope.present.numbers import MISSING, fixed, is_missing, significant
+from sinkscope.present.terminal.table import aligned
 from sinkscope.present.text import printable
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def render_task(task: dict[str, Any], width: int = WIDTH, meanings: bool = True)
     names = ["layer", "head", *task["columns"]]
     rows = [[_cell(row[name]) for name in names] for row in task["heads"]]
     title = f"{task['name']} task, {printable(task['attention'])} attention, trigger at {task['trigger_position']}"
-    lines = [title, *(_wrapped(sentence, width) for sentence in task["in_words"]), "", *_table(names, rows)]
+    lines = [title, *(_wrapped(sentence, width) for sentence in task["in_words"]), "", *_table([names, *rows])]
     if meanings:
         lines += ["", *(_wrapped(f"{name}: {text}", width, "  ") for name, text in task["columns"].items())]
     return "\n".join(lines) + "\n"
@@ -44,10 +45,11 @@ def render_training(record: dict[str, Any], folder: Path) -> str:
         "criterion": "solved: the largest error is below 0.005",
         "steps": "not solved: the largest error is not below 0.005",
     }
+    last, evaluated = (significant(record[name]) for name in ("batch_error", "evaluation_error"))
     return (
         f"{end[record['stopped']]} ({record['steps']} steps)\n"
-        f"largest absolute error: {record['batch_error']:.4g} in the last batch, {record['evaluation_error']:.4g} on "
-        f"{record['evaluation_sequences']} evaluation sequences\n"
+        f"largest absolute error: {last} in the last batch, {evaluated} on {record['evaluation_sequences']} evaluation "
+        "sequences\n"
         f"written to {printable(str(folder))}: measure it with `sinkscope scan {printable(str(folder))}`\n"
     )
 
@@ -55,43 +57,34 @@ def render_training(record: dict[str, Any], folder: Path) -> str:
 def render_study(models: pd.DataFrame, heads: pd.DataFrame, verdict: str, out: Path) -> str:
     """The paper's models beside ours: mean BOS mass over non-trigger rows, its extremes, the heads with a sink."""
     names = [
-        "attention",
-        "size",
-        "seed",
-        "steps",
-        "solved",
-        "eval error",
-        "sinks",
-        "published",
-        "bos_mean",
-        "published",
-    ]
+        "attention", "size", "seed", "steps", "solved", "eval error", "sinks", "published", "bos_mean", "published",
+    ]  # fmt: skip
     rows = []
     for row in models.to_dict("records"):
-        published = "-" if isnan(row["published_sinks"]) else str(int(row["published_sinks"]))
+        published = fixed(row["published_sinks"], 0)
         rows.append([
             row["attention"], f"{row['layers']}x{row['heads']}", str(row["seed"]), str(row["steps"]),
-            "yes" if row["solved"] else "no", f"{row['evaluation_error']:.3g}", str(row["sinks"]), published,
+            "yes" if row["solved"] else "no", significant(row["evaluation_error"], 3), str(row["sinks"]), published,
             _span(row["bos_mean_min"], row["bos_mean_max"]),
             _span(row["published_bos_mean_min"], row["published_bos_mean_max"]),
         ])  # fmt: skip
     lines = ["sinks: heads with bos_mean >= 0.9; bos_mean: smallest .. largest head; published: one seed, off figures"]
-    lines += ["", *_table(names, rows), "", *(_wrapped(line, WIDTH) for line in verdict.splitlines()), ""]
+    lines += ["", *_table([names, *rows]), "", *(_wrapped(line, WIDTH) for line in verdict.splitlines()), ""]
     lines.append(f"written to {printable(str(out))}: models.csv, heads.csv ({len(heads)} heads), forced_mass.csv")
     return "\n".join(lines) + "\n"
 
 
 def _span(low: float, high: float) -> str:
-    return "-" if isnan(low) else f"{low:.3f} .. {high:.3f}"
+    return MISSING if is_missing(low) else f"{fixed(low, 3)} .. {fixed(high, 3)}"
 
 
 def _cell(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    return fixed(value, 4) if isinstance(value, float) else str(value)
 
 
-def _table(names: list[str], rows: list[list[str]]) -> list[str]:
-    widths = [max(len(name), *(len(row[place]) for row in rows)) for place, name in enumerate(names)]
-    return [" ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in [names, *rows]]
+def _table(rows: list[list[str]]) -> list[str]:
+    """Columns set right, one blank apart: a task's columns fit 80 characters that way."""
+    return aligned(rows, left=0, gap=" ")
 
 
 def _wrapped(text: str, width: int, indent: str = "") -> str:

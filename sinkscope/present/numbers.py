@@ -1,0 +1,113 @@
+"""Numbers as text: one function a kind of number, each with its digits, its sign and its mark for a missing value."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+
+MISSING = "-"
+
+
+def is_missing(value: Any) -> bool:
+    """True for None, NaN and pandas' NA."""
+    return value is None or bool(pd.isna(value))
+
+
+def significant(value: float | None, digits: int = 4, missing: str = MISSING) -> str:
+    """Up to `digits` significant digits, without trailing zeros: 0.25, 1.5, 1.234e+05."""
+    return missing if is_missing(value) else f"{value:.{digits}g}"
+
+
+def signed(value: float | None, digits: int = 3) -> str:
+    """A difference: up to `digits` significant digits, always with its sign."""
+    return MISSING if is_missing(value) else f"{value:+.{digits}g}"
+
+
+def uncertainty(value: float | None) -> str:
+    """A standard error: two significant digits."""
+    return significant(value, 2)
+
+
+def change(value: float | None, error: float | None) -> str:
+    """A difference with its standard error, `+0.25 ± 0.01`; the difference alone where the error is missing."""
+    return signed(value) if is_missing(value) or is_missing(error) else f"{signed(value)} ± {uncertainty(error)}"
+
+
+def interval(low: float | None, high: float | None, places: int | None = None) -> str:
+    """`low to high`, both with their signs: with `places` decimals, or else with as many significant digits as tell the
+    two ends apart, two to six."""
+    if low is None or high is None or is_missing(low) or is_missing(high):
+        return MISSING
+    if places is not None:
+        return f"{low:+.{places}f} to {high:+.{places}f}"
+    largest, width = max(abs(low), abs(high)), high - low
+    digits = 2 if width == 0 else min(6, max(2, 1 + math.ceil(math.log10(largest / width))))
+    return f"{signed(low, digits)} to {signed(high, digits)}"
+
+
+def probability(value: float | None) -> str:
+    """A p or q value: two significant digits; below 1e-9 only that it is below."""
+    if value is None or is_missing(value):
+        return MISSING
+    return "<1e-9" if value < 1e-9 else f"{value:.2g}"
+
+
+def fixed(value: float | None, places: int, *, sign: bool = False, missing: str = MISSING) -> str:
+    """A number with `places` decimals: the cells of one column stand below each other.
+
+    `sign`: a positive number has a plus.
+    """
+    return missing if is_missing(value) else f"{value:{'+' if sign else ''}.{places}f}"
+
+
+def estimate(
+    value: float | None, error: float | None, places: int, *, sign: bool = False, missing: str = MISSING
+) -> str:  # fmt: skip
+    """A mean with its standard error, `places` decimals each: `0.833 ± 0.010`.
+
+    The mean stands alone where the error is missing. `sign`: a positive mean has a plus.
+    """
+    text = fixed(value, places, sign=sign, missing=missing)
+    return text if is_missing(value) or is_missing(error) else f"{text} ± {error:.{places}f}"
+
+
+def decimals(values: Any, halves: Any = ()) -> int:
+    """Decimals for a column of numbers, 0 to 6.
+
+    With half widths of intervals: two significant digits of their median. Without: three significant digits of the
+    largest value, none where all values are whole.
+    """
+    known = [abs(float(value)) for value in values if not is_missing(value)]
+    widths = pd.Series([float(half) for half in halves if not is_missing(half) and half > 0], dtype=float)
+    if len(widths):
+        return _places(float(widths.median()), 2)
+    if all(value == round(value) for value in known):
+        return 0
+    return _places(max(known), 3)
+
+
+def _places(value: float, digits: int) -> int:
+    """Decimals that show `digits` significant digits of `value`, at most 6."""
+    return min(6, max(0, digits - 1 - math.floor(math.log10(value))))
+
+
+def rounded(value: Any, digits: int = 3) -> Any:
+    """A number for JSON with `digits` significant digits; None where it is missing or infinite; other values as is."""
+    if value is pd.NA or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+
+
+def parameters(count: int) -> str:
+    """A number of parameters: in millions from one million on."""
+    return f"{count / 1e6:,.0f} M" if count >= 1e6 else f"{count:,}"
+
+
+UNITS = {"MiB": 2**20, "GiB": 2**30}
+
+
+def memory(count: int | None, unit: str, places: int = 0) -> str:
+    """Bytes in MiB or GiB, with the unit."""
+    return MISSING if count is None else f"{count / UNITS[unit]:,.{places}f} {unit}"

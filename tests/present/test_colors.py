@@ -1,0 +1,68 @@
+"""Colours: the anchors, the mixing between them, and ink that can be read."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from sinkscope.present.colors import CIVIDIS, DIVERGING, color_at, ink, mixed
+from sinkscope.present.terminal.head_map import Cells, MapRow, head_map, plain, shades
+from sinkscope.present.terminal.table import aligned
+
+
+@pytest.mark.parametrize("scale", [CIVIDIS, DIVERGING])
+def test_a_scale_goes_through_its_anchors(scale: tuple[str, ...]) -> None:
+    assert [mixed(scale, place / (len(scale) - 1)) for place in range(len(scale))] == list(scale)
+    assert mixed(scale, -1) == scale[0]
+    assert mixed(scale, 2) == scale[-1]
+
+
+def test_between_two_anchors_colours_are_mixed() -> None:
+    assert mixed(("#000000", "#ff8040"), 0.5) == "#804020"
+
+
+def test_zero_is_the_middle_of_a_signed_scale() -> None:
+    assert color_at(0.0, -2.0, 2.0, DIVERGING) == DIVERGING[2]
+    assert color_at(float("nan"), 0, 1) is None
+    assert color_at(None, 0, 1) is None
+    assert color_at(3.0, 3.0, 3.0) == mixed(CIVIDIS, 0.5)
+
+
+def contrast(background: str, text: str) -> float:
+    """WCAG 2's contrast ratio, by its definition."""
+
+    def luminance(color: str) -> float:
+        channels = [int(color[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+        r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    a, b = sorted((luminance(background), luminance({"black": "#000000", "white": "#ffffff"}[text])))
+    return (b + 0.05) / (a + 0.05)
+
+
+@pytest.mark.parametrize("scale", [CIVIDIS, DIVERGING])
+def test_ink_is_legible_on_every_shade(scale: tuple[str, ...]) -> None:
+    """4.5 is WCAG's bound for text; black or white reaches it on any background."""
+    for step in range(101):
+        background = mixed(scale, step / 100)
+        assert contrast(background, ink(background)) >= 4.5, background
+
+
+def test_a_map_wraps_long_layers_and_keeps_notes_that_fit() -> None:
+    cells = Cells(1, 4, lambda value: f"{value:.0f}", plain)
+    text = head_map("title", [MapRow(0, [1.0] * 6, "sliding:4")], cells, width=40).plain
+    assert text == "\ntitle: layers down, heads across\n    0 1111  sliding:4\n      11\n"
+    assert "sliding" not in head_map("title", [MapRow(0, [1.0] * 6, "sliding:4")], cells, width=20).plain
+
+
+def test_a_missing_cell_has_no_background() -> None:
+    style = shades(0, 1)
+    assert style(float("nan")) == "not bold dim"
+    assert re.fullmatch(r"not bold (black|white) on #[0-9a-f]{6}", style(0.5))
+
+
+def test_plain_columns_stand_below_each_other() -> None:
+    assert aligned([["a", "bb"], ["cc", "d"]]) == ["a   bb", "cc   d"]
+    assert aligned([["a", ""], ["cc", ""]], gap=" ") == ["a", "cc"]
+    assert aligned([["a", "bb"], ["cc", "d"]], left=0, gap=" ") == [" a bb", "cc  d"]
