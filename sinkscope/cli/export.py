@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,18 +9,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sinkscope.cli.common import say
+from sinkscope.errors import SinkscopeError
+from sinkscope.present.paper.format import Format, find_format, format_names, format_of_file
 from sinkscope.runs.folder import check_writable, write_file
 
 if TYPE_CHECKING:
-    from sinkscope.runs.paper_table import PaperTable
+    from sinkscope.runs.run import Run
 
 
-FORMATS = ("latex", "markdown", "csv", "parquet", "bibtex")
+DEFAULT = "markdown"
 
 
 def export(
     runs: Annotated[list[Path], typer.Argument(help="Run folders; several make a table of models.", metavar="RUN...")],
-    form: Annotated[str, typer.Option("--format", help=f"{', '.join(FORMATS)}.")] = "markdown",
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format", help=f"{', '.join(format_names())}. [default: by the ending of --out, else {DEFAULT}]"
+        ),
+    ] = None,
     level: Annotated[
         str | None, typer.Option(help="Rows: head, layer, model. [default: layer for one run, model for several]")
     ] = None,
@@ -35,26 +41,17 @@ def export(
 
     Example: sinkscope export runs/gemma --format latex --metric bos_mass --metric entropy -o table.tex
     """
-    from sinkscope.errors import SinkscopeError
+    from sinkscope.runs.paper_table import paper_table
     from sinkscope.runs.run import load_run
 
-    if form not in FORMATS:
-        raise SinkscopeError(f"--format {form!r}: one of {', '.join(FORMATS)}")
-    if form == "parquet" and out is None and heads is None:
-        raise SinkscopeError("--format parquet is binary: name a file with -o")
+    if heads is not None and (form or level or metric):
+        raise SinkscopeError("--heads writes a list, not a table: it takes no --format, --level or --metric")
+    chosen = choose_format(form, out) if heads is None else None
+    if chosen is not None and chosen.binary and out is None:
+        raise SinkscopeError(f"--format {chosen.name} is binary: name a file with -o")
     check_writable(out)
     loaded = [load_run(path) for path in runs]
-    if heads is not None:
-        from sinkscope.runs.paper_table import selected_heads
-        from sinkscope.runs.strict_json import to_json
-
-        if len(loaded) > 1:
-            raise SinkscopeError("--heads takes one run")
-        content: str | bytes = to_json(selected_heads(loaded[0], heads))
-    else:
-        from sinkscope.runs.paper_table import paper_table
-
-        content = render(paper_table(loaded, level, metric), form)
+    content = list_heads(loaded, str(heads)) if chosen is None else chosen.write(paper_table(loaded, level, metric))
     if out is not None:
         write_file(out, content)
         say(f"wrote {out}")
@@ -62,20 +59,18 @@ def export(
         sys.stdout.write(content if isinstance(content, str) else content.decode())
 
 
-def render(table: PaperTable, form: str) -> str | bytes:
-    """The table in one of FORMATS."""
-    from sinkscope import __version__
+def choose_format(name: str | None, out: Path | None) -> Format:
+    """The format asked for; else the one that the file's ending means; else Markdown."""
+    if name is not None:
+        return find_format(name)
+    return (format_of_file(out) if out is not None else None) or find_format(DEFAULT)
 
-    if form == "csv":
-        return table.frame.to_csv(index=False, float_format="%.9g", lineterminator="\n")
-    if form == "parquet":
-        buffer = io.BytesIO()
-        table.frame.to_parquet(buffer, index=False)
-        return buffer.getvalue()
-    if form == "latex":
-        from sinkscope.present.paper.latex import latex_table
 
-        return latex_table(table)
-    from sinkscope.present.paper.markdown import bibtex, markdown_table
+def list_heads(runs: list[Run], selection: str) -> str:
+    """The selected heads of one run as JSON. Raises SinkscopeError for several runs."""
+    from sinkscope.runs.head_selection import selected_heads
+    from sinkscope.runs.strict_json import to_json
 
-    return markdown_table(table) if form == "markdown" else bibtex(table, __version__)
+    if len(runs) > 1:
+        raise SinkscopeError("--heads takes one run")
+    return to_json(selected_heads(runs[0], selection))

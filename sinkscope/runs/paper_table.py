@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,6 @@ DEFAULTS = {
     "layer": ("bos_mass", "entropy", "cos_first_residual", "norm_ratio", "sink_heads", "dormant_heads"),
     "model": ("sink_rate", "bos_mass", "sink_score", "entropy", "first_argmax"),
 }
-SELECTIONS = ("dormant", "sink")
 CONFIDENCE = 0.95
 
 
@@ -151,39 +149,3 @@ def describe_run(run: Run) -> str:
     model = run.manifest.model
     data = ", ".join(f"{d.sequences} sequences of {d.seq_len} tokens of {d.domain}" for d in domains(run))
     return f"{model.id} ({model.dtype}): {data}"
-
-
-def selected_heads(run: Run, selection: str) -> dict[str, Any]:
-    """Layer -> heads that are dormant (by the run's rule) or sinks (mean sink_score > epsilon), in every domain.
-
-    With several streams: stream -> layer -> heads.
-    """
-    if selection not in SELECTIONS:
-        raise SinkscopeError(f"--heads {selection!r}: one of {', '.join(SELECTIONS)}")
-    heads = run.heads
-    chosen = (
-        heads["dormant"].fillna(False).astype(bool)
-        if selection == "dormant"
-        else heads["sink_score"] > run.manifest.request.epsilon
-    )
-    everywhere = chosen.groupby([heads["stream"], heads["layer"], heads["head"]], sort=False).all()
-    found: dict[str, dict[str, list[int]]] = {str(stream): {} for stream in heads["stream"].unique()}
-    for stream, layer, head in everywhere[everywhere].index:
-        found[str(stream)].setdefault(str(layer), []).append(int(head))
-    return found if len(found) > 1 else next(iter(found.values()))
-
-
-def arxiv_sources(table: PaperTable) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """(arXiv id -> author as the registry has it, metrics; metric -> source that has no arXiv id)."""
-    papers: dict[str, dict[str, Any]] = {}
-    others: dict[str, str] = {}
-    for column in table.columns:
-        found = re.findall(r"\b\d{4}\.\d{4,5}\b", column.source)
-        for number in found:
-            author = re.search(r"([A-Z][\w-]+) et al\.?,? " + re.escape(number), column.source)
-            paper = papers.setdefault(number, {"author": None, "metrics": []})
-            paper["author"] = paper["author"] or (author[1] if author else None)
-            paper["metrics"].append(column.name)
-        if not found:
-            others[column.name] = column.source
-    return papers, others

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +18,18 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from sinkscope.cli import app
-from sinkscope.cli.export import render
 from sinkscope.errors import SinkscopeError
-from sinkscope.present.paper.latex import escape, latex_table
-from sinkscope.runs.paper_table import paper_table, selected_heads
+from sinkscope.present.paper import formats
+from sinkscope.present.paper.format import find_format, format_names
+from sinkscope.present.paper.formats.latex import escape, latex_table
+from sinkscope.runs.head_selection import selected_heads
+from sinkscope.runs.paper_table import PaperTable, paper_table
 
 EVIL = r"50%_of {a} \ $x^2$ & #1 ~ [b] <script>|"
+
+
+def render(table: PaperTable, form: str) -> str | bytes:
+    return find_format(form).write(table)
 
 
 def assert_balanced(text: str) -> None:
@@ -131,6 +138,9 @@ def test_bibtex_names_every_paper_once() -> None:
     assert "eprint = {2504.03889}" in text
     assert "@software{sinkscope" in text
     assert text.count("{") == text.count("}")
+    assert text.index("% defines sink_score, sink_rate") < text.index("@misc{arxiv2410-10781")
+    assert "note" not in text
+    assert all("author" in entry or "key = " in entry for entry in text.split("@")[1:]), "BibTeX sorts by one of them"
 
 
 def test_heads_for_tools() -> None:
@@ -147,6 +157,76 @@ def test_what_a_level_lacks_is_refused(level: str, metric: str) -> None:
         paper_table([scanned()], level, [metric])
 
 
+def test_an_interval_of_zero_width_is_kept() -> None:
+    run = scanned()
+    run.layers = run.layers.iloc[:2].assign(mean_bos_mass=[0.5, 1.0], mean_bos_mass_sem=[0.001, 1e-9])
+    text = latex_table(paper_table([run], "layer", ["bos_mass"]))
+    assert "S[table-format=1.4(2), retain-zero-uncertainty=true]" in text
+    assert "1.0000 \\pm 0.0000" in text
+
+
+def test_every_built_in_format_is_one_file() -> None:
+    folder = Path(formats.__file__).parent
+    names = [path.stem for path in sorted(folder.glob("*.py")) if path.stem != "__init__"]
+    found = [find_format(name) for name in names]
+    assert names == format_names()
+    assert [each.name for each in found] == names
+    endings = [ending for each in found for ending in each.extensions]
+    assert len(set(endings)) == len(endings)
+    table = paper_table([scanned()], "head")
+    for each in found:
+        assert each.extensions
+        assert isinstance(each.write(table), bytes if each.binary else str)
+
+
+MINE = """
+from sinkscope.present.paper.format import Format
+def write(table):
+    return "mine: " + ", ".join(column.name for column in table.columns)
+FORMAT = Format("mine", (".mine",), write)
+NONE = "no format"
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Installs a package named `outside`, whose module is MINE, with one format: (name, object in the module)."""
+    module = f"outside_{tmp_path.name.replace('-', '_')}"
+
+    def declare(name: str, value: str) -> None:
+        facts = tmp_path / "site" / "outside-1.0.dist-info"
+        facts.mkdir(parents=True)
+        (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
+        (facts / "entry_points.txt").write_text(f"[sinkscope.export_formats]\n{name} = {module}:{value}\n")
+        (tmp_path / "site" / f"{module}.py").write_text(MINE)
+        monkeypatch.syspath_prepend(tmp_path / "site")
+
+    return declare
+
+
+def test_another_package_adds_a_format(tmp_path: Path, install: Callable[[str, str], None]) -> None:
+    install("mine", "FORMAT")
+    scanned().save(tmp_path / "run")
+    arguments = ["export", str(tmp_path / "run"), "--metric", "bos_mass"]
+    assert CliRunner().invoke(app, [*arguments, "--format", "mine"]).stdout == "mine: bos_mass"
+    out = tmp_path / "table.mine"
+    assert CliRunner().invoke(app, [*arguments, "-o", str(out)]).exit_code == 0
+    assert out.read_text() == "mine: bos_mass"
+    assert "parquet, mine" in " ".join(CliRunner().invoke(app, ["export", "--help"]).stdout.split())
+    assert "parquet, mine" in CliRunner().invoke(app, [*arguments, "--format", "word"]).stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [("mine", "NONE", "outside's .*:NONE is not a Format"), ("other", "FORMAT", "is not a Format of that name"),
+     ("mine", "ABSENT", "outside does not load"), ("latex", "FORMAT", "declared by sinkscope and by outside")],
+)  # fmt: skip
+def test_a_bad_format_is_refused(name: str, value: str, said: str, install: Callable[[str, str], None]) -> None:
+    install(name, value)
+    with pytest.raises(SinkscopeError, match=said):
+        find_format(name)
+
+
 def test_the_command(tmp_path: Path) -> None:
     scanned().save(tmp_path / "run")
     run = str(tmp_path / "run")
@@ -156,3 +236,9 @@ def test_the_command(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["export", run, "--format", "word"]).exit_code == 2
     assert json.loads(CliRunner().invoke(app, ["export", run, "--heads", "dormant"]).stdout) == {}
     assert CliRunner().invoke(app, ["export", run, "-o", str(tmp_path / "no" / "t.tex")]).exit_code == 2
+    refused = CliRunner().invoke(app, ["export", run, "--heads", "sink", "--format", "csv"])
+    assert refused.exit_code == 2
+    assert "--heads writes a list" in refused.stderr
+    for name, start in (("t.tex", b"%"), ("t.CSV", b"layer,"), ("t.parquet", b"PAR1"), ("t.txt", b"| layer")):
+        assert CliRunner().invoke(app, ["export", run, "-o", str(tmp_path / name)]).exit_code == 0
+        assert (tmp_path / name).read_bytes().startswith(start)

@@ -71,11 +71,11 @@ def test_numbers_for_json() -> None:
 
 
 def test_no_screen_takes_helpers_from_another_screen() -> None:
-    """A command's module may build on the shared ones; a screen may show another's part, which is a `render_` or `_view`,
-    `_rows`, `_answers` function; no number, colour or table comes from there."""
+    """Modules share the ones listed here. A screen may also show a part of another, and then imports the function that
+    writes the part: `render_...`, `..._view`, `..._rows`, `..._answers`."""
     root = Path(sinkscope.__file__).parent / "present"
     shared = {"numbers", "colors", "labels", "text", "identity", "table", "head_map", "console", "canvas", "svg"}
-    shared |= {"cells", "formats"}
+    shared |= {"paper", "cells", "format"}
     parts = ("render_", "_view", "_rows", "_answers")
     for path in root.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

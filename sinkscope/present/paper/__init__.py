@@ -1,1 +1,1 @@
-"""Tables for papers: LaTeX, Markdown, BibTeX."""
+"""Tables for papers and for other tools: the cells as text, and the formats that `sinkscope export` writes."""

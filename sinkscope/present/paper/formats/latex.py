@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pandas as pd
-
-from sinkscope.present.paper.cells import Writing, decimals, written_rows
+from sinkscope.present.paper.cells import Writing, half_widths, is_number, places, written_rows
+from sinkscope.present.paper.format import Format
 from sinkscope.present.text import printable
 from sinkscope.runs.paper_table import Column, PaperTable
 
@@ -26,7 +25,7 @@ def latex_table(table: PaperTable) -> str:
     Numbers stand in siunitx S columns as `mean \pm half width` of the 95 % interval.
     """
     layout = [_layout(table, column) for column in table.columns]
-    numbers = [_is_number(table, key) for key in table.keys]
+    numbers = [is_number(table, key) for key in table.keys]
     spec = " ".join(["r" if number else "l" for number in numbers] + layout)
     lines = [f"% {printable(note)}" for note in table.notes]
     lines += [
@@ -46,22 +45,24 @@ def _line(cells: list[str]) -> str:
     return " & ".join(cells) + r" \\"
 
 
-def _is_number(table: PaperTable, name: str) -> bool:
-    values = table.frame[name]
-    return pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
-
-
 def _layout(table: PaperTable, column: Column) -> str:
-    """`l` for words; for numbers an S column that fits every cell."""
-    if not _is_number(table, column.name):
+    """`l` for words; for numbers an S column that fits every cell.
+
+    siunitx leaves out an uncertainty of zero unless told to keep it: 1.000 would read as if no interval were known.
+    """
+    if not is_number(table, column.name):
         return "l"
-    place = decimals(table, column)
+    place = places(table, column)
     values = table.frame[column.name].dropna().astype(float)
     whole = max((len(f"{abs(value):.{place}f}".split(".")[0]) for value in values), default=1)
     sign = "-" if (values < 0).any() else ""
     form = f"{sign}{whole}" + (f".{place}" if place else "")
+    halves = [f"{half:.{place}f}" for half in half_widths(table, column)]
     if column.interval:
-        half = (table.frame[f"{column.name}_high"] - table.frame[column.name]).dropna()
-        digits = max((len(f"{value:.{place}f}".replace(".", "").lstrip("0")) for value in half), default=1)
+        digits = max((len(half.replace(".", "").lstrip("0")) for half in halves), default=1)
         form += f"({max(1, digits)})"
-    return f"S[table-format={form}]"
+    keep = ", retain-zero-uncertainty=true" if any(float(half) == 0 for half in halves) else ""
+    return f"S[table-format={form}{keep}]"
+
+
+FORMAT = Format("latex", (".tex",), latex_table)

@@ -1,0 +1,50 @@
+"""The papers that define a table's metrics, as BibTeX."""
+
+from __future__ import annotations
+
+from sinkscope import __version__
+from sinkscope.present.paper.format import Format
+from sinkscope.present.text import printable
+from sinkscope.runs.paper_table import PaperTable
+from sinkscope.runs.papers import Paper, cited_papers
+
+
+def bibtex(table: PaperTable) -> str:
+    """An entry for each arXiv paper that the metrics' sources cite, and one for sinkscope.
+
+    A comment above each entry names the metrics that the paper defines; a note would be printed in the bibliography.
+    Metrics whose source is no paper come first, in comments. sinkscope does not know the papers' titles.
+    """
+    papers: dict[Paper, list[str]] = {}
+    lines = []
+    for column in table.columns:
+        cited = cited_papers(column.source)
+        for paper in cited:
+            papers.setdefault(paper, []).append(column.name)
+        if not cited:
+            lines.append(f"% {column.name}: {printable(column.source) or 'no source'}")
+    for paper, names in papers.items():
+        lines += [f"% defines {', '.join(names)}", _paper(paper)]
+    fields = {"title": "sinkscope: measures attention sinks in pretrained transformers", "version": __version__}
+    return "\n".join([*lines, _entry("software", "sinkscope", fields | {"key": "sinkscope"}), ""])
+
+
+def _paper(paper: Paper) -> str:
+    fields = {
+        "author": f"{paper.first_author} and others" if paper.first_author else None,
+        "key": None if paper.first_author else paper.arxiv,
+        "year": str(paper.year),
+        "eprint": paper.arxiv,
+        "archivePrefix": "arXiv",
+        "url": paper.url,
+    }
+    return _entry("misc", f"arxiv{paper.arxiv.replace('.', '-')}", fields)
+
+
+def _entry(kind: str, key: str, fields: dict[str, str | None] | dict[str, str]) -> str:
+    """`key` among the fields is what BibTeX sorts an entry by that has no author."""
+    body = ",\n".join(f"  {name} = {{{value}}}" for name, value in fields.items() if value)
+    return f"@{kind}{{{key},\n{body}\n}}"
+
+
+FORMAT = Format("bibtex", (".bib",), bibtex)
