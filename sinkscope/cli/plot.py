@@ -9,7 +9,12 @@ import typer
 
 from sinkscope.cli.common import say
 from sinkscope.cli.options import TrustRemoteCode
+from sinkscope.errors import SinkscopeError
 from sinkscope.runs.folder import check_writable, write_file
+
+TRUST = "--trust-remote-code"
+FIGURE_OF = {"--metric": "heatmap"} | dict.fromkeys(("--layer", "--head", "--text", TRUST), "attention")
+"""The one figure that takes an option."""
 
 
 def plot(
@@ -17,7 +22,7 @@ def plot(
     figure: Annotated[str, typer.Option(help="heatmap, profile, length, scatter, attention.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="FILE.png, FILE.svg or FILE.pdf.")],
     size: Annotated[str, typer.Option(help="column (3.35 in wide) or page (6.75 in).")] = "column",
-    metric: Annotated[str, typer.Option(help="heatmap: the column of heads.csv.")] = "bos_mass",
+    metric: Annotated[str | None, typer.Option(help="heatmap: the column of heads.csv. [default: bos_mass]")] = None,
     layer: Annotated[int | None, typer.Option(help="attention: the layer.")] = None,
     head: Annotated[int | None, typer.Option(help="attention: the head.")] = None,
     text: Annotated[str | None, typer.Option(help="attention: a short text; the run's model is loaded.")] = None,
@@ -27,10 +32,11 @@ def plot(
 
     Example: sinkscope plot runs/gemma --figure heatmap -o heatmap.pdf --size page
     """
-    from sinkscope.errors import SinkscopeError
     from sinkscope.present.figures.run import draw, draw_attention
     from sinkscope.runs.run import load_run
 
+    given = {"--metric": metric, "--layer": layer, "--head": head, "--text": text, TRUST: trust_remote_code or None}
+    refuse_foreign(figure, [name for name, value in given.items() if value is not None])
     check_writable(out)
     loaded = load_run(run)
     form = out.suffix.lower().lstrip(".")
@@ -50,3 +56,10 @@ def plot(
     )  # fmt: skip
     write_file(out, draw_attention(loaded, weights, tokens, layer, head, form, size))
     say(f"wrote {out}")
+
+
+def refuse_foreign(figure: str, given: list[str]) -> None:
+    """Raises SinkscopeError for an option of another figure: if ignored, it leaves a picture that nobody asked for."""
+    for name in given:
+        if FIGURE_OF[name] != figure:
+            raise SinkscopeError(f"{name} belongs to --figure {FIGURE_OF[name]}, not to {figure}")

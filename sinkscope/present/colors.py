@@ -20,6 +20,9 @@ LINES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 """Okabe and Ito's colours for lines in figures, safe for colour-blind readers. The report's lines have their own, in
 report.css: darker on white paper and lighter on dark, so that thin lines keep their contrast."""
 
+CONTROL = "#595959"
+"""The line of a control: grey, whatever stands beside it."""
+
 
 def mixed(scale: Sequence[str], share: float) -> str:
     """The colour at `share` of the way along the scale, 0 to 1, mixed between the two nearest anchors."""

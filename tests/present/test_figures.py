@@ -6,14 +6,20 @@ import io
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from desk import enlarged, hostile, scanned
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from sinkscope.cli import app
 from sinkscope.errors import SinkscopeError
+from sinkscope.experiments.ablation.result import Ablation
+from sinkscope.present.colors import CONTROL, DIVERGING, MAP
+from sinkscope.present.figures import ablation as ablation_figure
 from sinkscope.present.figures.canvas import WIDTHS
-from sinkscope.present.figures.run import draw, draw_attention
+from sinkscope.present.figures.run import _heatmap, draw, draw_attention
 from sinkscope.present.identity import run_id
 from sinkscope.runs.run import Run
 
@@ -52,6 +58,9 @@ def test_no_title_is_cut(figure: str) -> None:
 
     run = scanned()
     run.manifest["model"]["id"] = "somebody/a-model-with-an-uncommonly-long-name-and-a-suffix-instruct"
+    for data in run.manifest["data"]:
+        data["spec"] = "hf:somebody/an-uncommonly-long-name/train#text"
+    run.sequences["domain"] = "hf:somebody/an-uncommonly-long-name/train#text"
     image = np.asarray(Image.open(io.BytesIO(draw(run, figure, "png"))).convert("L"))
     assert (image[: image.shape[0] // 8, -4:] == 255).all()
 
@@ -78,11 +87,65 @@ def test_large_maps_and_other_metrics() -> None:
     ("figure", "form", "size", "metric"),
     [("pie", "png", "column", "bos_mass"), ("heatmap", "gif", "column", "bos_mass"),
      ("heatmap", "png", "poster", "bos_mass"), ("heatmap", "png", "column", "pattern"),
-     ("heatmap", "png", "column", "nothing")],
+     ("heatmap", "png", "column", "nothing"), ("profile", "png", "column", "entropy")],
 )  # fmt: skip
 def test_bad_choices(figure: str, form: str, size: str, metric: str) -> None:
     with pytest.raises(SinkscopeError):
         draw(scanned(), figure, form, size, metric)
+
+
+def heat_map_of(metric: str) -> Figure:
+    canvas = Figure()
+    _heatmap(canvas, scanned(), metric)
+    return canvas
+
+
+def test_a_heat_map_says_once_what_it_shows() -> None:
+    axes, bar = heat_map_of("bos_mass").axes
+    assert bar.get_ylabel() == "BOS mass (probability)"
+    assert axes.get_title(loc="left") == "tiny\n8 x 48 tokens, float32, token ids"
+    assert axes.images[0].get_clim() == (0, 1)
+    assert axes.images[0].get_cmap().name == MAP
+
+
+def test_a_signed_column_has_a_colour_for_each_sign() -> None:
+    axes, bar = heat_map_of("sink_margin").axes
+    low, high = axes.images[0].get_clim()
+    assert low == -high < 0
+    colors = axes.images[0].get_cmap()
+    assert [to_hex(colors(place)) for place in (0.0, 1.0)] == [DIVERGING[0], DIVERGING[-1]]
+    assert bar.get_ylabel() == "sink margin (nats)"
+
+
+@pytest.mark.parametrize(
+    ("figure", "option"),
+    [("profile", "--metric"), ("attention", "--metric"), ("heatmap", "--layer"), ("length", "--head"),
+     ("scatter", "--text"), ("heatmap", "--trust-remote-code")],
+)  # fmt: skip
+def test_an_option_of_another_figure_is_refused(figure: str, option: str, tmp_path: Path) -> None:
+    """Before a run is even read: the folder does not exist."""
+    value = [] if option == "--trust-remote-code" else ["1"]
+    arguments = ["plot", str(tmp_path / "run"), "--figure", figure, "-o", str(tmp_path / "f.png"), option, *value]
+    refused = CliRunner().invoke(app, arguments)
+    assert refused.exit_code == 2
+    assert f"{option} belongs to --figure" in refused.stderr
+
+
+def test_the_control_of_an_ablation_is_grey_beside_any_number_of_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    arms = ["bos_mass:low", "honor:low", "random"]
+    table = pd.DataFrame([
+        {"arm": arm, "fraction": share, "increase": 0.1, "increase_sem": 0.01, "spread": 0.02}
+        for arm in arms for share in (0.05, 0.2)
+    ])  # fmt: skip
+    canvas = Figure()
+    monkeypatch.setattr(ablation_figure, "drawn", lambda paint, about, form, size: paint(canvas) or b"")
+    for each in (table, table[table["arm"] != "honor:low"]):
+        canvas.clear()
+        canvas.legends.clear()
+        ablation_figure.draw_ablation(Ablation(each, pd.DataFrame(), {}, {"model": {"id": "tiny"}}, [], []))
+        axes = canvas.axes[0]
+        assert {line.get_color() for line in axes.lines if line.get_linestyle() == "--"} == {CONTROL}
+        assert [text.get_text() for text in axes.get_xticklabels()] == ["5", "20"]
 
 
 def test_attention_of_one_head() -> None:

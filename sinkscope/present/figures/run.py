@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.present.colors import LINES, MAP
+from sinkscope.present.colors import DIVERGING, LINES, MAP
 from sinkscope.present.figures.canvas import drawn, inches
 from sinkscope.present.identity import run_id
 from sinkscope.present.text import printable
 from sinkscope.runs.catalogue import find_column
 from sinkscope.runs.paper_table import describe_run
+from sinkscope.runs.per_sequence import domains
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,26 +25,34 @@ if TYPE_CHECKING:
 
 
 FIGURES = ("heatmap", "profile", "length", "scatter", "attention")
-PROFILES = (("mean_bos_mass", "BOS mass"), ("cos_first_residual", "cos(x_0, x_j)"), ("norm_ratio", "norm x_0 / x_j"))
+PROFILES = (
+    ("mean_bos_mass", "BOS mass"),
+    ("cos_first_residual", r"$\cos(x_0, x_j)$"),
+    ("norm_ratio", r"$\|x_0\| / \|x_j\|$"),
+)
+MATHEMATICAL = {"bos_mass": "BOS mass", "sink_score": r"$\alpha_0$", "honor": "HONOR"}
+"""How papers write these columns, as matplotlib's mathematical text. Other columns go by their names, and matplotlib is
+told not to parse them."""
 STRONGEST = 6
 TITLE = 36
 """Characters of a title's line that fit beside the axes of the narrowest figure."""
 
 
-def draw(run: Run, figure: str, form: str, size: str = "column", metric: str = "bos_mass") -> bytes:
+def draw(run: Run, figure: str, form: str, size: str = "column", metric: str | None = None) -> bytes:
     """One of heatmap, profile, length, scatter of a run's first stream and domain, as PNG, SVG or PDF.
 
-    Raises SinkscopeError: unknown figure, format, size or metric; matplotlib is not installed.
+    `metric`: the column of heads.csv that a heat map shows; bos_mass where it is None.
+    Raises SinkscopeError: unknown figure, format, size or metric; a metric for another figure; no matplotlib.
     """
-    painters = {"heatmap": _heatmap, "profile": _profile, "length": _length, "scatter": _scatter}
+    if figure == "heatmap":
+        return _drawn(run, lambda canvas: _heatmap(canvas, run, metric or "bos_mass"), form, size, 0.9)
+    painters = {"profile": (_profile, 1.25), "length": (_length, 0.95), "scatter": (_scatter, 0.85)}
     if figure not in painters:
         raise SinkscopeError(f"--figure {figure!r}: one of {', '.join(FIGURES)}")
-
-    def paint(canvas: Figure) -> None:
-        painters[figure](canvas, run, metric)
-
-    ratios = {"heatmap": 0.9, "profile": 1.25, "length": 0.95, "scatter": 0.85}
-    return _drawn(run, paint, form, size, ratios[figure])
+    if metric is not None:
+        raise SinkscopeError(f"--metric belongs to --figure heatmap: {figure} shows columns of its own")
+    paint, ratio = painters[figure]
+    return _drawn(run, lambda canvas: paint(canvas, run), form, size, ratio)
 
 
 def draw_attention(
@@ -82,6 +91,11 @@ def _title(axes: Axes, run: Run, text: str) -> None:
     axes.set_title(f"{short}\n{text}", loc="left", parse_math=False)
 
 
+def _shortened(text: str) -> str:
+    """The start of a text, as much as fits in a title's line."""
+    return text if len(text) <= TITLE else f"{text[: TITLE - 3]}..."
+
+
 def _unit(run: Run, name: str) -> str:
     found = find_column(run.manifest, name, "heads")
     return f" ({found.unit})" if found else ""
@@ -92,30 +106,52 @@ def _heatmap(canvas: Figure, run: Run, metric: str) -> None:
     if metric not in rows or not np.issubdtype(rows[metric].to_numpy().dtype, np.number):
         raise SinkscopeError(f"--metric {metric!r}: no number of heads.csv; `sinkscope metrics` lists them")
     grid = rows.pivot_table(index="layer", columns="head", values=metric, dropna=False)
+    values, unit = grid.to_numpy(float), _unit(run, metric)
     axes = canvas.subplots()
-    bounds = (0, 1) if _unit(run, metric) in (" (probability)", " (share)") else (None, None)
-    image = axes.imshow(
-        grid.to_numpy(float), cmap=MAP, vmin=bounds[0], vmax=bounds[1], aspect="auto", interpolation="nearest"
-    )
+    image = axes.imshow(values, **_scale(values, unit), aspect="auto", interpolation="nearest")
     axes.set(xlabel="head", ylabel="layer")
     for axis, names in ((axes.xaxis, grid.columns), (axes.yaxis, grid.index)):
         step = max(1, len(names) // 16)
         axis.set_ticks(range(0, len(names), step), [str(name) for name in names[::step]])
-    _title(axes, run, metric)
-    canvas.colorbar(image, ax=axes, label=f"{metric}{_unit(run, metric)}")
+    _title(axes, run, _measured(run, rows))
+    label = MATHEMATICAL.get(metric)
+    bar = canvas.colorbar(image, ax=axes)
+    bar.set_label(f"{label or metric.replace('_', ' ')}{unit}", parse_math=label is not None)
 
 
-def _profile(canvas: Figure, run: Run, metric: str) -> None:
+def _scale(values: np.ndarray, unit: str) -> dict[str, Any]:
+    """The map and its bounds: 0 to 1 for shares; symmetric about 0, with a colour for each sign, where any value is
+    negative; else from the lowest value to the highest."""
+    if unit in (" (probability)", " (share)"):
+        return {"cmap": MAP, "vmin": 0, "vmax": 1}
+    known = values[np.isfinite(values)]
+    if not (known < 0).any():
+        return {"cmap": MAP}
+    from matplotlib.colors import LinearSegmentedColormap
+
+    most = float(np.abs(known).max())
+    return {"cmap": LinearSegmentedColormap.from_list("signed", DIVERGING), "vmin": -most, "vmax": most}
+
+
+def _measured(run: Run, rows: pd.DataFrame) -> str:
+    """On which text, how much of it, and in which precision, in a title's line."""
+    first = rows["domain"].iloc[0] if "domain" in rows else domains(run)[0].domain
+    data = next(each for each in domains(run) if each.domain == first)
+    text = f"{data.sequences} x {data.seq_len} tokens, {run.manifest.model.dtype}, {data.domain}"
+    return _shortened(printable(text))
+
+
+def _profile(canvas: Figure, run: Run) -> None:
     rows = _first(run.layers)
     panels = canvas.subplots(len(PROFILES), 1, sharex=True)
     for axes, (name, label), color in zip(panels, PROFILES, LINES, strict=False):
         _band(axes, rows["layer"], rows[name], rows.get(f"{name}_sem"), color, None)
-        axes.set_ylabel(label, parse_math=False)
+        axes.set_ylabel(label)
         if name == "norm_ratio" and (rows[name] > 0).any():
             axes.set_yscale("log")
     panels[-1].set_xlabel("layer")
     panels[-1].xaxis.get_major_locator().set_params(integer=True)
-    _title(panels[0], run, "by layer")
+    _title(panels[0], run, "by layer, ± standard error")
 
 
 def _band(axes: Axes, x: Any, y: Any, error: Any, color: str, label: str | None) -> None:
@@ -125,7 +161,7 @@ def _band(axes: Axes, x: Any, y: Any, error: Any, color: str, label: str | None)
         axes.fill_between(x, y - error, y + error, color=color, alpha=0.25, linewidth=0)
 
 
-def _length(canvas: Figure, run: Run, metric: str) -> None:
+def _length(canvas: Figure, run: Run) -> None:
     curve = _first(run.length_curve)
     heads = _first(run.heads).sort_values("sink_score", ascending=False, kind="stable")
     axes = canvas.subplots()
@@ -141,12 +177,12 @@ def _length(canvas: Figure, run: Run, metric: str) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [str(length) for length in lengths])
     axes.minorticks_off()
-    axes.set(xlabel="tokens", ylabel="alpha_0", ylim=(0, None))
+    axes.set(xlabel="tokens", ylabel=MATHEMATICAL["sink_score"], ylim=(0, None))
     canvas.legend(frameon=False, ncols=2, loc="outside lower center")
-    _title(axes, run, "the strongest sinks by length")
+    _title(axes, run, "strongest sinks, ± standard error")
 
 
-def _scatter(canvas: Figure, run: Run, metric: str) -> None:
+def _scatter(canvas: Figure, run: Run) -> None:
     rows = _first(run.heads)
     axes = canvas.subplots()
     points = axes.scatter(rows["bos_mass"], rows["honor"], c=rows["layer"], cmap=MAP, s=8, linewidths=0)
