@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sinkscope.cli.common import say
 from sinkscope.runs.folder import check_writable, write_file
+
+if TYPE_CHECKING:
+    from sinkscope.comparison.compare_runs import Comparison
+    from sinkscope.runs.run import Run
 
 
 def report(
@@ -29,16 +33,27 @@ def report(
     loaded = [load_run(path) for path in runs]
     result = None
     if len(loaded) == 2:
-        from sinkscope.comparison.compare_runs import compare
-
         try:
-            result = compare(*loaded)
-        except SinkscopeError as reason:
-            try:
-                result = compare(*loaded, unpaired=True)
-                result.notes.insert(0, f"not paired: {str(reason).partition(';')[0]}")
-            except SinkscopeError as error:
-                say(f"warning: the runs are not compared: {error}")
+            result = compared(*loaded)
+        except SinkscopeError as error:
+            say(f"warning: the runs are not compared: {error}")
     page = render_report(loaded, result)
     write_file(out, page)
     say(f"wrote {out} ({len(page.encode()) / 1e6:.2f} MB)")
+
+
+def compared(a: Run, b: Run) -> Comparison:
+    """The comparison, sequence by sequence where both runs read the same; else of separate samples, with a note why.
+
+    Raises SinkscopeError: the runs share no domain, or no metric.
+    """
+    from sinkscope.comparison.compare_runs import compare, why_not_paired
+    from sinkscope.runs.per_sequence import domains
+
+    read = {data["fingerprint"] for data in domains(b)}
+    unmatched = next((data["spec"] for data in domains(a) if data["fingerprint"] not in read), None)
+    if unmatched is None:
+        return compare(a, b)
+    result = compare(a, b, unpaired=True)
+    result.notes.insert(0, f"not paired: {why_not_paired(a, b, unmatched)}")
+    return result

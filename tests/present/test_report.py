@@ -14,6 +14,7 @@ from desk import enlarged, hostile, scanned
 from typer.testing import CliRunner
 
 from sinkscope.cli import app
+from sinkscope.cli.report import compared
 from sinkscope.comparison.compare_runs import compare
 from sinkscope.present.html.report import embedded, render_report, thinned
 
@@ -152,6 +153,18 @@ def test_missing_values_have_no_colour() -> None:
     first = next(rect for rect in page.all("rect") if rect.get("data-head") == "0")
     assert first["fill"] == "none"
     assert "layer 0, head 0: BOS mass missing" in page.words
+
+
+def test_a_domain_with_a_semicolon_is_named_whole() -> None:
+    """The note is no error text that is cut at its first semicolon."""
+    runs = [scanned(), scanned(text=1)]
+    for run in runs:
+        run.manifest["data"][0]["spec"] = "law; contracts.txt"
+        run.sequences["domain"] = "law; contracts.txt"
+    result = compared(*runs)
+    assert not result.paired
+    assert result.notes[0].startswith("not paired: the token sequences of 'law; contracts.txt' differ (")
+    assert compared(runs[0], runs[0]).paired
 
 
 def test_the_command(tmp_path: Path) -> None:
