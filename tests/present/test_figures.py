@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from desk import enlarged, hostile, scanned
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -20,6 +21,7 @@ from sinkscope.present.colors import CONTROL, DIVERGING, MAP
 from sinkscope.present.figures import ablation as ablation_figure
 from sinkscope.present.figures.canvas import WIDTHS
 from sinkscope.present.figures.run import _heatmap, draw, draw_attention
+from sinkscope.present.figures.trigger import attention, forced_mass
 from sinkscope.present.identity import run_id
 from sinkscope.runs.run import Run
 
@@ -146,6 +148,16 @@ def test_the_control_of_an_ablation_is_grey_beside_any_number_of_scores(monkeypa
         axes = canvas.axes[0]
         assert {line.get_color() for line in axes.lines if line.get_linestyle() == "--"} == {CONTROL}
         assert [text.get_text() for text in axes.get_xticklabels()] == ["5", "20"]
+
+
+def test_the_trigger_study_s_figures_are_drawn_alike() -> None:
+    maps = torch.tril(torch.ones(2, 1, 4, 4)) / torch.arange(1, 5)[:, None]
+    curve = pd.DataFrame({"mass": [0.5, 0.9, 1.0], "error": [0.1, 0.02, 0.0], "loss": [0.01, 0.001, 0.0]})
+    for draw_again in (lambda: attention(maps, "softmax-2x1"), lambda: forced_mass(curve)):
+        content = draw_again()
+        assert content.startswith(STARTS["png"])
+        assert b"sinkscope trigger study" in content
+        assert content == draw_again()
 
 
 def test_attention_of_one_head() -> None:

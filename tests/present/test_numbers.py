@@ -34,7 +34,7 @@ def test_every_kind_marks_a_missing_value_the_same_way(missing: float | None) ->
         fixed(missing, 2), estimate(missing, 0.1, 2), interval(missing, 0.1), interval(0.1, missing),
     }  # fmt: skip
     assert texts == {numbers.MISSING}
-    assert rounded(missing) is None or missing is None
+    assert rounded(missing) is None
 
 
 @pytest.mark.parametrize(
