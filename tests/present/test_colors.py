@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from sinkscope.present.colors import CIVIDIS, DIVERGING, color_at, ink, mixed
-from sinkscope.present.terminal.head_map import Cells, MapRow, head_map, plain, shades
-from sinkscope.present.terminal.table import aligned
 
 
 @pytest.mark.parametrize("scale", [CIVIDIS, DIVERGING])
@@ -47,22 +43,3 @@ def test_ink_is_legible_on_every_shade(scale: tuple[str, ...]) -> None:
     for step in range(101):
         background = mixed(scale, step / 100)
         assert contrast(background, ink(background)) >= 4.5, background
-
-
-def test_a_map_wraps_long_layers_and_keeps_notes_that_fit() -> None:
-    cells = Cells(1, 4, lambda value: f"{value:.0f}", plain)
-    text = head_map("title", [MapRow(0, [1.0] * 6, "sliding:4")], cells, width=40).plain
-    assert text == "\ntitle: layers down, heads across\n    0 1111  sliding:4\n      11\n"
-    assert "sliding" not in head_map("title", [MapRow(0, [1.0] * 6, "sliding:4")], cells, width=20).plain
-
-
-def test_a_missing_cell_has_no_background() -> None:
-    style = shades(0, 1)
-    assert style(float("nan")) == "not bold dim"
-    assert re.fullmatch(r"not bold (black|white) on #[0-9a-f]{6}", style(0.5))
-
-
-def test_plain_columns_stand_below_each_other() -> None:
-    assert aligned([["a", "bb"], ["cc", "d"]]) == ["a   bb", "cc   d"]
-    assert aligned([["a", ""], ["cc", ""]], gap=" ") == ["a", "cc"]
-    assert aligned([["a", "bb"], ["cc", "d"]], left=0, gap=" ") == [" a bb", "cc  d"]

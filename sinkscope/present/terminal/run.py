@@ -106,13 +106,14 @@ def _heat_map(heads: pd.DataFrame, domain: str | None, width: int, color: bool) 
     wide = 8 + 3 * most <= width
     per_line = most if wide else max(1, min(most, width - 20))
     cells = Cells(3 if wide else 1, per_line, _percent if wide else _tenth, shades(0, 1) if color else plain)
-    rows = [
-        MapRow(own["layer"].iloc[0], own["bos_mass"].tolist(), "" if kind == "full" else kind)
-        for own in sites
-        for kind in own["kind"].iloc[:1]
-    ]
     title = f"BOS mass{f' on {printable(domain)}' if domain else ''}, {'percent' if wide else 'tenths'}"
-    return head_map(title, rows, cells, width)
+    return head_map(title, [_layer(own) for own in sites], cells, width)
+
+
+def _layer(heads: pd.DataFrame) -> MapRow:
+    """The heads of one attention layer; beside them its kind, where it does not see all tokens."""
+    first = heads.iloc[0]
+    return MapRow(first["layer"], heads["bos_mass"].tolist(), "" if first["kind"] == "full" else first["kind"])
 
 
 def _percent(value: float) -> str:
