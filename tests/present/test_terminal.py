@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sinkscope.checkpoints.examples import EXAMPLES
 from sinkscope.present.terminal.metrics import metric_list, render_examples, render_metrics
 from sinkscope.present.terminal.run import render_run
 from sinkscope.present.text import printable
@@ -148,7 +149,7 @@ def test_metric_list_tells_every_column() -> None:
 
 
 def test_examples_name_licence_and_package() -> None:
-    text = render_examples()
+    text = render_examples(EXAMPLES.values())
     assert "example:gemma-3-270m" in text
     assert "Gemma Terms of Use" in text
     assert "example:minilm" in text
