@@ -11,6 +11,7 @@ import torch
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.corpus import Corpus, check_ids
+from sinkscope.inputs.passages import Passage, ids_fingerprint
 
 DECODER = "decoder_input_ids"
 
@@ -86,12 +87,13 @@ def _alone(data: TokenData, number: int, device: torch.device) -> Batch:
     return Batch(number, ids, None, None, {"attention_mask": torch.ones_like(ids), **extra})
 
 
-def token_data(data: Any, vocabulary: int) -> TokenData:
+def token_data(data: Any, vocabulary: int | None) -> TokenData:
     """Ids from a tensor, an array, a list of lists, or a mapping with `input_ids` and `attention_mask`.
 
     Lists of unequal length are padded on the right and masked. `position_ids` in the mapping's place of a mask say that
-    rows are packed: each piece that counts from 0 is read as a sequence of its own. Raises SinkscopeError for anything
-    else, for ids outside the vocabulary, and for masks with holes.
+    rows are packed: each piece that counts from 0 is read as a sequence of its own. `vocabulary`: how many ids exist;
+    None where it is not known yet. Raises SinkscopeError for anything else, for ids outside the vocabulary, and for
+    masks with holes.
     """
     mask = positions = None
     if hasattr(data, "keys") and "input_ids" in data:
@@ -113,20 +115,19 @@ def token_data(data: Any, vocabulary: int) -> TokenData:
             raise SinkscopeError("attention_mask and input_ids differ in shape")
         kept = np.stack([np.pad(mark != 0, (0, length - len(mark))) for mark in marks]).astype(np.int64)
     for number, (row, valid) in enumerate(zip(ids, kept, strict=True)):
-        check_ids(row[slice(*_span(valid))].tolist(), vocabulary, f"sequence {number}")
+        tokens = row[slice(*_span(valid))].tolist()
+        if vocabulary is not None:
+            check_ids(tokens, vocabulary, f"sequence {number}")
     return TokenData(ids, None if kept.all() else kept)
 
 
 def as_corpus(data: TokenData) -> Corpus:
     """The valid ids of each sequence from its first on; -1 past its end, so that the fingerprint knows the padding."""
-    names = [f"sequence {number}" for number in range(len(data.ids))]
-    if data.mask is None:
-        return Corpus("token ids", data.ids, names)
-    aligned = np.full((len(data.ids), data.longest), -1, dtype=np.int64)
-    for number, (row, valid) in enumerate(zip(data.ids, data.mask, strict=True)):
-        first, last = _span(valid)
-        aligned[number, : last - first] = row[first:last]
-    return Corpus("token ids", aligned, names)
+    valid = [row[slice(*data.span(number))] for number, row in enumerate(data.ids)]
+    aligned = np.stack([np.pad(row, (0, data.longest - len(row)), constant_values=-1) for row in valid])
+    pieces = [(f"sequence {number}",) for number in range(len(valid))]
+    passages = [(Passage(ids_fingerprint(row.tolist())),) for row in valid]
+    return Corpus("token ids", aligned, pieces, passages)
 
 
 def _rows(data: Any, name: str) -> list[np.ndarray]:

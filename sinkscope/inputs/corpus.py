@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from sinkscope.errors import SinkscopeError
+from sinkscope.inputs.cutting import drawn, stretches
 from sinkscope.inputs.documents import SYNTHETIC, Document, Source, read_source
-from sinkscope.inputs.rules import TokenRules, encode
+from sinkscope.inputs.passages import LeftOut, NothingLeft, Passage
+from sinkscope.inputs.rules import TokenRules
 
 BOS_MODES = ("auto", "always", "never")
-JOINT = "\n\n"
-CHARACTERS_PER_TOKEN = 12
-"""Text handed to the tokenizer at first, per token wanted; more where that gives too few."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +25,9 @@ class Corpus:
     Attributes:
         domain: its name in the tables, the SPEC as given.
         ids: token ids, [sequence, T].
-        documents: what each sequence was read from; several names joined by ` + `.
-        fingerprint: SHA-256 of the token ids (little-endian int64, with the shape), then of the vectors (float32).
-        joined: sequences made of more than one document, because T exceeds a document.
+        pieces: names of the documents each sequence was read from, in order; several where T exceeds a document.
+        passages: what was read of each of those documents, known by its content; empty where none are read (pictures,
+            sound, vectors).
         dropped: documents too short to use.
         bos: how the first token was chosen.
         vectors: what the model reads instead of ids, [sequence, T, d]; `ids` are then kinds of position.
@@ -37,8 +36,8 @@ class Corpus:
 
     domain: str
     ids: np.ndarray
-    documents: list[str]
-    joined: int = 0
+    pieces: Sequence[tuple[str, ...]]
+    passages: Sequence[tuple[Passage, ...]] = ()
     dropped: int = 0
     bos: str = "as given"
     warnings: list[str] = field(default_factory=list)
@@ -50,7 +49,18 @@ class Corpus:
             object.__setattr__(self, "source", self.domain)
 
     @property
+    def documents(self) -> list[str]:
+        """The pieces of each sequence as the tables show them: names joined by ` + `. Never to be split again."""
+        return [" + ".join(names) for names in self.pieces]
+
+    @property
+    def joined(self) -> int:
+        """Sequences made of more than one document."""
+        return sum(len(names) > 1 for names in self.pieces)
+
+    @property
     def fingerprint(self) -> str:
+        """SHA-256 of the token ids (little-endian int64, with the shape), then of the vectors (float32)."""
         digest = hashlib.sha256(repr(self.ids.shape).encode())
         digest.update(np.ascontiguousarray(self.ids, dtype="<i8").tobytes())
         if self.vectors is not None:
@@ -60,7 +70,7 @@ class Corpus:
 
 def read_corpus(
     spec: str, tokenizer: Any, rules: TokenRules, seq_len: int, num_sequences: int, bos: str = "auto", seed: int = 0,
-    without: Collection[str] = (),
+    without: Collection[Passage | str] = (),
 ) -> Corpus:  # fmt: skip
     """The sequences a SPEC gives: `num_sequences` of `seq_len` tokens, or fewer where the data hold fewer.
 
@@ -68,15 +78,18 @@ def read_corpus(
     A document is cut to length; documents are joined (by a blank line) only where T exceeds them. A .txt file is one
     long text, read in consecutive windows. Rows of `input_ids` are taken as they are: cut when longer, dropped (and
     counted) when shorter. `bos`: auto = what the tokenizer does by itself, always = the BOS token first, never = no
-    special tokens at all; `random` and `repeated` hold none unless `always`. `without`: names of documents (windows of
-    a .txt) that are left out.
+    special tokens at all; `random` and `repeated` hold none unless `always`. `without`: the passages of other corpora,
+    which are left out under whatever name they stand here; or names of documents of this SPEC (windows of a .txt).
+    Windows are told apart by their tokens: those to be left out must have been cut by the same tokenizer.
 
-    Raises SinkscopeError: unknown or unreadable data, too little text, ids outside the vocabulary, no BOS token.
+    Raises SinkscopeError: unknown or unreadable data, too little text, ids outside the vocabulary, no BOS token;
+    NothingLeft where `without` leaves no sequence.
     """
     prefix, suffix = _special_tokens(rules, bos)
+    left_out = LeftOut(without)
     if spec in SYNTHETIC:
-        return _synthetic(spec, rules, seq_len, num_sequences, bos, seed)
-    source = read_source(spec).leaving_out(without)
+        return _synthetic(spec, rules, seq_len, num_sequences, bos, seed, left_out)
+    source = read_source(spec).leaving_out(left_out)
     if any(document.ids is not None for document in source.documents):
         return _as_given(source, rules, seq_len, num_sequences, seed)
     if tokenizer is None:
@@ -86,26 +99,20 @@ def read_corpus(
     body_length = seq_len - len(prefix) - len(suffix)
     if body_length < 1:
         raise SinkscopeError(f"--seq-len {seq_len} leaves no room beside {len(prefix) + len(suffix)} special tokens")
-    pieces = _windows if source.running else _cut_or_joined
-    taken = sorted(pieces(source, tokenizer, body_length, num_sequences, seed), key=lambda piece: piece[0])
+    taken = stretches(source, tokenizer, body_length, num_sequences, seed)
     if not taken:
-        raise SinkscopeError(
-            f"data {spec!r} is too short: no sequence of {seq_len} tokens; give more text or a smaller --seq-len"
-        )
+        words = f"data {spec!r} is too short: no sequence of {seq_len} tokens; give more text or a smaller --seq-len"
+        raise NothingLeft(words) if left_out else SinkscopeError(words)
     corpus = Corpus(
         domain=spec,
-        ids=np.array([prefix + body + suffix for _, body, _ in taken], dtype=np.int64),
-        documents=[" + ".join(names) for _, _, names in taken],
-        joined=sum(len(names) > 1 for _, _, names in taken),
+        ids=np.array([prefix + stretch.ids + suffix for stretch in taken], dtype=np.int64),
+        pieces=[stretch.names for stretch in taken],
+        passages=[stretch.passages for stretch in taken],
         bos=bos,
     )
     check_ids(corpus.ids.ravel().tolist(), rules.vocabulary, f"{spec} under this tokenizer")
     _warn(corpus, rules, num_sequences)
     return corpus
-
-
-Piece = tuple[int, list[int], list[str]]
-"""(order in the source, token ids, names of the documents they come from)."""
 
 
 def _special_tokens(rules: TokenRules, bos: str) -> tuple[list[int], list[int]]:
@@ -118,54 +125,6 @@ def _special_tokens(rules: TokenRules, bos: str) -> tuple[list[int], list[int]]:
     if rules.bos_id is None:
         raise SinkscopeError("--bos always: the tokenizer has no BOS token; use --bos auto or never")
     return [rules.bos_id, *rules.prefix], rules.suffix
-
-
-def _drawn(source: Source, wanted: int, seed: int) -> list[int]:
-    """The order in which documents are tried: the source's own, or a seeded draw where there are more than needed."""
-    count = len(source.documents)
-    return list(range(count)) if count <= wanted else np.random.default_rng(seed).permutation(count).tolist()
-
-
-def _cut_or_joined(source: Source, tokenizer: Any, length: int, wanted: int, seed: int) -> Iterator[Piece]:
-    order = iter(_drawn(source, wanted, seed))
-    for made, index in enumerate(order):
-        if made == wanted:
-            return
-        text, names = _text_of(source.documents[index]), [source.documents[index].name]
-        body = _encode_start(tokenizer, text, length)
-        while len(body) < length:
-            following = next(order, None)
-            if following is None:
-                return
-            text += JOINT + _text_of(source.documents[following])
-            names.append(source.documents[following].name)
-            body = _encode_start(tokenizer, text, length)
-        yield index, body, names
-
-
-def _windows(source: Source, tokenizer: Any, length: int, wanted: int, seed: int) -> Iterator[Piece]:
-    document = source.documents[0]
-    tokens = _encode_start(tokenizer, _text_of(document), length * (wanted + len(source.without)))
-    there = [i for i in range(len(tokens) // length) if f"{document.name}[{i}]" not in source.without]
-    for index in there[:wanted]:
-        yield index, tokens[index * length : (index + 1) * length], [f"{document.name}[{index}]"]
-
-
-def _text_of(document: Document) -> str:
-    if document.text is None:
-        raise SinkscopeError(f"{document.name}: text and token ids are mixed in one source; keep them apart")
-    return document.text
-
-
-def _encode_start(tokenizer: Any, text: str, length: int) -> list[int]:
-    """The first `length` tokens of a text, without tokenizing all of a long one."""
-    size = CHARACTERS_PER_TOKEN * length
-    while size < len(text):
-        ids = encode(tokenizer, text[:size], False)
-        if len(ids) > length + 16:  # the cut changes the last few tokens only
-            return ids[:length]
-        size *= 4
-    return encode(tokenizer, text, False)[:length]
 
 
 def _as_given(source: Source, rules: TokenRules, seq_len: int, wanted: int, seed: int) -> Corpus:
@@ -181,11 +140,12 @@ def _as_given(source: Source, rules: TokenRules, seq_len: int, wanted: int, seed
             f"data {source.spec!r} is too short: no sequence has {seq_len} token ids (the longest has {longest}); "
             "give a smaller --seq-len"
         )
-    chosen = sorted(_drawn(Source(source.spec, long_enough), wanted, seed)[:wanted])
+    chosen = [long_enough[i] for i in sorted(drawn(len(long_enough), wanted, seed)[:wanted])]
     corpus = Corpus(
         domain=source.spec,
-        ids=np.array([(long_enough[i].ids or [])[:seq_len] for i in chosen], dtype=np.int64),
-        documents=[long_enough[i].name for i in chosen],
+        ids=np.array([(document.ids or [])[:seq_len] for document in chosen], dtype=np.int64),
+        pieces=[(document.name,) for document in chosen],
+        passages=[(document.passage,) for document in chosen],
         dropped=dropped,
     )
     _warn(corpus, rules, wanted)
@@ -199,18 +159,44 @@ def check_ids(ids: Sequence[int], vocabulary: int, name: str) -> None:
         raise SinkscopeError(f"{name}: token id {wrong} is outside the model's vocabulary 0..{vocabulary - 1}")
 
 
-def _synthetic(spec: str, rules: TokenRules, seq_len: int, wanted: int, bos: str, seed: int) -> Corpus:
-    """Gu et al. 2410.10781's controls. `random`: T ids drawn from the vocabulary; `repeated`: one drawn, T times."""
-    generator = np.random.default_rng([seed, SYNTHETIC.index(spec)])
-    ordinary = np.array([token for token in range(rules.drawable) if token not in rules.special], dtype=np.int64)
-    count = seq_len if spec == "random" else 1
-    ids = np.broadcast_to(generator.choice(ordinary, (wanted, count)), (wanted, seq_len)).copy()
+def _synthetic(
+    spec: str, rules: TokenRules, seq_len: int, wanted: int, bos: str, seed: int, left_out: LeftOut
+) -> Corpus:
+    """Gu et al. 2410.10781's controls. `random`: T ids drawn from the vocabulary; `repeated`: one drawn, T times.
+
+    Passages are of the ids drawn: the same whatever stands first, and for `repeated` whatever T.
+    """
+    documents = _drawn_documents(spec, rules, seq_len if spec == "random" else 1, wanted, seed, left_out)
+    if not documents:
+        raise NothingLeft(f"data {spec!r}: all that the seed gives is left out; give another --seed")
+    drawn_ids = np.array([document.ids for document in documents], dtype=np.int64)
+    ids = np.broadcast_to(drawn_ids, (len(documents), seq_len)).copy()
     if bos == "always":
         if rules.bos_id is None:
             raise SinkscopeError("--bos always: the tokenizer has no BOS token; use --bos auto or never")
         ids[:, 0] = rules.bos_id
-    names = [f"{spec}[{index}]" for index in range(wanted)]
-    return Corpus(spec, ids, names, bos="always" if bos == "always" else "none")
+    return Corpus(
+        domain=spec,
+        ids=ids,
+        pieces=[(document.name,) for document in documents],
+        passages=[(document.passage,) for document in documents],
+        bos="always" if bos == "always" else "none",
+    )
+
+
+def _drawn_documents(
+    spec: str, rules: TokenRules, length: int, wanted: int, seed: int, left_out: LeftOut
+) -> list[Document]:
+    """The first `wanted` rows of ids drawn with the seed that are not left out; fewer where chance gives few others."""
+    ordinary = np.array([token for token in range(rules.drawable) if token not in rules.special], dtype=np.int64)
+    for rounds in 1, 2, 4, 8, 16:
+        generator = np.random.default_rng([seed, SYNTHETIC.index(spec)])
+        rows = generator.choice(ordinary, (rounds * wanted + len(left_out), length)).tolist()
+        documents = [Document(f"{spec}[{index}]", ids=row) for index, row in enumerate(rows)]
+        fresh = [document for document in documents if not left_out.holds("", document.passage)]
+        if len(fresh) >= wanted:
+            break
+    return fresh[:wanted]
 
 
 def _warn(corpus: Corpus, rules: TokenRules, wanted: int) -> None:

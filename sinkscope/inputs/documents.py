@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import SinkscopeError
+from sinkscope.inputs.passages import LeftOut, NothingLeft, Passage, ids_fingerprint, text_fingerprint
 
 BUILT_IN = ("prose", "code", "multilingual")
 SYNTHETIC = ("random", "repeated")
@@ -27,23 +28,28 @@ class Document:
     text: str | None = None
     ids: list[int] | None = None
 
+    @property
+    def passage(self) -> Passage:
+        """All of the document."""
+        return Passage(text_fingerprint(self.text or "") if self.ids is None else ids_fingerprint(self.ids))
+
 
 @dataclass(frozen=True)
 class Source:
-    """The documents a SPEC names. `running`: one long text, to be read in consecutive windows, but `without`."""
+    """The documents a SPEC names. `running`: one long text, read in consecutive windows, except those `left_out`."""
 
     spec: str
     documents: list[Document]
     running: bool = False
-    without: frozenset[str] = frozenset()
+    left_out: LeftOut = field(default_factory=LeftOut)
 
-    def leaving_out(self, names: Collection[str]) -> Source:
-        """The source without the documents (or windows) named. Raises SinkscopeError where no document is left."""
-        if self.running:
-            return replace(self, without=frozenset(names))
-        kept = [document for document in self.documents if document.name not in names]
+    def leaving_out(self, left_out: LeftOut) -> Source:
+        """The source without the documents (or windows) to be left out. Raises NothingLeft where none remains."""
+        if self.running or not left_out:
+            return replace(self, left_out=left_out)
+        kept = [document for document in self.documents if not left_out.holds(document.name, document.passage)]
         if not kept:
-            raise SinkscopeError(f"data {self.spec!r}: all {len(self.documents)} documents are left out; name others")
+            raise NothingLeft(f"data {self.spec!r}: all {len(self.documents)} documents are left out; name others")
         return replace(self, documents=kept)
 
 

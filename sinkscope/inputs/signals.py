@@ -57,11 +57,11 @@ class Signals:
 
     def corpus(self, positions: int) -> Corpus:
         """What the run says it read. The decoder's text is in the fingerprint, where there is one."""
-        names = [f"{KINDS[self.name].unit} {number}" for number in range(len(self.values))]
+        pieces = [(f"{KINDS[self.name].unit} {number}",) for number in range(len(self.values))]
         numbers = self.values
         if self.text is not None:
             numbers = np.concatenate([self.values.ravel(), self.text.ravel().astype(np.float32)])
-        return Corpus(self.name, self._kinds(positions), names, vectors=numbers, warnings=list(self.warnings))
+        return Corpus(self.name, self._kinds(positions), pieces, vectors=numbers, warnings=list(self.warnings))
 
     def _kinds(self, positions: int) -> np.ndarray:
         kinds = np.ones((len(self.values), positions), dtype=np.int64)

@@ -37,7 +37,7 @@ class Sighted:
         numbers = [extra[name].cpu().double().numpy().ravel() for extra in given for name in sorted(extra)]
         plain = as_corpus(self.tokens)
         what = "pictures" if self.signal == PIXELS else "sound"
-        return Corpus(f"token ids and {what}", plain.ids, plain.documents, vectors=np.concatenate(numbers))
+        return Corpus(f"token ids and {what}", plain.ids, plain.pieces, vectors=np.concatenate(numbers))
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class TriggerTask:
         kinds = np.ones((count, length), dtype=np.int64)
         kinds[:, 0] = 0
         kinds[np.arange(count), drawn.trigger.numpy()] = 2
-        names = [f"trigger[{number}]" for number in range(count)]
+        names = [(f"trigger[{number}]",) for number in range(count)]
         return Corpus(self.name, kinds, names, bos="the task's own", vectors=drawn.inputs.numpy())
 
     def report(self, positions: pd.DataFrame) -> dict[str, Any]:

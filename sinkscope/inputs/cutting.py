@@ -1,0 +1,101 @@
+"""Documents -> stretches of tokens of one length: cut, joined only where they must be, or in consecutive windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.inputs.documents import Document, Source
+from sinkscope.inputs.passages import Passage
+from sinkscope.inputs.rules import encode
+
+JOINT = "\n\n"
+CHARACTERS_PER_TOKEN = 12
+"""Characters first handed to the tokenizer for each token wanted; more where these give too few."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The tokens of one sequence, without special ones.
+
+    Attributes:
+        order: its place in the source.
+        ids: token ids.
+        names, passages: of the documents they come from.
+    """
+
+    order: int
+    ids: list[int]
+    names: tuple[str, ...]
+    passages: tuple[Passage, ...]
+
+
+def stretches(source: Source, tokenizer: Any, length: int, wanted: int, seed: int) -> list[Stretch]:
+    """At most `wanted` stretches of `length` tokens, in the order of the source.
+
+    A passage of a document that is cut or joined is the whole document, so that no other part of it counts as unread.
+    """
+    if source.running:
+        return list(_windows(source, tokenizer, length, wanted))
+    return sorted(_cut_or_joined(source, tokenizer, length, wanted, seed), key=lambda stretch: stretch.order)
+
+
+def drawn(count: int, wanted: int, seed: int) -> list[int]:
+    """The order in which documents are tried: the source's own, or a seeded draw where there are more than needed."""
+    return list(range(count)) if count <= wanted else np.random.default_rng(seed).permutation(count).tolist()
+
+
+def _cut_or_joined(source: Source, tokenizer: Any, length: int, wanted: int, seed: int) -> Iterator[Stretch]:
+    order = iter(drawn(len(source.documents), wanted, seed))
+    for made, index in enumerate(order):
+        if made == wanted:
+            return
+        documents = [source.documents[index]]
+        text = _text_of(documents[0])
+        ids = _encode_start(tokenizer, text, length)
+        while len(ids) < length:
+            following = next(order, None)
+            if following is None:
+                return
+            documents.append(source.documents[following])
+            text += JOINT + _text_of(documents[-1])
+            ids = _encode_start(tokenizer, text, length)
+        names, passages = (document.name for document in documents), (document.passage for document in documents)
+        yield Stretch(index, ids, tuple(names), tuple(passages))
+
+
+def _windows(source: Source, tokenizer: Any, length: int, wanted: int) -> Iterator[Stretch]:
+    document, left_out = source.documents[0], source.left_out
+    whole = document.passage.document
+    reach = left_out.reach(whole)
+    if reach is None:
+        return
+    windows = wanted + len(left_out.names) + -(-reach // length)
+    ids = _encode_start(tokenizer, _text_of(document), length * windows)
+    for index in range(len(ids) // length):
+        start, stop = index * length, (index + 1) * length
+        name, passage = f"{document.name}[{index}]", Passage(whole, start, stop)
+        if wanted and not left_out.holds(name, passage):
+            wanted -= 1
+            yield Stretch(index, ids[start:stop], (name,), (passage,))
+
+
+def _text_of(document: Document) -> str:
+    if document.text is None:
+        raise SinkscopeError(f"{document.name}: text and token ids are mixed in one source; keep them apart")
+    return document.text
+
+
+def _encode_start(tokenizer: Any, text: str, length: int) -> list[int]:
+    """The first `length` tokens of a text, without tokenizing all of a long one."""
+    size = CHARACTERS_PER_TOKEN * length
+    while size < len(text):
+        ids = encode(tokenizer, text[:size], False)
+        if len(ids) > length + 16:  # the cut changes the last few tokens only
+            return ids[:length]
+        size *= 4
+    return encode(tokenizer, text, False)[:length]

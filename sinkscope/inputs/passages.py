@@ -1,0 +1,71 @@
+"""What was read of a document, known by its content: so that other sequences can be kept apart from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from sinkscope.errors import SinkscopeError
+
+
+class NothingLeft(SinkscopeError):
+    """The data hold no sequence beside those that were to be left out."""
+
+
+class Passage(NamedTuple):
+    """A stretch of one document, or all of it. JSON writes it as a list of three; `Passage(*row)` reads that.
+
+    Attributes:
+        document: SHA-256 of the document's content, in hexadecimal: of its text in UTF-8, or of its token ids as a JSON
+            list. The document's name and file play no part.
+        start, stop: first token and past the last, counted in the document's own tokens without special ones; stop
+            None = to the end.
+    """
+
+    document: str
+    start: int = 0
+    stop: int | None = None
+
+
+class LeftOut:
+    """The passages that may not be read again.
+
+    `without`: passages; or names of documents (`FILE[i]` for a window of a .txt), for runs that tell no more. Passages
+    are left out wherever they stand, names only from the source that is read.
+    """
+
+    def __init__(self, without: Collection[Passage | str] = ()) -> None:
+        self.names = frozenset(each for each in without if isinstance(each, str))
+        self._passages: dict[str, list[Passage]] = defaultdict(list)
+        for each in without:
+            if not isinstance(each, str):
+                self._passages[each.document].append(each)
+
+    def __len__(self) -> int:
+        return len(self.names) + sum(map(len, self._passages.values()))
+
+    def holds(self, name: str, passage: Passage) -> bool:
+        """Whether a document of that name, or a token of the passage, is among them."""
+        return name in self.names or any(_overlap(passage, each) for each in self._passages.get(passage.document, ()))
+
+    def reach(self, document: str) -> int | None:
+        """Tokens from the document's start to the end of its last passage; None where one goes to its end."""
+        stops = [each.stop for each in self._passages.get(document, ())]
+        return None if None in stops else max((stop for stop in stops if stop is not None), default=0)
+
+
+def text_fingerprint(text: str) -> str:
+    """SHA-256 of a text in UTF-8; halves of surrogate pairs, which JSON may hold alone, are encoded too."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def ids_fingerprint(ids: Sequence[int]) -> str:
+    """SHA-256 of token ids as a JSON list."""
+    return hashlib.sha256(json.dumps(list(ids)).encode()).hexdigest()
+
+
+def _overlap(a: Passage, b: Passage) -> bool:
+    return (b.stop is None or a.start < b.stop) and (a.stop is None or b.start < a.stop)
