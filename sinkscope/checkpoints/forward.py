@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from sinkscope.errors import SinkscopeError
-
-SIGNALS = ("pixel_values", "input_features", "input_values")
+from sinkscope.inputs.signals import KINDS
 
 
 class Forward:
@@ -24,12 +23,12 @@ class Forward:
 
     def __init__(self, model: nn.Module) -> None:
         needs = getattr(model, "main_input_name", "input_ids")
-        if needs not in ("input_ids", "inputs_embeds", "inputs", *SIGNALS):
+        if needs not in ("input_ids", "inputs_embeds", "inputs", *KINDS):
             raise SinkscopeError(f"{type(model).__name__} reads {needs}, not token ids: only text models yet")
         self.model = model
-        self.signal = needs if needs in SIGNALS else None
+        self.signal = needs if needs in KINDS else None
         self._accepted = set(inspect.signature(model.forward).parameters)
-        self.takes = self._accepted.intersection(SIGNALS)
+        self.takes = self._accepted.intersection(KINDS)
         config: Any = model.config
         self.decodes = "decoder_input_ids" in self._accepted and bool(getattr(config, "is_encoder_decoder", False))
         start = getattr(config, "decoder_start_token_id", None)

@@ -14,7 +14,6 @@ from sinkscope.engine.loop import Loop
 from sinkscope.engine.manifest import spectra_measured, tell_of_failures, timing
 from sinkscope.engine.smoother import Smoother
 from sinkscope.inputs.rules import shared_tokens
-from sinkscope.runs.image_tokens import image_tokens
 from sinkscope.runs.published import published_for
 from sinkscope.runs.run import Run
 from sinkscope.runs.schema.manifest import Manifest
@@ -82,9 +81,8 @@ def _summary(
         "not_softmax": not_softmax(checkpoint.model, loop.sites),
         "joined_sequences": sum(corpus.joined for corpus in reading.corpora),
         "warnings": manifest.warnings,
-        "task": None if checkpoint.task is None else checkpoint.task.report(positions),
-        "image_tokens": None,
     }
-    if reading.image_id is not None:
-        facts["image_tokens"] = image_tokens(domains[0], loop.sites, reading.image_id)
+    own = reading.kind.summary(domains, loop.sites, positions)
+    known = {name: value for name, value in own.items() if name in Summary.model_fields}
+    facts |= known | {"more": {name: value for name, value in own.items() if name not in known}}
     return Summary.model_validate(plain(facts))

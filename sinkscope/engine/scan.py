@@ -10,23 +10,18 @@ from typing import Any
 from sinkscope.capture import plan
 from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
 from sinkscope.checkpoints.forward import Forward
-from sinkscope.checkpoints.probes import DRY_RUN_TOKENS, probe, several_probes
+from sinkscope.checkpoints.probes import DRY_RUN_TOKENS
 from sinkscope.engine.assemble import build_run
 from sinkscope.engine.batch_size import memory_needed
+from sinkscope.engine.input_kinds import Asked, asked_of, check_asked, claim
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loop import Loop, Progress
 from sinkscope.engine.manifest import describe
-from sinkscope.engine.reading import read_inputs
 from sinkscope.engine.self_check import self_check as check_against_eager
 from sinkscope.engine.shards import Shards
-from sinkscope.engine.signals import probe_of, read_signals, show
 from sinkscope.engine.smoother import Smoother, smoother
 from sinkscope.engine.tensor_parallel import spread
 from sinkscope.errors import SinkscopeError
-from sinkscope.inputs import check_spec
-from sinkscope.inputs.images import picture_paths
-from sinkscope.inputs.sound import sound_paths
-from sinkscope.inputs.vectors import TASKS
 from sinkscope.metrics.extension import definitions
 from sinkscope.metrics.quantities import quantity_set
 from sinkscope.metrics.spectra import FEWEST_SPECTRA, SPECTRA_CUBES
@@ -158,12 +153,13 @@ def scan_request(
     """
     started = time.perf_counter()
     settings = Settings(request.epsilon, request.dormant_rule, request.spectra)
-    if request.given is not None and request.asked_data is None:
+    if request.given is not None and request.handed is None:
         raise SinkscopeError(
             f"the {request.given} of that scan were handed over in Python, or in a folder that sinkscope 0.1 did not "
             "record: they cannot be read again; scan the model yourself and give its run folder"
         )
-    check_sources(request)
+    asked = asked_of(request)
+    processes.agree(lambda: check_asked(asked))
     model = request.model if model is None else model
     processes.check(model, request.device_map, "smoothing" in request.measures)
     measured = processes.agree(lambda: metric_set(metrics))
@@ -171,7 +167,7 @@ def scan_request(
     report = progress or _silent
     checkpoint = processes.agree(lambda: _load(model, tokenizer, _load_options(request, processes), report))
     request = processes.agree(lambda: request.model_copy(update={"model": checkpoint.facts["id"]}))
-    loop = processes.agree(lambda: _prepare(checkpoint, request, settings, request.batch_size, report, processes))
+    loop = processes.agree(lambda: _prepare(checkpoint, asked, request, report, processes))
     loop.declared = quantity_set(measured)
     read = [corpus.fingerprint for corpus in loop.reading.corpora]
     processes.same([checkpoint.facts["weights_sha256"], definitions(measured), *read])
@@ -193,17 +189,6 @@ def scan_request(
     return processes.agree(lambda: build_run(loop, manifest, settings, started, True))
 
 
-def check_sources(request: Request) -> None:
-    """Refuses data and folders that cannot be read whatever the model, before it is loaded. Raises SinkscopeError."""
-    for spec in request.specs if request.images is None and request.audio is None else []:
-        if spec not in TASKS:
-            check_spec(spec)
-    if request.images is not None:
-        picture_paths(Path(request.images))
-    if request.audio is not None:
-        sound_paths(Path(request.audio))
-
-
 def _load_options(request: Request, processes: Processes) -> LoadOptions:
     return LoadOptions(
         request.revision, processes.device(request.device), request.device_map, request.dtype,
@@ -220,35 +205,28 @@ def _load(model: Any, tokenizer: Any, options: LoadOptions, report: Progress) ->
     return open_checkpoint(model, options) if isinstance(model, str) else wrap_model(model, tokenizer)
 
 
-def _prepare(
-    checkpoint: Checkpoint, request: Request, settings: Settings, batch_size: int | None, report: Progress,
-    processes: Processes,
-) -> Loop:  # fmt: skip
-    """The model's attention calls found, its inputs read: with loading all that can fail before the first batch."""
+def _prepare(checkpoint: Checkpoint, asked: Asked, request: Request, report: Progress, processes: Processes) -> Loop:
+    """Finds the model's attention calls and reads its inputs. With loading, this is all that can fail early."""
     forward = Forward(checkpoint.model)
-    shown = read_signals(request, checkpoint, forward)
-    short, extra = (probe(checkpoint), {}) if shown is None else probe_of(shown, checkpoint)
+    kind = claim(asked, checkpoint, forward)
+    short, extra = kind.probe()
     with memory_needed(f"a dry run of {DRY_RUN_TOKENS} tokens"):
         found = plan(checkpoint.model, lambda: forward(short, **extra))
-    reading = read_inputs(request, checkpoint) if shown is None else show(shown, checkpoint, found.positions)
+    reading = kind.read(found.positions)
     heads = None
     if processes.tensor:
         found, heads = spread(checkpoint.model, found, processes.count)
     return Loop(
-        checkpoint, found, forward, reading, settings.epsilon, report, batch_size, spectra=settings.spectra,
+        checkpoint, found, forward, reading, request.epsilon, report, request.batch_size, spectra=request.spectra,
         processes=processes, heads=heads,
     )  # fmt: skip
 
 
 def _smoother(loop: Loop) -> Smoother:
-    if loop.forward.signal is not None:
-        name = type(loop.checkpoint.model).__name__
-        raise SinkscopeError(
-            f"--smoothing: W_V is looked for in a pass over token ids, and {name} reads {loop.forward.signal}"
-        )
-    several = several_probes(loop.checkpoint)
+    several = loop.reading.kind.several_probes()
     with memory_needed("a short pass that looks for W_V (--smoothing)"):
-        return smoother(loop.checkpoint.model, loop.plan, lambda: loop.forward.at_position_zero(several), loop.declared)
+        forward = loop.forward
+        return smoother(loop.checkpoint.model, loop.plan, lambda: forward.at_position_zero(several), loop.declared)
 
 
 def _check(loop: Loop) -> dict[str, Any]:

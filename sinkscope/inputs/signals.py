@@ -20,17 +20,29 @@ NAMES = ("position 0", "position")
 
 @dataclass(frozen=True)
 class SignalKind:
-    """What one of a mapping's names holds. `unit`: what each of its rows is; `axes`: how many axes it may have."""
+    """What a mapping holds under one name.
+
+    Attributes:
+        unit: what each of its rows is; plural: what several of them are called in a sentence.
+        axes: how many axes it may have; shape: what they are, in words.
+        option: the command line's option for a folder of them.
+    """
 
     unit: str
+    plural: str
     axes: tuple[int, ...]
     shape: str
+    option: str
 
 
 KINDS = {
-    PIXELS: SignalKind("picture", (4,), "[picture, channel, height, width]"),
-    "input_features": SignalKind("recording", (3,), "[recording, frame, feature] (Whisper: [recording, mel, frame])"),
-    "input_values": SignalKind("recording", (2, 3), "[recording, sample] (AST: [recording, frame, mel])"),
+    PIXELS: SignalKind("picture", "pictures", (4,), "[picture, channel, height, width]", "--images"),
+    "input_features": SignalKind(
+        "recording", "sound", (3,), "[recording, frame, feature] (Whisper: [recording, mel, frame])", "--audio"
+    ),
+    "input_values": SignalKind(
+        "recording", "sound", (2, 3), "[recording, sample] (AST: [recording, frame, mel])", "--audio"
+    ),
 }
 """By the name of the forward's keyword."""
 

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.corpus import Corpus
 from sinkscope.inputs.rules import TokenRules
 
@@ -54,15 +53,3 @@ def task_of(model: nn.Module) -> VectorTask | None:
 
 def task_rules(task: VectorTask) -> TokenRules:
     return TokenRules([], [], 0, frozenset({0}), len(task.tokens), 0)
-
-
-def read_task(
-    task: VectorTask, data: Any, model: str, seq_len: int | None, num_sequences: int | None, seed: int
-) -> Corpus:
-    """The task's sequences. Raises SinkscopeError where `data` names anything else."""
-    specs = [data] if isinstance(data, str) else data
-    if specs is not None and (not isinstance(specs, list | tuple) or list(specs) != [task.name]):
-        raise SinkscopeError(
-            f"{model} reads real vectors drawn from its own task: leave --data out, or give --data {task.name}"
-        )
-    return task.read(seq_len, num_sequences, seed)

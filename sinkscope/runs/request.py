@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_vali
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.corpus import BOS_MODES
-from sinkscope.runs.defaults import DATA, DORMANT_RULE, EPSILON
+from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
 from sinkscope.runs.schema.base import Record
 
 Role = Literal["text", "columns", "rounding"]
@@ -100,21 +100,9 @@ class Request(Record):
         return made
 
     @property
-    def asked_data(self) -> Any:
-        """The object that was handed over, else the SPECs, else None."""
-        return self._handed if self._handed is not None else None if self.data is None else list(self.data)
-
-    @property
-    def specs(self) -> list[str]:
-        """The SPECs to read; none where token ids or the like were handed over."""
-        if self.given is not None:
-            return []
-        return [DATA] if self.data is None else list(self.data)
-
-    @property
-    def bos_modes(self) -> list[str]:
-        """auto, always or never; with several, each makes a domain of every SPEC."""
-        return list(self.bos)
+    def handed(self) -> Any:
+        """The object that was handed over in Python in place of a SPEC; None where there is none."""
+        return self._handed
 
 
 def make_request(**settings: Any) -> Request:

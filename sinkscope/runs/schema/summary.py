@@ -148,3 +148,5 @@ class Summary(Record):
     """What a model's own task says of its sinks."""
     image_tokens: ImageTokens | None = None
     """Attention on the tokens of pictures."""
+    more: dict[str, Any] = Field(default_factory=dict)
+    """Entries of a kind of input that does not come with sinkscope."""

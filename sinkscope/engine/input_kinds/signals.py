@@ -1,0 +1,145 @@
+"""Pictures or sound in the place of token ids: vision and speech models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+from torch import Tensor
+
+from sinkscope.checkpoints import Checkpoint
+from sinkscope.checkpoints.forward import Forward
+from sinkscope.engine.input_kinds.kind import Asked, InputKind
+from sinkscope.engine.reading import Reading
+from sinkscope.errors import SinkscopeError
+from sinkscope.inputs.batches import DECODER, batches
+from sinkscope.inputs.images import picture_paths, processed
+from sinkscope.inputs.signals import KINDS, NAMES, PIXELS, SOUND, Signals, signal_data, signal_name, signal_rules
+from sinkscope.inputs.sound import decoder_ids, sound_features, sound_paths
+from sinkscope.inputs.vectors import KindNames
+
+
+class SignalInput(InputKind):
+    """Signals in the place of sequences, of as many positions as the model's attention has.
+
+    It claims whatever asks for signals, and every model that reads nothing else, to say what does not fit.
+    """
+
+    name: ClassVar[str] = "signals"
+
+    def __init__(self, asked: Asked, checkpoint: Checkpoint, forward: Forward) -> None:
+        super().__init__(asked, checkpoint, forward)
+        _refuse_other_models(asked, checkpoint, forward)
+        signals = self._from_folder() if asked.given is None else self._given()
+        if signals is None:
+            raise SinkscopeError(
+                f"{type(checkpoint.model).__name__} reads {forward.signal}, not token ids (--data is for text models): "
+                f'give {KINDS[forward.signal or PIXELS].option} FOLDER, or in Python scan(model, data={{"'
+                f'{forward.signal}": tensor}})'
+            )
+        refuse_seq_len(asked)
+        self._signals = _with_warning(signals, forward)
+
+    @classmethod
+    def asked_for(cls, asked: Asked) -> bool:
+        return asked.images is not None or asked.audio is not None or signal_name(asked.given) is not None
+
+    @classmethod
+    def claims(cls, asked: Asked, checkpoint: Checkpoint, forward: Forward) -> bool:
+        return cls.asked_for(asked) or forward.signal is not None
+
+    @classmethod
+    def check(cls, asked: Asked) -> None:
+        if asked.images is not None:
+            picture_paths(Path(asked.images))
+        elif asked.audio is not None:
+            sound_paths(Path(asked.audio))
+        else:
+            signal_data({name: asked.given[name] for name in asked.given if name != DECODER}, None)
+        refuse_seq_len(asked)
+
+    def probe(self) -> tuple[Tensor, dict[str, Tensor]]:
+        batch = next(batches(self._signals.tokens(1), 0, 1, self.checkpoint.device))
+        return batch.inputs, batch.extra
+
+    def several_probes(self) -> Tensor:
+        name = type(self.checkpoint.model).__name__
+        raise SinkscopeError(
+            f"--smoothing: W_V is looked for in a pass over token ids, and {name} reads {self.forward.signal}"
+        )
+
+    def read(self, positions: int) -> Reading:
+        corpus, tokens = self._signals.corpus(positions), self._signals.tokens(positions)
+        names, text_from = KindNames(NAMES), self._signals.text_from
+        return Reading(signal_rules(), [corpus], [tokens], names, self, decoder_input=text_from)
+
+    def _given(self) -> Signals | None:
+        return signal_data(self.asked.given, self.asked.num_sequences, self._decoder_vocabulary())
+
+    def _from_folder(self) -> Signals | None:
+        asked = self.asked
+        if asked.audio is not None:
+            return self._from_sound(asked.audio)
+        if asked.images is None:
+            return None
+        origin = self.checkpoint.origin
+        return signal_data(processed(asked.images, asked.prompt, asked.num_sequences, origin, alone=True), None)
+
+    def _from_sound(self, folder: str | Path) -> Signals | None:
+        asked, forward, tokenizer = self.asked, self.forward, self.checkpoint.tokenizer
+        if asked.prompt is not None and not forward.decodes:
+            raise SinkscopeError("--prompt: this model reads sound alone, no text")
+        if asked.prompt is not None and tokenizer is None:
+            raise SinkscopeError(f"--prompt: no usable tokenizer ({self.checkpoint.tokenizer_error})")
+        name = forward.signal or SOUND[0]
+        values = sound_features(folder, asked.num_sequences, self.checkpoint.origin, name)
+        ids = decoder_ids(tokenizer, asked.prompt, forward.start) if forward.decodes else []
+        if len(ids) < 2:
+            return signal_data({name: values}, None)
+        signals = signal_data({name: values, DECODER: [ids] * len(values)}, None, self._decoder_vocabulary())
+        read = "the tokenizer's special tokens" if asked.prompt is None else "the text of --prompt"
+        said = f"{read} after decoder_start_token_id {forward.start}, without the last token"
+        return None if signals is None else replace(signals, text_from=said)
+
+    def _decoder_vocabulary(self) -> int | None:
+        """Rows of the decoder's embedding; None for a model that has no decoder."""
+        if not self.forward.decodes:
+            return None
+        size = getattr(self.checkpoint.model.config, "vocab_size", None)
+        return size if isinstance(size, int) else self.checkpoint.vocabulary
+
+
+def signal_asked_for(asked: Asked, forward: Forward) -> str | None:
+    """The name of the signal that is asked for; None for anything else. A folder of sound: what the model calls it."""
+    if asked.images is not None:
+        return PIXELS
+    if asked.audio is not None:
+        return next((name for name in SOUND if name in forward.takes), SOUND[0])
+    return signal_name(asked.given)
+
+
+def refuse_seq_len(asked: Asked) -> None:
+    """Raises SinkscopeError where a length is asked of signals."""
+    if asked.seq_len is not None:
+        raise SinkscopeError("--seq-len: pictures and recordings have as many positions as the model gives them")
+
+
+def _refuse_other_models(asked: Asked, checkpoint: Checkpoint, forward: Forward) -> None:
+    """Raises SinkscopeError where the model does not take the signal asked for."""
+    signal = signal_asked_for(asked, forward)
+    if signal is None or signal in forward.takes:
+        return
+    words = f"{type(checkpoint.model).__name__} reads {forward.signal or 'token ids'}, not {signal}"
+    what = KINDS[signal].plural
+    taken = any(KINDS[name].plural == what for name in forward.takes)
+    raise SinkscopeError(words if taken else f"{words}: it takes no {what}")
+
+
+def _with_warning(signals: Signals, forward: Forward) -> Signals:
+    if not forward.decodes or signals.text is not None:
+        return signals
+    words = (
+        "the decoder reads its start token alone, one query, and is not measured: give --prompt, or decoder_input_ids"
+    )
+    return replace(signals, warnings=(words,))

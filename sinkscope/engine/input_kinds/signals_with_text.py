@@ -1,0 +1,85 @@
+"""Text with pictures or sound in it: vision- and audio-language models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor
+
+from sinkscope.capture import Site
+from sinkscope.checkpoints import Checkpoint
+from sinkscope.checkpoints.checkpoint import check_length
+from sinkscope.checkpoints.forward import Forward
+from sinkscope.engine.input_kinds.kind import Asked, InputKind
+from sinkscope.engine.input_kinds.signals import refuse_seq_len, signal_asked_for
+from sinkscope.engine.reading import Reading
+from sinkscope.errors import SinkscopeError
+from sinkscope.inputs import token_rules
+from sinkscope.inputs.batches import batches, token_data
+from sinkscope.inputs.images import processed
+from sinkscope.inputs.signals import PIXELS, signal_name
+from sinkscope.inputs.signals_with_text import ImageNames, Sighted, image_token, joined, sighted_data
+from sinkscope.runs.image_tokens import image_tokens
+from sinkscope.runs.values import Domain
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class SignalTextInput(InputKind):
+    """What a model's processor returns for text with pictures or sound, sequence by sequence."""
+
+    name: ClassVar[str] = "signals with text"
+
+    def __init__(self, asked: Asked, checkpoint: Checkpoint, forward: Forward) -> None:
+        super().__init__(asked, checkpoint, forward)
+        self._image = image_token(checkpoint.model.config)
+        self._read = self._from_folder() if asked.given is None else self._given()
+        refuse_seq_len(asked)
+        check_length(checkpoint, self._read.tokens.longest)
+
+    @classmethod
+    def asked_for(cls, asked: Asked) -> bool:
+        return signal_name(asked.given) is not None and "input_ids" in asked.given
+
+    @classmethod
+    def claims(cls, asked: Asked, checkpoint: Checkpoint, forward: Forward) -> bool:
+        signal = signal_asked_for(asked, forward)
+        beside_text = forward.signal is None or (asked.images is not None and forward.signal != PIXELS)
+        return signal in forward.takes and beside_text
+
+    @classmethod
+    def check(cls, asked: Asked) -> None:
+        refuse_seq_len(asked)
+        token_data({name: asked.given[name] for name in ("input_ids", "attention_mask") if name in asked.given}, None)
+
+    def probe(self) -> tuple[Tensor, dict[str, Tensor]]:
+        batch = next(batches(self._read.tokens, 0, 1, self.checkpoint.device))
+        return batch.inputs, batch.extra
+
+    def read(self, positions: int) -> Reading:
+        tokenizer = self.checkpoint.tokenizer
+        rules = token_rules(tokenizer, self.checkpoint.vocabulary)
+        names = ImageNames(tokenizer, self._image)
+        return Reading(rules, [self._read.corpus()], [self._read.tokens], names, self)
+
+    def summary(self, domains: list[Domain], sites: list[Site], positions: pd.DataFrame) -> dict[str, Any]:
+        """How much attention the text pays to pictures, where the configuration names their token."""
+        return {} if self._image is None else {"image_tokens": image_tokens(domains[0], sites, self._image)}
+
+    def _given(self) -> Sighted:
+        asked, vocabulary = self.asked, self.checkpoint.vocabulary
+        read = sighted_data(asked.given, asked.num_sequences, vocabulary, self._image)
+        if read is None:
+            name = type(self.checkpoint.model).__name__
+            raise SinkscopeError(
+                f"{name} reads token ids, not {signal_name(asked.given)} alone: give the input_ids with them"
+            )
+        return read
+
+    def _from_folder(self) -> Sighted:
+        asked = self.asked
+        if asked.images is None:
+            raise SinkscopeError("--audio: of models that read text with sound, tensors are read in Python alone")
+        sequences = processed(asked.images, asked.prompt, asked.num_sequences, self.checkpoint.origin, alone=False)
+        return joined(sequences, self.checkpoint.vocabulary)

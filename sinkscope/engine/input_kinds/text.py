@@ -1,0 +1,62 @@
+"""Text from SPECs, cut into sequences by the model's tokenizer; and the SPECs that need none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from sinkscope.checkpoints.checkpoint import check_length
+from sinkscope.engine.input_kinds.kind import Asked, InputKind
+from sinkscope.engine.reading import Reading
+from sinkscope.errors import SinkscopeError
+from sinkscope.inputs import Corpus, TokenRules, check_spec, read_corpus, token_rules
+from sinkscope.inputs.batches import TokenData
+from sinkscope.inputs.documents import SYNTHETIC
+from sinkscope.inputs.vectors import TASKS
+from sinkscope.runs.defaults import DATA, NUM_SEQUENCES, SEQ_LEN
+
+
+class TextInput(InputKind):
+    """One corpus for each SPEC and BOS mode."""
+
+    name: ClassVar[str] = "text"
+
+    @classmethod
+    def asked_for(cls, asked: Asked) -> bool:
+        return asked.given is None
+
+    @classmethod
+    def check(cls, asked: Asked) -> None:
+        for spec in asked.specs or ():
+            if spec not in TASKS:
+                check_spec(spec)
+
+    def read(self, positions: int) -> Reading:
+        tokenizer = self.checkpoint.tokenizer
+        rules = token_rules(tokenizer, self.checkpoint.vocabulary)
+        corpora = self._corpora(rules)
+        return Reading(rules, corpora, [TokenData(corpus.ids) for corpus in corpora], tokenizer, self)
+
+    def _corpora(self, rules: TokenRules) -> list[Corpus]:
+        asked, checkpoint = self.asked, self.checkpoint
+        specs = asked.specs or (DATA,)
+        for spec in specs:
+            check_spec(spec)  # the name of a task is none of the data that other models read
+        length, count = asked.seq_len or SEQ_LEN, asked.num_sequences or NUM_SEQUENCES
+        check_length(checkpoint, length)
+        if checkpoint.tokenizer_error and not all(_needs_no_tokenizer(spec) for spec in specs):
+            raise SinkscopeError(
+                f"{checkpoint.name} has no usable tokenizer ({checkpoint.tokenizer_error}): text cannot be read; "
+                "give token ids (.jsonl with `input_ids`) or --data random"
+            )
+        corpora = []
+        for spec in specs:
+            for mode in asked.bos:
+                corpus = read_corpus(spec, checkpoint.tokenizer, rules, length, count, mode, asked.seed)
+                name = spec if len(asked.bos) == 1 else f"{spec} bos={mode}"
+                corpora.append(replace(corpus, domain=name))
+        return corpora
+
+
+def _needs_no_tokenizer(spec: str) -> bool:
+    return spec in SYNTHETIC or spec.partition("#")[0].endswith((".jsonl", ".parquet"))

@@ -1,0 +1,44 @@
+"""Token ids handed over in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from sinkscope.checkpoints.checkpoint import check_length
+from sinkscope.engine.input_kinds.kind import Asked, InputKind
+from sinkscope.engine.reading import Reading
+from sinkscope.inputs import token_rules
+from sinkscope.inputs.batches import TokenData, as_corpus, token_data
+
+
+class TokenIdInput(InputKind):
+    """Token ids as given, cut where `seq_len` or `num_sequences` say so."""
+
+    name: ClassVar[str] = "token ids"
+
+    @classmethod
+    def asked_for(cls, asked: Asked) -> bool:
+        return asked.given is not None
+
+    @classmethod
+    def check(cls, asked: Asked) -> None:
+        if _can_be_read_twice(asked.given):
+            token_data(asked.given, None)
+
+    def read(self, positions: int) -> Reading:
+        asked, checkpoint = self.asked, self.checkpoint
+        tokens = token_data(asked.given, checkpoint.vocabulary)
+        rows, columns = slice(asked.num_sequences), slice(asked.seq_len)
+        mask = None if tokens.mask is None else tokens.mask[rows, columns]
+        cut = TokenData(tokens.ids[rows, columns], mask)
+        check_length(checkpoint, cut.longest)
+        corpus = replace(as_corpus(cut), passages=as_corpus(tokens).passages[rows])
+        rules = token_rules(checkpoint.tokenizer, checkpoint.vocabulary)
+        return Reading(rules, [corpus], [cut], checkpoint.tokenizer, self)
+
+
+def _can_be_read_twice(given: Any) -> bool:
+    rows = given if isinstance(given, list | tuple) else ()
+    return not any(isinstance(each, Iterator) for each in (given, *rows))
