@@ -14,6 +14,8 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from sinkscope.capture.private_doors import attention_functions
+
 SHADOWED = ("sdpa", "eager")
 
 
@@ -45,7 +47,7 @@ Handler = Callable[[RawCall], Tensor]
 @contextmanager
 def shadowed(handler: Handler) -> Iterator[None]:
     """Sends every attention call of any model to `handler` until the block ends; then the registry is as before."""
-    registry: dict[str, Any] = AttentionInterface._global_mapping
+    registry = attention_functions()
     before = {name: registry[name] for name in SHADOWED if name in registry}
     function = _attention_function(handler)
     for name in SHADOWED:

@@ -14,9 +14,9 @@ def need_causal(name: str, classes: list[str]) -> None:
 
     Raises NotCausal.
     """
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from sinkscope.capture.private_doors import causal_class_names
 
-    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    known = causal_class_names()
     if not any(each in known or each.endswith(("ForCausalLM", "LMHeadModel")) for each in classes):
         raise NotCausal(
             f"{name} is no causal language model ({', '.join(classes) or 'no architecture named'}): without a "

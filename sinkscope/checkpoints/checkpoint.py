@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sinkscope.capture.private_doors import attention_name
 from sinkscope.checkpoints.placement import devices, input_device
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.vectors import KindNames, VectorTask, task_of
@@ -93,7 +94,7 @@ def add_facts(checkpoint: Checkpoint) -> None:
         "parameters": sum(p.numel() for p in model.parameters()),
         "dtype": str(checkpoint.dtype).removeprefix("torch."),
         "device": devices(model),
-        "attention_implementation": getattr(config, "_attn_implementation", None),
+        "attention_implementation": attention_name(config),
         "max_positions": checkpoint.max_positions,
         "quantization": _quantization(config),
     }

@@ -7,24 +7,27 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedConfig
+
+from sinkscope.capture.private_doors import attention_name, set_attention_name
 
 
 @contextmanager
 def eager(model: nn.Module) -> Iterator[None]:
     """Every configuration the model's modules read says `eager` until the block ends; then each says what it said."""
     configs = {id(config): config for config in _configs(model)}.values()
-    before = [(config, config._attn_implementation) for config in configs]
+    before = [(config, attention_name(config)) for config in configs]
     try:
         for config in configs:
-            config._attn_implementation_internal = "eager"
+            set_attention_name(config, "eager")
         yield
     finally:
         for config, name in before:
-            config._attn_implementation_internal = name
+            set_attention_name(config, name)
 
 
-def _configs(model: nn.Module) -> Iterator[Any]:
+def _configs(model: nn.Module) -> Iterator[PreTrainedConfig]:
     for module in model.modules():
-        config = getattr(module, "config", None)
-        if config is not None and hasattr(config, "_attn_implementation_internal"):
+        config: Any = getattr(module, "config", None)
+        if isinstance(config, PreTrainedConfig):
             yield config

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sinkscope.capture.private_doors import base_class, has_sdpa
 from sinkscope.checkpoints.causal import need_causal
 from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts
 from sinkscope.checkpoints.placement import Placement, held
@@ -78,7 +79,7 @@ def wrap_model(model: Any, tokenizer: Any = None, head: bool = False) -> Checkpo
     base = model if head else unwrapped(model)
     if base.training:
         raise SinkscopeError("the model is in training mode (dropout on): call model.eval() first")
-    name = getattr(model.config, "_name_or_path", "") or type(model).__name__
+    name = getattr(model.config, "name_or_path", None) or type(model).__name__
     _check_finite(name, base)
     facts = {
         "id": name,
@@ -174,13 +175,7 @@ def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) 
 
 def _implementation(config: Any) -> str | None:
     """`sdpa`, so that no hub kernel or flash package takes its place; None where the family has no sdpa."""
-    from transformers import AutoModel
-
-    try:
-        family = AutoModel._model_mapping[type(config)]
-    except KeyError:
-        return None
-    return "sdpa" if getattr(family, "_supports_sdpa", False) else None
+    return "sdpa" if has_sdpa(base_class(config)) else None
 
 
 def _why(source: Source, error: Exception) -> str:

@@ -14,6 +14,7 @@ from accelerate.utils import align_module_device
 from torch import Tensor, nn
 
 from sinkscope.capture.output_projection import local_part
+from sinkscope.capture.private_doors import execution_devices
 from sinkscope.checkpoints.examples import cache_folder
 from sinkscope.errors import SinkscopeError
 
@@ -97,9 +98,7 @@ def input_device(model: nn.Module) -> torch.device:
     device = next(model.parameters()).device
     if device.type != "meta":
         return device
-    hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
-    found = (getattr(hook, "execution_device", None) for hook in hooks)
-    return next((as_device(device) for device in found if device is not None), torch.device("cpu"))
+    return next((as_device(device) for device in execution_devices(model)), torch.device("cpu"))
 
 
 def as_device(device: Any) -> torch.device:

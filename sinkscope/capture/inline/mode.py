@@ -11,16 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import FunctionType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import multi_head_attention_forward
 from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from sinkscope.capture.inline.calls import InlineCall, SdpaCall, map_of, sdpa_call
 from sinkscope.capture.inline.products import Product, read_product
+from sinkscope.capture.private_doors import open_multi_head_attention, weak_tensor_table
 
 SAME_VALUES = frozenset(
     {
@@ -39,21 +38,6 @@ TURNED = frozenset(
 """After these the axes are no longer (query, key): a product with the result says nothing of values."""
 
 FUNCTIONS = ("softmax", "dropout")
-
-
-def _laid_open() -> Callable[..., Any]:
-    """torch's own multi-head attention, which hands itself to a mode whole: the same code, without that first question.
-
-    What it calls inside (projections, softmax, scaled_dot_product_attention) then comes to the mode one by one.
-    """
-    own = multi_head_attention_forward
-    unasked = {**own.__globals__, "has_torch_function": lambda tensors: False}
-    copy = FunctionType(own.__code__, unasked, own.__name__, own.__defaults__, own.__closure__)
-    copy.__kwdefaults__ = own.__kwdefaults__
-    return copy
-
-
-MULTI_HEAD = _laid_open()
 
 
 InlineHandler = Callable[[InlineCall | SdpaCall], None]
@@ -94,7 +78,7 @@ class InlineWatch(TorchFunctionMode):
         self.in_multi_head = 0
         self.split: set[str] = set()
         self.unmet: Counter[str] = Counter()
-        self.tracked: Any = WeakTensorKeyDictionary()
+        self.tracked = weak_tensor_table()
 
     @contextmanager
     def watched(self, model: nn.Module) -> Iterator[None]:
@@ -111,7 +95,7 @@ class InlineWatch(TorchFunctionMode):
             for handle in handles:
                 handle.remove()
             self.modules[:] = [""]
-            self.tracked = WeakTensorKeyDictionary()
+            self.tracked = weak_tensor_table()
 
     @contextmanager
     def rest(self) -> Iterator[None]:
@@ -139,10 +123,11 @@ class InlineWatch(TorchFunctionMode):
 
     def _multi_head(self, args: Any, kwargs: dict[str, Any]) -> Any:
         """nn.MultiheadAttention's function, watched inside: this mode is off while a function it was asked for runs."""
+        multi_head = open_multi_head_attention()
         self.in_multi_head += 1
         try:
             with self:
-                return MULTI_HEAD(*args, **kwargs)
+                return multi_head(*args, **kwargs)
         finally:
             self.in_multi_head -= 1
 

@@ -17,8 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
-from torch.utils import _pytree as pytree
-from transformers.masking_utils import AttentionMaskInterface
+
+from sinkscope.capture.private_doors import (
+    empty_wrapper,
+    map_tensors,
+    mask_functions,
+    mask_sizes,
+    times_written,
+    writes,
+)
 
 LARGE = 8 * 2**20
 """A mask of fewer elements (about 2,900 queries and keys) is left as transformers makes it."""
@@ -58,7 +65,7 @@ class LazyMask(Tensor):
     @staticmethod
     def __new__(cls, source: _Source, ranges: Ranges, dtype: torch.dtype, device: torch.device) -> LazyMask:
         shape = [stop - start for start, stop in ranges]
-        mask: LazyMask = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        mask: LazyMask = empty_wrapper(cls, shape, dtype, device)
         mask._source, mask._ranges = source, ranges
         return mask
 
@@ -66,7 +73,7 @@ class LazyMask(Tensor):
     def identity(self) -> tuple[Any, ...]:
         """The same for equal cuts of one mask, until something is written into it."""
         whole = self._source.whole
-        return (id(self._source), self._ranges, 0 if whole is None else written(whole), written(self))
+        return (id(self._source), self._ranges, 0 if whole is None else times_written(whole), times_written(self))
 
     def strip(self, start: int, stop: int, low: int, high: int) -> Tensor:
         """Rows start..stop and keys low..high of this mask, made now."""
@@ -94,10 +101,10 @@ class LazyMask(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        real_args, real_kwargs = pytree.tree_map_only(LazyMask, LazyMask.whole, (args, kwargs or {}))
+        real_args, real_kwargs = map_tensors(LazyMask, LazyMask.whole, (args, kwargs or {}))
         result = function(*real_args, **real_kwargs)
-        if function._schema.is_mutable:  # in here torch itself does not count what is written
-            pytree.tree_map_only(LazyMask, lambda mask: increment_version(mask._source.whole), (args, kwargs))
+        if writes(function):  # in here torch itself does not count what is written
+            map_tensors(LazyMask, lambda mask: increment_version(mask._source.whole), (args, kwargs))
         return result
 
 
@@ -105,12 +112,7 @@ def identity(mask: Tensor | None) -> tuple[Any, ...]:
     """The same for one mask as long as nothing is written into it; `mask` must be kept while this is."""
     if isinstance(mask, LazyMask):
         return mask.identity
-    return (id(mask), 0 if mask is None else written(mask))
-
-
-def written(mask: Tensor) -> int:
-    """How often a real mask has been written into; 0 where torch does not count (inference mode)."""
-    return 0 if mask.is_inference() else mask._version
+    return (id(mask), 0 if mask is None else times_written(mask))
 
 
 def _cut(ranges: Ranges, index: Any) -> Ranges | None:
@@ -132,8 +134,8 @@ def _cut(ranges: Ranges, index: Any) -> Ranges | None:
 @contextmanager
 def lazy_masks(large: int | None = None) -> Iterator[None]:
     """Until the block ends, masks of `large` elements or more (None = LARGE) come lazily; then all is as before."""
-    registry: dict[str, Any] = AttentionMaskInterface._global_mapping
-    before: dict[str, Any] = {name: registry[name] for name in ("sdpa", "eager") if name in registry}
+    registry = mask_functions()
+    before = {name: registry[name] for name in ("sdpa", "eager") if name in registry}
     for name, make in before.items():
         registry[name] = _lazily(make, LARGE if large is None else large)
     try:
@@ -157,7 +159,7 @@ def _lazily(original: Callable[..., Tensor | None], large: int) -> Callable[...,
     def make(*args: Any, **kwargs: Any) -> Tensor | None:
         given = dict(signature.bind(*args, **kwargs).arguments)
         given |= given.pop("kwargs", {})
-        batch, queries, keys = (given[name] for name in ("batch_size", "q_length", "kv_length"))
+        batch, queries, keys = mask_sizes(given)
         if batch * queries * keys < large:
             return original(**given)
         try:  # whether a mask can be left out is decided before its function is called

@@ -1,0 +1,163 @@
+"""Every undocumented part of transformers, torch and accelerate that sinkscope uses, one function each.
+
+Such a part may move in any release. Each function then raises a SinkscopeError that names the library, its version and
+what moved; `tests/capture/test_private_doors.py` tries them all on the installed versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from importlib.metadata import version
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface, AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface
+
+from sinkscope.errors import SinkscopeError
+
+
+def moved(library: str, name: str) -> SinkscopeError:
+    """The error for a part `name` of `library` that is not where it was."""
+    return SinkscopeError(
+        f"{library} {version(library)} has no {name}, which sinkscope relies on: try an older {library} or a newer "
+        "sinkscope"
+    )
+
+
+def _part(library: str, owner: Any, name: str) -> Any:
+    """The attribute of `owner` that `name` ends in. Raises SinkscopeError where it is gone."""
+    try:
+        return getattr(owner, name.rpartition(".")[2])
+    except AttributeError:
+        raise moved(library, name) from None
+
+
+# transformers: the registries of attention functions and of mask functions
+
+
+def attention_functions() -> MutableMapping[str, Any]:
+    """Attention functions by name, for all models. `AttentionInterface.register` adds to it; nothing public removes."""
+    return _part("transformers", AttentionInterface, "AttentionInterface._global_mapping")
+
+
+def mask_functions() -> MutableMapping[str, Any]:
+    """Mask functions by name, for all models; nothing public lists those that transformers has registered itself."""
+    return _part("transformers", AttentionMaskInterface, "AttentionMaskInterface._global_mapping")
+
+
+def mask_sizes(given: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Batch, queries and keys of the mask that a mask function is called for with these arguments."""
+    try:
+        return given["batch_size"], given["q_length"], given["kv_length"]
+    except KeyError as error:
+        raise moved("transformers", f"mask functions' argument {error}") from None
+
+
+# transformers: which attention a configuration chooses, which class and which losses a model type has
+
+
+def attention_name(config: Any) -> str | None:
+    """The attention that this configuration chooses; None for one that is not of transformers' own class."""
+    if not isinstance(config, PreTrainedConfig):
+        return None
+    return _part("transformers", config, "PreTrainedConfig._attn_implementation_internal")
+
+
+def set_attention_name(config: PreTrainedConfig, name: str | None) -> None:
+    """Chooses the attention of this configuration alone; the public way changes its sub-configurations too."""
+    attention_name(config)  # a new attribute in place of one that moved would change nothing
+    config._attn_implementation_internal = name
+
+
+def base_class(config: Any) -> Any:
+    """The class AutoModel makes of this configuration; None for a type it does not know."""
+    try:
+        return _part("transformers", AutoModel, "AutoModel._model_mapping")[type(config)]
+    except KeyError:
+        return None
+
+
+def has_sdpa(family: Any) -> bool:
+    """Whether models of that class can be loaded with `attn_implementation="sdpa"`."""
+    _part("transformers", PreTrainedModel, "PreTrainedModel._supports_sdpa")
+    return bool(getattr(family, "_supports_sdpa", False))
+
+
+def causal_class_names() -> set[str]:
+    """Names of the classes that predict the next token."""
+    from transformers.models.auto import modeling_auto
+
+    name = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
+    return set(_part("transformers", modeling_auto, f"modeling_auto.{name}").values())
+
+
+# torch: tensors that are not there yet, how often a tensor was written into, and its multi-head attention
+
+
+def empty_wrapper(kind: type[Any], shape: list[int], dtype: torch.dtype, device: torch.device) -> Any:
+    """A tensor of the subclass `kind` that has a shape and holds no numbers."""
+    make = _part("torch", Tensor, "Tensor._make_wrapper_subclass")
+    return make(kind, shape, dtype=dtype, device=device)
+
+
+def times_written(tensor: Tensor) -> int:
+    """How often a tensor has been written into; 0 where torch does not count (inference mode)."""
+    return 0 if tensor.is_inference() else _part("torch", tensor, "Tensor._version")
+
+
+def writes(operator: Any) -> bool:
+    """Whether an operator, as `__torch_dispatch__` gets it, writes into one of its arguments."""
+    return bool(_part("torch", operator, "OpOverload._schema").is_mutable)
+
+
+def map_tensors(kind: type[Any], change: Callable[[Any], Any], tree: Any) -> Any:
+    """`tree` (lists, tuples, dicts) with `change` applied to everything of class `kind`."""
+    try:
+        from torch.utils._pytree import tree_map_only
+    except ImportError:
+        raise moved("torch", "torch.utils._pytree.tree_map_only") from None
+    return tree_map_only(kind, change, tree)
+
+
+def weak_tensor_table() -> MutableMapping[Tensor, Any]:
+    """A dictionary whose keys are tensors, by identity, that it does not keep alive."""
+    try:
+        from torch.utils.weak import WeakTensorKeyDictionary
+    except ImportError:
+        raise moved("torch", "torch.utils.weak.WeakTensorKeyDictionary") from None
+    return WeakTensorKeyDictionary()
+
+
+def open_multi_head_attention() -> Callable[..., Any]:
+    """torch's multi-head attention, open to a TorchFunctionMode: projections, softmax and products come one by one.
+
+    torch's own hands itself to a mode whole. This is a copy of its code that is answered "no" when it asks whether
+    there is a mode.
+    """
+    own, question = functional.multi_head_attention_forward, "has_torch_function"
+    code = _part("torch", own, "multi_head_attention_forward.__code__")
+    if question not in code.co_names:
+        raise moved("torch", f"{question} in multi_head_attention_forward")
+    unasked = {**own.__globals__, question: lambda tensors: False}
+    copy = FunctionType(code, unasked, own.__name__, own.__defaults__, own.__closure__)
+    copy.__kwdefaults__ = own.__kwdefaults__
+    return copy
+
+
+# accelerate: where a module's weights go
+
+
+def execution_devices(model: nn.Module) -> Iterable[Any]:
+    """The devices that accelerate brings the modules' weights to, in the order of the modules.
+
+    A model that accelerate has spread over devices (it then has `hf_device_map`) carries a hook at some module.
+    """
+    hooks = [module._hf_hook for module in model.modules() if hasattr(module, "_hf_hook")]
+    if not hooks and hasattr(model, "hf_device_map"):
+        raise moved("accelerate", "Module._hf_hook")
+    found = (getattr(hook, "execution_device", None) for hook in hooks)
+    return [device for device in found if device is not None]

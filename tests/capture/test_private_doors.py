@@ -1,0 +1,256 @@
+"""The contract with what transformers, torch and accelerate do not document: each door opens on the installed versions,
+and where the part behind it is gone the refusal names it. Runs at both ends of the supported range."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import re
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate import cpu_offload
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree, weak
+from transformers import AttentionInterface, AutoConfig, AutoModel, Gemma3Config, LlamaConfig, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, create_causal_mask
+from transformers.models.auto import modeling_auto
+
+import sinkscope
+from sinkscope.capture import private_doors as doors
+from sinkscope.errors import SinkscopeError
+
+
+class Called(TorchFunctionMode):
+    """Keeps the names of the torch functions that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(getattr(function, "__name__", ""))
+        return function(*args, **(kwargs or {}))
+
+
+def attend(function: Callable[..., Any]) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    layer, x = nn.MultiheadAttention(8, 2), torch.randn(5, 3, 8)
+    result: tuple[Tensor, Tensor] = function(
+        x, x, x, 8, 2, layer.in_proj_weight, layer.in_proj_bias, None, None, False, 0.0, layer.out_proj.weight,
+        layer.out_proj.bias,
+    )  # fmt: skip
+    return result
+
+
+def test_attention_functions_are_those_that_models_look_up() -> None:
+    registry = doors.attention_functions()
+    AttentionInterface.register("of_this_test", attend)
+    assert AttentionInterface()["of_this_test"] is attend
+    assert registry.pop("of_this_test") is attend
+    assert "of_this_test" not in AttentionInterface()
+    assert "sdpa" in registry
+
+
+def test_mask_functions_are_those_that_models_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int, int]] = []
+    registry = doors.mask_functions()
+    plain = registry["sdpa"]
+
+    def noted(*args: Any, **kwargs: Any) -> Tensor | None:
+        asked.append(doors.mask_sizes(kwargs))
+        return plain(*args, **kwargs)
+
+    monkeypatch.setitem(registry, "sdpa", noted)
+    config = LlamaConfig(attn_implementation="sdpa")
+    padded = torch.tensor([[0] + 6 * [1], 7 * [1]])
+    mask = create_causal_mask(config, torch.zeros(2, 7, 4), padded, None, position_ids=None)
+    assert mask.shape == (2, 1, 7, 7)
+    assert asked == [(2, 7, 7)]
+    assert AttentionMaskInterface()["sdpa"] is noted
+
+
+def test_an_attention_s_name_is_chosen_for_one_configuration_alone() -> None:
+    config = Gemma3Config(attn_implementation="sdpa")
+    doors.set_attention_name(config, "eager")
+    assert doors.attention_name(config) == config._attn_implementation == "eager"
+    assert doors.attention_name(config.text_config) == config.text_config._attn_implementation == "sdpa"
+    assert doors.attention_name(SimpleNamespace()) is None
+
+
+def test_classes_of_a_model_type() -> None:
+    assert doors.base_class(LlamaConfig()).__name__ == "LlamaModel"
+    assert doors.has_sdpa(doors.base_class(LlamaConfig()))
+    assert not doors.has_sdpa(doors.base_class(AutoConfig.for_model("gpt_oss")))
+    assert doors.base_class(SimpleNamespace()) is None
+    assert not doors.has_sdpa(None)
+    assert {"LlamaForCausalLM", "GPT2LMHeadModel"} <= doors.causal_class_names()
+    assert "BertModel" not in doors.causal_class_names()
+
+
+def test_wrapper_tensors_counts_and_trees() -> None:
+    class Wrapped(Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            written.append(doors.writes(function))
+            return function(*doors.map_tensors(Wrapped, lambda _: torch.ones(2, 3), args), **(kwargs or {}))
+
+    written: list[bool] = []
+    empty = doors.empty_wrapper(Wrapped, [2, 3], torch.float32, torch.device("cpu"))
+    assert (empty.shape, empty.dtype) == ((2, 3), torch.float32)
+    assert torch.equal(empty + 1, torch.full((2, 3), 2.0))
+    empty.add_(1)
+    assert written == [False, True]
+    plain = torch.zeros(2)
+    before = doors.times_written(plain)
+    plain.add_(1)
+    assert doors.times_written(plain) == before + 1
+    with torch.inference_mode():
+        assert doors.times_written(torch.zeros(2)) == 0
+
+
+def test_a_weak_table_lets_its_tensors_go() -> None:
+    table, kept, gone = doors.weak_tensor_table(), torch.zeros(2), torch.zeros(2)
+    table[kept], table[gone] = "kept", "gone"
+    del gone
+    gc.collect()
+    assert len(table) == 1
+    assert table[kept] == "kept"
+
+
+def test_multi_head_attention_is_open_to_a_mode_and_computes_the_same() -> None:
+    own = nn.functional.multi_head_attention_forward
+    with Called() as whole:
+        expected = attend(own)
+    with Called() as parts:
+        ours = attend(doors.open_multi_head_attention())
+    assert torch.equal(ours[0], expected[0])
+    assert torch.equal(ours[1], expected[1])
+    assert "multi_head_attention_forward" in whole.names
+    assert "softmax" not in whole.names
+    assert "multi_head_attention_forward" not in parts.names
+    assert "softmax" in parts.names
+
+
+def test_accelerate_says_where_a_module_runs() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    assert list(doors.execution_devices(model)) == []
+    cpu_offload(model, torch.device("cpu"))
+    assert {torch.device(device) for device in doors.execution_devices(model)} == {torch.device("cpu")}
+    model.hf_device_map = {"": "disk"}
+    assert torch.device("cpu") in {torch.device(device) for device in doors.execution_devices(model)}
+
+
+def remove(patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    """Takes an attribute away from a module or an object; from a class and every class it inherits from."""
+    for each in getattr(owner, "__mro__", (owner,)):
+        if name in vars(each):
+            patch.delattr(each, name)
+
+
+class Uncounted(Tensor):
+    @property
+    def _version(self) -> int:
+        raise AttributeError
+
+
+def bare_config() -> Any:
+    config = LlamaConfig()
+    del config._attn_implementation_internal
+    return config
+
+
+def spread_without_hooks() -> nn.Module:
+    model: Any = nn.Linear(2, 2)
+    model.hf_device_map = {"": "disk"}
+    return model
+
+
+def asks_nothing(query: Tensor) -> Tensor:
+    """Stands for a multi-head attention that finds modes in another way."""
+    return query
+
+
+Break = Callable[[pytest.MonkeyPatch], object]
+WHOLE: Break = lambda patch: None  # noqa: E731
+GONE: list[tuple[str, str, Break, Callable[[], Any]]] = [
+    ("transformers", "AttentionInterface._global_mapping",
+     lambda patch: remove(patch, AttentionInterface, "_global_mapping"), doors.attention_functions),
+    ("transformers", "AttentionMaskInterface._global_mapping",
+     lambda patch: remove(patch, AttentionMaskInterface, "_global_mapping"), doors.mask_functions),
+    ("transformers", "mask functions' argument 'q_length'", WHOLE, lambda: doors.mask_sizes({"batch_size": 1})),
+    ("transformers", "PreTrainedConfig._attn_implementation_internal", WHOLE,
+     lambda: doors.attention_name(bare_config())),
+    ("transformers", "PreTrainedConfig._attn_implementation_internal", WHOLE,
+     lambda: doors.set_attention_name(bare_config(), "eager")),
+    ("transformers", "AutoModel._model_mapping", lambda patch: remove(patch, AutoModel, "_model_mapping"),
+     lambda: doors.base_class(LlamaConfig())),
+    ("transformers", "PreTrainedModel._supports_sdpa",
+     lambda patch: remove(patch, PreTrainedModel, "_supports_sdpa"), lambda: doors.has_sdpa(None)),
+    ("transformers", "modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+     lambda patch: remove(patch, modeling_auto, "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"), doors.causal_class_names),
+    ("torch", "Tensor._make_wrapper_subclass", lambda patch: patch.setattr(doors, "Tensor", SimpleNamespace()),
+     lambda: doors.empty_wrapper(Tensor, [2], torch.float32, torch.device("cpu"))),
+    ("torch", "Tensor._version", WHOLE, lambda: doors.times_written(torch.zeros(2).as_subclass(Uncounted))),
+    ("torch", "OpOverload._schema", WHOLE, lambda: doors.writes(SimpleNamespace())),
+    ("torch", "torch.utils._pytree.tree_map_only", lambda patch: remove(patch, _pytree, "tree_map_only"),
+     lambda: doors.map_tensors(Tensor, torch.neg, [])),
+    ("torch", "torch.utils.weak.WeakTensorKeyDictionary",
+     lambda patch: remove(patch, weak, "WeakTensorKeyDictionary"), doors.weak_tensor_table),
+    ("torch", "has_torch_function in multi_head_attention_forward",
+     lambda patch: patch.setattr(nn.functional, "multi_head_attention_forward", asks_nothing),
+     doors.open_multi_head_attention),
+    ("torch", "multi_head_attention_forward.__code__",
+     lambda patch: patch.setattr(nn.functional, "multi_head_attention_forward", len), doors.open_multi_head_attention),
+    ("accelerate", "Module._hf_hook", WHOLE, lambda: doors.execution_devices(spread_without_hooks())),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("library", "part", "take_away", "use"), GONE, ids=[part for _, part, *_ in GONE])
+def test_a_part_that_is_gone_is_named(
+    library: str, part: str, take_away: Break, use: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_away(monkeypatch)
+    with pytest.raises(SinkscopeError) as refused:
+        use()
+    assert str(refused.value) == (
+        f"{library} {version(library)} has no {part}, which sinkscope relies on: try an older {library} or a newer "
+        "sinkscope"
+    )
+
+
+def test_every_door_is_tried_here() -> None:
+    defined = {name for name, value in vars(doors).items() if getattr(value, "__module__", "") == doors.__name__}
+    used = set(re.findall(r"doors\.(\w+)", Path(__file__).read_text("utf-8")))
+    assert {name for name in defined if not name.startswith("_")} - used == {"moved"}
+
+
+def private_names(tree: ast.AST) -> tuple[set[str], set[str]]:
+    """Names with one leading underscore that a module gives to its own things, and those it asks other things for."""
+    own, asked = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            own.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            own.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            made_here = isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+            (own if made_here else asked).add(node.attr)
+        elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("sinkscope"):
+            asked |= {*(node.module or "").split("."), *(name.name for name in node.names)}
+    return own, {name for name in asked if re.match(r"_[a-z]", name)}
+
+
+def test_nothing_else_in_the_package_asks_for_a_private_part() -> None:
+    """`os._exit` is documented; `_attn_implementation` is what transformers tells authors of a model to read."""
+    modules = {path: ast.parse(path.read_text("utf-8")) for path in Path(sinkscope.__path__[0]).rglob("*.py")}
+    own = set().union(*(private_names(tree)[0] for tree in modules.values()))
+    for path, tree in modules.items():
+        if path.name != "private_doors.py":
+            assert private_names(tree)[1] - own <= {"_exit", "_attn_implementation"}, path
