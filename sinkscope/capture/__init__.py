@@ -1,8 +1,20 @@
 """From a forward pass to one LayerView a layer: the attention function, its kernel, the residual-stream hooks."""
 
+from sinkscope.capture.calls import AttentionCall
+from sinkscope.capture.keywords import attention_keyword
 from sinkscope.capture.plan import Plan, plan
 from sinkscope.capture.sites import not_softmax
 from sinkscope.capture.view import LayerView, Missing, Site
 from sinkscope.capture.watch import Capture
 
-__all__ = ["Capture", "LayerView", "Missing", "Plan", "Site", "not_softmax", "plan"]
+__all__ = [
+    "AttentionCall",
+    "Capture",
+    "LayerView",
+    "Missing",
+    "Plan",
+    "Site",
+    "attention_keyword",
+    "not_softmax",
+    "plan",
+]

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor, nn
 
-from sinkscope.capture.calls import from_sdpa, lengths, normalise, of_positions
+from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.inline.calls import InlineCall, SdpaCall
 from sinkscope.capture.inline.mode import InlineWatch
-from sinkscope.capture.interface import RawCall, shadowed
-from sinkscope.capture.kernels.attend import TORCH, attend, failures, kernel_of
+from sinkscope.capture.interface import shadowed
+from sinkscope.capture.kernels.attend import TORCH, kernel_of, read
 from sinkscope.capture.kernels.map_walk import map_sums
-from sinkscope.capture.masks.visibility import read_mask
 from sinkscope.capture.output_projection import output_projection
 from sinkscope.capture.sites import block_of, head_counts, kind_of, stream_of
 from sinkscope.capture.unreadable import Seen, hidden_states, no_maps
@@ -37,6 +36,8 @@ class Plan:
     """Modules whose attention is no map of a sequence's queries and keys: within windows, in bands, to pooled keys."""
     positions: int = 0
     """The most queries any site had in the dry run: the positions of a picture."""
+    failures: list[str] = field(default_factory=list)
+    """Why Triton failed, in the dry run or in a later pass that follows this plan; one line at most."""
 
     @property
     def inline(self) -> bool:
@@ -49,38 +50,41 @@ def plan(model: nn.Module, forward: Callable[[], Any]) -> Plan:
 
     Raises SinkscopeError when none can be read.
     """
-    seen, unread = _dry_run(model, forward)
+    failures: list[str] = []
+    seen, unread = _dry_run(model, forward, failures)
     if any(one.path == INLINE for one in seen):
-        seen, unread = _dry_run(model, forward)  # BigBird replaces its attention modules while its first forward runs
+        # BigBird replaces its attention modules while its first forward runs.
+        seen, unread = _dry_run(model, forward, failures)
     if not seen:
         raise SinkscopeError(
             f"no attention of {type(model).__name__} could be read: it has no softmax attention, or none that is one "
             "map of queries and keys"
         )
-    return Plan(_sites(model, seen), unread, max(one.queries for one in seen))
+    if failures:  # of a later call: the kernel is not tried again at any layer
+        seen = [replace(one, kernel=one.kernel and TORCH) for one in seen]
+    return Plan(_sites(model, seen), unread, max(one.queries for one in seen), failures)
 
 
-def _dry_run(model: nn.Module, forward: Callable[[], Any]) -> tuple[list[Seen], tuple[str, ...]]:
+def _dry_run(model: nn.Module, forward: Callable[[], Any], failures: list[str]) -> tuple[list[Seen], tuple[str, ...]]:
     names = {module: name for name, module in model.named_modules()}
     seen: list[Seen] = []
 
-    def dispatched(call: RawCall) -> Tensor:
-        if call.module not in names:
-            raise SinkscopeError(f"an attention module outside the model called: {type(call.module).__name__}")
+    def dispatched(module: nn.Module, call: AttentionCall) -> Tensor:
+        if module not in names:
+            raise SinkscopeError(f"an attention module outside the model called: {type(module).__name__}")
         with watch.rest():
-            visible = read_mask(call.mask, call.causal, *lengths(call), call.query.device)
-            output, _ = attend(normalise(call, visible))
-            if of_positions(call):
-                seen.append(_seen(names[call.module], call, INTERFACE))
+            output, _ = read(call, failures)
+            if call.of_positions:
+                seen.append(_seen(names[module], call, INTERFACE))
             return output
 
-    def inline(call: InlineCall | SdpaCall) -> None:
-        if isinstance(call, SdpaCall):
-            raw = from_sdpa(call, model.get_submodule(call.module), None)
-            if of_positions(raw):
-                seen.append(_seen(call.module, raw, INLINE))
+    def inline(made: InlineCall | SdpaCall) -> None:
+        if isinstance(made, SdpaCall):
+            call = made.unfolded(None)
+            if call.of_positions:
+                seen.append(_seen(made.module, call, INLINE))
         else:
-            found = _seen_map(model, call)
+            found = _seen_map(model, made)
             if found is not None:
                 seen.append(found)
 
@@ -108,8 +112,7 @@ def _readable(model: nn.Module) -> Iterator[None]:
         ) from error
 
 
-def _seen(module: str, call: RawCall, path: str) -> Seen:
-    visible = read_mask(call.mask, call.causal, *lengths(call), call.query.device)
+def _seen(module: str, call: AttentionCall, path: str) -> Seen:
     return Seen(
         module=module,
         rows=call.query.shape[0],
@@ -119,11 +122,11 @@ def _seen(module: str, call: RawCall, path: str) -> Seen:
         kv_groups=call.key.shape[1],
         head_dim=call.query.shape[-1],
         value_dim=call.value.shape[-1],
-        causal=visible.causal,
+        causal=call.visible.causal,
         path=path,
         window=call.window,
         score=call.score,
-        kernel=kernel_of(normalise(call, visible)),
+        kernel=kernel_of(call),
     )
 
 
@@ -179,7 +182,7 @@ def _sites(model: nn.Module, seen: list[Seen]) -> list[Site]:
                 projection=None if width is None else output_projection(model, one.module, width),
                 path=one.path,
                 score=one.score,
-                kernel=TORCH if one.kernel and failures() else one.kernel,  # it may have failed at a later layer
+                kernel=one.kernel,
             )
         )
         calls[one.module] += 1

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinkscope.capture.calls import Cut, Part, Pending, Span, from_sdpa, lengths, normalise, of_positions
+from sinkscope.capture.calls import AttentionCall, MaskReadings
+from sinkscope.capture.cuts import Cut, Part, Pending, Span
 from sinkscope.capture.inline.calls import InlineCall, SdpaCall
 from sinkscope.capture.inline.mode import InlineWatch
-from sinkscope.capture.interface import RawCall, shadowed
-from sinkscope.capture.kernels.attend import attend
+from sinkscope.capture.interface import shadowed
+from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.kernels.map_walk import AttentionMap, map_sums
 from sinkscope.capture.kernels.sums import AttentionSums
-from sinkscope.capture.masks.lazy import identity, lazy_masks
-from sinkscope.capture.masks.visibility import Visibility, read_mask
+from sinkscope.capture.masks.lazy import lazy_masks
 from sinkscope.capture.output_projection import head_factors
 from sinkscope.capture.plan import INLINE, Plan
 from sinkscope.capture.view import LayerView, Site
@@ -40,7 +40,7 @@ class Capture:
     plan: Plan
     on_layer: Callable[[LayerView, int], None]
     epsilon: float = 0.3
-    on_call: Callable[[Site, RawCall | AttentionMap], None] | None = None
+    on_call: Callable[[Site, AttentionCall | AttentionMap], None] | None = None
     head_mean: Callable[[Site, Tensor], Tensor] | None = None
     _factors: dict[str, Tensor] = field(default_factory=dict)
 
@@ -70,7 +70,7 @@ class Capture:
         self._calls: Counter[str] = Counter()
         self._waiting: dict[str | None, list[Pending]] = {}
         self._inputs: dict[str, Tensor] = {}
-        self._masks: dict[tuple[Any, ...], tuple[Tensor | None, Visibility]] = {}
+        self._masks = MaskReadings()
         self._latest: dict[str, Pending] = {}
 
     def _check_calls(self) -> None:
@@ -136,11 +136,11 @@ class Capture:
         self._calls[path] += 1
         return site
 
-    def _dispatched(self, call: RawCall) -> Tensor:
-        if not of_positions(call) or self._names.get(call.module) in self.plan.unread:
+    def _dispatched(self, module: nn.Module, call: AttentionCall) -> Tensor:
+        if not call.of_positions or self._names.get(module) in self.plan.unread:
             with self._watch.rest():
-                return attend(normalise(call, self._visibility(call, None)))[0]
-        site = self._next_site(self._names.get(call.module, ""))
+                return read(self._masks.read(call), self.plan.failures)[0]
+        site = self._next_site(self._names.get(module, ""))
         with self._watch.rest():
             output, parts = self._measure(site, call)
         self._keep(Pending(site, parts, (output.shape[0], output.shape[1]), call.query, call.key, call.value, output))
@@ -150,19 +150,22 @@ class Capture:
         if (made.module, 0) not in self._by_call:
             return  # no attention, as the dry run found
         site = self._next_site(made.module)
-        if isinstance(made, InlineCall):
-            seen = made.unfolded(site.heads)
-            if self.on_call is not None:
-                self.on_call(site, seen)
-            parts: list[Part] = [(rows, cut, map_sums(part)) for rows, cut, part in self._cut_map(site, seen)]
-        else:
-            call = from_sdpa(made, self.model.get_submodule(made.module), site.heads)
-            _, parts = self._measure(site, call)
-            output = made.output if made.output.dim() == 4 else made.output.unflatten(0, (-1, site.heads))
-            seen = AttentionMap(output, None, call.query, call.key, call.value, output.transpose(1, 2))
+        pending = self._of_map(site, made) if isinstance(made, InlineCall) else self._of_sdpa(site, made)
+        pending.projected = pending.output if made.handed_on else None
+        self._keep(pending)
+
+    def _of_map(self, site: Site, made: InlineCall) -> Pending:
+        seen = made.unfolded(site.heads)
+        if self.on_call is not None:
+            self.on_call(site, seen)
+        parts: list[Part] = [(rows, cut, map_sums(part)) for rows, cut, part in self._cut_map(site, seen)]
         rows = (seen.probabilities.shape[0], seen.probabilities.shape[-2])
-        projected = seen.output if made.handed_on else None
-        self._keep(Pending(site, parts, rows, seen.query, seen.key, seen.value, seen.output, projected))
+        return Pending(site, parts, rows, seen.query, seen.key, seen.value, seen.output)
+
+    def _of_sdpa(self, site: Site, made: SdpaCall) -> Pending:
+        call, output = made.unfolded(site.heads), made.unfolded_output(site.heads)
+        _, parts = self._measure(site, call)
+        return Pending(site, parts, (output.shape[0], output.shape[1]), call.query, call.key, call.value, output)
 
     def _keep(self, pending: Pending) -> None:
         self._waiting.setdefault(pending.site.block, []).append(pending)
@@ -177,30 +180,22 @@ class Capture:
             cut.check(site.name, batch, queries, len(self.cuts))
             yield cut.one, cut, cut.map(seen)
 
-    def _measure(self, site: Site, call: RawCall) -> tuple[Tensor, list[Part]]:
+    def _measure(self, site: Site, call: AttentionCall) -> tuple[Tensor, list[Part]]:
         if self.on_call is not None:
             self.on_call(site, call)
         batch = call.query.shape[0]
         if self.cuts is None:
-            output, sums = attend(normalise(call, self._visibility(call, None)))
+            output, sums = read(self._masks.read(call), self.plan.failures)
             return output, [(slice(0, batch), None, sums)]
         output = call.query.new_zeros(batch, call.query.shape[2], call.query.shape[1], call.value.shape[-1])
         parts: list[Part] = []
-        for index, cut in enumerate(self.cuts):
+        for cut in self.cuts:
             cut.check(site.name, batch, output.shape[1], len(self.cuts))
-            part = cut.call(call)
-            rows, sums = attend(normalise(part, self._visibility(part, index, call.mask)))
-            output[index, cut.rows(output.shape[1])] = rows[0]
+            part = self._masks.read(cut.call(call), call.mask, cut.index)
+            rows, sums = read(part, self.plan.failures)
+            output[cut.index, cut.rows(output.shape[1])] = rows[0]
             parts.append((cut.one, cut, sums))
         return output, parts
-
-    def _visibility(self, call: RawCall, index: int | None, owner: Tensor | None = None) -> Visibility:
-        """Each mask of a pass is read once, and again once it is written into; kept here so that its id stays its."""
-        owner = call.mask if owner is None else owner
-        key = (identity(owner), index, call.causal, *lengths(call), call.query.device)
-        if key not in self._masks:
-            self._masks[key] = (owner, read_mask(call.mask, call.causal, *lengths(call), call.query.device))
-        return self._masks[key][1]
 
     def _finish(self, ended: list[Pending], residual_out: Tensor | None = None) -> None:
         for pending in ended:

@@ -8,7 +8,6 @@ from typing import Any
 import pandas as pd
 
 from sinkscope.capture import not_softmax
-from sinkscope.capture.kernels.attend import failures
 from sinkscope.comparison.domains import contrast_summary, contrast_table
 from sinkscope.engine.loop import Loop
 from sinkscope.engine.manifest import spectra_measured, tell_of_failures, timing
@@ -29,7 +28,7 @@ from sinkscope.runs.values import Domain
 def build_run(loop: Loop, manifest: Manifest, settings: Settings, started: float, complete: bool) -> Run:
     """Tables, summary and manifest of the sequences measured so far. `started`: time.perf_counter() of the call."""
     sites, domains = loop.sites, loop.domains()
-    manifest = tell_of_failures(manifest, [*failures(), *loop.failures])
+    manifest = tell_of_failures(manifest, [*loop.plan.failures, *loop.failures])
     tokens = {domain.name: shared_tokens(domain.ids, loop.reading.tokenizer) for domain in domains}
     heads = head_table(domains, sites, settings)
     layers = layer_table(domains, sites, heads, settings)

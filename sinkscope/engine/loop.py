@@ -12,7 +12,6 @@ from accelerate.utils import release_memory
 from torch import Tensor
 
 from sinkscope.capture import Capture, LayerView, Plan, Site
-from sinkscope.capture.kernels.attend import failures
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.engine.batch_size import _is_out_of_memory, _what_would_fit, chosen_batch
@@ -97,7 +96,7 @@ class Loop:
         left = [self.done < self.reading.total]
         while any(left):
             began = time.perf_counter()
-            told = self.processes.together(lambda: (self._next(work), bool(work), failures()))
+            told = self.processes.together(lambda: (self._next(work), bool(work), self.plan.failures))
             left = [more for _, more, _ in told]
             self.failures = list(dict.fromkeys(why for *_, reasons in told for why in reasons))
             self._keep([batch for batch, *_ in told if batch is not None])

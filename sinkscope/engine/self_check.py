@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture import Capture, LayerView, Plan, Site
-from sinkscope.capture.interface import RawCall
+from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.map_walk import AttentionMap
 from sinkscope.capture.precision import float64
 from sinkscope.checkpoints.eager import eager
@@ -67,9 +67,9 @@ def self_check(
     dense = _Reference(DENSE, {}, {})
     hides_sinks: set[str] = set()
 
-    def see(site: Site, call: RawCall | AttentionMap) -> None:
+    def see(site: Site, call: AttentionCall | AttentionMap) -> None:
         _keep(dense, site, dense_map(call))
-        if isinstance(call, RawCall) and call.sinks is not None:
+        if isinstance(call, AttentionCall) and call.sinks is not None:
             hides_sinks.add(site.name)
 
     capture = Capture(model, plan, lambda view, row: ours.__setitem__(view.site.name, view), on_call=see)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sinkscope.capture.interface import RawCall
+from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.map_walk import AttentionMap
 from sinkscope.capture.precision import float64
 
 
-def dense_map(seen: RawCall | AttentionMap) -> Tensor | None:
+def dense_map(seen: AttentionCall | AttentionMap) -> Tensor | None:
     """A of one call, (B, H, Tq, Tk) in float64; None for a score that is not softmax.
 
     A map that the model formed itself is taken from its logits where it is their softmax, else as it stands.

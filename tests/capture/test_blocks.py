@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.attend import attend_in_blocks as attend
-from sinkscope.capture.kernels.sums import AttentionCall, block_edges
+from sinkscope.capture.kernels.sums import block_edges
 from sinkscope.capture.masks.visibility import read_mask
 
 MASKS = ("causal", "full", "window", "bool", "additive", "alibi", "holes", "late")
@@ -98,9 +99,8 @@ def test_every_sum_is_the_full_matrix_s(
     }
     mask = make_mask(kind, batch, heads[0], length, generator)
     causal = kind == "causal"
-    visible = read_mask(mask, causal, length, length, torch.device("cpu"))
     expected = reference(call, mask, causal)
-    out, sums = attend(AttentionCall(**call, visible=visible), block_bytes)
+    out, sums = attend(AttentionCall(**call, mask=mask, causal=causal), block_bytes)
     close(out, expected["out"], 1e-5)
     for name in ("first", "diagonal", "previous", "entropy", "learned_sink", "columns"):
         close(getattr(sums, name), expected[name], 2e-5)
@@ -131,7 +131,7 @@ def test_cross_attention(queries: int) -> None:
         "scaling": 1.0, "softcap": None, "sinks": None,
     }  # fmt: skip
     expected = reference(call, None, False)
-    out, sums = attend(AttentionCall(**call, visible=read_mask(None, False, queries, 11, torch.device("cpu"))))
+    out, sums = attend(AttentionCall(**call))
     close(out, expected["out"], 1e-5)
     close(sums.columns, expected["columns"], 1e-5)
     assert sums.diagonal is None
@@ -143,8 +143,7 @@ def test_margins_past_float32_s_smallest_number() -> None:
     """exp(-200) underflows; the margin is read from logits and does not."""
     query = torch.ones(1, 1, 3, 1) * 200
     key = torch.tensor([1.0, 0.0, 0.0]).view(1, 1, 3, 1)
-    visible = read_mask(None, True, 3, 3, torch.device("cpu"))
-    _, sums = attend(AttentionCall(query, key, key, visible, 1.0))
+    _, sums = attend(AttentionCall(query, key, key, causal=True))
     close(sums.margin[0, 0, 1:], torch.tensor([200.0, 200.0 - torch.tensor(2.0).log().item()]).double(), 1e-6)
     assert sums.margin[0, 0, 0].isnan()
 
@@ -153,8 +152,7 @@ def test_margins_past_float32_s_smallest_number() -> None:
 def test_half_precision_inputs_are_summed_in_float32(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, 2, 50, 8, generator=generator).to(dtype) for _ in range(3))
-    visible = read_mask(None, True, 50, 50, torch.device("cpu"))
-    out, sums = attend(AttentionCall(query, key, value, visible, 0.5))
+    out, sums = attend(AttentionCall(query, key, value, causal=True, scaling=0.5))
     call = {"query": query, "key": key, "value": value, "scaling": 0.5, "softcap": None, "sinks": None}
     expected = reference(call, None, True)
     assert out.dtype == dtype
@@ -188,9 +186,8 @@ def test_memory_is_a_block_not_the_matrix() -> None:
 
     length, heads = 2048, 8
     query, key = torch.randn(1, heads, length, 16), torch.randn(1, 2, length, 16)
-    visible = read_mask(None, True, length, length, torch.device("cpu"))
     with Largest() as largest:
-        attend(AttentionCall(query, key, key, visible, 0.25))
+        attend(AttentionCall(query, key, key, causal=True, scaling=0.25))
     assert largest.seen <= 2 * heads * length * max(16, 2**22 // (4 * heads * length))
     assert largest.seen < heads * length * length / 20
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from watched import find, hooks
 
 import sinkscope
 from sinkscope.capture import Capture
+from sinkscope.capture.calls import AttentionCall
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -64,14 +66,12 @@ def test_self_check_stops_a_scan_whose_sums_are_wrong(monkeypatch: pytest.Monkey
     """A capture that reads scaled queries wrongly must not get past it."""
     import sinkscope.capture.watch as watch
 
-    right = watch.normalise
+    right = watch.read
 
-    def wrong(call: Any, visible: Any) -> Any:
-        from dataclasses import replace
+    def wrong(call: AttentionCall, failures: list[str]) -> Any:
+        return right(replace(call, scaling=call.scaling * 1.3), failures)
 
-        return replace(right(call, visible), scaling=call.scaling * 1.3)
-
-    monkeypatch.setattr(watch, "normalise", wrong)
+    monkeypatch.setattr(watch, "read", wrong)
     with pytest.raises(sinkscope.SinkscopeError, match="self-check failed"):
         sinkscope.scan(tiny("llama"), data=random_ids(2, 40))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,10 @@ from models import random_ids, tiny
 from tiers import slow_but
 
 import sinkscope
+from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels import attend as attention
 from sinkscope.capture.kernels import triton_call as fused
 from sinkscope.capture.kernels.attend import attend_in_blocks
-from sinkscope.capture.kernels.sums import AttentionCall
-from sinkscope.capture.masks.visibility import read_mask
 from sinkscope.errors import SinkscopeError
 
 CASES = Path(__file__).parents[1] / "support" / "kernel_cases.py"
@@ -143,8 +143,8 @@ def test_compiled_ahead_of_time(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     query, key = (torch.zeros(1, heads, 80, widths[0], dtype=dtype) for heads in (2, 1))
     mask = make_mask("alibi", 1, 2, 80, torch.Generator()) if everything else None
-    visible = read_mask(mask, True, 80, 80, query.device)
-    call = AttentionCall(query, key, torch.zeros(1, 1, 80, widths[1], dtype=dtype), visible, 0.1)
+    value = torch.zeros(1, 1, 80, widths[1], dtype=dtype)
+    call = AttentionCall(query, key, value, mask, causal=True, scaling=0.1)
     if everything:
         call = replace(call, softcap=3.0, sinks=torch.zeros(1, 2, 1, 1))
     for name, used in shared_memory(call, capability, monkeypatch).items():
@@ -155,7 +155,7 @@ def test_compiled_ahead_of_time(
 def willing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which Triton compiles, as far as anyone can tell beforehand."""
     monkeypatch.setattr(attention, "_compiles", lambda device: True)
-    monkeypatch.setattr(attention, "_failures", [])
+    monkeypatch.setattr(attention, "_triton_failed", threading.Event())
 
 
 @pytest.mark.usefixtures("willing")
@@ -170,10 +170,10 @@ def test_unsupported_calls_are_walked_over() -> None:
         replace(CAUSAL, value=torch.zeros(1, 2, 40, 257)),
     ):
         assert attention.kernel_of(call) == attention.TORCH
-        assert torch.equal(attention.attend(call)[0], attend_in_blocks(call)[0])
+        assert torch.equal(attention.read(call)[0], attend_in_blocks(call)[0])
     assert attention.kernel_of(replace(CAUSAL, query=CAUSAL.query.clone().requires_grad_())) == attention.TORCH
     with pytest.raises(SinkscopeError, match="unknown attention score 'max'"):
-        attention.attend(replace(CAUSAL, score="max"))
+        attention.read(replace(CAUSAL, score="max"))
 
 
 def test_a_cpu_is_the_walk_s() -> None:
@@ -182,7 +182,8 @@ def test_a_cpu_is_the_walk_s() -> None:
 
 @pytest.mark.usefixtures("willing")
 def test_a_kernel_that_fails_is_said_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = []
+    tried: list[AttentionCall] = []
+    failures: list[str] = []
 
     def fail(call: AttentionCall) -> None:
         tried.append(call)
@@ -190,12 +191,12 @@ def test_a_kernel_that_fails_is_said_and_not_tried_again(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(fused, "attend", fail)
     for _ in range(2):
-        output, sums = attention.attend(CAUSAL)
+        output, sums = attention.read(CAUSAL, failures)
         expected, theirs = attend_in_blocks(CAUSAL)
         assert torch.equal(output, expected)
         assert torch.equal(sums.columns, theirs.columns)
     assert len(tried) == 1
-    (line,) = attention.failures()
+    (line,) = failures
     assert line == (
         "Triton failed, attention is read by torch: RuntimeError: PTX was compiled with an unsupported toolchain"
     )
@@ -211,6 +212,23 @@ def test_a_scan_tells_of_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.manifest["warnings"] == ["Triton failed, attention is read by torch: RuntimeError: no"]
     assert run.summary["warnings"] == run.manifest["warnings"]
     assert {site["kernel"] for site in run.manifest["attention"]} == {attention.TORCH}
+
+
+@pytest.mark.usefixtures("willing")
+def test_a_later_scan_does_not_inherit_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton stays untried, and the second run says that torch read it; the warning is the first run's alone."""
+    tried = []
+
+    def fail(call: AttentionCall) -> None:
+        tried.append(call)
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(fused, "attend", fail)
+    first, second = (sinkscope.scan(tiny("llama", num_hidden_layers=1), data=random_ids(1, 20)) for _ in range(2))
+    assert first.manifest["warnings"] == ["Triton failed, attention is read by torch: RuntimeError: no"]
+    assert second.manifest["warnings"] == second.summary["warnings"] == []
+    assert {site["kernel"] for site in second.manifest["attention"]} == {attention.TORCH}
+    assert len(tried) == 1
 
 
 @pytest.mark.usefixtures("willing")
@@ -238,9 +256,10 @@ def test_memory_that_runs_out_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(fused, "attend", fail)
     with pytest.raises(torch.OutOfMemoryError) as raised:
-        attention.attend(CAUSAL)
+        attention.read(CAUSAL, failures := [])
     assert raised.value is error
-    assert not attention.failures()
+    assert not failures
+    assert attention.kernel_of(CAUSAL) == attention.TRITON
 
 
 @pytest.mark.slow

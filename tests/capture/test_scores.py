@@ -6,8 +6,8 @@ import pytest
 import torch
 from drawn import make_call
 
+from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.attend import attend_in_blocks as attend
-from sinkscope.capture.kernels.sums import AttentionCall
 from sinkscope.capture.kernels.unnormalised import SCORES
 from sinkscope.errors import SinkscopeError
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 import sinkscope
 from sinkscope.capture import Capture, LayerView, Site, plan
-from sinkscope.capture.interface import RawCall
+from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.map_walk import AttentionMap
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.engine.whole_maps import dense_map
@@ -151,7 +151,7 @@ def test_half_precision_is_summed_in_float32(family: str, dtype: torch.dtype) ->
     half, ids = tiny(family).to(dtype), random_ids(2, 90)
     forward, exact, ours = Forward(half), {}, {}
 
-    def see(site: Site, call: RawCall | AttentionMap) -> None:
+    def see(site: Site, call: AttentionCall | AttentionMap) -> None:
         exact[site.name] = dense_map(call)
 
     def keep(view: LayerView, row: int) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sinkscope.capture.kernels.sums import AttentionCall
-from sinkscope.capture.masks.visibility import read_mask
+from sinkscope.capture.calls import AttentionCall
 
 
 def make_mask(kind: str, batch: int, heads: int, length: int, generator: torch.Generator) -> Tensor | None:
@@ -38,5 +37,4 @@ def make_call(
     query = torch.randn(batch, heads, length, dim, generator=generator)
     key, value = (torch.randn(batch, groups, length, dim, generator=generator) for _ in range(2))
     seen = make_mask(mask, batch, heads, length, generator)
-    visible = read_mask(seen, mask != "full", length, length, query.device)
-    return AttentionCall(query, key, value, visible, scaling=0.7, score=score), seen
+    return AttentionCall(query, key, value, seen, mask != "full", scaling=0.7, score=score), seen

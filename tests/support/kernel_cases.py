@@ -18,12 +18,11 @@ from models import random_ids, tiny
 from torch import Tensor
 
 import sinkscope
+from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels import attend as attention
 from sinkscope.capture.kernels import sums
 from sinkscope.capture.kernels import triton_call as fused
 from sinkscope.capture.kernels.attend import attend_in_blocks
-from sinkscope.capture.kernels.sums import AttentionCall
-from sinkscope.capture.masks.visibility import read_mask
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -179,7 +178,7 @@ def make(
     value = draw(seed + 2, batch, heads[1], keys, widths[1], dtype=dtype)
     mask = make_mask(kind, heads[0], queries, keys, seed + 3)
     call = AttentionCall(
-        query, key, value, read_mask(mask, kind == "causal", queries, keys, DEVICE), 1.5 * widths[0] ** -0.5, softcap,
+        query, key, value, mask, kind == "causal", 1.5 * widths[0] ** -0.5, softcap,
         bias=draw(seed + 4, 1, heads[0], queries, keys) if bias else None,
         sinks=draw(seed + 5, 1, heads[0], 1, sinks) if sinks else None,
     )  # fmt: skip
@@ -250,7 +249,6 @@ def test_features_a_bias_all_queries_share_and_one_that_forbids() -> None:
     forbidding[..., 7:] = -torch.inf
     output, ours = fused.attend(replace(call, bias=forbidding))
     shorter = replace(call, key=call.key[:, :, :7], value=call.value[:, :, :7], bias=forbidding[..., :7])
-    shorter = replace(shorter, visible=read_mask(None, False, 40, 7, DEVICE))
     expected, theirs = attend_in_blocks(shorter)
     close(output, expected.view(output.shape), "output")
     close(ours.margin, theirs.margin, "margin")
@@ -262,25 +260,24 @@ def test_features_padding_one_sequence_and_other_masks_of_each_head() -> None:
     keep = torch.ones(2, 1, 80, 80, dtype=torch.bool, device=DEVICE).tril()
     keep[1, :, :, :30] = False
     call, _, _ = make("causal", 2, (2, 1), (80, 80), (16, 16), torch.bfloat16)
-    check(replace(call, visible=read_mask(keep, True, 80, 80, DEVICE)), keep, False)
+    check(replace(call, mask=keep), keep, False)
     each = draw(3, 2, 2, 80, 80) > -0.5
-    check(replace(call, visible=read_mask(each, True, 80, 80, DEVICE)), each, False)
+    check(replace(call, mask=each), each, False)
 
 
 def test_features_margins_past_float32_s_smallest_number() -> None:
     query = torch.ones(1, 1, 3, 1, device=DEVICE) * 200
     key = torch.tensor([1.0, 0.0, 0.0], device=DEVICE).view(1, 1, 3, 1)
-    visible = read_mask(None, True, 3, 3, DEVICE)
-    _, ours = fused.attend(AttentionCall(query, key, key, visible, 1.0))
+    _, ours = fused.attend(AttentionCall(query, key, key, causal=True))
     close(ours.margin[0, 0, 1:], torch.tensor([200.0, 199.3068528194], device=DEVICE), "margin", 1e-6)
     assert ours.margin[0, 0, 0].isnan()
-    _, ours = fused.attend(AttentionCall(-query, key, key, visible, 1.0))
+    _, ours = fused.attend(AttentionCall(-query, key, key, causal=True))
     close(ours.margin[0, 0, 1:], torch.tensor([-200.0, -200.6931471806], device=DEVICE), "margin", 1e-6)
 
 
 def test_features_equal_keys_tie_for_key_0() -> None:
     key = torch.zeros(1, 1, 70, 16, device=DEVICE)
-    call = AttentionCall(draw(0, 1, 1, 70, 16), key, draw(1, 1, 1, 70, 16), read_mask(None, True, 70, 70, DEVICE), 1.0)
+    call = AttentionCall(draw(0, 1, 1, 70, 16), key, draw(1, 1, 1, 70, 16), causal=True)
     ours = fused.attend(call)[1]
     assert ours.first_is_largest.all()
     steps = torch.arange(1, 71, device=DEVICE)
@@ -342,4 +339,4 @@ def test_models_every_call_went_through_the_kernels(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(attention, "attend_in_blocks", lambda call: pytest.fail("read by the walk"))
     sinkscope.scan(tiny("llama", num_hidden_layers=1).to(DEVICE), data=random_ids(1, 40))
     assert len(calls) >= 3
-    assert not attention.failures()
+    assert not attention._triton_failed.is_set()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.inline.products import Product
 from sinkscope.capture.kernels.map_walk import AttentionMap
 
@@ -52,18 +53,30 @@ class InlineCall:
 class SdpaCall:
     """One call of torch's scaled_dot_product_attention from the module of that path; output (B, H, Tq, dv).
 
-    `handed_on` as in InlineCall.
+    Axes in front of (position, channel), and of the mask, may still be folded into one. `handed_on` as in InlineCall.
     """
 
     module: str
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: Tensor | None
-    causal: bool
-    scaling: float
+    call: AttentionCall
     output: Tensor
     handed_on: bool = False
+
+    def unfolded(self, heads: int | None) -> AttentionCall:
+        """(B * H, T, d) -> (B, H, T, d); `heads` None takes all for the heads of one sequence."""
+        call, mask = self.call, self.call.mask
+        if mask is not None:
+            shared = mask.dim() != 3 or mask.shape[0] == 1
+            mask = mask[(None,) * (4 - mask.dim())] if shared else _unfold(mask, heads)
+        query, key, value = (_unfold(tensor, heads) for tensor in (call.query, call.key, call.value))
+        return replace(call, query=query, key=key, value=value, mask=mask)
+
+    def unfolded_output(self, heads: int) -> Tensor:
+        """(B, Tq, H, dv)."""
+        return _unfold(self.output, heads).transpose(1, 2)
+
+
+def _unfold(tensor: Tensor, heads: int | None) -> Tensor:
+    return tensor if tensor.dim() == 4 else tensor.unflatten(0, (-1, heads or tensor.shape[0]))
 
 
 def map_of(logits: Tensor, product: Product, products: frozenset[Product], plain: bool) -> AttentionMap | None:
@@ -113,4 +126,4 @@ def sdpa_call(
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> SdpaCall:  # fmt: skip
     scaling = query.shape[-1] ** -0.5 if scale is None else float(scale)
-    return SdpaCall(module, query, key, value, attn_mask, is_causal, scaling, output)
+    return SdpaCall(module, AttentionCall(query, key, value, attn_mask, is_causal, scaling), output)

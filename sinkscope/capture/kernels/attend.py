@@ -6,6 +6,7 @@ The walk is the reference; the kernels give the same sums within float32 roundin
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -14,8 +15,9 @@ import torch
 from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor
 
+from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels import triton_call
-from sinkscope.capture.kernels.sums import AttentionCall, AttentionSums, block_edges
+from sinkscope.capture.kernels.sums import AttentionSums, block_edges
 from sinkscope.capture.kernels.unnormalised import SCORES, UnnormalisedWalk
 from sinkscope.capture.kernels.walk import Walk
 from sinkscope.errors import SinkscopeError
@@ -30,14 +32,16 @@ WALKS: dict[str, Callable[..., Walk]] = {
 }
 """How a call is walked over in torch, by its `score`."""
 
-_failures: list[str] = []
+_triton_failed = threading.Event()
+"""Set when Triton first fails: this process does not try it again, in this scan or a later one."""
 
 
-def attend(call: AttentionCall) -> tuple[Tensor, AttentionSums]:
+def read(call: AttentionCall, failures: list[str] | None = None) -> tuple[Tensor, AttentionSums]:
     """Attention output (B, Tq, H, dv) in the query's dtype, and the sums over its probabilities.
 
     Where Triton fails on this machine, this and all later calls are walked over in torch: slower, and as right.
-    `failures` says so. Memory that has run out is no such failure: it is raised, and the batch halved.
+    `failures` then gets a line that says why. Memory that has run out is no such failure: it is raised, so that the
+    batch can be halved. Raises SinkscopeError for an unknown score.
     """
     if kernel_of(call) == TRITON:
         try:
@@ -46,7 +50,9 @@ def attend(call: AttentionCall) -> tuple[Tensor, AttentionSums]:
             if should_reduce_batch_size(error):
                 raise
             detail = " ".join(str(error).split())[:200]
-            _failures.append(f"Triton failed, attention is read by torch: {type(error).__name__}: {detail}")
+            _triton_failed.set()
+            if failures is not None:
+                failures.append(f"Triton failed, attention is read by torch: {type(error).__name__}: {detail}")
     return attend_in_blocks(call)
 
 
@@ -68,13 +74,8 @@ def attend_in_blocks(call: AttentionCall, block_bytes: int | None = None) -> tup
 
 def kernel_of(call: AttentionCall) -> str:
     """What reads this call: `triton` on an NVIDIA GPU, for calls that `triton_call.supports`; else `torch blocks`."""
-    can = not _failures and _compiles(call.query.device) and triton_call.supports(call)
+    can = not _triton_failed.is_set() and _compiles(call.query.device) and triton_call.supports(call)
     return TRITON if can else TORCH
-
-
-def failures() -> list[str]:
-    """Why Triton is no longer tried in this process: one line, or none."""
-    return list(_failures)
 
 
 @functools.cache

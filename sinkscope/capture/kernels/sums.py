@@ -1,4 +1,4 @@
-"""An attention call as the kernels take it, and what it leaves behind: O(T) numbers a head, never T x T.
+"""What an attention call leaves behind: O(T) numbers a head, never T x T.
 
 METRICS' notation: A[i, j] is the probability query i gives key j, after mask, soft-cap, window and learned sink.
 """
@@ -13,8 +13,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from sinkscope.capture.masks.visibility import Visibility
-
 EARLY = 64
 """Gu et al. 2410.10781 measure sinks at T = 64: columns are also kept as they stood after query 63."""
 
@@ -24,36 +22,6 @@ BLOCK_BYTES = 4 * 2**20
 
 DEVICE_BLOCK_BYTES = 256 * 2**20
 """The same on an accelerator, where large launches pay."""
-
-
-@dataclass(frozen=True)
-class AttentionCall:
-    """One call as transformers makes it, with every keyword resolved.
-
-    Shapes: query (B, H, Tq, d), key (B, G, Tk, d), value (B, G, Tk, dv); H is a multiple of G.
-    `sinks` are extra logits of the denominator, (B | 1, H, Tq | 1, n). `bias` is added to the logits, (b, h, Tq, Tk).
-    `score` names a walk of WALKS: softmax, or a score whose rows are no distribution (see `capture.unnormalised`).
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    visible: Visibility
-    scaling: float
-    softcap: float | None = None
-    bias: Tensor | None = None
-    sinks: Tensor | None = None
-    score: str = "softmax"
-
-    @property
-    def square(self) -> bool:
-        """Queries and keys are the same positions (self-attention)."""
-        return self.query.shape[2] == self.key.shape[2]
-
-    @property
-    def linear(self) -> bool:
-        """Logits are plain scaled dot products, so that their means need no logits."""
-        return self.softcap is None and self.bias is None and not self.visible.has_bias
 
 
 @dataclass

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinkscope.capture.kernels.sums import EARLY, AttentionCall, AttentionSums, block_edges
+from sinkscope.capture.calls import AttentionCall
+from sinkscope.capture.kernels.sums import EARLY, AttentionSums, block_edges
 from sinkscope.capture.kernels.tiles import met, met_without_mask, power, reach, tiles
 from sinkscope.capture.kernels.walk import FLOOR, linear_gap
 from sinkscope.capture.masks.visibility import BlockMask, Visibility

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinkscope.capture.kernels.sums import AttentionCall, AttentionSums
+from sinkscope.capture.calls import AttentionCall
+from sinkscope.capture.kernels.sums import AttentionSums
 from sinkscope.capture.kernels.walk import Walk
 
 Score = Callable[[Tensor, Tensor], Tensor]

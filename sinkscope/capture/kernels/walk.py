@@ -12,7 +12,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sinkscope.capture.kernels.sums import EARLY, AttentionCall, AttentionSums
+from sinkscope.capture.calls import AttentionCall
+from sinkscope.capture.kernels.sums import EARLY, AttentionSums
 from sinkscope.capture.masks.visibility import BlockMask
 from sinkscope.capture.precision import wide
 

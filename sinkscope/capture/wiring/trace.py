@@ -16,10 +16,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from sinkscope.capture.calls import normalise
-from sinkscope.capture.interface import RawCall, shadowed
-from sinkscope.capture.kernels.attend import attend
-from sinkscope.capture.masks.visibility import read_mask
+from sinkscope.capture.calls import AttentionCall
+from sinkscope.capture.interface import shadowed
+from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.output_projection import projection_weight
 from sinkscope.capture.plan import Plan
 from sinkscope.capture.precision import float64
@@ -57,13 +56,13 @@ class _Trace:
     """The pass under way: inputs and outputs of the modules of the current block."""
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
-        self.model = model
+        self.model, self.failures = model, plan.failures
         repeated = {site.module for site in plan.sites if site.call}
         self.sites = {site.module: site for site in plan.sites if site.module not in repeated}
         self.blocks = {site.block for site in plan.sites if site.block is not None}
         self.names = {module: name for name, module in model.named_modules()}
         self.records: dict[str, Record] = {}
-        self.calls: dict[str, RawCall] = {}
+        self.calls: dict[str, AttentionCall] = {}
         self.inputs: dict[str, Tensor] = {}
         self.found: dict[str, Wiring] = {}
         self.busy = False
@@ -85,10 +84,9 @@ class _Trace:
             if any(path.startswith(f"{above}.") or path == above for above in watched):
                 yield module.register_forward_hook(self._leave(path), with_kwargs=True)
 
-    def _attention(self, call: RawCall) -> Tensor:
-        self.calls[self.names.get(call.module, "")] = call
-        lengths = call.query.shape[2], call.key.shape[2]
-        return attend(normalise(call, read_mask(call.mask, call.causal, *lengths, call.query.device)))[0]
+    def _attention(self, module: nn.Module, call: AttentionCall) -> Tensor:
+        self.calls[self.names.get(module, "")] = call
+        return read(call, self.failures)[0]
 
     def _enter(self, path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -110,12 +108,12 @@ class _Trace:
             site = self.sites.get(path)
             if site is not None and path in self.calls:
                 self.busy = True
-                self.found[site.name] = self._read(site, self.calls.pop(path))
+                self.found[site.name] = self._wiring(site, self.calls.pop(path))
                 self.busy = False
 
         return hook
 
-    def _read(self, site: Site, call: RawCall) -> Wiring:
+    def _wiring(self, site: Site, call: AttentionCall) -> Wiring:
         z = self.inputs.get(site.module)
         x = self.inputs.get(site.block) if site.block is not None else None
         own = {path: record for path, record in self.records.items() if path.startswith(f"{site.module}.")}

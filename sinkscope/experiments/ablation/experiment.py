@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from sinkscope.capture import Site, plan
-from sinkscope.capture.kernels.attend import failures
+from sinkscope.capture import Plan, plan
 from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.checkpoints.probes import probe
@@ -85,17 +84,17 @@ def ablate(
     options = LoadOptions(revision, device, device_map, dtype, trust_remote_code, allow_pickle, head=True)
     checkpoint = open_checkpoint(model, options) if isinstance(model, str) else wrap_model(model, tokenizer, head=True)
     _same_model(checkpoint, loaded)
-    base, sites = _sites(checkpoint, loaded)
+    base, found = _plan(checkpoint, loaded)
     corpus = held_out(data, checkpoint, loaded.manifest, seq_len, num_sequences, seed)
-    bench = _Bench(checkpoint.model, base, sites, corpus.ids, report, len(arms) + (2 if tokens else 0))
+    bench = _Bench(checkpoint.model, base, found, corpus.ids, report, len(arms) + (2 if tokens else 0))
     report("ablating", 0, bench.arms * len(corpus.ids))
     with memory_needed("the loss"):
         for arm in arms:
-            arm.losses = bench.measure(zeroed(base, sites, arm.heads))
+            arm.losses = bench.measure(zeroed(base, found.sites, arm.heads))
         if tokens:
             arms.append(_hide_first(bench, arms[0], loaded.manifest.request.epsilon))
     facts = _facts(checkpoint, loaded, corpus, chosen, shares, draws, seed, tokens)
-    return summarise(arms, corpus.documents, facts, [*checkpoint.warnings, *corpus.warnings, *failures()])
+    return summarise(arms, corpus.documents, facts, [*checkpoint.warnings, *corpus.warnings, *found.failures])
 
 
 def _silent(stage: str, done: int, total: int) -> None:
@@ -118,7 +117,7 @@ class _Bench:
 
     model: nn.Module
     base: nn.Module
-    sites: list[Site]
+    plan: Plan
     ids: np.ndarray
     report: Progress
     arms: int
@@ -138,9 +137,9 @@ class _Bench:
 
 def _hide_first(bench: _Bench, unablated: Arm, epsilon: float) -> Arm:
     """The arm with key 0 hidden; sink rates before and after go into both arms."""
-    before, after = SinkCount(epsilon, len(bench.sites)), SinkCount(epsilon, len(bench.sites))
-    bench.measure(watched(before.receive))
-    losses = bench.measure(first_token_hidden(after.receive))
+    before, after = SinkCount(epsilon, len(bench.plan.sites)), SinkCount(epsilon, len(bench.plan.sites))
+    bench.measure(watched(before.receive, bench.plan.failures))
+    losses = bench.measure(first_token_hidden(after.receive, bench.plan.failures))
     unablated.sinks = before.rates()
     return Arm(HIDDEN, losses=losses, sinks=after.rates())
 
@@ -162,16 +161,16 @@ def _same_model(checkpoint: Checkpoint, run: Run) -> None:
         return
 
 
-def _sites(checkpoint: Checkpoint, run: Run) -> tuple[nn.Module, list[Site]]:
+def _plan(checkpoint: Checkpoint, run: Run) -> tuple[nn.Module, Plan]:
     """The base model and its attention calls, which must be those of the run."""
     base: nn.Module = getattr(checkpoint.model, "base_model", checkpoint.model)
     forward, short = Forward(base), probe(checkpoint)
-    sites = plan(base, lambda: forward(short)).sites
-    ours = {(site.name, head) for site in sites for head in range(site.heads)}
+    found = plan(base, lambda: forward(short))
+    ours = {(site.name, head) for site in found.sites for head in range(site.heads)}
     if ours != {(str(module), int(head)) for module, head in zip(run.heads["module"], run.heads["head"], strict=True)}:
         raise SinkscopeError(f"the run's heads are not those of {checkpoint.name}: scan this model first")
-    check_sites(sites)
-    return base, sites
+    check_sites(found.sites)
+    return base, found
 
 
 def _facts(

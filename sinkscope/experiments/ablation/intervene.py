@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture import Site
-from sinkscope.capture.calls import normalise
-from sinkscope.capture.interface import RawCall, shadowed
-from sinkscope.capture.kernels.attend import attend
+from sinkscope.capture.calls import AttentionCall
+from sinkscope.capture.interface import shadowed
+from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.kernels.sums import AttentionSums
-from sinkscope.capture.masks.visibility import read_mask
 from sinkscope.capture.plan import INTERFACE
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.ablation.choice import Heads
@@ -58,28 +57,28 @@ def _zero(site: Site, heads: list[int]) -> Callable[..., tuple[Any, ...]]:
 
 
 @contextmanager
-def first_token_hidden(receive: Callable[[AttentionSums], None]) -> Iterator[None]:
-    """No query but query 0 sees key 0 until the block ends; `receive` gets every attention call's sums."""
-
-    def attention(call: RawCall) -> Tensor:
-        queries, keys = call.query.shape[2], call.key.shape[2]
-        mask = _without_first(call.mask, call.causal, queries, keys, call.query.device)
-        hidden = replace(call, mask=mask)
-        output, sums = attend(normalise(hidden, read_mask(mask, call.causal, queries, keys, call.query.device)))
-        receive(sums)
-        return output
-
-    with shadowed(attention):
+def first_token_hidden(receive: Callable[[AttentionSums], None], failures: list[str]) -> Iterator[None]:
+    """No query but query 0 sees key 0 until the block ends; `receive` and `failures` as in `watched`."""
+    with _attention_changed(_without_first, receive, failures):
         yield
 
 
 @contextmanager
-def watched(receive: Callable[[AttentionSums], None]) -> Iterator[None]:
-    """The same, with the attention as it is."""
+def watched(receive: Callable[[AttentionSums], None], failures: list[str]) -> Iterator[None]:
+    """Reports every attention call's sums to `receive` without changing the attention.
 
-    def attention(call: RawCall) -> Tensor:
-        queries, keys = call.query.shape[2], call.key.shape[2]
-        output, sums = attend(normalise(call, read_mask(call.mask, call.causal, queries, keys, call.query.device)))
+    `failures` gets a line where Triton fails.
+    """
+    with _attention_changed(lambda call: call, receive, failures):
+        yield
+
+
+@contextmanager
+def _attention_changed(
+    change: Callable[[AttentionCall], AttentionCall], receive: Callable[[AttentionSums], None], failures: list[str]
+) -> Iterator[None]:
+    def attention(module: nn.Module, call: AttentionCall) -> Tensor:
+        output, sums = read(change(call), failures)
         receive(sums)
         return output
 
@@ -87,12 +86,13 @@ def watched(receive: Callable[[AttentionSums], None]) -> Iterator[None]:
         yield
 
 
-def _without_first(mask: Tensor | None, causal: bool, queries: int, keys: int, device: torch.device) -> Tensor:
-    """The mask with key 0 forbidden to queries 1..; in the kind (bool, additive) the mask has."""
-    if mask is None:
-        mask = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=device)
-        mask = mask.tril() if causal else mask
+def _without_first(call: AttentionCall) -> AttentionCall:
+    """The call with key 0 forbidden to queries 1..; its mask stays of the kind (bool, additive) it was."""
+    queries, keys = call.lengths
+    if call.mask is None:
+        mask = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=call.query.device)
+        mask = mask.tril() if call.causal else mask
     else:
-        mask = mask.expand(-1, -1, queries, -1).clone()
+        mask = call.mask.expand(-1, -1, queries, -1).clone()
     mask[..., 1:, 0] = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
-    return mask
+    return replace(call, mask=mask)
