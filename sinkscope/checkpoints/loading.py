@@ -13,6 +13,7 @@ from torch import nn
 from sinkscope.capture.private_doors import base_class, has_sdpa
 from sinkscope.checkpoints.causal import need_causal
 from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts
+from sinkscope.checkpoints.keys import check_keys
 from sinkscope.checkpoints.placement import Placement, held
 from sinkscope.checkpoints.quiet import quiet_transformers
 from sinkscope.checkpoints.sources import Source, find_source, first_line, pickled_files, shorten, weights_hash
@@ -170,7 +171,7 @@ def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) 
     except Exception as error:  # one line for whatever a checkpoint can be wrong in
         raise SinkscopeError(_why(source, error)) from error
     placement.settle(model)
-    return model, _check_keys(source, model, report)
+    return model, check_keys(source.name, model, report)
 
 
 def _implementation(config: Any) -> str | None:
@@ -193,19 +194,6 @@ def _why(source: Source, error: Exception) -> str:
         return f"{source.name} is of a model type this transformers does not know: {first_line(error)}"
     detail = " ".join(text.split()) or type(error).__name__
     return f"cannot load {source.name}: {type(error).__name__}: {shorten(detail)}"
-
-
-def _check_keys(source: Source, model: nn.Module, report: dict[str, Any]) -> list[str]:
-    """Refuses weights that the checkpoint lacks and a forward pass would read: they would be random numbers."""
-    for key, found, needed in sorted(report.get("mismatched_keys", ())):
-        raise SinkscopeError(f"{source.name}: {key} has shape {tuple(found)}, its config.json asks for {tuple(needed)}")
-    missing = sorted(report.get("missing_keys", ()))
-    harmless = [key for key in missing if "pooler" in key.lower()]
-    harmful = [key for key in missing if key not in harmless]
-    if harmful:
-        more = f" and {len(harmful) - 1} more" if len(harmful) > 1 else ""
-        raise SinkscopeError(f"{source.name} lacks weights that {type(model).__name__} needs: {harmful[0]}{more}")
-    return []
 
 
 def _load_tokenizer(source: Source, options: LoadOptions) -> tuple[Any, str | None]:

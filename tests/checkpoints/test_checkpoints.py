@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import Refused, Scan, make_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from sinkscope import SinkscopeError, scan
 from sinkscope.checkpoints import LoadOptions, open_checkpoint, wrap_model
@@ -148,6 +148,64 @@ def test_missing_pooler_is_no_harm(tmp_path: Path, scan_cli: Scan) -> None:
     ids.write_text(json.dumps({"input_ids": [3, 4] * 20}) + "\n", "utf-8")
     model = open_checkpoint(str(folder)).model
     assert scan(model, data=[[3, 4] * 8]).summary["complete"] is True
+
+
+def test_weights_of_layers_that_the_config_leaves_out_are_named(copied: Path, scan_cli: Scan) -> None:
+    """One layer is measured of the two that the folder holds."""
+    edit_config(copied, num_hidden_layers=1)
+    outcome = scan_cli(copied)
+    line = (
+        f"{copied} holds weights of layers that LlamaModel has no place for, as its config.json describes it: "
+        "model.layers.1.input_layernorm.weight and 8 more; they are not measured"
+    )
+    assert outcome.code == 0
+    assert outcome.warnings[0] == line
+    assert outcome.json("manifest")["warnings"][0] == outcome.json("summary")["warnings"][0] == line
+    assert len(outcome.json("manifest")["attention"]) == 1
+
+
+@pytest.mark.parametrize("head", [False, True])
+@pytest.mark.parametrize("prefix", ["model.", ""])
+def test_a_weight_inside_a_layer_that_has_no_place_is_named(prefix: str, head: bool, copied: Path) -> None:
+    """A bias that the model would not add, in a checkpoint saved with its head or without it."""
+
+    def add_bias(weights: dict[str, torch.Tensor]) -> None:
+        own = {name.removeprefix("model.") if not prefix else name: weights.pop(name) for name in list(weights)}
+        weights |= own | {f"{prefix}layers.0.self_attn.q_proj.bias": torch.ones(64)}
+
+    edit_weights(copied, add_bias)
+    (line,) = open_checkpoint(str(copied), LoadOptions(head=head)).warnings
+    assert f" {prefix}layers.0.self_attn.q_proj.bias; " in line
+
+
+ORDINARY = {
+    "lm_head.weight": (500, 64),
+    "score.weight": (2, 64),
+    "classifier.0.weight": (2, 64),
+    "pooler.dense.weight": (64, 64),
+    "model.rotary_emb.inv_freq": (8,),
+    "model.layers.0.self_attn.rotary_emb.inv_freq": (8,),
+    "model.layers.1.self_attn.bias": (1, 1, 8, 8),
+    "model.layers.1.self_attn.masked_bias": (),
+}
+"""Heads, and buffers that older checkpoints hold of each layer."""
+
+
+def test_heads_and_buffers_are_no_harm(copied: Path) -> None:
+    edit_weights(copied, lambda weights: weights.update({key: torch.zeros(shape) for key, shape in ORDINARY.items()}))
+    assert open_checkpoint(str(copied)).warnings == []
+
+
+def test_an_ordinary_checkpoint_gives_no_warning(tiny_folder: Path, tmp_path: Path) -> None:
+    """A causal language model without its head and with it; BERT with a classifier; GPT-2."""
+    assert open_checkpoint(str(tiny_folder)).warnings == []
+    assert open_checkpoint(str(tiny_folder), LoadOptions(head=True)).warnings == []
+    bert = AutoConfig.for_model("bert", vocab_size=30, **BLOCKS)
+    AutoModelForSequenceClassification.from_config(bert).save_pretrained(tmp_path / "bert")
+    gpt2 = AutoConfig.for_model("gpt2", vocab_size=30, n_embd=32, n_layer=1, n_head=4)
+    AutoModelForCausalLM.from_config(gpt2).save_pretrained(tmp_path / "gpt2")
+    for name in ("bert", "gpt2"):
+        assert open_checkpoint(str(tmp_path / name)).warnings == []
 
 
 def test_weights_of_another_shape_name_the_tensor(copied: Path, refused: Refused) -> None:

@@ -32,6 +32,11 @@ def minilm() -> Checkpoint:
 
 
 @pytest.mark.slow
+def test_neither_checkpoint_gives_a_warning(gemma: Checkpoint, minilm: Checkpoint) -> None:
+    assert gemma.warnings == minilm.warnings == []
+
+
+@pytest.mark.slow
 def test_gemma_every_column_with_a_biting_window(gemma: Checkpoint) -> None:
     ids = prose(gemma, 700, 2)
     run = sinkscope.scan(gemma.model, data=ids)

@@ -1,0 +1,65 @@
+"""A checkpoint's weights held against those of the model its config.json describes, by name and shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from sinkscope.errors import SinkscopeError
+
+BUFFERS = frozenset(
+    {
+        *("inv_freq", "cos_cached", "sin_cached", "position_ids", "masked_bias", "relative_position_index"),
+        *("k_scale", "v_scale"),  # of a quantised KV cache
+    }
+)
+"""What old checkpoints hold of each layer beside its weights: the model computes these itself or needs none."""
+
+
+def check_keys(name: str, model: nn.Module, report: dict[str, Any]) -> list[str]:
+    """Reads transformers' loading report. Returns a warning where layers' weights have no place in the model.
+
+    Raises SinkscopeError for weights that the checkpoint lacks or holds in another shape and a forward pass would
+    read: they would be random numbers. Heads (of a language model, a classifier, a pooler) may be missing or left over.
+    """
+    for key, found, needed in sorted(report.get("mismatched_keys", ())):
+        raise SinkscopeError(f"{name}: {key} has shape {tuple(found)}, its config.json asks for {tuple(needed)}")
+    harmful = [key for key in sorted(report.get("missing_keys", ())) if "pooler" not in key.lower()]
+    if harmful:
+        raise SinkscopeError(f"{name} lacks weights that {type(model).__name__} needs: {_first_of(harmful)}")
+    left_over = _of_layers(model, sorted(report.get("unexpected_keys", ())))
+    if not left_over:
+        return []
+    kind = type(model).__name__
+    return [
+        f"{name} holds weights of layers that {kind} has no place for, as its config.json describes it: "
+        f"{_first_of(left_over)}; they are not measured"
+    ]
+
+
+def _of_layers(model: nn.Module, keys: Iterable[str]) -> list[str]:
+    """Those keys that name a weight inside one of the model's lists of layers, also past the list's end."""
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."  # checkpoints are saved with and without their head
+    lists = {path.removeprefix(prefix) for path, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    found = []
+    for key in keys:
+        parts = key.removeprefix(prefix).split(".")
+        above = {".".join(parts[:depth]) for depth, part in enumerate(parts) if part.isdigit()}
+        if above & lists and not _is_buffer(model, parts, prefix):
+            found.append(key)
+    return found
+
+
+def _is_buffer(model: nn.Module, parts: list[str], prefix: str) -> bool:
+    """By its name; or `bias` of a module that has modules of its own, and so no matrix: GPT-2's causal mask."""
+    if parts[-1] in BUFFERS:
+        return True
+    path = ".".join(parts[:-1])
+    owners = [module for name, module in model.named_modules() if name.removeprefix(prefix) == path]
+    return parts[-1] == "bias" and any(list(owner.children()) for owner in owners)
+
+
+def _first_of(keys: list[str]) -> str:
+    return keys[0] + (f" and {len(keys) - 1} more" if len(keys) > 1 else "")
