@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ import pytest
 import torch
 from drawn import make_call, make_mask
 from models import random_ids, tiny
-from tiers import slow_but
 
 import sinkscope
 from sinkscope.capture.calls import AttentionCall
@@ -28,7 +28,7 @@ from sinkscope.capture.kernels.attend import attend_in_blocks
 from sinkscope.errors import SinkscopeError
 
 CASES = Path(__file__).parents[1] / "support" / "kernel_cases.py"
-GROUPS = ("shapes", "features", "models", "quick")
+GROUPS = ("shapes", "features", "models")
 CAUSAL, _ = make_call((1, 4, 2, 40, 8), "causal", "softmax")
 SHARED = {90: 227, 86: 99}
 """KiB of shared memory a program may have, by compute capability."""
@@ -52,7 +52,8 @@ def run_cases(group: str, interpreted: bool) -> None:
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("group", slow_but(GROUPS, "quick"))
+@pytest.mark.slow
+@pytest.mark.parametrize("group", GROUPS)
 def test_interpreted(group: str) -> None:
     pytest.importorskip("triton")
     run_cases(group, interpreted=True)
@@ -116,24 +117,14 @@ def shared_memory(call: AttentionCall, capability: int, monkeypatch: pytest.Monk
     return result
 
 
-SLOW = [
-    pytest.param(capability, dtype, widths, everything, marks=pytest.mark.slow)
-    for capability in SHARED
-    for dtype in fused.DTYPES
-    for widths in ((64, 64), (128, 128), (192, 128), (256, 256))
-    for everything in (False, True)
+VARIANTS = [
+    (90, torch.float16, (24, 40), False),
+    *product(SHARED, fused.DTYPES, ((64, 64), (128, 128), (192, 128), (256, 256)), (False, True)),
 ]
 
 
-@pytest.mark.parametrize(
-    ("capability", "dtype", "widths", "everything"),
-    [
-        (90, torch.bfloat16, (128, 128), True),
-        pytest.param(86, torch.float32, (256, 256), True, marks=pytest.mark.slow),
-        pytest.param(90, torch.float16, (24, 40), False, marks=pytest.mark.slow),
-        *SLOW,
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("capability", "dtype", "widths", "everything"), VARIANTS)
 def test_compiled_ahead_of_time(
     capability: int, dtype: torch.dtype, widths: tuple[int, int], everything: bool, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

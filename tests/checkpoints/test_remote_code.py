@@ -54,6 +54,7 @@ def scan(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_without_leave_no_code_runs(planted: tuple[Path, PlantedModel]) -> None:
     folder, _ = planted
     done = scan(folder)

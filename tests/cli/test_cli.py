@@ -269,6 +269,7 @@ def test_slug(model: str, slug: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert slug_of(model) == expected
 
 
+@pytest.mark.slow
 def test_same_command_gives_the_same_bytes(default_run: Outcome, tiny_folder: Path, tmp_path: Path) -> None:
     """Again, in a process of its own; the manifest alone may differ (times)."""
     command = [sys.executable, "-m", "sinkscope", "scan", str(tiny_folder), *SHORT, "--out", str(tmp_path / "run")]

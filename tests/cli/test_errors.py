@@ -503,6 +503,7 @@ def values(folder: Path) -> np.ndarray:
     return load_run(folder).sequences.select_dtypes("number").drop(columns=["sequence"]).to_numpy(float, na_value=-7.0)
 
 
+@pytest.mark.slow
 def test_batch_is_halved_when_memory_runs_out(tiny_folder: Path, scan_cli: Scan, patch_forward: Patch) -> None:
     eight = ("--num-sequences", 8, "--no-self-check", "--data", "prose", "--data", "code")
     single = scan_cli(tiny_folder, *eight, "--batch-size", 1, name="single")

@@ -218,6 +218,7 @@ def test_repeated_tokens_under_rope_have_no_sink() -> None:
     assert run.summary["streams"]["text"]["sink_rate_percent"]["0.3"] == {"T": 0.0, "t64": 0.0}
 
 
+@pytest.mark.slow
 def test_natural_random_repeated_give_one_row_each(scan_cli: Scan, tiny_folder: Path) -> None:
     result = scan_cli(tiny_folder, "--data", "prose", *[word for spec in SYNTHETIC for word in ("--data", spec)])
     assert result.code == 0

@@ -43,7 +43,7 @@ def same_tables(run: Run, other: Run) -> None:
         pd.testing.assert_frame_equal(run.tables()[name], table, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", slow_but(FAMILIES, "llama", "gpt_oss"))
+@pytest.mark.parametrize("family", slow_but(FAMILIES, "gpt_oss"))
 def test_a_model_on_a_device(family: str) -> None:
     model, ids = tiny(family).requires_grad_(False), random_ids(3, LENGTH)
     plain = sinkscope.scan(model, data=ids, smoothing=True)
@@ -77,7 +77,8 @@ def test_a_model_over_two_devices(family: str) -> None:
     same_tables(run, plain)
 
 
-@pytest.mark.parametrize("family", slow_but(["llama", "mistral", "gpt_oss"], "mistral"))
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt_oss"])
 def test_padding_on_a_device(family: str) -> None:
     model, ids = tiny(family).requires_grad_(False), random_ids(3, LENGTH)
     mask = torch.ones_like(ids)
@@ -111,6 +112,7 @@ def test_inputs_given_there_too(kind: str) -> None:
         same_tables(sinkscope.scan(model.to(device), data=given), plain)
 
 
+@pytest.mark.slow
 def test_spectra_beside_a_device_s_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are handed over at once, and waited for where too much is under way."""
     monkeypatch.setattr("sinkscope.metrics.spectra.HANDED_BYTES", 1)

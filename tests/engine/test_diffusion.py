@@ -43,6 +43,7 @@ def test_causal_and_not_are_told_apart_by_the_masks_alone() -> None:
         assert [site["causal"] for site in causal.manifest["attention"]] == [True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("diffusion_gemma" not in CONFIG_MAPPING, reason="this transformers has no diffusion_gemma")
 def test_a_canvas_is_denoised_beside_its_prompt() -> None:
     """DiffusionGemma: a causal encoder of the prompt; a canvas that sees the prompt and, on both sides, itself."""

@@ -24,7 +24,7 @@ from sinkscope.engine.whole_maps import dense_map
 from sinkscope.metrics import METRICS
 
 LENGTHS = (70, 41)
-FAST_PADDING = (("left", "llama"), ("right", "bloom"), ("left", "gpt_oss"), ("right", "bert"))
+FAST_PADDING = (("left", "llama"), ("right", "bloom"), ("left", "gpt_oss"))
 
 
 def model_of(family: str) -> Any:
@@ -82,7 +82,7 @@ def test_masks_with_holes_are_refused() -> None:
         sinkscope.scan(tiny("llama"), data={"input_ids": ids, "attention_mask": mask})
 
 
-@pytest.mark.parametrize("family", slow_but(["llama", "mistral", "gpt2", "bloom"], "mistral", "bloom"))
+@pytest.mark.parametrize("family", slow_but(["llama", "mistral", "gpt2", "bloom"], "bloom"))
 def test_packed_pieces_are_sequences_of_their_own(family: str) -> None:
     model, (long, short) = model_of(family), sequences()
     ids = torch.stack([torch.cat([short, long]), torch.cat([long, short])])

@@ -236,6 +236,7 @@ def test_interrupted_scans_go_on(
     same_tables(out, unbroken)
 
 
+@pytest.mark.slow
 def test_batches_halved_by_memory_stay_halved(
     tiny_folder: Path, tmp_path: Path, kill_after: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

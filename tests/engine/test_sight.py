@@ -93,6 +93,7 @@ def test_a_picture_s_windows_are_named_as_not_read() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llava", "qwen3_vl"])
 def test_of_several_pictures_the_text_is_read(family: str) -> None:
     """Two pictures in each sequence: rows of their own in the vision tower, which is named as not read."""

@@ -61,6 +61,7 @@ def scan_masses(run: Any, stream: str) -> np.ndarray:
     return run.heads[run.heads["stream"] == stream]["bos_mass"].to_numpy()
 
 
+@pytest.mark.slow
 def test_the_decoder_reads_the_prompt(whisper: Path, recordings: Path, scan_cli: Scan) -> None:
     outcome = scan_cli(whisper, "--audio", recordings, "--prompt", "The ferry bell rang twice.", seq_len=False)
     assert outcome.code == 0, outcome.stderr
@@ -115,6 +116,7 @@ def test_an_encoder_reads_recordings_cut_to_the_shortest(
     assert "reads sound alone" in refused(folder, "--audio", recordings, "--prompt", "What?", seq_len=False, name="b")
 
 
+@pytest.mark.slow
 def test_a_batch_gives_what_each_recording_gives() -> None:
     model = tiny_model(AutoModel, "whisper")
     given = speech_inputs("whisper", model.config)

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import VOCABULARY, Refused, Scan, corpus_texts, make_model, make_tokenizer
+from tiers import slow_but
 
 from sinkscope import SinkscopeError, scan
 from sinkscope.inputs import Corpus, read_corpus, token_rules
@@ -273,7 +274,7 @@ def test_synthetic_data_hold_bos_only_when_asked(spec: str, read: Read) -> None:
     assert not (corpus.ids[:, 1:] == BOS).any()
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "gpt_neox", "gemma3_text"])
+@pytest.mark.parametrize("family", slow_but(["bert", "roberta", "gpt_neox", "gemma3_text"], "roberta"))
 @pytest.mark.parametrize("spec", ["random", "ids"])
 def test_data_without_text_need_no_tokenizer(
     family: str, spec: str, tmp_path: Path, scan_cli: Scan, refused: Refused

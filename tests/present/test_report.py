@@ -129,6 +129,7 @@ def test_keyboard_reaches_every_map_and_dark_is_known() -> None:
     assert "ArrowRight" in page.scripts[1]
 
 
+@pytest.mark.slow
 def test_a_thousand_heads_stay_under_five_megabytes() -> None:
     run = enlarged(scanned(), 32, 32)
     page = render_report([run, run], compare(run, run, bootstrap=False))

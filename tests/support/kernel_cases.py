@@ -185,11 +185,6 @@ def make(
     return call, mask, kind == "causal"
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [("alibi", torch.float32), ("window", torch.bfloat16)])
-def test_quick_one_shape(kind: str, dtype: torch.dtype) -> None:
-    check(*make(kind, 1, (2, 1), (70, 70), (24, 16), dtype, softcap=3.0, sinks=1))
-
-
 @given(
     st.sampled_from(MASKS),
     st.integers(1, 2),
