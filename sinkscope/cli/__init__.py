@@ -18,6 +18,7 @@ from sinkscope.cli import (
     plot,
     report,
     scan,
+    schema,
     trigger,
 )
 from sinkscope.cli.common import BAD_INPUT, discard_stdout, guarded, say
@@ -43,6 +44,7 @@ app.command("plot")(guarded(plot.plot))
 app.command("report")(guarded(report.report))
 app.command("bench")(guarded(bench.bench))
 app.command("metrics")(guarded(metrics.metrics))
+app.command("schema")(guarded(schema.schema))
 app.command("examples")(guarded(examples.examples))
 app.add_typer(trigger.app, name="trigger")
 

@@ -48,10 +48,10 @@ def plot(
         raise SinkscopeError("--figure attention needs --layer, --head and --text")
     from sinkscope.experiments.attention_map import attention_map
 
-    model = loaded.manifest["model"]
-    layers = [site["layer"] for site in loaded.manifest["attention"]]
+    model = loaded.manifest.model
+    layers = [site.layer for site in loaded.manifest.attention]
     weights, tokens = attention_map(
-        model["id"], text, layers, layer, head, dtype=model.get("dtype") or "auto", revision=model.get("revision"),
+        model.id, text, layers, layer, head, dtype=model.dtype or "auto", revision=model.revision,
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
     write_file(out, draw_attention(loaded, weights, tokens, layer, head, form, size))

@@ -50,8 +50,8 @@ def compared(a: Run, b: Run) -> Comparison:
     from sinkscope.comparison.compare_runs import compare, why_not_paired
     from sinkscope.runs.per_sequence import domains
 
-    read = {data["fingerprint"] for data in domains(b)}
-    unmatched = next((data["spec"] for data in domains(a) if data["fingerprint"] not in read), None)
+    read = {data.fingerprint for data in domains(b)}
+    unmatched = next((data.domain for data in domains(a) if data.fingerprint not in read), None)
     if unmatched is None:
         return compare(a, b)
     result = compare(a, b, unpaired=True)

@@ -82,7 +82,8 @@ def scan(
     network = open_checkpoint(model).model
     need_task(network, model)
     run = measure(network, num_sequences=num_sequences, seed=seed)
-    sys.stdout.write(task_csv(run.summary["task"]) if as_csv else render_task(run.summary["task"]))
+    task = run.summary.task or {}
+    sys.stdout.write(task_csv(task) if as_csv else render_task(task))
 
 
 def reproduce(

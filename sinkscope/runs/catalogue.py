@@ -36,6 +36,9 @@ class Column:
     sampled: bool = False
 
 
+PER = ("sequence", "run")
+
+
 @cache
 def catalogue() -> tuple[Column, ...]:
     """Every column that comes with sinkscope, in the order of the tables."""
@@ -57,5 +60,6 @@ def find_column(manifest: Manifest, name: str, *tables: str) -> Column | None:
 
 
 def per_sequence(table: str) -> frozenset[str]:
-    """Names of the catalogue's columns of a table that have a value for each sequence."""
-    return frozenset(each.name for each in catalogue() if each.table == table and each.per == "sequence")
+    """Names of the catalogue's columns of a table that are means over sequences; places such as max_abs_token are none."""
+    names = {per: {each.name for each in catalogue() if (each.table, each.per) == (table, per)} for per in PER}
+    return frozenset(names["sequence"] - names["run"])

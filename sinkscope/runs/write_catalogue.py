@@ -6,21 +6,21 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from sinkscope.metrics import Metric
+from sinkscope.metrics import Metric, registered
 from sinkscope.metrics.registry import TABLES
 from sinkscope.runs.catalogue import Column
-from sinkscope.runs.columns import RunColumn, columns
+from sinkscope.runs.columns import RUN_COLUMNS, RunColumn
 
 FILE = Path(__file__).parents[1] / "data" / "columns.json"
 
 
 def catalogue_text() -> str:
-    """The file as the declarations have it: a JSON list, one column a line."""
-    lines = [
-        json.dumps(asdict(_described(column)), ensure_ascii=False)
-        for table in TABLES
-        for column in columns(table).values()
-    ]
+    """The file as the declarations have it: a JSON list, one column a line.
+
+    A place such as max_abs_token stands twice: as a value of each sequence, and as the run's own.
+    """
+    declared = [[*registered().tables[table].values(), *RUN_COLUMNS[table].values()] for table in TABLES]
+    lines = [json.dumps(asdict(_described(column)), ensure_ascii=False) for own in declared for column in own]
     return "[\n" + ",\n".join(lines) + "\n]\n"
 
 

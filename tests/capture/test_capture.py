@@ -57,8 +57,8 @@ def test_self_check_leaves_the_model_as_it_was() -> None:
         plain = model(random_ids(1, 40)).last_hidden_state
         run = sinkscope.scan(model, data=random_ids(2, 40))
         assert torch.equal(model(random_ids(1, 40)).last_hidden_state, plain)
-    assert run.manifest["self_check"]["status"] == "passed"
-    assert run.manifest["self_check"]["layers"] == 3
+    assert run.manifest.self_check.status == "passed"
+    assert run.manifest.self_check.layers == 3
     assert model.config._attn_implementation == before
 
 

@@ -88,7 +88,7 @@ def test_every_column_is_the_interface_s(style: str, inline: Callable[[Style], N
     expected = sinkscope.scan(model, data=ids, batch_size=3)
     inline(STYLES[style])
     found = sinkscope.scan(model, data=ids, batch_size=3)
-    assert {site["path"] for site in found.manifest["attention"]} == {"inline"}
+    assert {site.path for site in found.manifest.attention} == {"inline"}
     for name in [*METRICS["heads"], *METRICS["layers"]]:
         ours, theirs = found.sequences[name].to_numpy(float), expected.sequences[name].to_numpy(float)
         assert_close(ours, theirs, f"{style} {name}", 2e-4, 2e-5)

@@ -200,9 +200,9 @@ def test_a_scan_tells_of_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(fused, "attend", fail)
     run = sinkscope.scan(tiny("llama"), data=random_ids(1, 20))
-    assert run.manifest["warnings"] == ["Triton failed, attention is read by torch: RuntimeError: no"]
-    assert run.summary["warnings"] == run.manifest["warnings"]
-    assert {site["kernel"] for site in run.manifest["attention"]} == {attention.TORCH}
+    assert run.manifest.warnings == ["Triton failed, attention is read by torch: RuntimeError: no"]
+    assert run.summary.warnings == run.manifest.warnings
+    assert {site.kernel for site in run.manifest.attention} == {attention.TORCH}
 
 
 @pytest.mark.usefixtures("willing")
@@ -216,9 +216,9 @@ def test_a_later_scan_does_not_inherit_the_failure(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(fused, "attend", fail)
     first, second = (sinkscope.scan(tiny("llama", num_hidden_layers=1), data=random_ids(1, 20)) for _ in range(2))
-    assert first.manifest["warnings"] == ["Triton failed, attention is read by torch: RuntimeError: no"]
-    assert second.manifest["warnings"] == second.summary["warnings"] == []
-    assert {site["kernel"] for site in second.manifest["attention"]} == {attention.TORCH}
+    assert first.manifest.warnings == ["Triton failed, attention is read by torch: RuntimeError: no"]
+    assert second.manifest.warnings == second.summary.warnings == []
+    assert {site.kernel for site in second.manifest.attention} == {attention.TORCH}
     assert len(tried) == 1
 
 
@@ -234,8 +234,8 @@ def test_a_failure_in_mid_scan_is_told_of_every_layer(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(fused, "attend", fail)
     run = sinkscope.scan(tiny("llama", num_hidden_layers=2), data=random_ids(2, 20))
-    assert len(run.manifest["warnings"]) == 1
-    assert {site["kernel"] for site in run.manifest["attention"]} == {"triton, then torch blocks"}
+    assert len(run.manifest.warnings) == 1
+    assert {site.kernel for site in run.manifest.attention} == {"triton, then torch blocks"}
 
 
 @pytest.mark.usefixtures("willing")

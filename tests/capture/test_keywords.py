@@ -92,8 +92,8 @@ def test_a_scan_of_padded_sequences_reads_a_declared_keyword(model: PreTrainedMo
     mask = torch.ones_like(IDS)
     mask[1, 50:] = 0
     run = sinkscope.scan(model, data={"input_ids": IDS, "attention_mask": mask}, batch_size=2)
-    assert run.manifest["self_check"]["status"] == "passed"
-    assert run.manifest["self_check"]["reference"] == "eager attention maps"
+    assert run.manifest.self_check.status == "passed"
+    assert run.manifest.self_check.reference == "eager attention maps"
     with torch.no_grad():
         maps = model(IDS[1:, :50], output_attentions=True).attentions
     rows = run.sequences[(run.sequences["sequence"] == 1) & run.sequences["head"].notna()]

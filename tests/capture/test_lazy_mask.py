@@ -140,7 +140,7 @@ def test_a_mask_that_a_model_writes_into_between_layers_is_read_again(
     model.layers[1].register_forward_pre_hook(hide, with_kwargs=True)
     ids = torch.randint(5, model.config.vocab_size, (1, LENGTH), generator=torch.Generator().manual_seed(0))
     run = sinkscope.scan(model, data=ids)
-    assert run.manifest["self_check"]["status"] == "passed"
+    assert run.manifest.self_check.status == "passed"
 
 
 def test_what_is_left_out_stays_left_out() -> None:

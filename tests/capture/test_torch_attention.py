@@ -47,15 +47,15 @@ def words(settings: dict[str, Any]) -> str:
 def test_the_masses_are_those_of_the_weights_torch_returns(settings: dict[str, Any]) -> None:
     model, given = torch_model(**settings), padded()
     run = sinkscope.scan(model, data=given, batch_size=2)
-    assert run.manifest["self_check"]["status"] == "passed"
-    assert [site["path"] for site in run.manifest["attention"]] == ["inline", "inline"]
-    assert {site["causal"] for site in run.manifest["attention"]} == {settings["causal"]}
+    assert run.manifest.self_check.status == "passed"
+    assert [site.path for site in run.manifest.attention] == ["inline", "inline"]
+    assert {site.causal for site in run.manifest.attention} == {settings["causal"]}
     rows = run.sequences[run.sequences["head"].notna()]
     with torch.no_grad():
         maps = model.reference(**given)
-    for site, both in zip(run.manifest["attention"], maps, strict=True):
+    for site, both in zip(run.manifest.attention, maps, strict=True):
         for number, length in enumerate(LENGTHS):
-            own = rows[(rows["module"] == site["module"]) & (rows["sequence"] == number)].sort_values("head")
+            own = rows[(rows["module"] == site.module) & (rows["sequence"] == number)].sort_values("head")
             for name, expected in columns(both[number, :, :length, :length].double()).items():
                 apart = np.abs(own[name].to_numpy(float) - expected.numpy()).max()
                 assert apart < 1e-5, f"{site['module']} sequence {number} {name}"

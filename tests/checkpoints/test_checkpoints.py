@@ -147,7 +147,7 @@ def test_missing_pooler_is_no_harm(tmp_path: Path, scan_cli: Scan) -> None:
     ids = tmp_path / "ids.jsonl"
     ids.write_text(json.dumps({"input_ids": [3, 4] * 20}) + "\n", "utf-8")
     model = open_checkpoint(str(folder)).model
-    assert scan(model, data=[[3, 4] * 8]).summary["complete"] is True
+    assert scan(model, data=[[3, 4] * 8]).summary.complete is True
 
 
 def test_weights_of_layers_that_the_config_leaves_out_are_named(copied: Path, scan_cli: Scan) -> None:

@@ -409,7 +409,7 @@ def test_missing_values_are_null_and_empty(tiny_model: Any, tmp_path: Path) -> N
     run.save(tmp_path / "run")
     loaded = load_run(tmp_path / "run")
     assert loaded.heads["bos_mass_sem"].isna().all()
-    assert loaded.summary["streams"]["text"]["sink_rate_percent"]["0.3"]["t64"] is None
+    assert loaded.summary.streams["text"].sink_rate_percent["0.3"].t64 is None
     assert strict_json(to_json(run.summary)) == loaded.summary.as_dict()
     assert run.summary == loaded.summary
 

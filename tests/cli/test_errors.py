@@ -440,7 +440,7 @@ def test_interruption_in_the_second_domain(tiny_folder: Path, scan_cli: Scan, pa
     assert outcome.json("manifest")["sequences_done"] == 8
     run = load_run(outcome.folder)
     assert run.sequences.groupby("domain")["sequence"].nunique().to_dict() == {"code": 2, "prose": 6}
-    assert run.summary["data"] == ["prose", "code"]
+    assert run.summary.data == ["prose", "code"]
 
 
 @pytest.mark.parametrize("part", [1, 2, 3, 4, 5])
@@ -465,7 +465,7 @@ def test_interruption_while_a_batch_is_kept(
     if run is not None:
         counts = run.sequences.groupby("layer")["sequence"].nunique()
         assert counts.nunique() == 1
-        assert run.manifest["sequences_done"] == counts.iloc[0]
+        assert run.manifest.sequences_done == counts.iloc[0]
 
 
 def test_interrupted_scan_hands_over_the_run(tiny_model: Any, tokenizer: Any) -> None:
@@ -479,8 +479,8 @@ def test_interrupted_scan_hands_over_the_run(tiny_model: Any, tokenizer: Any) ->
     finally:
         handle.remove()
     assert caught.value.run is not None
-    assert caught.value.run.manifest["complete"] is False
-    assert caught.value.run.manifest["sequences_done"] == 2
+    assert caught.value.run.manifest.complete is False
+    assert caught.value.run.manifest.sequences_done == 2
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in tiny_model.modules())
 
 

@@ -58,7 +58,7 @@ def test_one_text_with_and_without_bos_is_paired(both_bos: Run) -> None:
     a, b = bos_mass(both_bos, "prose bos=always"), bos_mass(both_bos, "prose bos=never")
     np.testing.assert_allclose(table["p"], ttest_rel(b, a).pvalue, rtol=1e-9)
     assert table["paired"].all()
-    firsts = {data["spec"]: data["first_token"] for data in both_bos.manifest["data"]}
+    firsts = {data.domain: data.first_token for data in both_bos.manifest.data}
     assert firsts["prose bos=always"]["is_bos"]
     assert not firsts["prose bos=never"]["is_bos"]
 
@@ -68,7 +68,7 @@ def test_the_interval_and_q_decide_together(domains: Run) -> None:
     assert table is not None
     expected = (table["q"] < 0.05) & ((table["low"] > 0) | (table["high"] < 0))
     assert (table["differs"] == expected).all()
-    entry = domains.summary["domains_compared"][0]
+    entry = domains.summary.domains_compared[0]
     assert entry["heads_that_differ"] == int(expected.sum()) == len(entry["heads"])
     assert entry["heads_tested"] == len(table)
     sizes = [abs(head["difference"]) for head in entry["heads"]]
@@ -113,7 +113,7 @@ def test_sink_heads_are_counted_over_the_sequences_of_all_domains(domains: Run, 
     scores = rows.groupby(["layer", "head"])["sink_score"].mean()
     options = {"data": ["prose", "code"], "seq_len": 64, "num_sequences": 6, "self_check": False}
     run = sinkscope.scan(str(tiny_folder), epsilon=float(scores.median()), **options)
-    assert run.summary["streams"]["text"]["sink_heads"] == len(scores) // 2 == 4
+    assert run.summary.streams["text"].sink_heads == len(scores) // 2 == 4
 
 
 def test_most_dormant_takes_the_right_end_and_keeps_head_order_in_ties() -> None:
@@ -132,7 +132,7 @@ def test_overlap_is_intersection_over_union() -> None:
 
 
 def test_thirteen_scores_are_compared(domains: Run) -> None:
-    found = domains.summary["streams"]["text"]["dormancy_scores"]
+    found = domains.summary.streams["text"].dormancy_scores
     assert len(SCORES) == 13
     assert set(found["most_dormant"]) == set(SCORES)
     for a in SCORES:
@@ -181,7 +181,7 @@ def test_massive_channels_are_named_with_their_positions() -> None:
     ids[:, 0] = 3
     ids[1, 9] = 3
     run = sinkscope.scan(massive_model(), data=ids, self_check=False)
-    massive = run.summary["streams"]["text"]["massive_activations"]
+    massive = run.summary.streams["text"].massive_activations
     found = {entry["channel"]: entry for entry in massive["channels"]}
     assert {7, 21} <= set(found)
     assert found[21]["layers"][0] == 0
@@ -215,7 +215,7 @@ def test_repeated_tokens_without_positions_attend_uniformly() -> None:
 def test_repeated_tokens_under_rope_have_no_sink() -> None:
     run = sinkscope.scan(tiny("llama"), data=torch.full((4, 64), 11), epsilon=0.3)
     assert (run.heads["sink_rate"] == 0).all()
-    assert run.summary["streams"]["text"]["sink_rate_percent"]["0.3"] == {"T": 0.0, "t64": 0.0}
+    assert run.summary.streams["text"].sink_rate_percent["0.3"] == {"T": 0.0, "t64": 0.0}
 
 
 @pytest.mark.slow
@@ -224,7 +224,7 @@ def test_natural_random_repeated_give_one_row_each(scan_cli: Scan, tiny_folder: 
     assert result.code == 0
     row = next(line for line in result.stdout.splitlines() if line.startswith("repeated "))
     assert len(row.split()) == 7
-    assert list(load_run(result.folder).summary["domains"]) == ["prose", *SYNTHETIC]
+    assert list(load_run(result.folder).summary.domains) == ["prose", *SYNTHETIC]
 
 
 @pytest.mark.parametrize("modes", [["always", "always"], [], ["sometimes"]])

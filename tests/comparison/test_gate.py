@@ -113,7 +113,7 @@ def test_bounds_are_tighter_where_nothing_was_rounded() -> None:
     run.sequences["bos_mass"] += 0.01
     policy = Policy(same_precision=0.1, rules=[Rule(metric="bos_mass", level="head", max_change=0.03)])
     assert check(run, baseline, policy).breaches[0].allowed == pytest.approx(0.003)
-    run.manifest["model"]["dtype"] = "bfloat16"
+    run.manifest.model.dtype = "bfloat16"
     assert check(run, baseline, policy).passed
 
 
@@ -133,13 +133,13 @@ def test_false_alarms_over_other_text_are_rare() -> None:
     noise = np.random.default_rng(0)
     rule = Policy(significance=0.01, rules=[Rule(metric="bos_mass", level="head", max_change=0.0)])
     alarms = 0
-    for data in run.manifest["data"]:
-        data["fingerprint"] = "a"
+    for data in run.manifest.data:
+        data.fingerprint = "a"
     is_head = run.sequences["head"].notna()
     run.sequences.loc[is_head, "bos_mass"] = noise.normal(0.4, 0.05, is_head.sum())
     baseline = baseline_of(run)
-    for data in run.manifest["data"]:
-        data["fingerprint"] = "b"
+    for data in run.manifest.data:
+        data.fingerprint = "b"
     for _ in range(60):
         run.sequences.loc[is_head, "bos_mass"] = noise.normal(0.4, 0.05, is_head.sum())
         alarms += not check(run, baseline, rule).passed
@@ -151,8 +151,8 @@ def test_false_alarms_over_other_text_are_rare() -> None:
 def redrawn(run: Run, noise: np.random.Generator, means: pd.DataFrame, spread: float, text: str) -> Run:
     """The run as if over other text: every value drawn anew around its place's mean."""
     run.sequences[means.columns] = means * (1 + spread * noise.standard_normal(means.shape))
-    for data in run.manifest["data"]:
-        data["fingerprint"] = text
+    for data in run.manifest.data:
+        data.fingerprint = text
     return run
 
 
@@ -218,7 +218,7 @@ def test_what_cannot_be_judged_is_refused() -> None:
     with pytest.raises(SinkscopeError, match=r"from 2 sequences on \(1 in the run, 8 in the baseline\)"):
         check(run, baseline_of(scanned()))
     cut = scanned()
-    cut.manifest["complete"] = False
+    cut.manifest.complete = False
     with pytest.raises(SinkscopeError, match="was interrupted"):
         check(cut, baseline_of(scanned()))
 
@@ -250,8 +250,8 @@ def test_other_shapes_and_other_data_are_bad_input() -> None:
     with pytest.raises(SinkscopeError, match="other layers or heads"):
         check(scanned(layers=2), baseline_of(scanned()))
     run = scanned(text=1)
-    for data in run.manifest["data"]:
-        data["spec"] = "elsewhere"
+    for data in run.manifest.data:
+        data.domain = "elsewhere"
     run.sequences["domain"] = "elsewhere"
     with pytest.raises(SinkscopeError, match="lacks the baseline's data"):
         check(run, baseline_of(scanned()))

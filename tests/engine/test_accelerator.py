@@ -37,8 +37,8 @@ def device() -> Iterator[torch.device]:
 
 
 def same_tables(run: Run, other: Run) -> None:
-    assert run.manifest["self_check"]["status"] == "passed"
-    assert run.manifest["warnings"] == other.manifest["warnings"]
+    assert run.manifest.self_check.status == "passed"
+    assert run.manifest.warnings == other.manifest.warnings
     for name, table in other.tables().items():
         pd.testing.assert_frame_equal(run.tables()[name], table, rtol=1e-4, atol=1e-5)
 
@@ -142,7 +142,7 @@ def test_a_checkpoint_is_put_there(tiny_folder: Path, tmp_path: Path, monkeypatc
         run = sinkscope.scan(str(tiny_folder), **options)
         again = sinkscope.ablate(str(tiny_folder), tmp_path / "run", draws=2, fractions=[0.5], **options)
         there, _ = attention_map(str(tiny_folder), "some words of text", [0, 1], 1, 0)
-    assert run.manifest["model"]["device"] == device.type
+    assert run.manifest.model.device == device.type
     same_tables(run, plain)
     pd.testing.assert_frame_equal(again.table, ablation.table, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(there, weights, atol=1e-6)

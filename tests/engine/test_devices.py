@@ -50,8 +50,8 @@ def test_layers_on_the_disk_give_the_same_tables(
 ) -> None:
     run = scanned(model, device_map=device_map)
     if not torch.cuda.is_available():
-        assert run.manifest["model"]["device"] == device
-    assert run.manifest["self_check"]["status"] == "passed"
+        assert run.manifest.model.device == device
+    assert run.manifest.self_check.status == "passed"
     for name, table in plain.tables().items():
         pd.testing.assert_frame_equal(run.tables()[name], table, rtol=1e-6, atol=1e-6)
     assert run.heads["residual_write"].notna().all(), "the output projections were read"

@@ -20,27 +20,27 @@ from sinkscope.checkpoints.forward import Forward
 def test_every_row_counts_where_every_token_sees_every_other(fused: bool) -> None:
     model, ids = planted(causal=False, fused=fused), random_ids(3, 70)
     run = sinkscope.scan(model, data=ids, batch_size=3)
-    assert run.manifest["self_check"]["status"] == "passed"
-    assert [site["causal"] for site in run.manifest["attention"]] == [False, False]
+    assert run.manifest.self_check.status == "passed"
+    assert [site.causal for site in run.manifest.attention] == [False, False]
     with torch.no_grad():
         maps = planted(causal=False)(ids, output_attentions=True).attentions
     rows = run.sequences[run.sequences["head"].notna()]
-    for site, probabilities in zip(run.manifest["attention"], maps, strict=True):
+    for site, probabilities in zip(run.manifest.attention, maps, strict=True):
         for number, one in enumerate(probabilities.double()):
-            own = rows[(rows["module"] == site["module"]) & (rows["sequence"] == number)].sort_values("head")
+            own = rows[(rows["module"] == site.module) & (rows["sequence"] == number)].sort_values("head")
             for name, expected in columns(one).items():
                 assert np.abs(own[name].to_numpy(float) - expected.numpy()).max() < 1e-5, name
-        positions = run.positions[run.positions["layer"] == site["layer"]]
+        positions = run.positions[run.positions["layer"] == site.layer]
         alpha = probabilities.double().mean(-2).mean(0).numpy()  # over all T queries, also for later keys
         assert np.allclose(positions["alpha"].to_numpy().reshape(alpha.shape), alpha, atol=1e-5)
-    assert run.summary["streams"]["text"]["uniform_alpha_0"] == {"T": 1 / 70, "t64": 1 / 64}
+    assert run.summary.streams["text"].uniform_alpha_0 == {"T": 1 / 70, "t64": 1 / 64}
 
 
 def test_causal_and_not_are_told_apart_by_the_masks_alone() -> None:
     ids = random_ids(2, 40)
     for fused in (False, True):
         causal = sinkscope.scan(planted(causal=True, fused=fused), data=ids)
-        assert [site["causal"] for site in causal.manifest["attention"]] == [True, True]
+        assert [site.causal for site in causal.manifest.attention] == [True, True]
 
 
 @pytest.mark.slow
@@ -51,12 +51,12 @@ def test_a_canvas_is_denoised_beside_its_prompt() -> None:
     ids = torch.randint(3, 90, (2, LENGTH), generator=torch.Generator().manual_seed(0))
     runs = [sinkscope.scan(model, data=ids, batch_size=2) for _ in range(2)]
     run = runs[0]
-    assert run.manifest["self_check"]["status"] == "passed"
-    assert run.manifest["decoder_input"].startswith("a canvas of 12 tokens")
-    assert [(site["stream"], site["causal"]) for site in run.manifest["attention"]] == [
+    assert run.manifest.self_check.status == "passed"
+    assert run.manifest.decoder_input.startswith("a canvas of 12 tokens")
+    assert [(site.stream, site.causal) for site in run.manifest.attention] == [
         ("text", True), ("text", True), ("cross", False),
     ]  # fmt: skip
-    assert run.summary["warnings"] == [
+    assert run.summary.warnings == [
         "attention that is no map of queries and keys was not read: decoder.layers.0.self_attn"
     ]  # it slides: of the prompt its keys hold the last 7 positions alone
     forward = Forward(wrap_model(model).model)

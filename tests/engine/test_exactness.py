@@ -58,7 +58,7 @@ def test_sink_rate_is_gu_et_al_s_procedure(family: str) -> None:
     run = sinkscope.scan(model, data=ids, self_check=False, epsilon=EPSILON)
     indicators = torch.stack([(layer.sum(-2)[..., 0] / ids.shape[1] > EPSILON) for layer in maps], 1).numpy()
     assert (table(run, ["sink_rate"], heads=True)["sink_rate"] == indicators).all()
-    percent = run.summary["streams"]["text"]["sink_rate_percent"][f"{EPSILON:g}"]["T"]
+    percent = run.summary.streams["text"].sink_rate_percent[f"{EPSILON:g}"].T
     assert percent == pytest.approx(100 * indicators.mean())
 
 
@@ -104,7 +104,7 @@ def test_uniform_attention_has_its_closed_forms() -> None:
     }
     for name, value in expected.items():
         assert run.heads[name].to_numpy() == pytest.approx(value, rel=1e-6, abs=1e-7), name
-    assert run.summary["streams"]["text"]["uniform_alpha_0"]["T"] == pytest.approx(harmonic / length)
+    assert pytest.approx(harmonic / length) == run.summary.streams["text"].uniform_alpha_0.T
     assert set(run.heads["pattern"]) == {"uniform"}
 
 
@@ -159,7 +159,7 @@ def test_spectra_of_the_first_sequences_only(batch_size: int) -> None:
     columns = ["matrix_entropy", "matrix_entropy_sem"]
     pd.testing.assert_frame_equal(some.layers[columns], short.layers[columns], rtol=1e-6)
     assert none.layers[columns].isna().all(axis=None)
-    measured = [run.manifest["spectra_measured"] for run in (whole, some, none)]
+    measured = [run.manifest.spectra_measured for run in (whole, some, none)]
     assert measured == [{"token ids": 5}, {"token ids": 2}, {"token ids": 0}]
     others = whole.layers.columns.drop(columns)
     pd.testing.assert_frame_equal(some.layers[others], whole.layers[others], rtol=1e-4, atol=1e-5)

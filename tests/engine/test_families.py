@@ -133,7 +133,7 @@ def check(auto: Any, family: str) -> Any:
     model = tiny_model(auto, family)
     ids, mask = batch(LENGTH if family in EQUAL else SHORT)
     run = sinkscope.scan(model, data={"input_ids": ids, "attention_mask": mask}, batch_size=2, epsilon=0.1)
-    assert run.manifest["self_check"]["status"] == "passed"
+    assert run.manifest.self_check.status == "passed"
     base = wrap_model(model).model
     forward = Forward(base)
     found = plan(base, lambda: forward(ids[:1, :16]))
@@ -146,7 +146,7 @@ def check(auto: Any, family: str) -> Any:
     outputs = eager_outputs(tiny_model(auto, family, "eager"), ids, mask)
     own = float("nan") if outputs is None else distance(outputs[0], plain, lengths)
     assert distance(watched, plain, lengths) < max(1e-6, 2 * own)
-    streams = [site["stream"] for site in run.manifest["attention"]]
+    streams = [site.stream for site in run.manifest.attention]
     assert not run.heads.duplicated(["stream", "layer", "head"]).any()
     maps = eager_maps(outputs, family, streams) if own < SAME_OUTPUT else None
     if maps is None:
@@ -179,9 +179,9 @@ def test_vision_models(family: str, record_property: Record) -> None:
     model = tiny_model(transformers.AutoModel, family)
     pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     run = sinkscope.scan(model, data={"pixel_values": pixels}, epsilon=0.1)
-    assert run.manifest["self_check"]["status"] == "passed"
+    assert run.manifest.self_check.status == "passed"
     outputs = eager_outputs(tiny_model(transformers.AutoModel, family, "eager"), pixels, None)
-    maps = eager_maps(outputs, family, [site["stream"] for site in run.manifest["attention"]])
+    maps = eager_maps(outputs, family, [site.stream for site in run.manifest.attention])
     assert maps is not None
     compare_maps(run, maps, [maps[0].shape[-1]] * 2)
     assert set(run.heads["stream"]) == {"vision"}
@@ -206,7 +206,7 @@ def check_speech(auto: Any, family: str) -> Any:
     model = tiny_model(auto, family)
     given = speech_inputs(family, model.config)
     run = sinkscope.scan(model, data=given, batch_size=2, epsilon=0.1)
-    assert run.manifest["self_check"]["status"] == "passed"
+    assert run.manifest.self_check.status == "passed"
     base = wrap_model(model).model
     forward = Forward(base)
     extra = {name: value for name, value in given.items() if name != forward.signal}
@@ -220,7 +220,7 @@ def check_speech(auto: Any, family: str) -> Any:
     with unaveraged() as maps:
         outputs = eager_outputs(tiny_model(auto, family, "eager"), sound, None, **extra)
     same = outputs is not None and distance(outputs[0], plain, [plain.shape[1]] * 2) < SAME_OUTPUT
-    streams = [site["stream"] for site in run.manifest["attention"]]
+    streams = [site.stream for site in run.manifest.attention]
     read = {"encoder"} if family in RECURRENT else {"encoder", "decoder", "cross"}
     assert set(streams) == (read if extra else {"audio"})
     own = maps[-len(streams) :] if maps else eager_maps(outputs, family, streams) if same else None
@@ -244,8 +244,8 @@ def test_a_stage_whose_keys_are_all_patches_is_read() -> None:
     model = tiny_model(transformers.AutoModel, "pvt")
     pixels = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     run = sinkscope.scan(model, data={"pixel_values": pixels})
-    assert [site["module"][:16] for site in run.manifest["attention"]] == ["encoder.block.3."] * 2
-    assert "was not read: encoder.block.0.0.attention.self" in run.summary["warnings"][0]
+    assert [site.module[:16] for site in run.manifest.attention] == ["encoder.block.3."] * 2
+    assert "was not read: encoder.block.0.0.attention.self" in run.summary.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def expect(auto: Any, family: str, check: Callable[[Any, str], Any] = check) -> 
         with pytest.raises(sinkscope.SinkscopeError, match=UNREADABLE[family]):
             check(auto, family)
     else:
-        warnings = check(auto, family).summary["warnings"]
+        warnings = check(auto, family).summary.warnings
         beginning = "attention that is no map of queries and keys was not read: "
         named = [name for warning in warnings for name in warning.removeprefix(beginning).split(", ")]
         assert [name.removeprefix("decoder.") for name in named] == NAMED.get(family, [])

@@ -63,8 +63,8 @@ def test_a_kind_from_outside_is_scanned(tiny_model: Any) -> None:
     run = sinkscope.scan(tiny_model, data={"bytes": given}, num_sequences=2)
     ids = [[FIRST + byte for byte in row] for row in given[:2]]
     expected = sinkscope.scan(tiny_model, data=ids)
-    assert run.manifest["data"] == expected.manifest["data"]
-    assert run.manifest["self_check"]["status"] == "passed"
+    assert run.manifest.data == expected.manifest.data
+    assert run.manifest.self_check.status == "passed"
     pd.testing.assert_frame_equal(run.heads, expected.heads)
     assert run.summary.more["bytes_read"] == 20
 
@@ -125,7 +125,7 @@ def test_what_no_model_can_read_is_refused_before_one_is_loaded(asked: Asked, wo
 def test_ids_that_can_be_read_once_are_read_once(tiny_model: Any) -> None:
     rows = [list(range(3, 20)), list(range(4, 21))]
     once = sinkscope.scan(tiny_model, data=(iter(row) for row in rows), self_check=False)
-    assert once.manifest["data"] == sinkscope.scan(tiny_model, data=rows, self_check=False).manifest["data"]
+    assert once.manifest.data == sinkscope.scan(tiny_model, data=rows, self_check=False).manifest.data
 
 
 @pytest.mark.parametrize(

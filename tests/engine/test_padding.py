@@ -91,7 +91,7 @@ def test_packed_pieces_are_sequences_of_their_own(family: str) -> None:
         torch.cat([torch.arange(70), torch.arange(41)]),
     ])  # fmt: skip
     run = sinkscope.scan(model, data={"input_ids": ids, "position_ids": positions}, self_check=False)
-    assert run.summary["sequences"] == 4
+    assert run.summary.sequences == 4
     for number, row in enumerate((short, long, long, short)):
         assert_same(run, number, row, model, f"{family} packed")
 

@@ -175,7 +175,7 @@ def test_memory_that_ends_in_one_process_changes_no_table(folder: Path, tmp_path
     code, _, err = launch(FAULTY, "memory", "scan", folder / "llama", *WORDS, "--quiet", "--out", tmp_path / "run")
     assert code == 0, err
     run = load_run(tmp_path / "run")
-    assert run.manifest["batch_size"] == 1
+    assert run.manifest.batch_size == 1
     near(alone(folder / "llama"), run, 1e-6)
 
 
@@ -215,8 +215,8 @@ def test_ctrl_c_saves_what_all_processes_have_done(folder: Path, expected: Path,
     assert len(said(err)) == 1
     assert "interrupted: what was done" in said(err)[0]
     part = load_run(run)
-    assert part.manifest["complete"] is False
-    assert 4 <= part.manifest["sequences_done"] < 10
+    assert part.manifest.complete is False
+    assert 4 <= part.manifest.sequences_done < 10
     alone(folder / "llama", shards=run, resume=True).save(run)
     same_bytes(run, expected)
 
@@ -230,9 +230,9 @@ def test_heads_spread_over_processes_give_the_same_tables(folder: Path, tmp_path
     for model in models:
         run = load_run(tmp_path / model.name)
         near(alone(model, data="random", num_sequences=3, batch_size=None), run, 1e-5)
-        assert run.manifest["tensor_parallel"] == 2
-        assert run.manifest["self_check"]["status"] == "passed"
-        assert run.manifest["attention"][0]["heads"] == 4
+        assert run.manifest.tensor_parallel == 2
+        assert run.manifest.self_check.status == "passed"
+        assert run.manifest.attention[0].heads == 4
 
 
 @pytest.mark.slow
@@ -259,7 +259,7 @@ class Second(Processes):
 
 def test_triton_s_failure_in_another_process_is_told(folder: Path) -> None:
     run = alone(folder / "llama", processes=Second())
-    assert run.manifest["warnings"].count("Triton failed there") == 1
+    assert run.manifest.warnings.count("Triton failed there") == 1
 
 
 def test_without_a_launcher_there_is_one_process() -> None:

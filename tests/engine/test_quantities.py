@@ -108,7 +108,7 @@ def test_a_scan_goes_on_only_with_the_same_quantities(tmp_path: Path, monkeypatc
         inner.setitem(METRICS, "layers", fewer)
         with pytest.raises(SinkscopeError, match=r"scan of other metrics \(layers\.kurtosis_first\)"):
             measure(shards=tmp_path / "run", resume=True)
-    assert measure(shards=tmp_path / "run", resume=True).manifest["complete"], "the batch is still there"
+    assert measure(shards=tmp_path / "run", resume=True).manifest.complete, "the batch is still there"
 
 
 @pytest.mark.slow

@@ -41,9 +41,9 @@ def test_gemma_every_column_with_a_biting_window(gemma: Checkpoint) -> None:
     ids = prose(gemma, 700, 2)
     run = sinkscope.scan(gemma.model, data=ids)
     compare(run, measure(gemma.model, ids), RELATIVE, ABSOLUTE)
-    assert run.manifest["self_check"]["status"] == "passed"
+    assert run.manifest.self_check.status == "passed"
     assert set(run.heads["kind"]) == {"sliding:512", "full"}
-    reach = run.summary["streams"]["text"]["windows"]["layers_out_of_reach"]
+    reach = run.summary.streams["text"].windows.layers_out_of_reach
     assert reach == [layer for layer in range(18) if layer % 6 != 5]
 
 
@@ -52,7 +52,7 @@ def test_minilm_every_column(minilm: Checkpoint, length: int, count: int) -> Non
     ids = prose(minilm, length, count)
     run = sinkscope.scan(minilm.model, data=ids)
     compare(run, measure(minilm.model, ids), RELATIVE, ABSOLUTE)
-    assert not run.manifest["attention"][0]["causal"]
+    assert not run.manifest.attention[0].causal
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_gemma_bfloat16_sums_stay_float32(gemma: Checkpoint) -> None:
     checkpoint = open_checkpoint("example:gemma-3-270m")
     model = checkpoint.model.to(torch.bfloat16)
     run = sinkscope.scan(model, data=prose(gemma, 128, 1))
-    check = run.manifest["self_check"]
+    check = run.manifest.self_check
     assert check["status"] == "passed"
     assert check["max_difference"] < check["bound"]
     assert run.heads["bos_mass"].between(0, 1).all()

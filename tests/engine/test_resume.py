@@ -95,7 +95,7 @@ def test_a_scan_killed_after_any_batch_ends_byte_identical(
     run = _measure(tiny_folder, out, resume=True)
     run.save(out)
     same_tables(out, unbroken)
-    assert run.manifest["complete"]
+    assert run.manifest.complete
     assert not (out / SHARDS).exists()
 
 
@@ -231,7 +231,7 @@ def test_interrupted_scans_go_on(
     monkeypatch.undo()
     assert stopped.code == 130
     assert "--resume goes on" in stopped.stderr
-    assert not load_run(out).manifest["complete"]
+    assert not load_run(out).manifest.complete
     assert scan_cli(tiny_folder, *ARGS, "--resume", out=out).code == 0
     same_tables(out, unbroken)
 
@@ -258,7 +258,7 @@ def test_batches_halved_by_memory_stay_halved(
     monkeypatch.undo()
     again = _measure(tiny_folder, tmp_path / "run", resume=True)
     again.save(tmp_path / "run")
-    assert again.manifest["batch_size"] == whole.manifest["batch_size"] == 1
+    assert again.manifest.batch_size == whole.manifest.batch_size == 1
     same_tables(tmp_path / "run", tmp_path / "whole")
 
 

@@ -45,23 +45,23 @@ def test_both_streams_are_the_model_s_own_maps(family: str) -> None:
     """All maps in float64 from each call's own queries and keys, and the text's from the model's eager attention."""
     model, given = see(family), inputs(family)
     run = sinkscope.scan(model, data=given)
-    assert run.manifest["self_check"]["status"] == "passed"
-    sites = run.manifest["attention"]
-    assert [site["stream"] for site in sites] == ["vision", "vision", "text", "text"]
+    assert run.manifest.self_check.status == "passed"
+    sites = run.manifest.attention
+    assert [site.stream for site in sites] == ["vision", "vision", "text", "text"]
     base, eager = wrap_model(model).model, wrap_model(see(family, "eager")).model
     mass = np.zeros((2, 4))
     for number in range(2):
         one = alone(given, number)
         maps = dense_maps(lambda *_, one=one: base(**one, use_cache=False), one["input_ids"], one["attention_mask"])
         for site, probabilities in zip(sites, maps, strict=True):
-            assert_masses(run, site["module"], number, probabilities)
+            assert_masses(run, site.module, number, probabilities)
         with torch.no_grad():
             text = eager(**one, use_cache=False, output_attentions=True).attentions
         for site, probabilities in zip(sites[2:], text, strict=True):
-            assert_masses(run, site["module"], number, probabilities)
+            assert_masses(run, site.module, number, probabilities)
             seen = probabilities[0, :, :, FIRST : FIRST + IMAGE_TOKENS[family]].sum(-1).mean(-1)
-            mass[site["layer"]] += seen.numpy() / 2
-    found = run.summary["image_tokens"]
+            mass[site.layer] += seen.numpy() / 2
+    found = run.summary.image_tokens
     assert found["count"] == IMAGE_TOKENS[family]
     assert found["positions"] == [FIRST, FIRST + IMAGE_TOKENS[family] - 1]
     assert {(layer, head) for layer, head, _ in found["heads"]} == {(i, j) for i in range(2) for j in range(4)}
@@ -87,10 +87,8 @@ def test_padding_beside_pictures_counts_nowhere(family: str) -> None:
 def test_a_picture_s_windows_are_named_as_not_read() -> None:
     """Qwen2.5-VL's first vision layer attends within windows; a picture of one window has none to tell."""
     run = sinkscope.scan(see("qwen2_5_vl"), data=inputs("qwen2_5_vl", grid=8))
-    assert [site["stream"] for site in run.manifest["attention"]] == ["vision", "text", "text"]
-    assert run.summary["warnings"] == [
-        "attention that is no map of queries and keys was not read: visual.blocks.0.attn"
-    ]
+    assert [site.stream for site in run.manifest.attention] == ["vision", "text", "text"]
+    assert run.summary.warnings == ["attention that is no map of queries and keys was not read: visual.blocks.0.attn"]
 
 
 @pytest.mark.slow
@@ -107,16 +105,16 @@ def test_of_several_pictures_the_text_is_read(family: str) -> None:
     if family == "qwen3_vl":
         given["mm_token_type_ids"] = (ids == IMAGE).int()
     run = sinkscope.scan(model, data=given)
-    assert [site["stream"] for site in run.manifest["attention"]] == ["text", "text"]
-    assert "was not read" in run.summary["warnings"][0]
-    assert run.summary["image_tokens"]["count"] == 2 * count
+    assert [site.stream for site in run.manifest.attention] == ["text", "text"]
+    assert "was not read" in run.summary.warnings[0]
+    assert run.summary.image_tokens.count == 2 * count
     eager = wrap_model(see(family, "eager")).model
     for number in range(2):
         one = alone(given, number) | {name: given[name][2 * number : 2 * number + 2] for name in GRIDS if name in given}
         with torch.no_grad():
             maps = eager(**one, use_cache=False, output_attentions=True).attentions
-        for site, probabilities in zip(run.manifest["attention"], maps, strict=True):
-            assert_masses(run, site["module"], number, probabilities)
+        for site, probabilities in zip(run.manifest.attention, maps, strict=True):
+            assert_masses(run, site.module, number, probabilities)
     ids[1, FIRST] = 20
     with pytest.raises(sinkscope.SinkscopeError, match="as many image tokens"):
         sinkscope.scan(model, data=given)
@@ -140,20 +138,20 @@ def test_sound_in_text_is_read_like_pictures() -> None:
         "feature_attention_mask": torch.ones(2, frames, dtype=torch.long),
     }
     run = sinkscope.scan(models[0], data=given)
-    assert [site["stream"] for site in run.manifest["attention"]] == ["audio", "audio", "text", "text"]
-    assert run.manifest["self_check"]["status"] == "passed"
+    assert [site.stream for site in run.manifest.attention] == ["audio", "audio", "text", "text"]
+    assert run.manifest.self_check.status == "passed"
     for number in range(2):
         one = {name: value[number : number + 1] for name, value in given.items()}
         with torch.no_grad():
             maps = models[1](**one, use_cache=False, output_attentions=True).attentions
-        for site, probabilities in zip(run.manifest["attention"][-2:], maps, strict=True):
-            assert_masses(run, site["module"], number, probabilities)
+        for site, probabilities in zip(run.manifest.attention[-2:], maps, strict=True):
+            assert_masses(run, site.module, number, probabilities)
 
 
 def test_image_tokens_in_other_places_give_no_mass() -> None:
     given = inputs("llava")
     given["input_ids"][1] = given["input_ids"][1].roll(2)
-    assert sinkscope.scan(see("llava"), data=given).summary["image_tokens"] is None
+    assert sinkscope.scan(see("llava"), data=given).summary.image_tokens is None
 
 
 @pytest.mark.parametrize(
@@ -235,7 +233,7 @@ def test_a_vision_model_reads_the_folder_alone(
     expected = sinkscope.scan(model, data={"pixel_values": pixels})
     found = sinkscope.load_run(outcome.folder)
     assert np.allclose(found.heads["bos_mass"], expected.heads["bos_mass"], atol=1e-6)
-    assert found.manifest["data"][0]["fingerprint"] == expected.manifest["data"][0]["fingerprint"]
+    assert found.manifest.data[0].fingerprint == expected.manifest.data[0].fingerprint
     assert "reads pictures alone" in refused(folder, "--images", pictures, "--prompt", "What?", seq_len=False, name="b")
 
 

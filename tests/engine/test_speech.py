@@ -110,7 +110,7 @@ def test_an_encoder_reads_recordings_cut_to_the_shortest(
     expected = sinkscope.scan(model, data={"input_values": values})
     found = sinkscope.load_run(outcome.folder)
     assert np.allclose(found.heads["bos_mass"], expected.heads["bos_mass"], atol=1e-6)
-    assert found.manifest["data"][0]["fingerprint"] == expected.manifest["data"][0]["fingerprint"]
+    assert found.manifest.data[0].fingerprint == expected.manifest.data[0].fingerprint
     assert set(found.heads["stream"]) == {"audio"}
     assert found.layers["inf_norm"].notna().all()
     assert "reads sound alone" in refused(folder, "--audio", recordings, "--prompt", "What?", seq_len=False, name="b")
@@ -216,8 +216,8 @@ def test_frames_that_fill_a_window_up_are_not_read() -> None:
     model = tiny_model(transformers.AutoModel, "granite_speech5_ctc")
     long = torch.randn(1, 256, 320, generator=torch.Generator().manual_seed(0))
     run = sinkscope.scan(model, data={"input_features": long})
-    assert [site["module"] for site in run.manifest["attention"]] == ["encoder.layers.1.self_attn"]
-    assert run.summary["warnings"] == [
+    assert [site.module for site in run.manifest.attention] == ["encoder.layers.1.self_attn"]
+    assert run.summary.warnings == [
         "attention that is no map of queries and keys was not read: encoder.layers.0.self_attn"
     ]
     with pytest.raises(sinkscope.SinkscopeError, match="no attention of GraniteSpeech5ForCTC"):

@@ -60,13 +60,13 @@ def test_everything_else_is_as_without_it(run: sinkscope.Run) -> None:
 
 
 def test_the_manifest_defines_it(run: sinkscope.Run) -> None:
-    own = run.manifest["metrics"]
+    own = run.manifest.metrics
     assert set(own) == {"local_mass", "first_peak"}
     assert own["local_mass"]["unit"] == "probability"
     assert own["first_peak"]["source"] == "ours, after Sun et al. 2402.17762"
     assert own["local_mass"]["code_sha256"] == own["first_peak"]["code_sha256"]
     for name, column in own.items():
-        assert run.manifest["conventions"][name] == column["formula"]
+        assert run.manifest.conventions[name] == column["formula"]
 
 
 def test_from_the_command_line_through_every_command(tiny_folder: Path, tmp_path: Path) -> None:

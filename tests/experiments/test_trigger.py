@@ -120,13 +120,13 @@ def test_scan_measures_what_the_model_does(attention: str, tmp_path: Path) -> No
     model = model_of(attention)
     model.save_pretrained(tmp_path / "model")
     run, again = sinkscope.scan(model, num_sequences=40), sinkscope.scan(str(tmp_path / "model"), num_sequences=40)
-    assert run.manifest["self_check"]["status"] == "passed"
-    assert run.manifest["self_check"]["layers"] == 2
+    assert run.manifest.self_check.status == "passed"
+    assert run.manifest.self_check.layers == 2
     assert run.heads.equals(again.heads)
-    assert run.manifest["data"][0]["fingerprint"] == again.manifest["data"][0]["fingerprint"]
-    assert run.summary["first_token"] == {"id": 0, "text": "bos", "distinct": 1, "is_bos": True}
+    assert run.manifest.data[0].fingerprint == again.manifest.data[0].fingerprint
+    assert run.summary.first_token == {"id": 0, "text": "bos", "distinct": 1, "is_bos": True}
     rows = evaluate(model, count=40).heads
-    for ours, expected in zip(run.summary["task"]["heads"], rows, strict=True):
+    for ours, expected in zip(run.summary.task["heads"], rows, strict=True):
         for name, value in ours.items():
             assert value == pytest.approx(expected[name], abs=2e-6), name
     raw = KINDS[attention].score != "softmax"
@@ -219,7 +219,7 @@ def test_softmax_solves_the_task_with_a_sink(trained: dict[str, Path]) -> None:
     assert record["batch_error"] < STOP
     assert record["evaluation_error"] < STOP
     assert first_rows(trained["softmax"]).min() >= 0.99
-    head = sinkscope.scan(str(trained["softmax"])).summary["task"]["heads"][0]
+    head = sinkscope.scan(str(trained["softmax"])).summary.task["heads"][0]
     assert head["bos_min"] >= 0.99
     assert head["bos_trigger"] < 0.01
 
@@ -230,7 +230,7 @@ def test_relu_solves_it_without(trained: dict[str, Path]) -> None:
     assert record["batch_error"] < STOP
     assert record["evaluation_error"] < STOP
     assert first_rows(trained["relu"]).max() <= 0.01
-    head = sinkscope.scan(str(trained["relu"])).summary["task"]["heads"][0]
+    head = sinkscope.scan(str(trained["relu"])).summary.task["heads"][0]
     assert head["bos_mean"] <= 0.01
     assert head["share_mean"] <= 0.01
 
@@ -241,7 +241,7 @@ def test_shipped_examples_are_what_the_command_trains(attention: str, trained: d
     shipped, own = sinkscope.scan(f"example:trigger-{attention}"), sinkscope.scan(str(trained[attention]))
     # Another machine rounds otherwise and stops some steps apart; what ReLU gives BOS in the trigger's row still moves.
     for name, room in (("bos_mean", 0.005), ("bos_min", 0.005), ("share_mean", 0.005), ("bos_trigger", 0.02)):
-        ours, theirs = (run.summary["task"]["heads"][0][name] for run in (own, shipped))
+        ours, theirs = (run.summary.task["heads"][0][name] for run in (own, shipped))
         assert theirs == pytest.approx(ours, abs=room), name
     folder = Path(sinkscope.__file__).parent / "data" / f"trigger-{attention}"
     model = TriggerModel.from_pretrained(folder).eval()

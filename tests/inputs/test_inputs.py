@@ -232,7 +232,7 @@ def test_ids_past_the_tokenizer_but_within_the_embedding_are_taken(read: Read, t
     corpus = read_corpus(str(path), tokenizer, token_rules(tokenizer, VOCABULARY + 20), 32, 1)
     assert corpus.ids[0, -1] == VOCABULARY + 5
     run = scan(make_model(vocab_size=VOCABULARY + 20), data=corpus.ids, self_check=False)
-    assert run.summary["sequences"] == 1
+    assert run.summary.sequences == 1
 
 
 def test_text_that_needs_more_rows_than_the_embedding_has(copied: Path, refused: Refused) -> None:
@@ -369,7 +369,7 @@ def test_caller_may_give_ids_in_any_usual_form(tiny_model: Any) -> None:
     forms.append({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
     forms.append([[np.int64(token) for token in row] for row in ids.tolist()])
     runs = [scan(tiny_model, data=form, self_check=False) for form in forms]
-    assert len({run.manifest["data"][0]["fingerprint"] for run in runs}) == 1
+    assert len({run.manifest.data[0].fingerprint for run in runs}) == 1
     for run in runs[1:]:
         pd.testing.assert_frame_equal(run.heads, runs[0].heads)
 
@@ -413,7 +413,7 @@ def test_first_token_is_the_first_valid_one(tiny_model: Any) -> None:
     ids = torch.tensor([[2] * 6 + [7, *range(20, 37)], [7, *range(40, 63)]])
     mask = (torch.arange(24) >= torch.tensor([[6], [0]])).long()
     run = scan(tiny_model, data={"input_ids": ids, "attention_mask": mask}, self_check=False)
-    assert run.summary["first_token"]["id"] == 7
+    assert run.summary.first_token.id == 7
 
 
 def test_shared_tokens_ignore_padding(tiny_model: Any) -> None:

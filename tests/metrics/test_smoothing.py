@@ -180,7 +180,7 @@ def test_values_of_another_layer_s_making_are_missing_not_guessed() -> None:
     assert broken[["tr_bw", "avgcos_identity", "theory_identity", "rank_w", "verdict"]].isna().all(axis=None)
     assert broken[["beta", "rank_qk", "rank_output", "avgcos_residual"]].notna().all(axis=None)
     assert run.smoothing[run.smoothing["layer"] != 1]["tr_bw"].notna().all()
-    assert run.summary["streams"]["text"]["smoothing"]["missing"] == 4
+    assert run.summary.streams["text"].smoothing["missing"] == 4
 
 
 def test_latent_attention_is_missing_not_guessed() -> None:
@@ -197,7 +197,7 @@ def test_latent_attention_is_missing_not_guessed() -> None:
     run = sinkscope.scan(model, data=random_ids(2, 20), self_check=False, smoothing=True)
     assert run.smoothing is not None
     assert run.smoothing[["tr_bw", "rank_w", "rank_qk", "verdict"]].isna().all(axis=None)
-    words = run.summary["streams"]["text"]["in_words"][-1]
+    words = run.summary.streams["text"].in_words[-1]
     assert words == "Smoothing: no head's W_V could be read."
 
 
@@ -255,7 +255,7 @@ def test_no_hook_and_no_change_stays() -> None:
     assert hooks(model) == before
     pd.testing.assert_frame_equal(plain.heads, again.heads)
     assert plain.smoothing is None
-    assert "smoothing" not in plain.summary["streams"]["text"]
+    assert "smoothing" not in plain.summary.streams["text"]
 
 
 def test_written_and_read_again(tiny_folder: Any, scan_cli: Scan) -> None:
@@ -281,8 +281,8 @@ def test_domains_have_rows_of_their_own(tiny_folder: Any, scan_cli: Scan) -> Non
     assert run.smoothing is not None
     assert run.smoothing.groupby("domain").size().tolist() == [8, 8]
     for name in ("prose", "code"):
-        assert sum(run.summary["domains"][name]["streams"]["text"]["smoothing"].values()) == 8
-    assert sum(run.summary["streams"]["text"]["smoothing"].values()) == 8
+        assert sum(run.summary.domains[name].streams["text"].smoothing.values()) == 8
+    assert sum(run.summary.streams["text"].smoothing.values()) == 8
 
 
 @pytest.mark.slow

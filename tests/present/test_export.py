@@ -59,11 +59,11 @@ def test_intervals_are_students() -> None:
 
 def test_models_down_metrics_across() -> None:
     runs = [scanned(), scanned("noise", text=1)]
-    runs[1].manifest["model"]["id"] = "other"
+    runs[1].manifest.model.id = "other"
     table = paper_table(runs, None, ["bos_mass", "norm_other"])
     assert table.frame["model"].tolist() == ["tiny", "other"]
-    assert table.frame["bos_mass"][0] == pytest.approx(runs[0].summary["streams"]["text"]["bos_mass"]["mean"])
-    assert table.frame["bos_mass_sem"][0] == pytest.approx(runs[0].summary["streams"]["text"]["bos_mass"]["sem"])
+    assert table.frame["bos_mass"][0] == pytest.approx(runs[0].summary.streams["text"].bos_mass.mean)
+    assert table.frame["bos_mass_sem"][0] == pytest.approx(runs[0].summary.streams["text"].bos_mass.sem)
     assert table.frame["norm_other"][1] == pytest.approx(runs[1].layers["norm_other"].mean())
 
 
@@ -71,7 +71,7 @@ def test_runs_of_one_model_are_told_apart() -> None:
     runs = [scanned(), scanned(dtype="bfloat16"), scanned("noise")]
     assert paper_table(runs[:2]).frame["model"].tolist() == ["tiny (float32)", "tiny (bfloat16)"]
     assert paper_table(runs).frame["model"].tolist() == ["tiny (run 1)", "tiny (bfloat16)", "tiny (run 3)"]
-    runs[2].manifest["model"]["id"] = "other"
+    runs[2].manifest.model.id = "other"
     assert paper_table(runs[1:]).frame["model"].tolist() == ["tiny", "other"]
 
 

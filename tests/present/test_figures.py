@@ -59,9 +59,9 @@ def test_no_title_is_cut(figure: str) -> None:
     from PIL import Image
 
     run = scanned()
-    run.manifest["model"]["id"] = "somebody/a-model-with-an-uncommonly-long-name-and-a-suffix-instruct"
-    for data in run.manifest["data"]:
-        data["spec"] = "hf:somebody/an-uncommonly-long-name/train#text"
+    run.manifest.model.id = "somebody/a-model-with-an-uncommonly-long-name-and-a-suffix-instruct"
+    for data in run.manifest.data:
+        data.domain = "hf:somebody/an-uncommonly-long-name/train#text"
     run.sequences["domain"] = "hf:somebody/an-uncommonly-long-name/train#text"
     image = np.asarray(Image.open(io.BytesIO(draw(run, figure, "png"))).convert("L"))
     assert (image[: image.shape[0] // 8, -4:] == 255).all()

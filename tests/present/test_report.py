@@ -72,7 +72,7 @@ def test_the_data_of_every_head() -> None:
     squares = [rect for rect in page.all("rect") if "data-head" in rect]
     assert sorted(int(str(rect["data-head"])) for rect in squares) == list(range(12))
     assert f"layer 1, head 2: BOS mass {row['bos_mass']:.4g}" in page.words
-    assert run.summary["streams"]["text"]["in_words"][0] in page.words
+    assert run.summary.streams["text"].in_words[0] in page.words
 
 
 def test_names_tokens_and_paths_stay_text() -> None:
@@ -160,7 +160,7 @@ def test_a_domain_with_a_semicolon_is_named_whole() -> None:
     """The note is no error text that is cut at its first semicolon."""
     runs = [scanned(), scanned(text=1)]
     for run in runs:
-        run.manifest["data"][0]["spec"] = "law; contracts.txt"
+        run.manifest.data[0].domain = "law; contracts.txt"
         run.sequences["domain"] = "law; contracts.txt"
     result = compared(*runs)
     assert not result.paired

@@ -115,7 +115,7 @@ def test_colour_adds_codes_and_changes_no_text() -> None:
 def test_tokens_and_names_are_data() -> None:
     """Escape codes and markup in a token or a model's name are shown, not obeyed."""
     run = make_run(token="\x1b[31mred\u202e[bold]x[/bold]")
-    run.manifest["model"]["id"] = "evil\x1b]0;title\x07\nname"
+    run.manifest.model.id = "evil\x1b]0;title\x07\nname"
     text = render_run(run, width=80, color="truecolor")
     assert "\x1b[31m" not in text
     assert "\x1b]0" not in text

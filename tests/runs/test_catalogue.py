@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from sinkscope.metrics.registry import TABLES
 from sinkscope.runs.catalogue import catalogue, find_column, per_sequence
 from sinkscope.runs.columns import columns
+from sinkscope.runs.run import load_run
+from sinkscope.runs.schema.manifest import MetricFacts
 from sinkscope.runs.write_catalogue import FILE, catalogue_text
 
 
@@ -16,17 +20,19 @@ def test_the_columns_of_a_table_are_all_there_whoever_asks() -> None:
     assert {"peak_position", "peak_score", "pattern", "dormant"} <= set(columns("heads"))
     assert {"first_constancy", "max_abs", "sink_heads", "dormant_heads"} <= set(columns("layers"))
     assert list(columns("smoothing"))[-3:] == ["verdict", "rank_w", "rank_qk"]
-    assert [(c.table, c.name) for c in catalogue()] == [(table, name) for table in TABLES for name in columns(table)]
+    for table in TABLES:
+        assert {column.name for column in catalogue() if column.table == table} == set(columns(table))
 
 
 def test_a_run_adds_its_own_columns() -> None:
-    own = {"table": "heads", "unit": "nats", "range": "[0, 1]", "formula": "F.", "source": "S", "shown": True}
-    found = find_column({"metrics": {"mine": own | {"code_sha256": "0"}}}, "mine", "heads")
+    plain = load_run(Path(__file__).parents[1] / "fixtures" / "v0_1" / "two-bos").manifest
+    mine = MetricFacts(table="heads", unit="nats", range="[0, 1]", formula="F.", source="S", code_sha256="0")
+    found = find_column(plain.model_copy(update={"metrics": {"mine": mine}}), "mine", "heads")
     assert found is not None
     assert (found.unit, found.per) == ("nats", "sequence")
-    assert find_column({}, "mine", "heads") is None
-    assert find_column({}, "norm_first", "heads") is None
-    assert find_column({}, "norm_first", "heads", "layers").unit == "norm"  # type: ignore[union-attr]
+    assert find_column(plain, "mine", "heads") is None
+    assert find_column(plain, "norm_first", "heads") is None
+    assert find_column(plain, "norm_first", "heads", "layers").unit == "norm"  # type: ignore[union-attr]
 
 
 def test_what_has_a_value_for_each_sequence() -> None:

@@ -31,7 +31,7 @@ def _scanned(family: str, text: int, layers: int, plant: str, dtype: str) -> Run
     ids = random_ids(SEQUENCES, LENGTH, seed=text)
     ids[:, 0] = 5 + text if plant == "no bos" else 1
     run = sinkscope.scan(model.to(getattr(torch, dtype)), data=ids, self_check=False)
-    run.manifest["model"]["id"] = "tiny"
+    run.manifest.model.id = "tiny"
     return run
 
 
@@ -70,12 +70,12 @@ def enlarged(run: Run, layers: int, heads: int, sequences: int = 8) -> Run:
 def hostile(run: Run, text: str) -> Run:
     """The run with `text` wherever a name, token or path comes from outside."""
     evil = copy.deepcopy(run)
-    evil.manifest["model"]["id"] = text
-    for data in evil.manifest["data"]:
-        data["spec"] = text
+    evil.manifest.model.id = text
+    for data in evil.manifest.data:
+        data.domain = text
     evil.sequences["domain"] = text
-    evil.summary["first_token"] = {"id": 1, "text": text, "distinct": 1, "is_bos": True}
-    evil.summary["warnings"] = [text]
-    words: dict[str, Any] = evil.summary["streams"]["text"]
+    evil.summary.first_token = {"id": 1, "text": text, "distinct": 1, "is_bos": True}
+    evil.summary.warnings = [text]
+    words: dict[str, Any] = evil.summary.streams["text"]
     words["in_words"] = [text, text]
     return evil

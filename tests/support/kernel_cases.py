@@ -317,10 +317,10 @@ def test_models_a_scan_has_the_numbers_of_the_walk(family: str, monkeypatch: pyt
     walked = sinkscope.scan(model, data=ids)
     monkeypatch.setattr(attention, "_compiles", lambda device: True)
     ours = sinkscope.scan(model, data=ids)
-    assert {site["kernel"] for site in walked.manifest["attention"]} == {attention.TORCH}
-    assert {site["kernel"] for site in ours.manifest["attention"]} == {attention.TRITON}
-    assert ours.manifest["self_check"]["status"] == "passed"
-    assert ours.manifest["warnings"] == walked.manifest["warnings"]
+    assert {site.kernel for site in walked.manifest.attention} == {attention.TORCH}
+    assert {site.kernel for site in ours.manifest.attention} == {attention.TRITON}
+    assert ours.manifest.self_check.status == "passed"
+    assert ours.manifest.warnings == walked.manifest.warnings
     for name in ("heads", "layers", "positions", "length_curve"):
         pd.testing.assert_frame_equal(getattr(ours, name), getattr(walked, name), rtol=1e-4, atol=1e-5)
 

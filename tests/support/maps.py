@@ -30,12 +30,12 @@ def columns(probabilities: Tensor) -> dict[str, Tensor]:
 def compare_maps(run: Any, maps: list[Tensor], lengths: list[int]) -> None:
     """Every attention-mass column of every head of every sequence, within 1e-5."""
     rows = run.sequences[run.sequences["head"].notna()]
-    for site, both in zip(run.manifest["attention"], maps, strict=True):
+    for site, both in zip(run.manifest.attention, maps, strict=True):
         for number, length in enumerate(lengths):
             valid = [slice(0, length) if size == LENGTH else slice(None) for size in both.shape[-2:]]
             expected = columns(both[number, :, valid[0], valid[1]].double())
-            own = rows[(rows["module"] == site["module"]) & (rows["sequence"] == number)].sort_values("head")
-            assert len(own) == site["heads"] == both.shape[1]
+            own = rows[(rows["module"] == site.module) & (rows["sequence"] == number)].sort_values("head")
+            assert len(own) == site.heads == both.shape[1]
             for name, values in expected.items():
                 ours = torch.tensor(own[name].to_numpy(float))
                 assert float((ours - values).abs().max()) < 1e-5, f"{site['module']} sequence {number} {name}"

@@ -57,14 +57,14 @@ def _zero(site: Site, heads: list[int]) -> Callable[..., tuple[Any, ...]]:
 
 
 @contextmanager
-def first_token_hidden(receive: Callable[[AttentionSums], None], failures: list[str]) -> Iterator[None]:
+def first_token_hidden(receive: Callable[[AttentionSums], None], failures: list[str] | None = None) -> Iterator[None]:
     """No query but query 0 sees key 0 until the block ends; `receive` and `failures` as in `watched`."""
     with _attention_changed(_without_first, receive, failures):
         yield
 
 
 @contextmanager
-def watched(receive: Callable[[AttentionSums], None], failures: list[str]) -> Iterator[None]:
+def watched(receive: Callable[[AttentionSums], None], failures: list[str] | None = None) -> Iterator[None]:
     """Reports every attention call's sums to `receive` without changing the attention.
 
     `failures` gets a line where Triton fails.
@@ -75,7 +75,9 @@ def watched(receive: Callable[[AttentionSums], None], failures: list[str]) -> It
 
 @contextmanager
 def _attention_changed(
-    change: Callable[[AttentionCall], AttentionCall], receive: Callable[[AttentionSums], None], failures: list[str]
+    change: Callable[[AttentionCall], AttentionCall],
+    receive: Callable[[AttentionSums], None],
+    failures: list[str] | None,
 ) -> Iterator[None]:
     def attention(module: nn.Module, call: AttentionCall) -> Tensor:
         output, sums = read(change(call), failures)

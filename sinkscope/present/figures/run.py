@@ -86,7 +86,7 @@ def _first(table: pd.DataFrame) -> pd.DataFrame:
 
 def _title(axes: Axes, run: Run, text: str) -> None:
     """The model's name above what is shown; of a long name its end, so that it fits a column."""
-    name = printable(str(run.manifest["model"]["id"]).rstrip("/").rpartition("/")[2])
+    name = printable(str(run.manifest.model.id).rstrip("/").rpartition("/")[2])
     short = name if len(name) <= TITLE else f"...{name[3 - TITLE :]}"
     axes.set_title(f"{short}\n{text}", loc="left", parse_math=False)
 
@@ -189,7 +189,7 @@ def _scatter(canvas: Figure, run: Run) -> None:
     dormant = rows[rows["dormant"].fillna(False).astype(bool)]
     axes.scatter(
         dormant["bos_mass"], dormant["honor"], s=28, facecolors="none", edgecolors=LINES[5], linewidths=0.8,
-        label=f"dormant: {run.manifest['dormant_rule']}",
+        label=f"dormant: {run.manifest.request.dormant_rule}",
     )  # fmt: skip
     axes.set(xlabel="BOS mass (probability)", ylabel="HONOR (ratio)", xlim=(-0.02, 1.02), ylim=(0, None))
     if len(dormant):

@@ -85,30 +85,28 @@ def embedded(data: Any) -> str:
 def _view(run: Run, index: int) -> dict[str, Any]:
     """What the template shows of one run."""
     manifest, summary = run.manifest, run.summary
-    model, first = manifest["model"], summary["first_token"]
+    model, first = manifest.model, summary.first_token
     facts = {
-        "model": f"{model['id']} ({model.get('class')}, {model.get('parameters') or 0:,} parameters)",
-        "computed in": f"{model.get('dtype')} on {model.get('device')}",
-        "weights SHA-256": model.get("weights_sha256") or "-",
-        "data": "; ".join(
-            f"{d['spec']}: {d['sequences']} sequences of {d['seq_len']} tokens" for d in manifest["data"]
-        ),
-        "first token": "differs between sequences" if first["id"] is None else f"{first['text']} (id {first['id']})",
-        "sink": f"mean alpha_0 above {summary['epsilon']:g}",
-        "dormant": manifest.get("dormant_rule"),
-        "made by": f"sinkscope {manifest.get('sinkscope')}, run {run_id(run)}",
+        "model": f"{model.id} ({model.class_}, {model.parameters or 0:,} parameters)",
+        "computed in": f"{model.dtype} on {model.device}",
+        "weights SHA-256": model.weights_sha256 or "-",
+        "data": "; ".join(f"{d.domain}: {d.sequences} sequences of {d.seq_len} tokens" for d in manifest.data),
+        "first token": "differs between sequences" if first.id is None else f"{first.text} (id {first.id})",
+        "sink": f"mean alpha_0 above {summary.epsilon:g}",
+        "dormant": manifest.request.dormant_rule,
+        "made by": f"sinkscope {manifest.sinkscope}, run {run_id(run)}",
     }
     return {
         "index": index,
-        "name": str(model["id"]).rstrip("/").rpartition("/")[2],
+        "name": str(model.id).rstrip("/").rpartition("/")[2],
         "facts": facts,
-        "words": [(stream, each["in_words"]) for stream, each in summary["streams"].items()],
-        "warnings": summary.get("warnings", []),
+        "words": [(stream, each.in_words) for stream, each in summary.streams.items()],
+        "warnings": summary.warnings,
         "maps": _maps(run, index),
         "profiles": _profiles(run),
         "scatter": _scatter(run),
         "domains": _domains(run),
-        "mixed": summary.get("dormant_in_some_domains", []),
+        "mixed": summary.dormant_in_some_domains,
     }
 
 
@@ -174,13 +172,13 @@ def _scatter(run: Run) -> list[dict[str, Any]]:
 
 def _domains(run: Run) -> list[dict[str, Any]]:
     rows = []
-    for name, domain in run.summary.get("domains", {}).items():
-        for stream, each in domain["streams"].items():
-            epsilon = f"{run.summary['epsilon']:g}"
+    for name, domain in run.summary.domains.items():
+        for stream, each in domain.streams.items():
+            epsilon = f"{run.summary.epsilon:g}"
             rows.append({
-                "domain": name, "stream": stream, "sink_rate": each["sink_rate_percent"][epsilon]["T"],
-                "bos_mass": each["bos_mass"]["mean"], "entropy": each["entropy"]["mean"],
-                "dormant": each["dormant"]["count"], "heads": each["heads"],
+                "domain": name, "stream": stream, "sink_rate": each.sink_rate_percent[epsilon].T,
+                "bos_mass": each.bos_mass.mean, "entropy": each.entropy.mean,
+                "dormant": each.dormant.count, "heads": each.heads,
             })  # fmt: skip
     return rows
 

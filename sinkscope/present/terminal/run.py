@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 from rich.console import RenderableType
@@ -21,6 +21,7 @@ from sinkscope.present.text import printable
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
+    from sinkscope.runs.schema.stream import PrefixValues, StreamSummary
 
 
 STRONGEST, LISTED = 8, 12
@@ -29,66 +30,64 @@ STRONGEST, LISTED = 8, 12
 def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: str | None = None) -> str:
     """The whole screen of one run as a string, with ANSI codes only if `color` names a colour system."""
     parts: list[RenderableType] = [_title(run)]
-    for stream, summary in run.summary["streams"].items():
+    for stream, summary in run.summary.streams.items():
         heads = run.heads[run.heads["stream"] == stream]
-        if len(run.summary["streams"]) > 1:
+        if len(run.summary.streams) > 1:
             parts.append(Text(f"\nstream {stream}", style="bold"))
-        if "domains" in run.summary:
+        if run.summary.domains:
             parts += [*domain_answers(run, stream), *domain_rows(run, stream), *contrast_rows(run, stream)]
         else:
-            parts += [_answers(summary), _rates(summary, run.summary["epsilon"])]
+            parts += [_answers(summary), _rates(summary, run.summary.epsilon)]
         for domain, rows in _domains(heads):
             parts += [_heat_map(rows, domain, width, color is not None), _strongest(rows)]
         parts.append(_dormant(summary))
-    if "task" in run.summary:
-        parts.append(Text(render_task(run.summary["task"], width, meanings=False), style="not bold"))
+    if run.summary.task is not None:
+        parts.append(Text(render_task(run.summary.task, width, meanings=False), style="not bold"))
     parts += published_rows(run)
     parts.append(_files(written))
     return as_text(parts, width, color)
 
 
 def _title(run: Run) -> Text:
-    model, first = run.manifest["model"], run.summary["first_token"]
-    text = Text(printable(str(model["id"])), style="bold")
+    model, first = run.manifest.model, run.summary.first_token
+    text = Text(printable(str(model.id)), style="bold")
     text.append(
-        f"  {model['class']}, {parameters(model['parameters'])} parameters, {model['dtype']} on {model['device']}\n",
+        f"  {model.class_}, {parameters(model.parameters or 0)} parameters, {model.dtype} on {model.device}\n",
         style="not bold",
     )
-    for data in run.manifest["data"]:
-        text.append(
-            f"{printable(data['spec'])}: {data['sequences']} sequences of {data['seq_len']} tokens", style="not bold"
-        )
-        text.append(f", {data['joined']} joined\n" if data["joined"] else "\n", style="not bold")
-    shown = (
-        "differs between sequences" if first["id"] is None else f"'{printable(str(first['text']))}' (id {first['id']})"
-    )
-    kind = {True: ", the tokenizer's BOS", False: ", not the tokenizer's BOS", None: ""}[first["is_bos"]]
-    text.append(f"first token: {shown}{kind if first['id'] is not None else ''}\n", style="not bold")
+    for data in run.manifest.data:
+        text.append(f"{printable(data.domain)}: {data.sequences} sequences of {data.seq_len} tokens", style="not bold")
+        text.append(f", {data.joined} joined\n" if data.joined else "\n", style="not bold")
+    shown = "differs between sequences" if first.id is None else f"'{printable(str(first.text))}' (id {first.id})"
+    kind = {True: ", the tokenizer's BOS", False: ", not the tokenizer's BOS", None: ""}[first.is_bos]
+    text.append(f"first token: {shown}{kind if first.id is not None else ''}\n", style="not bold")
     return text
 
 
-def _answers(summary: dict[str, Any]) -> Text:
+def _answers(summary: StreamSummary) -> Text:
     text = Text()
-    for place, sentence in enumerate(summary["in_words"]):
+    for place, sentence in enumerate(summary.in_words):
         text.append(f"{printable(sentence)}\n", style="bold" if place == 0 else "")
     return text
 
 
-def _rates(summary: dict[str, Any], epsilon: float) -> Table:
+def _rates(summary: StreamSummary, epsilon: float) -> Table:
     """Sink rates at every threshold, with the alpha_0 that uniform attention has."""
-    rates, base = summary["sink_rate_percent"], summary["uniform_alpha_0"]
-    names = {name: f"eps {name}" for name in rates}
-    rows = []
-    for key, label in (("T", f"T = {summary['tokens_per_sequence']}"), ("t64", "first 64")):
-        if base[key] is not None:
-            mean = fixed(summary["sink_score"]["mean"], 3) if key == "T" else ""
-            rows.append([label, *(fixed(rates[name][key], 1) for name in names), mean, fixed(base[key], 3)])
+    rates, base = summary.sink_rate_percent, summary.uniform_alpha_0
+
+    def row(label: str, values: Callable[[PrefixValues], float | None], mean: str) -> list[str]:
+        return [label, *(fixed(values(rate), 1) for rate in rates.values()), mean, fixed(values(base), 3)]
+
+    mean = fixed(summary.sink_score.mean, 3)
+    rows = [row(f"T = {summary.tokens_per_sequence}", lambda prefix: prefix.T, mean)]
+    if base.t64 is not None:
+        rows.append(row("first 64", lambda prefix: prefix.t64, ""))
     return table(
         "sink rate, % of (sequence, head) with alpha_0 > eps",
-        ["", *names.values(), "mean alpha_0", "uniform alpha_0"],
+        ["", *(f"eps {name}" for name in rates), "mean alpha_0", "uniform alpha_0"],
         rows,
         left=[""],
-        bold=[header for name, header in names.items() if float(name) == epsilon],
+        bold=[f"eps {name}" for name in rates if float(name) == epsilon],
         title_style="",
     )
 
@@ -143,11 +142,11 @@ def _strongest(heads: pd.DataFrame) -> Table:
     return table(title, headers, rows, left=("layer.head", "pattern"))
 
 
-def _dormant(summary: dict[str, Any]) -> Text:
-    dormant = summary["dormant"]
-    text = Text(f"\ndormant heads ({dormant['rule']}): ", style="bold")
-    named = ", ".join(f"{layer}.{head}" for layer, head in dormant["heads"][:LISTED])
-    more = dormant["count"] - LISTED
+def _dormant(summary: StreamSummary) -> Text:
+    dormant = summary.dormant
+    text = Text(f"\ndormant heads ({dormant.rule}): ", style="bold")
+    named = ", ".join(f"{layer}.{head}" for layer, head in dormant.heads[:LISTED])
+    more = dormant.count - LISTED
     text.append((named or "none") + (f" and {more} more (heads.csv)" if more > 0 else "") + "\n", style="not bold")
     return text
 

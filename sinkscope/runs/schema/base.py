@@ -29,32 +29,6 @@ class Record(BaseModel):
         """Plain data for JSON, in the order of the fields."""
         return self.model_dump(mode="json", by_alias=True)
 
-    # SHIM-BEGIN: until every reader uses attributes
-    def __getitem__(self, name: str) -> Any:
-        name = {"class": "class_"}.get(name, name)
-        if type(self).__name__ == "DomainFacts" and name in ("spec", "source"):
-            name = {"spec": "domain", "source": "spec"}[name]
-        if name in ("epsilon", "dormant_rule", "seed", "bos", "spectra") and type(self).__name__ == "Manifest":
-            return getattr(self.request, name)  # type: ignore[attr-defined]
-        return getattr(self, name)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if type(self).__name__ == "DomainFacts" and name == "spec":
-            name = "domain"
-        setattr(self, name, value)
-
-    def __contains__(self, name: str) -> bool:
-        return bool(getattr(self, name, None))
-
-    def get(self, name: str, default: Any = None) -> Any:
-        try:
-            value = self[name]
-        except AttributeError:
-            return default
-        return default if value is None else value
-
-    # SHIM-END
-
 
 R = TypeVar("R", bound=BaseModel)
 

@@ -79,12 +79,12 @@ TABLES = {
     table.name: table
     for table in (
         TableSchema(
-            "heads", "heads.csv", "one (stream, layer, head), per domain where there are several",
+            "heads", "heads.csv", "one (stream, layer, head) of a domain",
             (DOMAIN, STREAM, LAYER, HEAD, _key("kv_group", "integer", "Key/value group of the head."), MODULE, KIND),
             measured=("heads",),
         ),
         TableSchema(
-            "layers", "layers.csv", "one (stream, layer), per domain where there are several",
+            "layers", "layers.csv", "one (stream, layer) of a domain",
             (DOMAIN, STREAM, LAYER, MODULE, KIND, _key("heads", "integer", "Query heads of the layer.")),
             measured=("layers",),
         ),
@@ -106,16 +106,16 @@ TABLES = {
         ),
         TableSchema(
             "sequences", "sequences.parquet",
-            "one (stream, layer, head, sequence), and one (stream, layer, sequence) whose head is missing",
+            "one (stream, layer, head, sequence); rows of layers have no head",
             (_key("domain", "string", "The domain."), STREAM, LAYER, MODULE, SEQUENCE, DOCUMENT, HEAD),
             measured=("heads", "smoothing", "layers"),
         ),
         TableSchema(
-            "smoothing", "smoothing.csv", "one (stream, layer, head); only where smoothing was asked for",
+            "smoothing", "smoothing.csv", "one (stream, layer, head); only with --smoothing",
             (DOMAIN, STREAM, LAYER, HEAD, MODULE), measured=("smoothing",),
         ),
         TableSchema(
-            "domains", "domains.csv", "one (pair of domains, stream, layer, head); only where there are several",
+            "domains", "domains.csv", "one (pair of domains, stream, layer, head); only with several",
             (
                 _key("domain_a", "string", "The first domain."), _key("domain_b", "string", "The second domain."),
                 _key("paired", "boolean", "Whether both hold the same documents."), STREAM, LAYER, HEAD, MODULE,
