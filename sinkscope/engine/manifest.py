@@ -98,6 +98,7 @@ def _corpus_facts(corpus: Corpus, reading: Reading) -> dict[str, Any]:
         "joined": corpus.joined,
         "dropped": corpus.dropped,
         "documents": corpus.documents,
+        "passages": corpus.passages,
         "first_token": first_token([corpus.ids], reading.rules, reading.tokenizer),
     }
 

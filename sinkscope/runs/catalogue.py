@@ -60,6 +60,6 @@ def find_column(manifest: Manifest, name: str, *tables: str) -> Column | None:
 
 
 def per_sequence(table: str) -> frozenset[str]:
-    """Names of the catalogue's columns of a table that are means over sequences; places such as max_abs_token are none."""
+    """Names of a table's columns that are means over sequences; a place such as max_abs_token is none."""
     names = {per: {each.name for each in catalogue() if (each.table, each.per) == (table, per)} for per in PER}
     return frozenset(names["sequence"] - names["run"])

@@ -19,8 +19,10 @@ def catalogue_text() -> str:
 
     A place such as max_abs_token stands twice: as a value of each sequence, and as the run's own.
     """
-    declared = [[*registered().tables[table].values(), *RUN_COLUMNS[table].values()] for table in TABLES]
-    lines = [json.dumps(asdict(_described(column)), ensure_ascii=False) for own in declared for column in own]
+    lines = []
+    for table in TABLES:
+        declared: list[Metric | RunColumn] = [*registered().tables[table].values(), *RUN_COLUMNS[table].values()]
+        lines += [json.dumps(asdict(_described(column)), ensure_ascii=False) for column in declared]
     return "[\n" + ",\n".join(lines) + "\n]\n"
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import corpus_texts, make_model
+from conftest import corpus_texts, make_model, make_tokenizer
 from models import random_ids, tiny
 from scipy import stats
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
@@ -370,8 +370,41 @@ def test_windows_of_a_long_text_that_the_run_did_not_read(tiny_folder: Path, tmp
     run = sinkscope.scan(str(tiny_folder), data=str(text), seq_len=24, num_sequences=4, self_check=False)
     result = sinkscope.ablate(str(tiny_folder), run, fractions=[0.25], data=str(text), num_sequences=3, draws=2)
     assert result.facts["data"]["documents"] == ["long.txt[4]", "long.txt[5]", "long.txt[6]"]
-    with pytest.raises(sinkscope.SinkscopeError, match="in windows of 24 tokens: give that --seq-len"):
-        sinkscope.ablate(str(tiny_folder), run, fractions=[0.25], data=str(text), seq_len=20)
+    options: dict[str, Any] = {"fractions": [0.25], "num_sequences": 2, "draws": 2}
+    other = sinkscope.ablate(str(tiny_folder), run, data=str(text), seq_len=20, **options)
+    assert other.facts["data"]["documents"] == ["long.txt[5]", "long.txt[6]"]  # 96 tokens were read
+
+
+def texts(path: Path, documents: list[str]) -> Path:
+    path.write_text("\n".join(json.dumps({"text": each}) for each in documents), "utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", ["plain.jsonl", "a + b.jsonl"])
+@pytest.mark.parametrize("bos", ["auto", ["always", "never"]])
+def test_the_loss_is_measured_on_documents_that_the_run_has_not_read(
+    name: str, bos: str | list[str], tiny_folder: Path, tmp_path: Path
+) -> None:
+    """Whatever the file is called, however often the run has read it, and under any other file name."""
+    known, unknown = corpus_texts("prose")[:3], corpus_texts("code")[:3]
+    read = texts(tmp_path / name, known)
+    run = sinkscope.scan(str(tiny_folder), data=str(read), bos=bos, seq_len=24, num_sequences=3, self_check=False)
+    run.save(tmp_path / "run")
+    mixed = texts(tmp_path / "mixed.jsonl", [*known, *unknown])
+    options: dict[str, Any] = {"fractions": [0.25], "num_sequences": 3, "draws": 2}
+    result = sinkscope.ablate(str(tiny_folder), tmp_path / "run", data=str(mixed), **options)
+    assert result.facts["data"]["documents"] == [f"mixed.jsonl:{line}" for line in (4, 5, 6)]
+    with pytest.raises(sinkscope.SinkscopeError, match="the run has read it all"):
+        sinkscope.ablate(str(tiny_folder), tmp_path / "run", data=str(read), **options)
+
+
+def test_a_run_of_0_1_tells_names_alone(tiny_folder: Path) -> None:
+    """Of a run of two --bos, 0.1 looked for `prose` among `prose bos=always`, and found nothing to leave out."""
+    old = sinkscope.load_run(Path(__file__).parents[1] / "fixtures" / "v0_1" / "two-bos")
+    read = {name for data in old.manifest.data for name in data.documents}
+    options: dict[str, Any] = {"fractions": [0.25], "num_sequences": 16, "draws": 2}
+    result = sinkscope.ablate(make_model(), old, tokenizer=make_tokenizer(), data="prose", **options)
+    assert not read & set(result.facts["data"]["documents"])
 
 
 def test_models_that_do_not_predict_the_next_token(

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
+from sinkscope.inputs.passages import Passage
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.base import Number, Record
 
@@ -75,6 +76,9 @@ class DomainFacts(Record):
     """Documents left out because they are shorter than a sequence."""
     documents: list[str] = Field(default_factory=list)
     """What each sequence was read from, for people to read."""
+    passages: list[list[Passage]] = Field(default_factory=list)
+    """What each sequence was read from, by content: a list of [SHA-256 of the document, first token, past the last];
+    null in the last place = to the document's end. Empty where no documents are read."""
     first_token: FirstToken | None = None
     """The first token of these sequences."""
 
