@@ -17,7 +17,6 @@ from sinkscope.runs.published import published_for
 from sinkscope.runs.run import Run
 from sinkscope.runs.schema.manifest import Manifest
 from sinkscope.runs.schema.summary import Summary
-from sinkscope.runs.settings import Settings
 from sinkscope.runs.smoothing import add_to_summary, smoothing_table
 from sinkscope.runs.strict_json import plain
 from sinkscope.runs.summary import domain_summaries
@@ -25,19 +24,19 @@ from sinkscope.runs.tables import curve_table, head_table, layer_table, position
 from sinkscope.runs.values import Domain
 
 
-def build_run(loop: Loop, manifest: Manifest, settings: Settings, started: float, complete: bool) -> Run:
+def build_run(loop: Loop, manifest: Manifest, started: float, complete: bool) -> Run:
     """Tables, summary and manifest of the sequences measured so far. `started`: time.perf_counter() of the call."""
-    sites, domains = loop.sites, loop.domains()
+    sites, domains, asked = loop.sites, loop.domains(), manifest.request
     manifest = tell_of_failures(manifest, [*loop.plan.failures, *loop.failures])
     tokens = {domain.name: shared_tokens(domain.ids, loop.reading.tokenizer) for domain in domains}
-    heads = head_table(domains, sites, settings)
-    layers = layer_table(domains, sites, heads, settings)
+    heads = head_table(domains, sites, asked)
+    layers = layer_table(domains, sites, heads, asked)
     positions = position_table(domains, sites, tokens)
     domains_compared = contrast_table(domains, sites) if len(domains) > 1 else None
     smoothing = None
     if isinstance(loop.smoother, Smoother):
         smoothing = smoothing_table(domains, sites, loop.smoother.wirings)
-    answer = domain_summaries(domains, sites, heads, layers, tokens, settings)
+    answer = domain_summaries(domains, sites, heads, layers, tokens, asked)
     if smoothing is not None:
         add_to_summary(answer, smoothing)
     summary = _summary(loop, manifest, domains, answer, complete, positions, domains_compared)

@@ -27,9 +27,9 @@ from sinkscope.metrics.quantities import quantity_set
 from sinkscope.metrics.spectra import FEWEST_SPECTRA, SPECTRA_CUBES
 from sinkscope.runs.columns import metric_set
 from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
+from sinkscope.runs.dormancy import check_rule
 from sinkscope.runs.request import Request, make_request
 from sinkscope.runs.run import Run
-from sinkscope.runs.settings import Settings
 
 
 class Interrupted(KeyboardInterrupt):
@@ -152,7 +152,6 @@ def scan_request(
     and SinkscopeError where the request is for data that were handed over in Python and are not at hand.
     """
     started = time.perf_counter()
-    settings = Settings(request.epsilon, request.dormant_rule, request.spectra)
     if request.given is not None and request.handed is None:
         raise SinkscopeError(
             f"the {request.given} of that scan were handed over in Python, or in a folder that sinkscope 0.1 did not "
@@ -163,7 +162,7 @@ def scan_request(
     model = request.model if model is None else model
     processes.check(model, request.device_map, "smoothing" in request.measures)
     measured = processes.agree(lambda: metric_set(metrics))
-    settings.check_rule(measured.names("heads"))
+    check_rule(request.dormant_rule, measured.names("heads"))
     report = progress or _silent
     checkpoint = processes.agree(lambda: _load(model, tokenizer, _load_options(request, processes), report))
     request = processes.agree(lambda: request.model_copy(update={"model": checkpoint.facts["id"]}))
@@ -182,11 +181,11 @@ def scan_request(
     try:
         loop.run()
     except KeyboardInterrupt:
-        raise Interrupted(build_run(loop, manifest, settings, started, False) if loop.done else None) from None
+        raise Interrupted(build_run(loop, manifest, started, False) if loop.done else None) from None
     finally:
         if loop.shards is not None and processes.index == 0:
             loop.shards.discard_if_empty()
-    return processes.agree(lambda: build_run(loop, manifest, settings, started, True))
+    return processes.agree(lambda: build_run(loop, manifest, started, True))
 
 
 def _load_options(request: Request, processes: Processes) -> LoadOptions:

@@ -21,7 +21,8 @@ from sinkscope.metrics.mass import eligible_keys
 from sinkscope.metrics.registry import TABLES, Table, formula_of
 from sinkscope.metrics.smoothing import LAMPERT
 from sinkscope.runs.averages import pairwise_cosine
-from sinkscope.runs.settings import Settings, parse_rule
+from sinkscope.runs.dormancy import parse_rule
+from sinkscope.runs.request import Request
 from sinkscope.runs.values import SiteValues
 
 PATTERN_MASS = 0.5
@@ -75,11 +76,11 @@ def run_column(table: Table, *, unit: str, range: str, source: str = "ours") -> 
 
 @dataclass
 class HeadRun:
-    """One site of one domain, for the run columns of heads: per-sequence values, their means [H], settings."""
+    """One site of one domain, for the run columns of heads: per-sequence values, their means [H], and the request."""
 
     values: SiteValues
     means: dict[str, np.ndarray]
-    settings: Settings
+    asked: Request
 
     def ranked_alpha(self) -> np.ndarray:
         """Mean alpha_k over the keys with at least T/4 query rows, [H, eligible]."""
@@ -118,7 +119,7 @@ def pattern(run: HeadRun) -> np.ndarray:
 )
 def dormant(run: HeadRun) -> pd.arrays.BooleanArray:
     """The dormant rule on the head's means: honor < 0.4 by default; empty where the score is missing."""
-    rule = parse_rule(run.settings.dormant_rule)
+    rule = parse_rule(run.asked.dormant_rule)
     return pd.arrays.BooleanArray(rule(run.means), np.isnan(run.means[rule.column]))
 
 
@@ -128,7 +129,7 @@ class LayerRun:
 
     values: SiteValues
     heads: pd.DataFrame
-    settings: Settings
+    asked: Request
 
     def loudest(self) -> int | None:
         """The sequence that holds the run's largest abs of x; None where x was not seen."""
@@ -168,7 +169,7 @@ def max_abs_dim(run: LayerRun) -> float:
 @run_column("layers", unit="heads", range="[0, H]", source="Gu et al. 2410.10781 (threshold)")
 def sink_heads(run: LayerRun) -> int:
     """Number of the layer's heads whose mean sink_score exceeds epsilon."""
-    return int((run.heads["sink_score"] > run.settings.epsilon).sum())
+    return int((run.heads["sink_score"] > run.asked.epsilon).sum())
 
 
 @run_column("layers", unit="heads", range="[0, H]", source="ours (rule)")

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
+
+from sinkscope.errors import SinkscopeError
 
 SCORES = {
     "awft": "high", "awft_ln": "high", "aeqd": "low", "aeqd_ln": "low", "ftvvn": "low", "ftvvn_ln": "low",
@@ -21,6 +27,41 @@ SAME = 1e-6
 
 Head = tuple[int, int]
 """(layer, head) in one stream."""
+
+
+@dataclass(frozen=True)
+class DormantRule:
+    """`NAME<x` or `NAME>x` on the mean of a head column."""
+
+    column: str
+    below: bool
+    bound: float
+
+    def __call__(self, means: dict[str, np.ndarray]) -> np.ndarray:
+        """True where the rule holds, by head; `means`: [head] of every column. NaN never holds."""
+        values = means[self.column]
+        return values < self.bound if self.below else values > self.bound
+
+
+def parse_rule(text: str) -> DormantRule:
+    """Reads a --dormant-rule. Raises SinkscopeError for one of another form."""
+    match = re.fullmatch(r"\s*(\w+)\s*([<>])\s*([-+.\deE]+)\s*", text)
+    try:
+        if match is None:
+            raise ValueError
+        bound = float(match[3])
+    except ValueError:
+        raise SinkscopeError(f'--dormant-rule {text!r}: write "NAME<x" or "NAME>x", e.g. "honor<0.4"') from None
+    return DormantRule(match[1], match[2] == "<", bound)
+
+
+def check_rule(text: str, names: Collection[str]) -> None:
+    """Raises SinkscopeError where the dormant rule is on none of these per-sequence columns of heads.csv."""
+    column = parse_rule(text).column
+    if column not in names:
+        raise SinkscopeError(
+            f"--dormant-rule: {column!r} is no per-sequence column of heads.csv; `sinkscope metrics` lists them"
+        )
 
 
 def most_dormant(heads: pd.DataFrame, score: str, count: int) -> list[Head]:

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_vali
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.corpus import BOS_MODES
 from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
+from sinkscope.runs.dormancy import parse_rule
 from sinkscope.runs.schema.base import Record
 
 Role = Literal["text", "columns", "rounding"]
@@ -81,6 +82,7 @@ class Request(Record):
         for words in _wrong_data(self), _wrong_numbers(self):
             if words:
                 raise SinkscopeError(words)
+        parse_rule(self.dormant_rule)
         return self
 
     def part(self, *roles: Role) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from sinkscope.capture.kernels.sums import EARLY
 from sinkscope.metrics.mass import eligible_keys
 from sinkscope.runs.averages import mean, sem, uniform_alpha
 from sinkscope.runs.dormancy import agreement, dormant_in_some
-from sinkscope.runs.settings import Settings
+from sinkscope.runs.request import Request
 from sinkscope.runs.values import Domain, SiteValues
 from sinkscope.runs.words import in_words
 
@@ -28,16 +28,16 @@ Stream = list[tuple[Site, list[SiteValues]]]
 
 def domain_summaries(
     domains: list[Domain], sites: list[Site], heads: pd.DataFrame, layers: pd.DataFrame,
-    tokens: dict[str, list[str | None]], settings: Settings,
+    tokens: dict[str, list[str | None]], asked: Request,
 ) -> dict[str, Any]:  # fmt: skip
     """`streams` over all sequences; `domains`, each by itself, and what sets them apart, where there are several."""
-    summary: dict[str, Any] = {"streams": stream_summaries(domains, sites, heads, layers, tokens, settings)}
+    summary: dict[str, Any] = {"streams": stream_summaries(domains, sites, heads, layers, tokens, asked)}
     if len(domains) > 1:
         summary["domains"] = {
             domain.name: {
                 "streams": stream_summaries(
                     [domain], sites, heads[heads["domain"] == domain.name],
-                    layers[layers["domain"] == domain.name], tokens, settings,
+                    layers[layers["domain"] == domain.name], tokens, asked,
                 )
             }
             for domain in domains
@@ -48,7 +48,7 @@ def domain_summaries(
 
 def stream_summaries(
     domains: list[Domain], sites: list[Site], heads: pd.DataFrame, layers: pd.DataFrame,
-    tokens: dict[str, list[str | None]], settings: Settings,
+    tokens: dict[str, list[str | None]], asked: Request,
 ) -> dict[str, Any]:  # fmt: skip
     """One entry a stream, over all sequences of the domains given."""
     summaries = {}
@@ -57,17 +57,17 @@ def stream_summaries(
         stream = [(site, [d.sites[site.name] for d in domains if site.name in d.sites]) for site in own]
         shared = tokens[domains[0].name] if len(domains) == 1 else []
         summaries[name] = _stream(
-            stream, heads[heads["stream"] == name], layers[layers["stream"] == name], shared, settings
+            stream, heads[heads["stream"] == name], layers[layers["stream"] == name], shared, asked
         )
     return summaries
 
 
 def _stream(
-    stream: Stream, heads: pd.DataFrame, layers: pd.DataFrame, tokens: list[str | None], settings: Settings
+    stream: Stream, heads: pd.DataFrame, layers: pd.DataFrame, tokens: list[str | None], asked: Request
 ) -> dict[str, Any]:
     queries = max(values.queries for _, parts in stream for values in parts)
     causal = all(values.causal for _, parts in stream for values in parts)
-    rates = _sink_rates(stream, settings)
+    rates = _sink_rates(stream, asked)
     summary: dict[str, Any] = {
         "layers": len(stream),
         "heads": sum(site.heads for site, _ in stream),
@@ -83,16 +83,16 @@ def _stream(
     for metric in ("bos_mass", "sink_score", "entropy", "first_argmax"):
         summary[metric] = _average(stream, metric)
     summary |= {
-        "sink_heads": int((mean(_per_sequence(stream, "sink_score")) > settings.epsilon).sum()),
-        "top_positions": _top_positions(stream, tokens, settings.epsilon),
-        "dormant": _dormant(heads, settings),
+        "sink_heads": int((mean(_per_sequence(stream, "sink_score")) > asked.epsilon).sum()),
+        "top_positions": _top_positions(stream, tokens, asked.epsilon),
+        "dormant": _dormant(heads, asked),
         "dormancy_scores": agreement(heads),
         "first_token_norm": _jumps(stream),
         "massive_activations": _massive(stream, layers, tokens),
         "windows": _windows(stream, queries),
     }
     scores = sorted({site.score for site, _ in stream} - {"softmax"})
-    summary["in_words"] = in_words(summary, scores, settings)
+    summary["in_words"] = in_words(summary, scores, asked)
     return summary
 
 
@@ -107,11 +107,11 @@ def _average(stream: Stream, metric: str) -> dict[str, float]:
     return {"mean": float(mean(over_heads)), "sem": float(sem(over_heads))}
 
 
-def _sink_rates(stream: Stream, settings: Settings) -> dict[str, dict[str, float]]:
+def _sink_rates(stream: Stream, asked: Request) -> dict[str, dict[str, float]]:
     """100 * mean over sequences, layers, heads of 1[alpha_0 > eps], at T and over the first 64 queries."""
     rates = {}
     scores = {"T": _per_sequence(stream, "sink_score"), "t64": _per_sequence(stream, "sink_score_t64")}
-    for epsilon in sorted({*EPSILONS, settings.epsilon}):
+    for epsilon in sorted({*EPSILONS, asked.epsilon}):
         rates[f"{epsilon:g}"] = {
             name: float("nan") if np.isnan(values).all() else float(100 * (values > epsilon).mean())
             for name, values in scores.items()
@@ -139,12 +139,12 @@ def _top_positions(stream: Stream, tokens: list[str | None], epsilon: float) -> 
     ]
 
 
-def _dormant(heads: pd.DataFrame, settings: Settings) -> dict[str, Any]:
+def _dormant(heads: pd.DataFrame, asked: Request) -> dict[str, Any]:
     chosen = heads[heads["dormant"].fillna(False).astype(bool)]
     domains = heads["domain"].nunique() if "domain" in heads else 1
     counts = chosen.groupby(["layer", "head"], sort=False).size()
     named = sorted((int(layer), int(head)) for (layer, head), count in counts.items() if count == domains)
-    return {"rule": settings.dormant_rule, "count": len(named), "heads": [list(pair) for pair in named]}
+    return {"rule": asked.dormant_rule, "count": len(named), "heads": [list(pair) for pair in named]}
 
 
 def _profile(stream: Stream, metric: str) -> np.ndarray:

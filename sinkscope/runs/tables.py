@@ -10,7 +10,7 @@ import pandas as pd
 from sinkscope.capture import Site
 from sinkscope.runs.averages import mean, sem
 from sinkscope.runs.columns import RUN_COLUMNS, HeadRun, LayerRun
-from sinkscope.runs.settings import Settings
+from sinkscope.runs.request import Request
 from sinkscope.runs.values import Domain, SiteValues
 
 KEYS = ("stream", "layer")
@@ -20,7 +20,7 @@ def site_keys(site: Site) -> dict[str, Any]:
     return {"stream": site.stream, "layer": site.layer}
 
 
-def head_table(domains: list[Domain], sites: list[Site], settings: Settings) -> pd.DataFrame:
+def head_table(domains: list[Domain], sites: list[Site], asked: Request) -> pd.DataFrame:
     """heads.csv: one row per (stream, layer, head), per domain where there are several."""
     frames = []
     for domain, site, values in _each(domains, sites):
@@ -35,13 +35,13 @@ def head_table(domains: list[Domain], sites: list[Site], settings: Settings) -> 
         }
         for index, name in enumerate(names):
             rows |= {name: averages[:, index], f"{name}_sem": errors[:, index]}
-        run = HeadRun(values, {name: averages[:, i] for i, name in enumerate(names)}, settings)
+        run = HeadRun(values, {name: averages[:, i] for i, name in enumerate(names)}, asked)
         rows |= {name: column.compute(run) for name, column in RUN_COLUMNS["heads"].items()}
         frames.append(pd.DataFrame(rows))
     return pd.concat(frames, ignore_index=True)
 
 
-def layer_table(domains: list[Domain], sites: list[Site], heads: pd.DataFrame, settings: Settings) -> pd.DataFrame:
+def layer_table(domains: list[Domain], sites: list[Site], heads: pd.DataFrame, asked: Request) -> pd.DataFrame:
     """layers.csv: one row per (stream, layer), per domain where there are several."""
     rows = []
     for domain, site, values in _each(domains, sites):
@@ -52,7 +52,7 @@ def layer_table(domains: list[Domain], sites: list[Site], heads: pd.DataFrame, s
         for index, (name, metric) in enumerate(metrics.tables["layers"].items()):
             row |= {name: averages[index], f"{name}_sem": errors[index]} if metric.shown else {}
         own = _rows_of(heads, domains, domain, site)
-        run = LayerRun(values, own, settings)
+        run = LayerRun(values, own, asked)
         row |= {name: column.compute(run) for name, column in RUN_COLUMNS["layers"].items()}
         over_heads = np.stack([mean(sequence) for sequence in values.heads])
         averages, errors = mean(over_heads), sem(over_heads)

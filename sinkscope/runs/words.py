@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from sinkscope.runs.settings import Settings
+from sinkscope.runs.request import Request
 
 
-def in_words(summary: dict[str, Any], scores: list[str], settings: Settings) -> list[str]:
+def in_words(summary: dict[str, Any], scores: list[str], asked: Request) -> list[str]:
     """Sentences about one stream. `scores`: the kinds of attention in it that are not a softmax."""
-    return _raw_words(scores) if scores else _words(summary, settings)
+    return _raw_words(scores) if scores else _words(summary, asked)
 
 
 def _raw_words(scores: list[str]) -> list[str]:
@@ -20,20 +20,20 @@ def _raw_words(scores: list[str]) -> list[str]:
     ]
 
 
-def _words(summary: dict[str, Any], settings: Settings) -> list[str]:
+def _words(summary: dict[str, Any], asked: Request) -> list[str]:
     words = []
-    rate = summary["sink_rate_percent"][f"{settings.epsilon:g}"]["T"]
+    rate = summary["sink_rate_percent"][f"{asked.epsilon:g}"]["T"]
     base = summary["uniform_alpha_0"]["T"]
     top = summary["top_positions"][0]
     heads, sinks = summary["heads"], summary["sink_heads"]
     if sinks:
         words.append(
-            f"Attention sink: {sinks} of {heads} heads give the first token a mean alpha_0 above {settings.epsilon:g} "
+            f"Attention sink: {sinks} of {heads} heads give the first token a mean alpha_0 above {asked.epsilon:g} "
             f"(uniform attention gives {base:.3f}); sink rate {rate:.1f} %."
         )
     else:
         words.append(
-            f"No sink at the first token: no head's mean alpha_0 exceeds {settings.epsilon:g} "
+            f"No sink at the first token: no head's mean alpha_0 exceeds {asked.epsilon:g} "
             f"(uniform attention gives {base:.3f})."
         )
     if top["position"] != 0 and top["heads_over_epsilon"]:
