@@ -51,7 +51,7 @@ def test_the_gate_in_three_lines(
     lines = [line.strip() for line in sinkscope.__doc__.splitlines()]
     start = next(number for number, line in enumerate(lines) if line.startswith("verdict ="))
     example = "\n".join(lines[start : start + 3])
-    Path("sinks.json").write_text(baseline_text(sinkscope.baseline_of(scanned()), "0"), encoding="utf-8")
+    Path("sinks.json").write_text(baseline_text(sinkscope.baseline_of(scanned())), encoding="utf-8")
     scanned().save("runs/new")
     exec(example, {"sinkscope": sinkscope})
     assert capsys.readouterr().out == ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,6 +91,7 @@ def add_facts(checkpoint: Checkpoint) -> None:
     model = checkpoint.model
     config: Any = model.config
     checkpoint.facts |= {
+        "config_sha256": _config_hash(config),
         "class": type(model).__name__,
         "model_type": getattr(config, "model_type", None),
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -98,6 +101,14 @@ def add_facts(checkpoint: Checkpoint) -> None:
         "max_positions": checkpoint.max_positions,
         "quantization": _quantization(config),
     }
+
+
+def _config_hash(config: Any) -> str:
+    """SHA-256 of the configuration as it was loaded, without what names the file and the library that wrote it."""
+    settings = json.loads(config.to_json_string(use_diff=False))
+    for name in ("_name_or_path", "transformers_version"):
+        settings.pop(name, None)
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def _quantization(config: Any) -> str | None:

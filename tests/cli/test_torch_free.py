@@ -10,7 +10,7 @@ from pathlib import Path
 
 from desk import scanned
 
-from sinkscope.present.figures import draw
+from sinkscope.present.figures.run import draw
 
 SCRIPT = """
 import json, sys

@@ -59,8 +59,8 @@ def test_one_text_with_and_without_bos_is_paired(both_bos: Run) -> None:
     np.testing.assert_allclose(table["p"], ttest_rel(b, a).pvalue, rtol=1e-9)
     assert table["paired"].all()
     firsts = {data.domain: data.first_token for data in both_bos.manifest.data}
-    assert firsts["prose bos=always"]["is_bos"]
-    assert not firsts["prose bos=never"]["is_bos"]
+    assert firsts["prose bos=always"].is_bos
+    assert not firsts["prose bos=never"].is_bos
 
 
 def test_the_interval_and_q_decide_together(domains: Run) -> None:
@@ -69,9 +69,9 @@ def test_the_interval_and_q_decide_together(domains: Run) -> None:
     expected = (table["q"] < 0.05) & ((table["low"] > 0) | (table["high"] < 0))
     assert (table["differs"] == expected).all()
     entry = domains.summary.domains_compared[0]
-    assert entry["heads_that_differ"] == int(expected.sum()) == len(entry["heads"])
-    assert entry["heads_tested"] == len(table)
-    sizes = [abs(head["difference"]) for head in entry["heads"]]
+    assert entry.heads_that_differ == int(expected.sum()) == len(entry.heads)
+    assert entry.heads_tested == len(table)
+    sizes = [abs(head.difference) for head in entry.heads]
     assert all(first >= second for first, second in pairwise(sizes))
 
 
@@ -134,12 +134,12 @@ def test_overlap_is_intersection_over_union() -> None:
 def test_thirteen_scores_are_compared(domains: Run) -> None:
     found = domains.summary.streams["text"].dormancy_scores
     assert len(SCORES) == 13
-    assert set(found["most_dormant"]) == set(SCORES)
+    assert set(found.most_dormant) == set(SCORES)
     for a in SCORES:
-        assert found["overlap"][a][a] == 1
+        assert found.overlap[a][a] == 1
         for b in SCORES:
-            assert found["overlap"][a][b] == found["overlap"][b][a]
-    assert found["overlap"]["ahon"]["honor"] == agreement(domains.heads)["overlap"]["ahon"]["honor"]
+            assert found.overlap[a][b] == found.overlap[b][a]
+    assert found.overlap["ahon"]["honor"] == agreement(domains.heads)["overlap"]["ahon"]["honor"]
 
 
 def test_a_score_that_all_heads_share_ranks_nothing() -> None:
@@ -148,7 +148,7 @@ def test_a_score_that_all_heads_share_ranks_nothing() -> None:
     )
     found = agreement(heads)
     assert set(found["most_dormant"]) == {"honor"}
-    assert found["most_dormant"]["honor"] == [[0, 0], [0, 1]]
+    assert found.most_dormant["honor"] == [[0, 0], [0, 1]]
 
 
 def test_every_published_number_has_a_source_and_a_number() -> None:
@@ -182,18 +182,18 @@ def test_massive_channels_are_named_with_their_positions() -> None:
     ids[1, 9] = 3
     run = sinkscope.scan(massive_model(), data=ids, self_check=False)
     massive = run.summary.streams["text"].massive_activations
-    found = {entry["channel"]: entry for entry in massive["channels"]}
+    found = {entry.channel: entry for entry in massive.channels}
     assert {7, 21} <= set(found)
-    assert found[21]["layers"][0] == 0
-    assert found[21]["tokens_per_sequence"] == pytest.approx(4 / 3)
-    places = {place["position"]: place for place in found[7]["positions"]}
-    assert places[0]["percent"] == 100
-    assert places[9]["percent"] == pytest.approx(100 / 3)
+    assert found[21].layers[0] == 0
+    assert found[21].tokens_per_sequence == pytest.approx(4 / 3)
+    places = {place.position: place for place in found[7].positions}
+    assert places[0].percent == 100
+    assert places[9].percent == pytest.approx(100 / 3)
     first = run.layers.iloc[0]
     assert first["max_abs"] == 5000
     assert first["massive_tokens"] == pytest.approx(4 / 3)
-    assert massive["over_layer_median"] > 1000
-    assert massive["over_token_median"] > 1000
+    assert massive.over_layer_median > 1000
+    assert massive.over_token_median > 1000
 
 
 def test_repeated_tokens_without_positions_attend_uniformly() -> None:
@@ -215,7 +215,7 @@ def test_repeated_tokens_without_positions_attend_uniformly() -> None:
 def test_repeated_tokens_under_rope_have_no_sink() -> None:
     run = sinkscope.scan(tiny("llama"), data=torch.full((4, 64), 11), epsilon=0.3)
     assert (run.heads["sink_rate"] == 0).all()
-    assert run.summary.streams["text"].sink_rate_percent["0.3"] == {"T": 0.0, "t64": 0.0}
+    assert run.summary.streams["text"].sink_rate_percent["0.3"].as_dict() == {"T": 0.0, "t64": 0.0}
 
 
 @pytest.mark.slow

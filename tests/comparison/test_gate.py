@@ -298,7 +298,7 @@ def test_a_policy_may_name_what_its_baseline_holds() -> None:
 
 
 def test_a_policy_is_judged_before_anything_is_scanned() -> None:
-    Path("b.json").write_text(baseline_text(baseline_of(scanned()), "0"), encoding="utf-8")
+    Path("b.json").write_text(baseline_text(baseline_of(scanned())), encoding="utf-8")
     Path("p.toml").write_text("rules = [{metric='mine', level='head', max_change=1}]")
     result = CliRunner().invoke(app, ["check", "no/such-model", "--baseline", "b.json", "--policy", "p.toml"])
     assert result.exit_code == 2

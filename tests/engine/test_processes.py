@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import psutil
 import pytest
 import torch
 from conftest import TABLES
+from launches import ACCELERATE, LIMIT, kill_all, launch, start_launch
 from models import tiny
 
 import sinkscope
@@ -27,43 +25,7 @@ from sinkscope.runs.folder import UNFINISHED
 from sinkscope.runs.run import Run, load_run
 
 FAULTY = str(Path(__file__).parents[1] / "support" / "launched.py")
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
-ACCELERATE = (
-    *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1", "--mixed_precision", "no"),
-    *("--dynamo_backend", "no", "--main_process_port", "0", "--num_processes"),
-)
 WORDS = ("--data", "random", "--data", "repeated", "--num-sequences", "5", "--seq-len", "70", "--batch-size", "2")
-LIMIT = 120
-"""Seconds after which a launch counts as hung."""
-
-
-def start_launch(*words: object, launcher: tuple[str, ...] = TORCHRUN, count: int = 2) -> subprocess.Popen[str]:
-    command = [sys.executable, *launcher, str(count), *map(str, words)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    )
-
-
-def launch(*words: object, **kwargs: Any) -> tuple[int, str, str]:
-    """Exit code of the launcher, stdout, stderr."""
-    process = start_launch(*words, **kwargs)
-    try:
-        out, err = process.communicate(timeout=LIMIT)
-    finally:
-        kill_all(process)
-    return process.returncode, out, err
-
-
-def kill_all(process: subprocess.Popen[str]) -> None:
-    """kill -9 of a launcher and every process it has started."""
-    try:
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return
-    for member in family:
-        member.kill()
-    psutil.wait_procs(family, timeout=10)
 
 
 def said(stderr: str) -> list[str]:
@@ -132,10 +94,9 @@ def test_two_processes_write_what_one_writes(folder: Path, expected: Path, tmp_p
     assert out == (tmp_path / "run" / "summary.json").read_text("utf-8"), "printed once"
     assert out == (expected / "summary.json").read_text("utf-8")
     manifest, before = load_run(tmp_path / "run").manifest, load_run(expected).manifest
-    assert (manifest.pop("processes"), before.pop("processes")) == (2, 1)
-    for varying in ("command", "created", "timing", "tables"):
-        manifest.pop(varying), before.pop(varying)
-    assert manifest == before
+    assert (manifest.processes, before.processes) == (2, 1)
+    varying = {"processes", "command", "created", "timing", "tables"}
+    assert manifest.model_dump(exclude=varying) == before.model_dump(exclude=varying)
     assert not (tmp_path / "run" / UNFINISHED).exists()
 
 

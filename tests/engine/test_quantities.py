@@ -11,8 +11,8 @@ import pytest
 import torch
 from conftest import TABLES
 from declaring import declare, last_row, received
+from launches import launch
 from models import random_ids, tiny
-from test_processes import launch
 
 import sinkscope
 from sinkscope.capture import LayerView, Missing
@@ -22,7 +22,7 @@ from sinkscope.engine.shards import Shard
 from sinkscope.engine.tensor_parallel import HeadShards
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics import METRICS, quantities
-from sinkscope.metrics.quantities import QUANTITIES, declared, quantity
+from sinkscope.metrics.quantities import QUANTITIES, quantity, quantity_set
 from sinkscope.metrics.registry import head_metric, layer_metric
 from sinkscope.runs.folder import UNFINISHED
 from sinkscope.runs.run import Run, load_run
@@ -131,7 +131,7 @@ def test_declared_quantities_in_two_processes(tmp_path: Path) -> None:
 
 def test_heads_of_all_processes_are_joined_along_their_axis() -> None:
     declare()
-    own = declared().with_smoothing(lambda view: torch.zeros(0))
+    own = quantity_set().with_smoothing(lambda view: torch.zeros(0))
     sizes = dict(zip(quantities.DIMS, range(3, 13), strict=True)) | {"head": 4}
     whole = {each.name: torch.randn([sizes[dim] for dim in each.dims]) for each in own.quantities}
     axes = {each.name: each.dims.index("head") if "head" in each.dims else None for each in own.quantities}
@@ -152,7 +152,7 @@ def test_heads_of_all_processes_are_joined_along_their_axis() -> None:
 
 
 def test_a_batch_that_lacks_a_quantity_leaves_its_sequences_empty() -> None:
-    own = declared()
+    own = quantity_set()
     each = torch.arange(2.0)
     there = {"first_unit": torch.ones(2, 3), "early_alpha": torch.stack([each, each])[None], "heads": torch.zeros(2, 1)}
     record = Record(64, own)
@@ -167,7 +167,7 @@ def test_a_batch_that_lacks_a_quantity_leaves_its_sequences_empty() -> None:
 
 
 def test_an_axis_of_two_sizes_is_named() -> None:
-    record = Record(64, declared())
+    record = Record(64, quantity_set())
     for start, channels in enumerate((3, 4)):
         record.keep(start, 1, {"site": [Part(1, True, 64, 64, {"first_unit": torch.ones(1, channels)})]})
     with pytest.raises(SinkscopeError, match=r"first_unit: its axes \(channel\) have \[3\] in one batch and \[4\]"):

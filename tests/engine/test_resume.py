@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -158,11 +159,11 @@ def test_a_shard_damaged_by_a_power_cut_is_measured_again(
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"seq_len": 64}, "data"),
-        ({"seed": 1}, "data"),
+        ({"seq_len": 64}, "seq_len"),
+        ({"seed": 1}, "seed"),
         ({"data": ["prose", "code"]}, "data"),
         ({"epsilon": 0.5}, "epsilon"),
-        ({"dtype": "bfloat16"}, "model.dtype"),
+        ({"dtype": "bfloat16"}, "dtype"),
         ({"batch_size": 1}, "batch_size"),
         ({"dormant_rule": "awft>0.5"}, "dormant_rule"),
         ({"spectra": 1}, "spectra"),
@@ -199,6 +200,16 @@ def test_another_model_is_refused(tiny_folder: Path, copied: Path, tmp_path: Pat
     weights[name] = weights[name] * 1.001
     save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(sinkscope.SinkscopeError, match=r"unfinished scan with another model\.weights_sha256"):
+        _measure(copied, out, resume=True)
+
+
+def test_another_configuration_is_refused(tiny_folder: Path, copied: Path, tmp_path: Path, break_off: BreakOff) -> None:
+    """The weights are the same, the numbers are not: config.json says how the weights are used."""
+    out = tmp_path / "run"
+    break_off(copied, out, 1)
+    config = json.loads((copied / "config.json").read_text("utf-8"))
+    (copied / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.1}), "utf-8")
+    with pytest.raises(sinkscope.SinkscopeError, match=r"unfinished scan with another model\.config_sha256"):
         _measure(copied, out, resume=True)
 
 

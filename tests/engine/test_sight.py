@@ -62,10 +62,10 @@ def test_both_streams_are_the_model_s_own_maps(family: str) -> None:
             seen = probabilities[0, :, :, FIRST : FIRST + IMAGE_TOKENS[family]].sum(-1).mean(-1)
             mass[site.layer] += seen.numpy() / 2
     found = run.summary.image_tokens
-    assert found["count"] == IMAGE_TOKENS[family]
-    assert found["positions"] == [FIRST, FIRST + IMAGE_TOKENS[family] - 1]
-    assert {(layer, head) for layer, head, _ in found["heads"]} == {(i, j) for i in range(2) for j in range(4)}
-    for layer, head, value in found["heads"]:
+    assert found.count == IMAGE_TOKENS[family]
+    assert found.positions == (FIRST, FIRST + IMAGE_TOKENS[family] - 1)
+    assert {(layer, head) for layer, head, _ in found.heads} == {(i, j) for i in range(2) for j in range(4)}
+    for layer, head, value in found.heads:
         assert abs(value - mass[layer, head]) < 1e-5
     positions = run.positions[(run.positions["stream"] == "text") & (run.positions["head"] == 0)]
     named = positions[positions["layer"] == 0]["token"].eq("image").fillna(False)

@@ -15,7 +15,7 @@ import sinkscope
 from sinkscope.cli import app
 from sinkscope.comparison.gate import Policy, Rule, check
 from sinkscope.metrics.extension import functions_in
-from sinkscope.present.figures import draw
+from sinkscope.present.figures.run import draw
 from sinkscope.runs.strict_json import to_json
 
 FILE = Path(__file__).parents[2] / "examples" / "my_metric.py"

@@ -124,7 +124,7 @@ def test_scan_measures_what_the_model_does(attention: str, tmp_path: Path) -> No
     assert run.manifest.self_check.layers == 2
     assert run.heads.equals(again.heads)
     assert run.manifest.data[0].fingerprint == again.manifest.data[0].fingerprint
-    assert run.summary.first_token == {"id": 0, "text": "bos", "distinct": 1, "is_bos": True}
+    assert run.summary.first_token.as_dict() == {"id": 0, "text": "bos", "distinct": 1, "is_bos": True}
     rows = evaluate(model, count=40).heads
     for ours, expected in zip(run.summary.task["heads"], rows, strict=True):
         for name, value in ours.items():

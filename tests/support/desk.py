@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +12,7 @@ from models import random_ids, tiny
 
 import sinkscope
 from sinkscope.runs.run import Run
+from sinkscope.runs.schema.manifest import FirstToken
 
 LENGTH, SEQUENCES = 48, 8
 
@@ -74,8 +74,7 @@ def hostile(run: Run, text: str) -> Run:
     for data in evil.manifest.data:
         data.domain = text
     evil.sequences["domain"] = text
-    evil.summary.first_token = {"id": 1, "text": text, "distinct": 1, "is_bos": True}
+    evil.summary.first_token = FirstToken(id=1, text=text, distinct=1, is_bos=True)
     evil.summary.warnings = [text]
-    words: dict[str, Any] = evil.summary.streams["text"]
-    words["in_words"] = [text, text]
+    evil.summary.streams["text"].in_words = [text, text]
     return evil

@@ -6,7 +6,8 @@ import numpy as np
 from reference import Reference
 
 import sinkscope
-from sinkscope.metrics import METRICS, RUN_COLUMNS
+from sinkscope.metrics import METRICS
+from sinkscope.runs.columns import RUN_COLUMNS
 
 RELATIVE, ABSOLUTE = 1e-5, 1e-6
 

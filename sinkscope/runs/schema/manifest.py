@@ -35,6 +35,8 @@ class ModelFacts(Record):
     """The commit of a hub model."""
     weights_sha256: str | None
     """SHA-256 over names and contents of the weight files; null for a model object."""
+    config_sha256: str | None = None
+    """SHA-256 of the configuration as it was loaded; null for runs of 0.1."""
     tokenizer: str | None
     """Class of the tokenizer."""
     class_: str | None = Field(None, alias="class")
