@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from sinkscope.capture.view import Site
+from sinkscope.capture.view import Kind, Site
 
 CROSS_NAMES = ("encoder_attn", "encdecattention", "crossattention", "cross_attn", "cross_attention")
 HEAD_COUNTS = (
@@ -69,20 +69,20 @@ def stream_of(model: nn.Module, path: str, cross: bool) -> str:
     return STREAM_INPUTS.get(getattr(model, "main_input_name", "input_ids"), "text")
 
 
-def kind_of(module: nn.Module, window: int | None, cross: bool, layer: int | None) -> str:
+def kind_of(module: nn.Module, window: int | None, cross: bool, layer: int | None) -> Kind:
     """`full`, `sliding:W`, `chunked:C` or `cross`, as the model's own configuration names the layer."""
     if cross:
-        return "cross"
+        return Kind("cross")
     if window is None:
         window = getattr(module, "sliding_window", None)
     if isinstance(window, int) and window > 0:
-        return f"sliding:{window}"
+        return Kind("sliding", window)
     config = getattr(module, "config", None)
     types = getattr(config, "layer_types", None)
     chunk = getattr(config, "attention_chunk_size", None)
     if types and chunk and layer is not None and layer < len(types) and types[layer] == "chunked_attention":
-        return f"chunked:{chunk}"
-    return "full"
+        return Kind("chunked", chunk)
+    return Kind("full")
 
 
 def not_softmax(model: nn.Module, sites: Iterable[Site]) -> list[str]:

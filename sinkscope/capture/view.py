@@ -18,6 +18,20 @@ class Missing(Exception):
 
 
 @dataclass(frozen=True)
+class Kind:
+    """What a query of an attention call may see: `full`, `cross`, or the last `size` keys: `sliding`, `chunked`.
+
+    As text, in the tables: `full`, `cross`, `sliding:512`, `chunked:8192`.
+    """
+
+    name: str
+    size: int | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.size is None else f"{self.name}:{self.size}"
+
+
+@dataclass(frozen=True)
 class Site:
     """One attention call of a model's pass, and where it stands.
 
@@ -39,7 +53,7 @@ class Site:
     layer: int
     module: str
     call: int
-    kind: str
+    kind: Kind
     heads: int
     kv_groups: int
     head_dim: int | None

@@ -8,13 +8,13 @@ samples are separate (Welch). Beside the test stands a 95 % bootstrap interval (
 from __future__ import annotations
 
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from sinkscope.capture import Site
 from sinkscope.comparison.differences import bootstrap_interval, false_discovery, paired_difference, welch_difference
+from sinkscope.runs.schema.summary import DomainContrast, HeadContrast
 from sinkscope.runs.values import Domain
 
 METRIC = "bos_mass"
@@ -33,18 +33,20 @@ def contrast_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def contrast_summary(table: pd.DataFrame) -> list[dict[str, Any]]:
+def contrast_summary(table: pd.DataFrame) -> list[DomainContrast]:
     """One entry a pair: heads tested, heads that differ, and those with the largest differences first."""
     entries = []
     for (a, b), rows in table.groupby(["domain_a", "domain_b"], sort=False):
         differing = rows[rows["differs"].fillna(False).astype(bool)]
         order = differing["difference"].abs().sort_values(ascending=False, kind="stable").index
-        entries.append({
-            "a": a, "b": b, "paired": bool(rows["paired"].iloc[0]), "metric": METRIC,
-            "heads_tested": int(rows["q"].notna().sum()), "heads_that_differ": len(differing),
-            "false_discovery_rate": FALSE_DISCOVERY,
-            "heads": differing.loc[order, SHOWN].to_dict("records"),
-        })  # fmt: skip
+        heads = [HeadContrast.model_validate(row) for row in differing.loc[order, SHOWN].to_dict("records")]
+        entries.append(
+            DomainContrast(
+                a=str(a), b=str(b), paired=bool(rows["paired"].iloc[0]), metric=METRIC,
+                heads_tested=int(rows["q"].notna().sum()), heads_that_differ=len(differing),
+                false_discovery_rate=FALSE_DISCOVERY, heads=heads,
+            )
+        )  # fmt: skip
     return entries
 
 

@@ -5,23 +5,21 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import pandas as pd
-
 from sinkscope.capture import not_softmax
 from sinkscope.comparison.domains import contrast_summary, contrast_table
 from sinkscope.engine.loop import Loop
 from sinkscope.engine.manifest import spectra_measured, tell_of_failures, timing
 from sinkscope.engine.smoother import Smoother
 from sinkscope.inputs.rules import shared_tokens
+from sinkscope.runs.dormancy import dormant_in_some
 from sinkscope.runs.published import published_for
 from sinkscope.runs.run import Run
-from sinkscope.runs.schema.manifest import Manifest
+from sinkscope.runs.schema.manifest import FirstToken, Manifest
 from sinkscope.runs.schema.summary import Summary
-from sinkscope.runs.smoothing import add_to_summary, smoothing_table
+from sinkscope.runs.smoothing import add_verdicts, smoothing_table
 from sinkscope.runs.strict_json import plain
-from sinkscope.runs.summary import domain_summaries
+from sinkscope.runs.summary import domain_summaries, stream_summaries
 from sinkscope.runs.tables import curve_table, head_table, layer_table, position_table, sequence_table
-from sinkscope.runs.values import Domain
 
 
 def build_run(loop: Loop, manifest: Manifest, started: float, complete: bool) -> Run:
@@ -36,10 +34,27 @@ def build_run(loop: Loop, manifest: Manifest, started: float, complete: bool) ->
     smoothing = None
     if isinstance(loop.smoother, Smoother):
         smoothing = smoothing_table(domains, sites, loop.smoother.wirings)
-    answer = domain_summaries(domains, sites, heads, layers, tokens, asked)
+    summary = Summary(
+        model=manifest.model.id,
+        complete=complete,
+        data=[domain.name for domain in domains],
+        sequences=loop.done,
+        epsilon=asked.epsilon,
+        first_token=FirstToken(**loop.reading.first_token(len(domains))),
+        streams=stream_summaries(domains, sites, heads, layers, tokens, asked),
+        domains=domain_summaries(domains, sites, heads, layers, tokens, asked),
+        dormant_in_some_domains=dormant_in_some(heads) if len(domains) > 1 else [],
+        domains_compared=[] if domains_compared is None else contrast_summary(domains_compared),
+        published=published_for(manifest.model.id),
+        not_softmax=not_softmax(loop.checkpoint.model, sites),
+        joined_sequences=sum(corpus.joined for corpus in loop.reading.corpora),
+        warnings=manifest.warnings,
+    )
     if smoothing is not None:
-        add_to_summary(answer, smoothing)
-    summary = _summary(loop, manifest, domains, answer, complete, positions, domains_compared)
+        add_verdicts(summary.streams, smoothing)
+        for name, domain in summary.domains.items():
+            add_verdicts(domain.streams, smoothing[smoothing["domain"] == name])
+    _add_kind(summary, loop.reading.kind.summary(domains, sites, positions))
     facts: dict[str, Any] = {
         "spectra_measured": spectra_measured(domains),
         "complete": complete,
@@ -61,26 +76,10 @@ def build_run(loop: Loop, manifest: Manifest, started: float, complete: bool) ->
     )
 
 
-def _summary(
-    loop: Loop, manifest: Manifest, domains: list[Domain], answer: dict[str, Any], complete: bool,
-    positions: pd.DataFrame, domains_compared: pd.DataFrame | None,
-) -> Summary:  # fmt: skip
-    checkpoint, reading = loop.checkpoint, loop.reading
-    facts: dict[str, Any] = {
-        "model": manifest.model.id,
-        "complete": complete,
-        "data": [domain.name for domain in domains],
-        "sequences": loop.done,
-        "epsilon": manifest.request.epsilon,
-        "first_token": reading.first_token(len(domains)),
-        **answer,
-        "domains_compared": [] if domains_compared is None else contrast_summary(domains_compared),
-        "published": published_for(manifest.model.id),
-        "not_softmax": not_softmax(checkpoint.model, loop.sites),
-        "joined_sequences": sum(corpus.joined for corpus in reading.corpora),
-        "warnings": manifest.warnings,
-    }
-    own = reading.kind.summary(domains, loop.sites, positions)
-    known = {name: value for name, value in own.items() if name in Summary.model_fields}
-    facts |= known | {"more": {name: value for name, value in own.items() if name not in known}}
-    return Summary.model_validate(plain(facts))
+def _add_kind(summary: Summary, entries: dict[str, Any]) -> None:
+    """Adds what the kind of input tells of itself; entries that no field is for stand under `more`."""
+    for name, value in entries.items():
+        if name in Summary.model_fields:
+            setattr(summary, name, value)
+        else:
+            summary.more[name] = plain(value)

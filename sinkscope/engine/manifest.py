@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import platform
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -104,5 +105,5 @@ def _corpus_facts(corpus: Corpus, reading: Reading) -> dict[str, Any]:
 
 
 def _site_facts(site: Site) -> dict[str, Any]:
-    same = set(SiteFacts.model_fields) - {"module"}
-    return {name: getattr(site, name) for name in same} | {"module": site.name}
+    same = set(SiteFacts.model_fields) - {"module", "kind"}
+    return {name: getattr(site, name) for name in same} | {"module": site.name, "kind": asdict(site.kind)}

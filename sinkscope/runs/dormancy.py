@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from sinkscope.errors import SinkscopeError
+from sinkscope.runs.schema.stream import DormancyScores, MixedHead
 
 SCORES = {
     "awft": "high", "awft_ln": "high", "aeqd": "low", "aeqd_ln": "low", "ftvvn": "low", "ftvvn_ln": "low",
@@ -79,7 +79,7 @@ def overlap(first: list[Head], second: list[Head]) -> float:
     return len(set(first) & set(second)) / len(union) if union else float("nan")
 
 
-def agreement(heads: pd.DataFrame) -> dict[str, Any]:
+def agreement(heads: pd.DataFrame) -> DormancyScores:
     """How far the thirteen scores name the same heads: each names the tenth of the heads it calls most dormant.
 
     Equal numbers are named, so that no threshold decides; `overlap` is the intersection over union of each pair.
@@ -91,12 +91,12 @@ def agreement(heads: pd.DataFrame) -> dict[str, Any]:
     there = [name for name in there if _varies(means[name])]
     count = max(1, round(FRACTION * len(means)))
     named = {name: most_dormant(means, name, count) for name in there}
-    return {
-        "fraction": FRACTION,
-        "count": count,
-        "most_dormant": {name: [list(head) for head in found] for name, found in named.items()},
-        "overlap": {a: {b: overlap(named[a], named[b]) for b in there} for a in there},
-    }
+    return DormancyScores(
+        fraction=FRACTION,
+        count=count,
+        most_dormant=named,
+        overlap={a: {b: overlap(named[a], named[b]) for b in there} for a in there},
+    )
 
 
 def _varies(values: pd.Series) -> bool:
@@ -104,7 +104,7 @@ def _varies(values: pd.Series) -> bool:
     return len(known) > 0 and float(known.max() - known.min()) > SAME * float(known.abs().max())
 
 
-def dormant_in_some(heads: Any) -> list[dict[str, Any]]:
+def dormant_in_some(heads: pd.DataFrame) -> list[MixedHead]:
     """Heads dormant in one domain and not in another."""
     found = []
     for (stream, layer, head), rows in heads.groupby(["stream", "layer", "head"], sort=False):
@@ -112,5 +112,5 @@ def dormant_in_some(heads: Any) -> list[dict[str, Any]]:
         if 0 < len(dormant) < len(rows):
             active = [name for name in rows["domain"] if name not in dormant]
             place = {"stream": stream, "layer": int(layer), "head": int(head)}
-            found.append(place | {"dormant_in": dormant, "active_in": active})
+            found.append(MixedHead(**place, dormant_in=dormant, active_in=active))
     return found

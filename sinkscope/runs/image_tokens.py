@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from sinkscope.capture import Site
 from sinkscope.runs.averages import mean
+from sinkscope.runs.schema.summary import ImageTokens
 from sinkscope.runs.values import Domain
 
 
-def image_tokens(domain: Domain, sites: list[Site], image_id: int | None) -> dict[str, Any] | None:
+def image_tokens(domain: Domain, sites: list[Site], image_id: int | None) -> ImageTokens | None:
     """Attention mass on image tokens, mean over all queries, of each text head: summed from alpha_k (T - k) / T.
 
     None where no sequence has image tokens, or sequences have them in different places: a sum over positions' means
@@ -22,7 +21,7 @@ def image_tokens(domain: Domain, sites: list[Site], image_id: int | None) -> dic
         return None
     keys = np.flatnonzero(places[0])
     length = domain.ids.shape[1]
-    heads: list[list[float | int]] = []
+    heads: list[tuple[int, int, float]] = []
     causal = True
     for site in sites:
         values = domain.sites[site.name]
@@ -30,16 +29,16 @@ def image_tokens(domain: Domain, sites: list[Site], image_id: int | None) -> dic
             continue
         columns = column_sums(values.alpha, values.queries, values.causal)
         causal &= values.causal
-        heads += [[site.layer, head, float(mass)] for head, mass in enumerate(columns[:, keys].sum(1) / length)]
+        heads += [(site.layer, head, float(mass)) for head, mass in enumerate(columns[:, keys].sum(1) / length)]
     seen = np.cumsum(places[0]) / np.arange(1, length + 1)
-    return {
-        "id": image_id,
-        "positions": [int(keys[0]), int(keys[-1])],
-        "count": len(keys),
-        "uniform": float(seen.mean()) if causal else None,
-        "mean_mass": float(mean(np.array([mass for *_, mass in heads]))),
-        "heads": heads,
-    }
+    return ImageTokens(
+        id=image_id,
+        positions=(int(keys[0]), int(keys[-1])),
+        count=len(keys),
+        uniform=float(seen.mean()) if causal else None,
+        mean_mass=float(mean(np.array([mass for *_, mass in heads]))),
+        heads=heads,
+    )
 
 
 def column_sums(alpha: np.ndarray, queries: int, causal: bool) -> np.ndarray:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 from functools import cache
 from importlib.resources import files
-from typing import Any
+
+from sinkscope.runs.schema.summary import Published
 
 
 @cache
@@ -15,7 +16,7 @@ def rows() -> tuple[dict[str, str], ...]:
     return tuple(csv.DictReader(text.splitlines()))
 
 
-def published_for(model_id: str) -> list[dict[str, Any]]:
+def published_for(model_id: str) -> list[Published]:
     """The rows of a model, by its hub id (upper and lower case alike); empty where none is known."""
     own = [row for row in rows() if row["ids"] and model_id.lower() in row["ids"].lower().split("|")]
-    return [{name: row[name] for name in row if name != "ids"} | {"value": float(row["value"])} for row in own]
+    return [Published.model_validate({name: row[name] for name in row if name != "ids"}) for row in own]

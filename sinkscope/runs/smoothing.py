@@ -11,6 +11,7 @@ from sinkscope.capture import Site
 from sinkscope.capture.wiring.trace import Wiring
 from sinkscope.runs.averages import mean, sem
 from sinkscope.runs.columns import RUN_COLUMNS, VERDICTS, SmoothingRun
+from sinkscope.runs.schema.stream import StreamSummary
 from sinkscope.runs.values import Domain
 
 NOTHING = Wiring(None, None, None, None)
@@ -38,18 +39,12 @@ def smoothing_table(domains: list[Domain], sites: list[Site], wirings: dict[str,
     return pd.concat(frames, ignore_index=True)
 
 
-def add_to_summary(summary: dict[str, Any], table: pd.DataFrame) -> None:
-    """Counts of verdicts, and a sentence, to every stream of the summary, and of each domain's."""
-    _add_counts(summary["streams"], table)
-    for name, own in summary.get("domains", {}).items():
-        _add_counts(own["streams"], table[table["domain"] == name])
-
-
-def _add_counts(streams: dict[str, Any], table: pd.DataFrame) -> None:
+def add_verdicts(streams: dict[str, StreamSummary], table: pd.DataFrame) -> None:
+    """Adds the counts of verdicts, and a sentence about them, to the summary of each stream."""
     for name, stream in streams.items():
         rows = table[table["stream"] == name]
-        stream["smoothing"] = counts = _counts(rows)
-        stream["in_words"].append(_words(counts, len(rows.groupby(["module", "head"]))))
+        stream.smoothing = counts = _counts(rows)
+        stream.in_words.append(_words(counts, len(rows.groupby(["module", "head"]))))
 
 
 def _counts(rows: pd.DataFrame) -> dict[str, int]:

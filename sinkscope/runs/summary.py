@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,8 +11,21 @@ from sinkscope.capture import Site
 from sinkscope.capture.kernels.sums import EARLY
 from sinkscope.metrics.mass import eligible_keys
 from sinkscope.runs.averages import mean, sem, uniform_alpha
-from sinkscope.runs.dormancy import agreement, dormant_in_some
+from sinkscope.runs.dormancy import agreement
 from sinkscope.runs.request import Request
+from sinkscope.runs.schema.stream import (
+    Average,
+    ChannelPosition,
+    DormantHeads,
+    FirstTokenNorm,
+    MassiveActivations,
+    MassiveChannel,
+    PrefixValues,
+    StreamSummary,
+    TopPosition,
+    Windows,
+)
+from sinkscope.runs.schema.summary import DomainSummary
 from sinkscope.runs.values import Domain, SiteValues
 from sinkscope.runs.words import in_words
 
@@ -29,28 +41,29 @@ Stream = list[tuple[Site, list[SiteValues]]]
 def domain_summaries(
     domains: list[Domain], sites: list[Site], heads: pd.DataFrame, layers: pd.DataFrame,
     tokens: dict[str, list[str | None]], asked: Request,
-) -> dict[str, Any]:  # fmt: skip
-    """`streams` over all sequences; `domains`, each by itself, and what sets them apart, where there are several."""
-    summary: dict[str, Any] = {"streams": stream_summaries(domains, sites, heads, layers, tokens, asked)}
-    if len(domains) > 1:
-        summary["domains"] = {
-            domain.name: {
-                "streams": stream_summaries(
-                    [domain], sites, heads[heads["domain"] == domain.name],
-                    layers[layers["domain"] == domain.name], tokens, asked,
-                )
-            }
-            for domain in domains
-        }  # fmt: skip
-        summary["dormant_in_some_domains"] = dormant_in_some(heads)
-    return summary
+) -> dict[str, DomainSummary]:  # fmt: skip
+    """Each domain by itself; empty where there is one."""
+    if len(domains) == 1:
+        return {}
+    return {
+        domain.name: DomainSummary(
+            streams=stream_summaries(
+                [domain], sites, heads[heads["domain"] == domain.name], layers[layers["domain"] == domain.name],
+                tokens, asked,
+            )
+        )
+        for domain in domains
+    }  # fmt: skip
 
 
 def stream_summaries(
     domains: list[Domain], sites: list[Site], heads: pd.DataFrame, layers: pd.DataFrame,
     tokens: dict[str, list[str | None]], asked: Request,
-) -> dict[str, Any]:  # fmt: skip
-    """One entry a stream, over all sequences of the domains given."""
+) -> dict[str, StreamSummary]:  # fmt: skip
+    """One summary for each stream, over all sequences of the domains given.
+
+    `tokens`: for each domain, the token that all its sequences have at each position.
+    """
     summaries = {}
     for name in dict.fromkeys(site.stream for site in sites):
         own = [site for site in sites if site.stream == name]
@@ -64,36 +77,39 @@ def stream_summaries(
 
 def _stream(
     stream: Stream, heads: pd.DataFrame, layers: pd.DataFrame, tokens: list[str | None], asked: Request
-) -> dict[str, Any]:
+) -> StreamSummary:
     queries = max(values.queries for _, parts in stream for values in parts)
     causal = all(values.causal for _, parts in stream for values in parts)
-    rates = _sink_rates(stream, asked)
-    summary: dict[str, Any] = {
-        "layers": len(stream),
-        "heads": sum(site.heads for site, _ in stream),
-        "sequences": sum(len(values.heads) for values in stream[0][1]),
-        "tokens_per_sequence": queries,
-        "causal": causal,
-        "sink_rate_percent": rates,
-        "uniform_alpha_0": {
-            "T": uniform_alpha(queries) if causal else 1 / queries,
-            "t64": (uniform_alpha(EARLY) if causal else 1 / EARLY) if queries >= EARLY else None,
-        },
-    }
-    for metric in ("bos_mass", "sink_score", "entropy", "first_argmax"):
-        summary[metric] = _average(stream, metric)
-    summary |= {
-        "sink_heads": int((mean(_per_sequence(stream, "sink_score")) > asked.epsilon).sum()),
-        "top_positions": _top_positions(stream, tokens, asked.epsilon),
-        "dormant": _dormant(heads, asked),
-        "dormancy_scores": agreement(heads),
-        "first_token_norm": _jumps(stream),
-        "massive_activations": _massive(stream, layers, tokens),
-        "windows": _windows(stream, queries),
-    }
+    summary = StreamSummary(
+        layers=len(stream),
+        heads=sum(site.heads for site, _ in stream),
+        sequences=sum(values.count for values in stream[0][1]),
+        tokens_per_sequence=queries,
+        causal=causal,
+        sink_rate_percent=_sink_rates(stream, asked),
+        uniform_alpha_0=_uniform(queries, causal),
+        bos_mass=_average(stream, "bos_mass"),
+        sink_score=_average(stream, "sink_score"),
+        entropy=_average(stream, "entropy"),
+        first_argmax=_average(stream, "first_argmax"),
+        sink_heads=int((mean(_per_sequence(stream, "sink_score")) > asked.epsilon).sum()),
+        top_positions=_top_positions(stream, tokens, asked.epsilon),
+        dormant=_dormant(heads, asked),
+        dormancy_scores=agreement(heads),
+        first_token_norm=_jumps(stream),
+        massive_activations=_massive(stream, layers, tokens),
+        windows=_windows(stream, queries),
+    )
     scores = sorted({site.score for site, _ in stream} - {"softmax"})
-    summary["in_words"] = in_words(summary, scores, asked)
+    summary.in_words = in_words(summary, scores, asked)
     return summary
+
+
+def _uniform(queries: int, causal: bool) -> PrefixValues:
+    """alpha_0 of a head that attends to all keys alike, over all queries and over the first 64."""
+    if not causal:
+        return PrefixValues(T=1 / queries, t64=1 / EARLY if queries >= EARLY else None)
+    return PrefixValues(T=uniform_alpha(queries), t64=uniform_alpha(EARLY) if queries >= EARLY else None)
 
 
 def _per_sequence(stream: Stream, metric: str) -> np.ndarray:
@@ -101,25 +117,27 @@ def _per_sequence(stream: Stream, metric: str) -> np.ndarray:
     return np.concatenate([np.concatenate([v.head(metric) for v in parts]) for _, parts in stream], axis=1)
 
 
-def _average(stream: Stream, metric: str) -> dict[str, float]:
+def _average(stream: Stream, metric: str) -> Average:
     """Mean over the stream's heads and sequences; the standard error is that of the sequences' means."""
     over_heads = mean(_per_sequence(stream, metric).T)
-    return {"mean": float(mean(over_heads)), "sem": float(sem(over_heads))}
+    return Average(mean=float(mean(over_heads)), sem=float(sem(over_heads)))
 
 
-def _sink_rates(stream: Stream, asked: Request) -> dict[str, dict[str, float]]:
+def _sink_rates(stream: Stream, asked: Request) -> dict[str, PrefixValues]:
     """100 * mean over sequences, layers, heads of 1[alpha_0 > eps], at T and over the first 64 queries."""
-    rates = {}
-    scores = {"T": _per_sequence(stream, "sink_score"), "t64": _per_sequence(stream, "sink_score_t64")}
-    for epsilon in sorted({*EPSILONS, asked.epsilon}):
-        rates[f"{epsilon:g}"] = {
-            name: float("nan") if np.isnan(values).all() else float(100 * (values > epsilon).mean())
-            for name, values in scores.items()
-        }
-    return rates
+    whole, early = _per_sequence(stream, "sink_score"), _per_sequence(stream, "sink_score_t64")
+    return {
+        f"{epsilon:g}": PrefixValues(T=_percent_above(whole, epsilon), t64=_percent_above(early, epsilon))
+        for epsilon in sorted({*EPSILONS, asked.epsilon})
+    }
 
 
-def _top_positions(stream: Stream, tokens: list[str | None], epsilon: float) -> list[dict[str, Any]]:
+def _percent_above(values: np.ndarray, epsilon: float) -> float | None:
+    """Percent of the values that exceed epsilon; None where all are missing."""
+    return None if np.isnan(values).all() else float(100 * (values > epsilon).mean())
+
+
+def _top_positions(stream: Stream, tokens: list[str | None], epsilon: float) -> list[TopPosition]:
     """The key positions with the largest mean over heads of alpha_k, and in how many heads it exceeds epsilon."""
     keys = min(eligible_keys(v.queries, v.keys, v.causal) for _, parts in stream for v in parts)
     alpha = np.concatenate([
@@ -129,68 +147,68 @@ def _top_positions(stream: Stream, tokens: list[str | None], epsilon: float) -> 
     average = alpha.mean(0)
     order = np.argsort(-average, kind="stable")[:TOP_POSITIONS]
     return [
-        {
-            "position": int(k),
-            "token": _token(tokens, int(k)),
-            "mean_alpha": float(average[k]),
-            "heads_over_epsilon": int((alpha[:, k] > epsilon).sum()),
-        }
+        TopPosition(
+            position=int(k),
+            token=_token(tokens, int(k)),
+            mean_alpha=float(average[k]),
+            heads_over_epsilon=int((alpha[:, k] > epsilon).sum()),
+        )
         for k in order
     ]
 
 
-def _dormant(heads: pd.DataFrame, asked: Request) -> dict[str, Any]:
+def _dormant(heads: pd.DataFrame, asked: Request) -> DormantHeads:
     chosen = heads[heads["dormant"].fillna(False).astype(bool)]
     domains = heads["domain"].nunique() if "domain" in heads else 1
     counts = chosen.groupby(["layer", "head"], sort=False).size()
     named = sorted((int(layer), int(head)) for (layer, head), count in counts.items() if count == domains)
-    return {"rule": asked.dormant_rule, "count": len(named), "heads": [list(pair) for pair in named]}
+    return DormantHeads(rule=asked.dormant_rule, count=len(named), heads=named)
 
 
 def _profile(stream: Stream, metric: str) -> np.ndarray:
     return np.array([float(mean(np.concatenate([v.layer(metric) for v in parts]))) for _, parts in stream])
 
 
-def _jumps(stream: Stream) -> dict[str, Any]:
+def _jumps(stream: Stream) -> FirstTokenNorm:
     """The block that raises, and the later one that lowers, the first token's norm most; null below a factor of 5."""
     with np.errstate(all="ignore"):
         change = _profile(stream, "norm_first_output") / _profile(stream, "norm_first")
     ratio = _profile(stream, "norm_ratio")
-    result: dict[str, Any] = {"spike_layer": None, "fall_layer": None, "max_ratio": None}
+    result = FirstTokenNorm(spike_layer=None, fall_layer=None, max_ratio=None)
     if np.isnan(change).all():
         return result
-    result["max_ratio"] = float(np.nanmax(ratio))
+    result.max_ratio = float(np.nanmax(ratio))
     up = int(np.nanargmax(change))
     if change[up] >= JUMP:
-        result["spike_layer"] = stream[up][0].layer
+        result.spike_layer = stream[up][0].layer
         down = up + int(np.nanargmin(change[up:]))
         if change[down] <= 1 / JUMP:
-            result["fall_layer"] = stream[down][0].layer
+            result.fall_layer = stream[down][0].layer
     return result
 
 
-def _massive(stream: Stream, layers: pd.DataFrame, tokens: list[str | None]) -> dict[str, Any]:
+def _massive(stream: Stream, layers: pd.DataFrame, tokens: list[str | None]) -> MassiveActivations:
     """Where the largest activation of the run sits, and which elements are massive (Sun et al.'s two bounds)."""
     if layers["max_abs"].isna().all():
-        return {"present": None, "layers": [], "max_abs": None}
+        return MassiveActivations(present=None, layers=[], max_abs=None)
     row = layers.loc[layers["max_abs"].idxmax()]
     position = int(row["max_abs_token"])
     present = sorted({int(layer) for layer in layers.loc[layers["massive_tokens"] > 0, "layer"]})
-    return {
-        "present": bool(present),
-        "layers": present,
-        "max_abs": float(row["max_abs"]),
-        "layer": int(row["layer"]),
-        "position": position,
-        "token": _token(tokens, position),
-        "channel": int(row["max_abs_dim"]),
-        "over_token_median": float(row["max_over_token_median"]),
-        "over_layer_median": float(row["max_over_layer_median"]),
-        "channels": _massive_channels(stream, tokens),
-    }
+    return MassiveActivations(
+        present=bool(present),
+        layers=present,
+        max_abs=float(row["max_abs"]),
+        layer=int(row["layer"]),
+        position=position,
+        token=_token(tokens, position),
+        channel=int(row["max_abs_dim"]),
+        over_token_median=float(row["max_over_token_median"]),
+        over_layer_median=float(row["max_over_layer_median"]),
+        channels=_massive_channels(stream, tokens),
+    )
 
 
-def _massive_channels(stream: Stream, tokens: list[str | None]) -> list[dict[str, Any]]:
+def _massive_channels(stream: Stream, tokens: list[str | None]) -> list[MassiveChannel]:
     """The channels that hold massive elements, the busiest first: their layers, and the positions they hold them at.
 
     `tokens_per_sequence`: massive elements of the channel in one sequence, mean over those layers. `positions`: those
@@ -200,27 +218,29 @@ def _massive_channels(stream: Stream, tokens: list[str | None]) -> list[dict[str
     for site, parts in stream:
         for (position, channel), count in sum((values.massive for values in parts), Counter()).items():
             seen[channel].setdefault(site.layer, Counter())[position] += count
-    sequences = sum(len(values.heads) for values in stream[0][1])
-    found: list[dict[str, Any]] = []
+    sequences = sum(values.count for values in stream[0][1])
+    found: list[tuple[float, MassiveChannel]] = []
     for channel, layers in seen.items():
         pairs, positions = len(layers) * sequences, sum(layers.values(), Counter())
         often = sorted(positions.items(), key=lambda item: (-item[1], item[0]))[:TOP_MASSIVE]
-        found.append({
-            "channel": channel, "layers": sorted(layers), "tokens_per_sequence": positions.total() / pairs,
-            "positions": [
-                {"position": place, "token": _token(tokens, place), "percent": 100 * count / pairs}
-                for place, count in often
-            ],
-        })  # fmt: skip
-    found.sort(key=lambda entry: (-len(entry["layers"]) * entry["tokens_per_sequence"], entry["channel"]))
-    return found[:TOP_CHANNELS]
+        each = positions.total() / pairs
+        places = [
+            ChannelPosition(position=place, token=_token(tokens, place), percent=100 * count / pairs)
+            for place, count in often
+        ]
+        entry = MassiveChannel(
+            channel=channel, layers=sorted(layers), tokens_per_sequence=each, positions=places
+        )  # fmt: skip
+        found.append((len(layers) * each, entry))
+    found.sort(key=lambda busy: (-busy[0], busy[1].channel))
+    return [entry for _, entry in found[:TOP_CHANNELS]]
 
 
 def _token(tokens: list[str | None], position: int) -> str | None:
     return tokens[position] if position < len(tokens) else None
 
 
-def _windows(stream: Stream, queries: int) -> dict[str, Any]:
+def _windows(stream: Stream, queries: int) -> Windows:
     """Layers whose window is shorter than T: key 0 is out of reach for their later queries."""
-    sizes = {site.layer: int(site.kind.partition(":")[2]) for site, _ in stream if ":" in site.kind}
-    return {"layers_out_of_reach": sorted(layer for layer, size in sizes.items() if size < queries)}
+    sizes = {site.layer: site.kind.size for site, _ in stream if site.kind.size is not None}
+    return Windows(layers_out_of_reach=sorted(layer for layer, size in sizes.items() if size < queries))

@@ -31,7 +31,7 @@ def head_table(domains: list[Domain], sites: list[Site], asked: Request) -> pd.D
             "head": np.arange(site.heads),
             "kv_group": np.arange(site.heads) // (site.heads // site.kv_groups),
             "module": site.name,
-            "kind": site.kind,
+            "kind": str(site.kind),
         }
         for index, name in enumerate(names):
             rows |= {name: averages[:, index], f"{name}_sem": errors[:, index]}
@@ -47,7 +47,7 @@ def layer_table(domains: list[Domain], sites: list[Site], heads: pd.DataFrame, a
     for domain, site, values in _each(domains, sites):
         metrics = values.quantities.metrics
         row: dict[str, Any] = _domain_key(domains, domain) | site_keys(site)
-        row |= {"module": site.name, "kind": site.kind, "heads": site.heads}
+        row |= {"module": site.name, "kind": str(site.kind), "heads": site.heads}
         averages, errors = mean(values.layers), sem(values.layers)
         for index, (name, metric) in enumerate(metrics.tables["layers"].items()):
             row |= {name: averages[index], f"{name}_sem": errors[index]} if metric.shown else {}

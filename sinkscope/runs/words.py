@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sinkscope.runs.request import Request
+from sinkscope.runs.schema.stream import StreamSummary
 
 
-def in_words(summary: dict[str, Any], scores: list[str], asked: Request) -> list[str]:
+def in_words(summary: StreamSummary, scores: list[str], asked: Request) -> list[str]:
     """Sentences about one stream. `scores`: the kinds of attention in it that are not a softmax."""
     return _raw_words(scores) if scores else _words(summary, asked)
 
@@ -20,38 +19,37 @@ def _raw_words(scores: list[str]) -> list[str]:
     ]
 
 
-def _words(summary: dict[str, Any], asked: Request) -> list[str]:
-    words = []
-    rate = summary["sink_rate_percent"][f"{asked.epsilon:g}"]["T"]
-    base = summary["uniform_alpha_0"]["T"]
-    top = summary["top_positions"][0]
-    heads, sinks = summary["heads"], summary["sink_heads"]
-    if sinks:
+def _words(summary: StreamSummary, asked: Request) -> list[str]:
+    words = [_sink_words(summary, asked.epsilon)]
+    top = summary.top_positions[0]
+    if top.position != 0 and top.heads_over_epsilon:
+        words.append(f"The strongest sink is position {top.position}, in {top.heads_over_epsilon} heads.")
+    massive = summary.massive_activations
+    if massive.present:
         words.append(
-            f"Attention sink: {sinks} of {heads} heads give the first token a mean alpha_0 above {asked.epsilon:g} "
-            f"(uniform attention gives {base:.3f}); sink rate {rate:.1f} %."
+            f"Massive activation: {massive.max_abs:.4g} entering layer {massive.layer}, position "
+            f"{massive.position}, channel {massive.channel}."
         )
-    else:
-        words.append(
-            f"No sink at the first token: no head's mean alpha_0 exceeds {asked.epsilon:g} "
-            f"(uniform attention gives {base:.3f})."
-        )
-    if top["position"] != 0 and top["heads_over_epsilon"]:
-        words.append(f"The strongest sink is position {top['position']}, in {top['heads_over_epsilon']} heads.")
-    massive = summary["massive_activations"]
-    if massive["present"]:
-        words.append(
-            f"Massive activation: {massive['max_abs']:.4g} entering layer {massive['layer']}, position "
-            f"{massive['position']}, channel {massive['channel']}."
-        )
-    elif massive["present"] is False:
+    elif massive.present is False:
         words.append("No massive activation: no element is above 100 and above 1000 x its layer's median.")
-    dormant = summary["dormant"]
-    words.append(f"Dormant by {dormant['rule']}: {dormant['count'] or 'none'} of {heads} heads.")
-    far = len(summary["windows"]["layers_out_of_reach"])
+    dormant = summary.dormant
+    words.append(f"Dormant by {dormant.rule}: {dormant.count or 'none'} of {summary.heads} heads.")
+    far = len(summary.windows.layers_out_of_reach)
     if far:
         words.append(
-            f"{far} of {summary['layers']} layers have a window shorter than T: their later queries cannot reach the "
+            f"{far} of {summary.layers} layers have a window shorter than T: their later queries cannot reach the "
             "first token."
         )
     return words
+
+
+def _sink_words(summary: StreamSummary, epsilon: float) -> str:
+    rate, base = summary.sink_rate_percent[f"{epsilon:g}"].T, summary.uniform_alpha_0.T
+    if summary.sink_heads:
+        return (
+            f"Attention sink: {summary.sink_heads} of {summary.heads} heads give the first token a mean alpha_0 above "
+            f"{epsilon:g} (uniform attention gives {base:.3f}); sink rate {rate:.1f} %."
+        )
+    return (
+        f"No sink at the first token: no head's mean alpha_0 exceeds {epsilon:g} (uniform attention gives {base:.3f})."
+    )

@@ -51,4 +51,4 @@ def test_a_saved_run_is_read_without_torch(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "peak.svg").read_bytes() == draw(run, "heatmap", "svg", "column", "peak_score")
-    assert b"peak_score (probability)" in (tmp_path / "peak.svg").read_bytes()
+    assert b"peak score (probability)" in (tmp_path / "peak.svg").read_bytes()

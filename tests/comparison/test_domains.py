@@ -139,7 +139,7 @@ def test_thirteen_scores_are_compared(domains: Run) -> None:
         assert found.overlap[a][a] == 1
         for b in SCORES:
             assert found.overlap[a][b] == found.overlap[b][a]
-    assert found.overlap["ahon"]["honor"] == agreement(domains.heads)["overlap"]["ahon"]["honor"]
+    assert found.overlap["ahon"]["honor"] == agreement(domains.heads).overlap["ahon"]["honor"]
 
 
 def test_a_score_that_all_heads_share_ranks_nothing() -> None:
@@ -147,8 +147,8 @@ def test_a_score_that_all_heads_share_ranks_nothing() -> None:
         {"layer": [0] * 20, "head": range(20), "honor": range(20), "ftvvn_ln": [1.0] * 19 + [1 + 1e-9]}
     )
     found = agreement(heads)
-    assert set(found["most_dormant"]) == {"honor"}
-    assert found.most_dormant["honor"] == [[0, 0], [0, 1]]
+    assert set(found.most_dormant) == {"honor"}
+    assert found.most_dormant["honor"] == [(0, 0), (0, 1)]
 
 
 def test_every_published_number_has_a_source_and_a_number() -> None:
@@ -158,9 +158,8 @@ def test_every_published_number_has_a_source_and_a_number() -> None:
 
 
 def test_published_rows_are_found_by_hub_id() -> None:
-    found = {
-        row["text"]: row["value"] for row in published_for("meta-llama/meta-llama-3-8b") if row["metric"] == "sink_rate"
-    }
+    rows_ = published_for("meta-llama/meta-llama-3-8b")
+    found = {row.text: row.value for row in rows_ if row.metric == "sink_rate"}
     assert found == {"natural (Pile)": 99.02, "random": 91.23, "repeated": 0.0}
     assert published_for("nobody/knows") == []
     assert published_for("") == []

@@ -247,20 +247,17 @@ def last_row_again(view: LayerView, length: int) -> torch.Tensor:
     return last_row(view, length)
 
 
-def test_a_metric_registered_after_a_scan_is_measured_by_the_next() -> None:
-    """A scan measures what is registered as it begins: not what is registered while it runs, nor only what the first
-    scan of the process knew."""
+def test_a_metric_declared_after_a_scan_is_measured_by_the_next() -> None:
+    """The names of the columns were once fixed by the first scan of the process: later ones were dropped."""
     before = measure()
 
-    def register(stage: str, done: int, total: int) -> None:
-        @head_metric(unit="probability", range="[0, 1]")
-        def twice(view: LayerView) -> torch.Tensor:
-            """2 A[0,0]."""
-            return 2 * view.attention.first[..., 0]
+    @head_metric(unit="probability", range="[0, 1]")
+    def twice(view: LayerView) -> torch.Tensor:
+        """2 A[0,0]."""
+        return 2 * view.attention.first[..., 0]
 
-    during = measure(progress=lambda *told: register(*told) if told[0] == "scanning" else None)
-    pd.testing.assert_frame_equal(during.heads, before.heads)
-    after = measure()
+    after = measure(metrics=[twice])
+    pd.testing.assert_frame_equal(measure().heads, before.heads)
     assert (after.heads["twice"] == 2).all()
     assert (after.sequences["twice"].dropna() == 2).all()
     assert (after.layers["mean_twice"] == 2).all()
@@ -270,14 +267,17 @@ def test_a_metric_registered_after_a_scan_is_measured_by_the_next() -> None:
 def test_a_sampled_metric_of_a_user_s_own(batch_size: int) -> None:
     """Plain functions of a view: the same numbers as unsampled, on the first sequences alone."""
 
+    @layer_metric(unit="-", range="-")
     def spread_out(view: LayerView) -> torch.Tensor:
         """Whatever a view holds, of the attention and of the residual stream."""
         return view.attention.entropy.mean((1, 2)) * view.value_norms.sum((1, 2)) + view.x.std((1, 2))
 
-    layer_metric(unit="-", range="-")(spread_out)
-    spread_out.__name__ = "sampled"
-    layer_metric(unit="-", range="-", sampled=True)(spread_out)
-    run = measure(spectra=2, batch_size=batch_size)
+    @layer_metric(unit="-", range="-", sampled=True)
+    def sampled(view: LayerView) -> torch.Tensor:
+        """The same, on the first sequences."""
+        return spread_out(view)
+
+    run = measure(spectra=2, batch_size=batch_size, metrics=[spread_out, sampled])
     rows = run.sequences[run.sequences["head"].isna()]
     first = rows["sequence"] < 2
     np.testing.assert_allclose(rows.loc[first, "sampled"], rows.loc[first, "spread_out"], rtol=1e-6)

@@ -55,18 +55,18 @@ def test_everything_else_is_as_without_it(run: sinkscope.Run) -> None:
         more = set(getattr(run, name)) - set(getattr(plain, name))
         assert more
         assert getattr(run, name).drop(columns=list(more)).equals(getattr(plain, name)), name
-    assert "metrics" not in plain.manifest
+    assert not plain.manifest.metrics
     assert to_json(run.summary) == to_json(plain.summary)
 
 
 def test_the_manifest_defines_it(run: sinkscope.Run) -> None:
     own = run.manifest.metrics
     assert set(own) == {"local_mass", "first_peak"}
-    assert own["local_mass"]["unit"] == "probability"
-    assert own["first_peak"]["source"] == "ours, after Sun et al. 2402.17762"
-    assert own["local_mass"]["code_sha256"] == own["first_peak"]["code_sha256"]
+    assert own["local_mass"].unit == "probability"
+    assert own["first_peak"].source == "ours, after Sun et al. 2402.17762"
+    assert own["local_mass"].code_sha256 == own["first_peak"].code_sha256
     for name, column in own.items():
-        assert run.manifest.conventions[name] == column["formula"]
+        assert run.manifest.conventions[name] == column.formula
 
 
 def test_from_the_command_line_through_every_command(tiny_folder: Path, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_from_the_command_line_through_every_command(tiny_folder: Path, tmp_path
     assert "2402.17762" in call("export", out, "--metric", "first_peak", "--format", "bibtex")
     assert "(probability)" in call("export", out, "--level", "head", "--metric", "local_mass")
     call("plot", out, "--figure", "heatmap", "--metric", "local_mass", "-o", tmp_path / "local.svg")
-    assert b"local_mass (probability)" in (tmp_path / "local.svg").read_bytes()
+    assert b"local mass (probability)" in (tmp_path / "local.svg").read_bytes()
     assert (tmp_path / "local.svg").read_bytes() == draw(run, "heatmap", "svg", metric="local_mass")
     call("baseline", out, "-o", sinks)
     policy.write_text("rules = [{metric='local_mass', level='head', max_change=0.01}]\n", "utf-8")

@@ -85,6 +85,15 @@ class DomainFacts(Record):
     """The first token of these sequences."""
 
 
+class Kind(Record):
+    """What a query of an attention call may see."""
+
+    name: str
+    """full, cross, sliding (the last `size` keys) or chunked (the keys of its chunk of `size`)."""
+    size: int | None = None
+    """Tokens of the window or chunk."""
+
+
 class SiteFacts(Record):
     """One attention call of the model's forward pass."""
 
@@ -92,8 +101,8 @@ class SiteFacts(Record):
     """text, vision, audio, encoder, decoder or cross."""
     layer: int
     """Number of the layer in its stream."""
-    kind: str
-    """full, sliding:W, chunked:C or cross."""
+    kind: Kind
+    """What a query may see."""
     path: str
     """interface: read inside transformers' attention interface; inline: where the model's softmax meets the values."""
     kernel: str | None

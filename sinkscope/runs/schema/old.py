@@ -23,6 +23,7 @@ def manifest_from_0_1(old: dict[str, Any]) -> dict[str, Any]:
         "request": request_from_0_1(old, data),
         "data": data,
         "self_check": dict(old["self_check"]),
+        "attention": [site | {"kind": _kind(site["kind"])} for site in old["attention"]],
     }
 
 
@@ -53,6 +54,12 @@ def baseline_from_0_1(old: dict[str, Any]) -> dict[str, Any]:
         **{name: old[name] for name in ("kind", "model", "first_token", "levels")},
         "data": data,
     }
+
+
+def _kind(text: str) -> dict[str, Any]:
+    """0.1 wrote `sliding:512` where the name and the size stand apart now."""
+    name, _, size = text.partition(":")
+    return {"name": name, "size": int(size) if size else None}
 
 
 def _modes(bos: str | list[str]) -> list[str]:

@@ -175,3 +175,18 @@ class StreamSummary(Record):
     """Heads by smoothing verdict; null where smoothing was not asked for."""
     in_words: list[str] = Field(default_factory=list)
     """The answer in sentences."""
+
+
+class MixedHead(Record):
+    """A head that is dormant in some domains and not in others."""
+
+    stream: str
+    """Its stream."""
+    layer: int
+    """Its layer."""
+    head: int
+    """Its number in the layer."""
+    dormant_in: list[str]
+    """Domains in which it is dormant."""
+    active_in: list[str]
+    """Domains in which it is not."""

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from sinkscope.runs.schema.base import Number, Record
 from sinkscope.runs.schema.manifest import FirstToken
-from sinkscope.runs.schema.stream import StreamSummary
+from sinkscope.runs.schema.stream import MixedHead, StreamSummary
 
 SCHEMA_VERSION = 2
 
@@ -18,21 +18,6 @@ class DomainSummary(Record):
 
     streams: dict[str, StreamSummary]
     """By stream."""
-
-
-class MixedHead(Record):
-    """A head that is dormant in some domains and not in others."""
-
-    stream: str
-    """Its stream."""
-    layer: int
-    """Its layer."""
-    head: int
-    """Its number in the layer."""
-    dormant_in: list[str]
-    """Domains in which it is dormant."""
-    active_in: list[str]
-    """Domains in which it is not."""
 
 
 class HeadContrast(Record):
