@@ -9,13 +9,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sinkscope.cli.common import BAD_INPUT, say
-from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Metrics, Revision, TrustRemoteCode
+from sinkscope.cli.options import (
+    AllowPickle,
+    Device,
+    DeviceMap,
+    Dtype,
+    Metrics,
+    Revision,
+    TrustRemoteCode,
+    parse_batch_size,
+    single,
+    slug,
+)
 from sinkscope.cli.scan_job import Job, launched
 from sinkscope.errors import in_one_line
+from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
-from sinkscope.cli.options import parse_batch_size, single, slug
 
 
 def scan(
@@ -61,8 +72,8 @@ def scan(
     trust_remote_code: TrustRemoteCode = False,
     allow_pickle: AllowPickle = False,
     seed: Annotated[int, typer.Option(help="Draws documents, and the tokens of random and repeated.")] = 0,
-    epsilon: Annotated[float, typer.Option(help="Sink threshold on alpha_0.")] = 0.3,
-    dormant_rule: Annotated[str, typer.Option(help='"NAME<x" on a column of heads.csv.')] = "honor<0.4",
+    epsilon: Annotated[float, typer.Option(help="Sink threshold on alpha_0.")] = EPSILON,
+    dormant_rule: Annotated[str, typer.Option(help='"NAME<x" on a column of heads.csv.')] = DORMANT_RULE,
     smoothing: Annotated[
         bool, typer.Option("--smoothing", help="Write smoothing.csv too: does each head make tokens more alike?")
     ] = False,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pandas as pd
+
 from sinkscope.capture import not_softmax
 from sinkscope.comparison.domains import contrast_summary, contrast_table
 from sinkscope.engine.loop import Loop
@@ -20,6 +22,7 @@ from sinkscope.runs.smoothing import add_verdicts, smoothing_table
 from sinkscope.runs.strict_json import plain
 from sinkscope.runs.summary import domain_summaries, stream_summaries
 from sinkscope.runs.tables import curve_table, head_table, layer_table, position_table, sequence_table
+from sinkscope.runs.values import Domain
 
 
 def build_run(loop: Loop, manifest: Manifest, started: float, complete: bool) -> Run:
@@ -34,22 +37,8 @@ def build_run(loop: Loop, manifest: Manifest, started: float, complete: bool) ->
     smoothing = None
     if isinstance(loop.smoother, Smoother):
         smoothing = smoothing_table(domains, sites, loop.smoother.wirings)
-    summary = Summary(
-        model=manifest.model.id,
-        complete=complete,
-        data=[domain.name for domain in domains],
-        sequences=loop.done,
-        epsilon=asked.epsilon,
-        first_token=FirstToken(**loop.reading.first_token(len(domains))),
-        streams=stream_summaries(domains, sites, heads, layers, tokens, asked),
-        domains=domain_summaries(domains, sites, heads, layers, tokens, asked),
-        dormant_in_some_domains=dormant_in_some(heads) if len(domains) > 1 else [],
-        domains_compared=[] if domains_compared is None else contrast_summary(domains_compared),
-        published=published_for(manifest.model.id),
-        not_softmax=not_softmax(loop.checkpoint.model, sites),
-        joined_sequences=sum(corpus.joined for corpus in loop.reading.corpora),
-        warnings=manifest.warnings,
-    )
+    summary = _summary(loop, manifest, complete, domains, heads, layers, tokens)
+    summary.domains_compared = [] if domains_compared is None else contrast_summary(domains_compared)
     if smoothing is not None:
         add_verdicts(summary.streams, smoothing)
         for name, domain in summary.domains.items():
@@ -73,6 +62,28 @@ def build_run(loop: Loop, manifest: Manifest, started: float, complete: bool) ->
         shards=loop.shards.folder if loop.shards is not None else None,
         smoothing=smoothing,
         manifest=manifest.model_copy(update=facts),
+    )
+
+
+def _summary(
+    loop: Loop, manifest: Manifest, complete: bool, domains: list[Domain], heads: pd.DataFrame, layers: pd.DataFrame,
+    tokens: dict[str, list[str | None]],
+) -> Summary:  # fmt: skip
+    sites, asked = loop.sites, manifest.request
+    return Summary(
+        model=manifest.model.id,
+        complete=complete,
+        data=[domain.name for domain in domains],
+        sequences=loop.done,
+        epsilon=asked.epsilon,
+        first_token=FirstToken(**loop.reading.first_token(len(domains))),
+        streams=stream_summaries(domains, sites, heads, layers, tokens, asked),
+        domains=domain_summaries(domains, sites, heads, layers, tokens, asked),
+        dormant_in_some_domains=dormant_in_some(heads) if len(domains) > 1 else [],
+        published=published_for(manifest.model.id),
+        not_softmax=not_softmax(loop.checkpoint.model, sites),
+        joined_sequences=sum(corpus.joined for corpus in loop.reading.corpora),
+        warnings=manifest.warnings,
     )
 
 

@@ -30,6 +30,7 @@ from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
 from sinkscope.runs.dormancy import check_rule
 from sinkscope.runs.request import Request, make_request
 from sinkscope.runs.run import Run
+from sinkscope.runs.schema.manifest import Manifest
 
 
 class Interrupted(KeyboardInterrupt):
@@ -157,23 +158,7 @@ def scan_request(
             f"the {request.given} of that scan were handed over in Python, or in a folder that sinkscope 0.1 did not "
             "record: they cannot be read again; scan the model yourself and give its run folder"
         )
-    asked = asked_of(request)
-    processes.agree(lambda: check_asked(asked))
-    model = request.model if model is None else model
-    processes.check(model, request.device_map, "smoothing" in request.measures)
-    measured = processes.agree(lambda: metric_set(metrics))
-    check_rule(request.dormant_rule, measured.names("heads"))
-    report = progress or _silent
-    checkpoint = processes.agree(lambda: _load(model, tokenizer, _load_options(request, processes), report))
-    request = processes.agree(lambda: request.model_copy(update={"model": checkpoint.facts["id"]}))
-    loop = processes.agree(lambda: _prepare(checkpoint, asked, request, report, processes))
-    loop.declared = quantity_set(measured)
-    read = [corpus.fingerprint for corpus in loop.reading.corpora]
-    processes.same([checkpoint.facts["weights_sha256"], definitions(measured), *read])
-    if "smoothing" in request.measures:
-        loop.smoother = processes.agree(lambda: _smoother(loop))
-    checked = _check(loop) if request.self_check else {"status": "skipped"}
-    manifest = describe(loop, request, checked)
+    loop, manifest = _set_up(request, model, tokenizer, metrics, progress or _silent, processes)
     if shards is not None:
         rule = [SPECTRA_CUBES, FEWEST_SPECTRA] if request.spectra is None else request.spectra
         key = manifest.decides() | {"spectra": rule}
@@ -186,6 +171,28 @@ def scan_request(
         if loop.shards is not None and processes.index == 0:
             loop.shards.discard_if_empty()
     return processes.agree(lambda: build_run(loop, manifest, started, True))
+
+
+def _set_up(
+    request: Request, model: Any, tokenizer: Any, metrics: Sequence[Callable[..., Any] | str | Path],
+    report: Progress, processes: Processes,
+) -> tuple[Loop, Manifest]:  # fmt: skip
+    """Everything before the first batch: checks, loading, the dry run, reading, the self-check."""
+    asked, smoothing = asked_of(request), "smoothing" in request.measures
+    processes.agree(lambda: check_asked(asked))
+    model = request.model if model is None else model
+    processes.check(model, request.device_map, smoothing)
+    measured = processes.agree(lambda: metric_set(metrics))
+    check_rule(request.dormant_rule, measured.names("heads"))
+    checkpoint = processes.agree(lambda: _load(model, tokenizer, _load_options(request, processes), report))
+    loop = processes.agree(lambda: _prepare(checkpoint, asked, request, report, processes))
+    loop.declared = quantity_set(measured)
+    read = [corpus.fingerprint for corpus in loop.reading.corpora]
+    processes.same([checkpoint.facts["weights_sha256"], definitions(measured), *read])
+    if smoothing:
+        loop.smoother = processes.agree(lambda: _smoother(loop))
+    checked = _check(loop) if request.self_check else {"status": "skipped"}
+    return loop, describe(loop, request.model_copy(update={"model": checkpoint.facts["id"]}), checked)
 
 
 def _load_options(request: Request, processes: Processes) -> LoadOptions:

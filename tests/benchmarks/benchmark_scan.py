@@ -1,6 +1,6 @@
 """What a scan costs beside the forward passes it replaces. Not part of the default run:
 
-    pytest -s -o addopts= tests/benchmark_scan.py
+    pytest -s -o addopts= tests/benchmarks/benchmark_scan.py
 
 One process, Gemma-3-270M, batches as a scan cuts them (2,048 tokens or one longer sequence). All contenders by turns in
 each of five rounds, so that a machine's moods hit all alike. Prints seconds a batch, ratios (median, range over rounds)
@@ -20,7 +20,7 @@ from sinkscope.checkpoints.examples import example_folder
 from sinkscope.engine.batch_size import chosen_batch
 from sinkscope.experiments.bench.contenders import Passes
 from sinkscope.experiments.bench.result import EAGER, ratio
-from sinkscope.runs.request import NUM_SEQUENCES
+from sinkscope.runs.defaults import NUM_SEQUENCES
 
 ROUNDS = 5
 WHOLE = "whole scan"
