@@ -43,7 +43,7 @@ def test_every_field_says_what_it_is(kind: type[Record]) -> None:
 def test_the_names_are_listed() -> None:
     lines = printed().splitlines()
     assert [line.split()[0] for line in lines] == [*RECORDS, *TABLES]
-    assert max(map(len, lines)) <= 100
+    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize("name", RECORDS)

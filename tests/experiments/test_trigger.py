@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import signal
@@ -24,7 +25,7 @@ from sinkscope.checkpoints.trigger.config import KINDS, TriggerConfig
 from sinkscope.checkpoints.trigger.model import TriggerModel
 from sinkscope.cli import app
 from sinkscope.experiments.trigger.evaluation import evaluate
-from sinkscope.experiments.trigger.reproduce import Trained, head_table, model_table, recipes, verdict
+from sinkscope.experiments.trigger.reproduce import Trained, head_table, model_table, recipes, verdict, write
 from sinkscope.experiments.trigger.theory import explicit_relu, forced_curve, forced_mass
 from sinkscope.experiments.trigger.training import STATE, STOP, Recipe, Training, train
 
@@ -379,6 +380,22 @@ def test_study_tables() -> None:
 
 def call(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["trigger", *arguments])
+
+
+def test_a_study_s_files_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were written in place: a full disk left half a table where a whole one had been."""
+    models = study(model_of("softmax"), "softmax")
+    write(tmp_path, models, lambda models, curve: {"a.png": b"first"})
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert set(before) == {"models.csv", "heads.csv", "forced_mass.csv", "verdict.txt", "a.png"}
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(sinkscope.SinkscopeError, match=r"cannot write .*models\.csv: No space left"):
+        write(tmp_path, study(model_of("relu"), "relu"))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ TABLES = {
             measured=("layers",),
         ),
         TableSchema(
-            "length_curve", "length_curve.csv", "one (stream, layer, head, length of a prefix)",
+            "length_curve", "length_curve.csv", "one (stream, layer, head, prefix length)",
             (DOMAIN, STREAM, LAYER, HEAD, _key("length", "integer", "Queries of the prefix: 64, 128, ... and T.")),
             own=_with_sem(BOS_MASS, SINK_SCORE, SINK_RATE),
         ),
@@ -106,7 +106,7 @@ TABLES = {
         ),
         TableSchema(
             "sequences", "sequences.parquet",
-            "one (stream, layer, head, sequence); rows of layers have no head",
+            "one (stream, layer, head or none, sequence)",
             (_key("domain", "string", "The domain."), STREAM, LAYER, MODULE, SEQUENCE, DOCUMENT, HEAD),
             measured=("heads", "smoothing", "layers"),
         ),
@@ -115,7 +115,7 @@ TABLES = {
             (DOMAIN, STREAM, LAYER, HEAD, MODULE), measured=("smoothing",),
         ),
         TableSchema(
-            "domains", "domains.csv", "one (pair of domains, stream, layer, head); only with several",
+            "domains", "domains.csv", "one (pair of domains, stream, layer, head)",
             (
                 _key("domain_a", "string", "The first domain."), _key("domain_b", "string", "The second domain."),
                 _key("paired", "boolean", "Whether both hold the same documents."), STREAM, LAYER, HEAD, MODULE,
