@@ -1,4 +1,7 @@
-"""summary.json: what a person wants to know first, per stream, with the baseline beside it and the answer in words."""
+"""The summary of every stream of a run: sink rates, mean metrics, top positions, dormant heads and norms.
+
+summary.json holds these records, and sentences that say the same in words.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def domain_summaries(
     domains: list[Domain], sites: list[Site], heads: pd.DataFrame, layers: pd.DataFrame,
     tokens: dict[str, list[str | None]], asked: Request,
 ) -> dict[str, DomainSummary]:  # fmt: skip
-    """Each domain by itself; empty where there is one."""
+    """The streams' summaries of each domain by itself. Empty where the run has one domain only."""
     if len(domains) == 1:
         return {}
     return {
@@ -170,7 +173,10 @@ def _profile(stream: Stream, metric: str) -> np.ndarray:
 
 
 def _jumps(stream: Stream) -> FirstTokenNorm:
-    """The block that raises, and the later one that lowers, the first token's norm most; null below a factor of 5."""
+    """The block that raises the first token's norm most, and the later one that lowers it most.
+
+    A block that changes the norm by less than a factor of 5 is not named: the field is None.
+    """
     with np.errstate(all="ignore"):
         change = _profile(stream, "norm_first_output") / _profile(stream, "norm_first")
     ratio = _profile(stream, "norm_ratio")
@@ -188,7 +194,7 @@ def _jumps(stream: Stream) -> FirstTokenNorm:
 
 
 def _massive(stream: Stream, layers: pd.DataFrame, tokens: list[str | None]) -> MassiveActivations:
-    """Where the largest activation of the run sits, and which elements are massive (Sun et al.'s two bounds)."""
+    """Where the largest activation of the run sits, and which layers hold elements above both bounds of Sun et al."""
     if layers["max_abs"].isna().all():
         return MassiveActivations(present=None, layers=[], max_abs=None)
     row = layers.loc[layers["max_abs"].idxmax()]
@@ -209,10 +215,10 @@ def _massive(stream: Stream, layers: pd.DataFrame, tokens: list[str | None]) -> 
 
 
 def _massive_channels(stream: Stream, tokens: list[str | None]) -> list[MassiveChannel]:
-    """The channels that hold massive elements, the busiest first: their layers, and the positions they hold them at.
+    """The channels that hold most massive elements, most first, with the layers and positions of those elements.
 
-    `tokens_per_sequence`: massive elements of the channel in one sequence, mean over those layers. `positions`: those
-    seen most often, with the share of (layer, sequence) pairs that have one there.
+    `tokens_per_sequence`: how many massive elements the channel has in one sequence, a mean over those layers.
+    `positions`: the positions seen most often, each with the percent of (layer, sequence) pairs that have one there.
     """
     seen: dict[int, dict[int, Counter[int]]] = defaultdict(dict)
     for site, parts in stream:
@@ -241,6 +247,6 @@ def _token(tokens: list[str | None], position: int) -> str | None:
 
 
 def _windows(stream: Stream, queries: int) -> Windows:
-    """Layers whose window is shorter than T: key 0 is out of reach for their later queries."""
+    """Layers whose window is shorter than T. Their later queries cannot reach key 0."""
     sizes = {site.layer: site.kind.size for site, _ in stream if site.kind.size is not None}
     return Windows(layers_out_of_reach=sorted(layer for layer, size in sizes.items() if size < queries))

@@ -1,4 +1,4 @@
-"""A stream's summary in words: what a person should know first. "No sink" and "none" are answers too."""
+"""A stream's summary in sentences. A stream without a sink, or without dormant heads, gets a sentence that says so."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def in_words(summary: StreamSummary, scores: list[str], asked: Request) -> list[
 
 def _raw_words(scores: list[str]) -> list[str]:
     return [
-        f"Attention is not normalised ({', '.join(scores)}): masses are raw scores, no share of 1, and thresholds on "
-        "them say nothing; entropy, uniformity, sink_margin and learned_sink_mass are empty. bos_share in "
-        "positions.parquet is |A[i,0]| over the row's sum."
+        f"Attention is not normalised ({', '.join(scores)}): its masses are raw scores, not shares of 1, so a "
+        "threshold on them has no meaning. entropy, uniformity, sink_margin and learned_sink_mass are empty. "
+        "bos_share in positions.parquet is |A[i,0]| over the row's sum."
     ]
 
 
