@@ -1,0 +1,143 @@
+"""docs/architecture.md held to the code: its walks are what the commands call, its links lead somewhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from conftest import SHORT
+from house import ROOMS, arrows, entries, levels, misplaced
+from typer.testing import CliRunner
+
+from sinkscope.cli import app
+
+ROOT = Path(__file__).parents[1]
+HOME = ROOT / "sinkscope"
+PAGE = ROOT / "docs" / "architecture.md"
+TEXT = PAGE.read_text("utf-8")
+CELL, OUT, BACK, REPORT = "From q, k and v", "Out: ", "Back: ", "From a saved run"
+
+Step = tuple[str, str]
+"""(file, function) as the page names them."""
+
+
+def walk(title: str) -> list[Step]:
+    """The steps of the numbered list under the heading that begins so."""
+    (section,) = re.findall(rf"^#+ {re.escape(title)}.*?(?=^#|\Z)", TEXT, re.M | re.S)
+    return re.findall(r"^\d+\. `([\w/]+\.py):([\w.]+)`", section, re.M)
+
+
+def defined(path: Path) -> Iterator[str]:
+    """Names of a module's functions, and of its classes' as CLASS.NAME."""
+    for node in ast.parse(path.read_text("utf-8")).body:
+        inner = node.body if isinstance(node, ast.ClassDef) else [node]
+        prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+        yield from (prefix + each.name for each in inner if isinstance(each, ast.FunctionDef))
+
+
+@contextmanager
+def calls_of(steps: list[Step]) -> Iterator[list[Step]]:
+    """The calls of these functions while the block runs, in their order, from the first call of the first step on."""
+    made: list[Step] = []
+    known = {(str(HOME / file), function): (file, function) for file, function in steps}
+
+    def see(frame: FrameType, event: str, argument: Any) -> None:
+        step = known.get((frame.f_code.co_filename, frame.f_code.co_qualname)) if event == "call" else None
+        if step is not None and (made or step == steps[0]):
+            made.append(step)
+
+    before = sys.getprofile()
+    sys.setprofile(see)
+    try:
+        yield made
+    finally:
+        sys.setprofile(before)
+
+
+def sinkscope(*arguments: object) -> None:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.stderr
+
+
+@pytest.fixture(scope="module")
+def saved(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("walks") / "run"
+    sinkscope("scan", tiny_folder, *SHORT, "--quiet", "--out", folder)
+    return folder
+
+
+@pytest.mark.parametrize("title", [CELL, OUT, BACK, REPORT])
+def test_every_step_exists(title: str) -> None:
+    steps = walk(title)
+    assert len(steps) >= 4
+    assert [(file, function) for file, function in steps if function not in defined(HOME / file)] == []
+
+
+@pytest.mark.parametrize("title", [OUT, BACK, REPORT])
+def test_no_file_stands_twice_in_a_walk(title: str) -> None:
+    files = [file for file, _ in walk(title)]
+    assert len(set(files)) == len(files)
+
+
+def test_from_q_k_and_v_to_a_cell(tiny_folder: Path, tmp_path: Path) -> None:
+    """Steps repeat for every layer and batch: the first calls are in the page's order."""
+    with calls_of(walk(CELL)) as made:
+        sinkscope("scan", tiny_folder, *SHORT, "--quiet", "--out", tmp_path / "run")
+    assert list(dict.fromkeys(made)) == walk(CELL)
+
+
+def test_from_a_command_line_to_the_request(tiny_folder: Path, tmp_path: Path) -> None:
+    with calls_of(walk(OUT)) as made:
+        sinkscope("scan", tiny_folder, *SHORT, "--quiet", "--out", tmp_path / "run")
+    assert made == walk(OUT)
+
+
+def test_back_from_a_manifest(tiny_folder: Path, saved: Path) -> None:
+    with calls_of(walk(BACK)) as made:
+        sinkscope("check", tiny_folder, "--baseline", saved, "--quiet")
+    assert entered(made)[: len(walk(BACK))] == walk(BACK)  # then the gate makes a baseline of the new run
+
+
+def test_from_a_saved_run_to_the_report(saved: Path, tmp_path: Path) -> None:
+    with calls_of(walk(REPORT)) as made:
+        sinkscope("report", saved, "-o", tmp_path / "page.html")
+    assert entered(made) == walk(REPORT)
+
+
+def entered(calls: list[Step]) -> list[Step]:
+    """Calls of one function that follow each other count once: one record is read, then the next."""
+    return [step for step, _ in groupby(calls)]
+
+
+def test_the_rooms_and_the_law_are_those_of_the_code() -> None:
+    assert re.findall(r"^- \*\*(\w+)\*\*:", TEXT, re.M) == list(ROOMS)
+    (law,) = re.findall(r"stand below it:\n\n((?: {4}.+\n)+)", TEXT)
+    assert re.findall(r"\w+", law) == list(ROOMS)
+
+
+def test_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", TEXT)
+    assert len(links) > 10
+    assert [link for link in links if not (PAGE.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("row", "count"),
+    [
+        ("entries of `sinkscope/`", len(entries(HOME))),
+        ("entries without a place in the order", len(misplaced(HOME))),
+        ("import arrows", len(arrows(HOME))),
+        ("levels", max(levels(arrows(HOME)).values())),
+    ],
+)
+def test_the_figures_are_today_s(row: str, count: int) -> None:
+    (figures,) = re.findall(rf"^\| {re.escape(row)} \|(.+)\|$", TEXT, re.M)
+    assert figures.split("|")[1].strip() == str(count), "python tests/support/house.py prints them"
