@@ -1,4 +1,4 @@
-"""The one error a user is meant to read: a sentence saying what is wrong and what to do. The command line exits 2."""
+"""The errors that a user reads: one sentence says what is wrong and what to do. The command line then exits with 2."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import traceback
 
 
 class SinkscopeError(Exception):
-    """Something the user can mend: a wrong name, a damaged file, data that do not fit. One line, no traceback."""
+    """A problem that the user can fix: a wrong name, a damaged file, unsuitable data. One line, no traceback."""
 
 
 class OutOfMemory(SinkscopeError):
-    """A device has no room for what it was asked to do; another process of the same launch may well have had it."""
+    """A device ran out of memory. Other processes of the same launch may have had enough."""
 
 
 def in_one_line(error: Exception) -> str:
-    """What went wrong, for stderr."""
+    """Returns the error as one line for stderr."""
     if isinstance(error, SinkscopeError):
         return str(error)
     if isinstance(error, MemoryError):

@@ -1,4 +1,4 @@
-"""A name (hub id, folder, .gguf file, example:NAME) -> model without its head, tokenizer, facts about both."""
+"""Turns a name (hub id, folder, .gguf file, example:NAME) into a headless model, its tokenizer and their facts."""
 
 from sinkscope.checkpoints.checkpoint import Checkpoint
 from sinkscope.checkpoints.examples import EXAMPLES, Example

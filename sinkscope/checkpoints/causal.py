@@ -1,4 +1,4 @@
-"""Whether a checkpoint is a causal language model, whose loss can be measured."""
+"""Checks that a checkpoint is a causal language model, so that its loss can be measured."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from sinkscope.errors import SinkscopeError
 
 
 class NotCausal(SinkscopeError):
-    """The checkpoint predicts no next token."""
+    """The checkpoint is not a causal language model: it does not predict the next token."""
 
 
 def need_causal(name: str, classes: list[str]) -> None:
-    """Refuses classes that do not predict the next token: transformers would give them a random head without a word.
+    """Raises NotCausal unless one of the classes predicts the next token.
 
-    Raises NotCausal.
+    transformers would load any other class with a random next-token head and report no error.
     """
     from sinkscope.capture.private_doors import causal_class_names
 
     known = causal_class_names()
     if not any(each in known or each.endswith(("ForCausalLM", "LMHeadModel")) for each in classes):
         raise NotCausal(
-            f"{name} is no causal language model ({', '.join(classes) or 'no architecture named'}): without a "
+            f"{name} is not a causal language model ({', '.join(classes) or 'no architecture named'}): without a "
             "next-token head there is no loss to measure"
         )

@@ -1,4 +1,4 @@
-"""A loaded model with what is known of it: tokenizer, facts for the manifest, limits."""
+"""A loaded model with its tokenizer, its facts for the manifest, and its limits."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from sinkscope.inputs.vectors import KindNames, VectorTask, task_of
 
 @dataclass
 class Checkpoint:
-    """A model ready to be watched.
+    """A loaded model, ready to be measured.
 
     Attributes:
         name: the MODEL argument.
-        model: the base model (the whole one where its head was asked for), in eval mode.
+        model: the base model in eval mode; the whole model where its head was asked for.
         tokenizer: None where the checkpoint has none; `tokenizer_error` then says why.
-        facts: what the manifest says of the model: id, revision, weights' hash, class, dtype, device, ...
-        task: for a model that reads real vectors: the task they are drawn from.
-        origin: arguments of from_pretrained that load other parts of the checkpoint; empty for a model object.
+        facts: the manifest's facts about the model: id, revision, weights' hash, class, dtype, device, ...
+        task: the task that draws the inputs of a model that reads real vectors; None for other models.
+        origin: arguments of from_pretrained that load other parts of the checkpoint (its processor); empty for a model
+            object.
     """
 
     name: str
@@ -45,7 +46,7 @@ class Checkpoint:
 
     @property
     def device(self) -> torch.device:
-        """Where token ids go: the device of the embedding (the first parameter)."""
+        """The device for token ids: that of the embedding (the first parameter)."""
         return input_device(self.model)
 
     @property
@@ -54,9 +55,10 @@ class Checkpoint:
 
     @property
     def vocabulary(self) -> int:
-        """Rows of the embedding: ids from 0 to this - 1 exist; the task's kinds of position for a model of a task.
+        """Number of token ids, 0 to `vocabulary` - 1: rows of the embedding, or position kinds of the model's task.
 
-        Where the base model has several embeddings or shows none, what its configuration says.
+        Where the base model has several embeddings or shows none, it is the configuration's `vocab_size`. Raises
+        SinkscopeError where there is none either.
         """
         if self.task is not None:
             return len(self.task.tokens)
@@ -67,13 +69,15 @@ class Checkpoint:
             size = getattr(self.model.config.get_text_config(), "vocab_size", None)  # type: ignore[union-attr, operator]
             if isinstance(size, int) and size > 0:
                 return size
-            raise SinkscopeError(f"{type(self.model).__name__} has no token embedding: only text models yet") from None
+            raise SinkscopeError(
+                f"{type(self.model).__name__} has no token embedding: its vocabulary is unknown"
+            ) from None
 
     @property
     def max_positions(self) -> int | None:
-        """Positions the configuration allows; None where it names no limit.
+        """Positions that the configuration allows; None where it names no limit.
 
-        RoBERTa and its kin count positions from past the padding id, and have that many fewer.
+        RoBERTa and related models number positions from the padding id + 1, so they have that many fewer.
         """
         for module in self.model.modules():
             table = getattr(module, "position_embeddings", None)
@@ -88,6 +92,7 @@ class Checkpoint:
 
 
 def add_facts(checkpoint: Checkpoint) -> None:
+    """Adds the facts that the model and its configuration show."""
     model = checkpoint.model
     config: Any = model.config
     checkpoint.facts |= {

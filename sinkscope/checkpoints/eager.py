@@ -14,7 +14,7 @@ from sinkscope.capture.private_doors import attention_name, set_attention_name
 
 @contextmanager
 def eager(model: nn.Module) -> Iterator[None]:
-    """Every configuration the model's modules read says `eager` until the block ends; then each says what it said."""
+    """Sets every configuration of the model's modules to `eager` attention for the block, then restores each."""
     configs = {id(config): config for config in _configs(model)}.values()
     before = [(config, attention_name(config)) for config in configs]
     try:

@@ -1,4 +1,4 @@
-"""Checkpoints that come as Python packages or with this one, so that a first scan needs no model hub."""
+"""Example checkpoints, installed as Python packages or with sinkscope, so that a first scan needs no model hub."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def example_folder(name: str) -> Path:
 
 def cache_folder() -> Path:
     """The user's cache: SINKSCOPE_CACHE, else XDG_CACHE_HOME/sinkscope, else ~/.cache/sinkscope."""
-    own = os.environ.get("SINKSCOPE_CACHE")
-    if own:
-        return Path(own)
+    chosen = os.environ.get("SINKSCOPE_CACHE")
+    if chosen:
+        return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sinkscope"
 
 
 def _gemma() -> Path:
-    """Gemma-3-270M: four package parts -> one GGUF -> dequantised float32 safetensors, once, in the user's cache."""
+    """Joins the package's four parts into one GGUF, converts it to float32 safetensors, once, in the user's cache."""
     target = cache_folder() / "gemma-3-270m-q4_k_m"
     if (target / "config.json").is_file():
         return target
@@ -102,7 +102,7 @@ def _minilm() -> Path:
 
 
 def _shipped(name: str) -> Callable[[], Path]:
-    """A folder inside this package."""
+    """Returns a function that names a folder inside this package."""
     return lambda: Path(__file__).parent.parent / "data" / name
 
 

@@ -1,4 +1,4 @@
-"""Calling a base model on token ids or vectors, whatever family it is: which keywords its forward takes."""
+"""Calls a base model of any family on token ids, signals or vectors, with the keywords that its forward takes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from sinkscope.inputs.signals import KINDS
 
 
 class Forward:
-    """Runs a base model on token ids, on pictures or sound, or on the vectors of a model that reads those.
+    """Runs a base model on token ids, on pictures or sound, or on real vectors.
 
-    An encoder-decoder reads the same text on both sides, the decoder after its start token; `decoder_input` says so.
-    Beside sound the decoder reads `decoder_input_ids`, or its start token alone. `signal`: the name of the pictures or
-    the sound the model reads in the place of text; `takes`: those its forward has keywords for. Raises SinkscopeError
-    for a model whose input is neither.
+    An encoder-decoder reads the same text on both sides; the decoder's copy begins with its start token. Where the
+    encoder reads sound, the decoder reads `decoder_input_ids`, or its start token alone. `signal`: the keyword of the
+    pictures or sound that the model reads instead of text, or None. `takes`: all signal keywords of its forward. Raises
+    SinkscopeError for a model whose main input is of another kind.
     """
 
     def __init__(self, model: nn.Module) -> None:
         needs = getattr(model, "main_input_name", "input_ids")
         if needs not in ("input_ids", "inputs_embeds", "inputs", *KINDS):
-            raise SinkscopeError(f"{type(model).__name__} reads {needs}, not token ids: only text models yet")
+            raise SinkscopeError(f"{type(model).__name__} reads {needs}, which sinkscope cannot give it")
         self.model = model
         self.signal = needs if needs in KINDS else None
         self._accepted = set(inspect.signature(model.forward).parameters)
@@ -38,7 +38,7 @@ class Forward:
 
     @property
     def decoder_input(self) -> str | None:
-        """What the decoder of an encoder-decoder reads, for the manifest; None for other models."""
+        """Describes for the manifest what the decoder reads; None for a model without a decoder of its own."""
         if self._canvas is not None:
             return f"a canvas of {self._canvas} tokens, drawn once: what denoising starts from"
         if not self.decodes:
@@ -50,16 +50,20 @@ class Forward:
         return f"the encoder's text after decoder_start_token_id {self.start}, without its last token"
 
     def at_position_zero(self, inputs: torch.Tensor) -> Any:
-        """A pass that puts every token at position 0, where rotations turn nothing; as usual where a model cannot."""
+        """Runs with every token at position 0, where rotary embeddings change nothing.
+
+        A model whose forward takes no `position_ids` runs as usual.
+        """
         if "position_ids" not in self._accepted or inputs.is_floating_point():
             return self(inputs)
         return self(inputs, position_ids=torch.zeros_like(inputs))
 
     def __call__(self, inputs: torch.Tensor, mask: torch.Tensor | None = None, **extra: Any) -> Any:
-        """`inputs`: ids (B, T), vectors (B, T, d) or a signal (B, ...) in any float dtype; `mask`: 1 = token, 0 =
-        padding.
+        """`inputs`: ids (B, T), vectors (B, T, d) or a signal (B, ...), any float type. `mask`: 1 = token, 0 = padding.
 
-        No cache, so that layers that share keys see every query; positions count from each first valid token."""
+        Runs without a cache, so that layers that share keys see every query. Positions count from the first valid
+        token of each sequence.
+        """
         arguments: dict[str, Any] = {"use_cache": False, **extra}
         if mask is not None:
             arguments["attention_mask"] = mask
@@ -76,20 +80,20 @@ class Forward:
         if inputs.is_floating_point():
             name = self.signal or "inputs_embeds"
             return self.model(**{name: inputs.to(next(self.model.parameters()).dtype)}, **accepted)
-        name = "input_ids" if "input_ids" in self._accepted else "inputs"  # Perceiver's are of any kind
+        name = "input_ids" if "input_ids" in self._accepted else "inputs"  # Perceiver's keyword
         return self.model(**{name: inputs}, **accepted)
 
     def _blank_canvas(self, ids: torch.Tensor) -> torch.Tensor:
-        """The same random tokens for every sequence and pass; left to itself a diffusion model draws new ones."""
+        """Returns the same random tokens for every sequence and pass; by itself a diffusion model draws new ones."""
         size: int = self.model.config.get_text_config().vocab_size  # type: ignore[union-attr, operator]
         drawn = torch.randint(size, (1, self._canvas or 0), generator=torch.Generator().manual_seed(0))
         return drawn.to(ids.device).expand(len(ids), -1)
 
     def _decoder_ids(self, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """The text as the decoder would be fed it: moved on by one, its start token in the first valid place."""
+        """Shifts the text right by one and puts the decoder's start token at the first valid position."""
         if self.start is None:
             return ids
-        moved = torch.cat([ids[:, :1], ids[:, :-1]], -1)
+        shifted = torch.cat([ids[:, :1], ids[:, :-1]], -1)
         first = torch.zeros_like(ids[:, 0]) if mask is None else mask.argmax(-1)
-        moved[torch.arange(len(ids), device=ids.device), first] = self.start
-        return moved
+        shifted[torch.arange(len(ids), device=ids.device), first] = self.start
+        return shifted

@@ -1,4 +1,4 @@
-"""A checkpoint's weights held against those of the model its config.json describes, by name and shape."""
+"""Compares a checkpoint's weights, by name and shape, with those of the model that its config.json describes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ BUFFERS = frozenset(
         *("k_scale", "v_scale"),  # of a quantised KV cache
     }
 )
-"""What old checkpoints hold of each layer beside its weights: the model computes these itself or needs none."""
+"""Names of buffers that old checkpoints hold beside a layer's weights; the model computes or ignores them."""
 
 
 def check_keys(name: str, model: nn.Module, report: dict[str, Any]) -> list[str]:
-    """Reads transformers' loading report. Returns a warning where layers' weights have no place in the model.
+    """Reads transformers' loading report. Returns a warning where weights of layers have no place in the model.
 
-    Raises SinkscopeError for weights that the checkpoint lacks or holds in another shape and a forward pass would
-    read: they would be random numbers. Heads (of a language model, a classifier, a pooler) may be missing or left over.
+    Raises SinkscopeError for weights of a forward pass that the checkpoint lacks or holds in another shape: they would
+    be random numbers. Heads (of a language model, a classifier, a pooler) may be missing or left over.
     """
     for key, found, needed in sorted(report.get("mismatched_keys", ())):
         raise SinkscopeError(f"{name}: {key} has shape {tuple(found)}, its config.json asks for {tuple(needed)}")
@@ -40,7 +40,7 @@ def check_keys(name: str, model: nn.Module, report: dict[str, Any]) -> list[str]
 
 
 def _of_layers(model: nn.Module, keys: Iterable[str]) -> list[str]:
-    """Those keys that name a weight inside one of the model's lists of layers, also past the list's end."""
+    """Returns the keys of weights inside the model's lists of layers, including layers past a list's end."""
     prefix = f"{getattr(model, 'base_model_prefix', '')}."  # checkpoints are saved with and without their head
     lists = {path.removeprefix(prefix) for path, module in model.named_modules() if isinstance(module, nn.ModuleList)}
     found = []
@@ -53,7 +53,7 @@ def _of_layers(model: nn.Module, keys: Iterable[str]) -> list[str]:
 
 
 def _is_buffer(model: nn.Module, parts: list[str], prefix: str) -> bool:
-    """By its name; or `bias` of a module that has modules of its own, and so no matrix: GPT-2's causal mask."""
+    """Whether a key is one of BUFFERS, or the `bias` of a module that has submodules: GPT-2's causal mask."""
     if parts[-1] in BUFFERS:
         return True
     path = ".".join(parts[:-1])

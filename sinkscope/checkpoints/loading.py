@@ -1,5 +1,4 @@
-"""Loading a checkpoint for measuring: the base model (or, for losses, the causal language model), checked, on a device,
-in a dtype."""
+"""Loads and checks a checkpoint on a device, in a dtype: its base model or, for losses, the causal language model."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ class LoadOptions:
 
     Attributes:
         device_map: `auto`, or accelerate's map of module paths to devices (`cpu`, `disk`, a GPU's number).
-        head: with the language-model head.
+        head: load the language-model head too.
         tensor_parallel: processes that the heads are spread over.
     """
 
@@ -43,7 +42,7 @@ class LoadOptions:
 
 
 def open_checkpoint(name: str, options: LoadOptions = LoadOptions()) -> Checkpoint:
-    """Loads a MODEL argument. Raises SinkscopeError with one line for everything that can be wrong with it."""
+    """Loads a MODEL argument. Raises SinkscopeError, in one line, for anything that is wrong with it."""
     device = pick_device(options.device)
     dtype = pick_dtype(options.dtype)
     source = find_source(name, options.revision, options.allow_pickle)
@@ -68,10 +67,10 @@ def open_checkpoint(name: str, options: LoadOptions = LoadOptions()) -> Checkpoi
 
 
 def wrap_model(model: Any, tokenizer: Any = None, head: bool = False) -> Checkpoint:
-    """A model object already loaded: its base model is measured (the whole one with `head`); nothing of it is changed.
+    """Wraps a loaded model object without changing it: its base model is measured, with `head` the whole model.
 
-    Raises SinkscopeError for a model in training mode: dropout would make every number random; with `head`, for one
-    that is no causal language model.
+    Raises SinkscopeError for a model in training mode, whose dropout would make every number random, and for weights
+    that hold NaN or infinity; with `head`, also for a model that is not a causal language model.
     """
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
         raise SinkscopeError(f"a transformers model or a name is needed, not {type(model).__name__}")
@@ -94,16 +93,17 @@ def wrap_model(model: Any, tokenizer: Any = None, head: bool = False) -> Checkpo
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The part of a model that reads its input and has no head.
+    """Returns the part of a model that reads its input and has no head.
 
-    A decoder used alone stands in a wrapper without a signature; some models' base is a part that reads no input.
+    A decoder used alone has a wrapper around it whose forward only passes its arguments on: the decoder is returned.
+    Where the base model does not take the main input, the whole model is returned.
     """
     base = getattr(model, "base_model", model)
     parameters = inspect.signature(base.forward).parameters
     variable = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
     decoder = getattr(base, "decoder", None)
-    hands_on = {parameter.kind for parameter in parameters.values()} <= variable
-    if hands_on and isinstance(decoder, nn.Module) and hasattr(decoder, "config"):
+    passes_on = {parameter.kind for parameter in parameters.values()} <= variable
+    if passes_on and isinstance(decoder, nn.Module) and hasattr(decoder, "config"):
         return decoder
     return base if getattr(base, "main_input_name", "input_ids") in parameters else model
 
@@ -118,7 +118,7 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise SinkscopeError(f"device {name!r} is not to be had here: use cpu or auto ({first_line(error)})") from None
+        raise SinkscopeError(f"device {name!r} is not available here: use cpu or auto ({first_line(error)})") from None
     if device.type == "meta":
         raise SinkscopeError("device 'meta' holds no numbers: use cpu, cuda or auto")
     return device
@@ -168,14 +168,14 @@ def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) 
         raise OutOfMemory(
             f"{source.name} does not fit into the device's memory: try --dtype, --device-map auto"
         ) from None
-    except Exception as error:  # one line for whatever a checkpoint can be wrong in
+    except Exception as error:  # any defect of a checkpoint becomes one line
         raise SinkscopeError(_why(source, error)) from error
     placement.settle(model)
     return model, check_keys(source.name, model, report)
 
 
 def _implementation(config: Any) -> str | None:
-    """`sdpa`, so that no hub kernel or flash package takes its place; None where the family has no sdpa."""
+    """Returns `sdpa`, so that transformers picks no hub kernel or flash package; None where the family has no sdpa."""
     return "sdpa" if has_sdpa(base_class(config)) else None
 
 
@@ -197,7 +197,7 @@ def _why(source: Source, error: Exception) -> str:
 
 
 def _load_tokenizer(source: Source, options: LoadOptions) -> tuple[Any, str | None]:
-    """The tokenizer, or (None, why): token files can be scanned without one."""
+    """Returns (tokenizer, None) or (None, reason): token files can be scanned without a tokenizer."""
     from transformers import AutoTokenizer
 
     extra: dict[str, Any] = {"revision": source.revision} if source.revision else {}
@@ -210,7 +210,7 @@ def _load_tokenizer(source: Source, options: LoadOptions) -> tuple[Any, str | No
             return None, "it carries its own Python code: pass --trust-remote-code if you trust it"
         return None, first_line(error)
     if len(tokenizer) <= len(tokenizer.all_special_ids):
-        # Where the files are missing some families get an empty tokenizer without a word: all text would be [UNK].
+        # Some families load an empty tokenizer where its files are missing, and all text would become [UNK].
         return None, "no vocabulary files"
     return tokenizer, None
 
@@ -223,7 +223,7 @@ def _to_device(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def _check_finite(name: str, model: nn.Module) -> None:
-    """Refuses weights that hold NaN or infinity, by name: some of them would show in no attention column at all."""
+    """Raises SinkscopeError for weights that hold NaN or infinity: some would not show in any attention column."""
     for key, weight in held(model):
         if weight.is_floating_point() and not weight.is_meta and weight.numel():
             low, high = torch.aminmax(weight)

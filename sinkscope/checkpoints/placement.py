@@ -1,4 +1,4 @@
-"""Where a model's weights go: several devices and the disk (accelerate's device map), or a share a process (--tp)."""
+"""Places a model's weights on several devices and the disk (accelerate's device map) or over processes (--tp)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ NO_PLAN = "--tp: transformers has no plan to spread this kind of model over proc
 
 
 class Placement:
-    """What from_pretrained is told. A device map may send weights to the disk: they lie in a folder of the cache then,
-    which is removed with the model."""
+    """Arguments of from_pretrained that place the weights.
+
+    Weights that a device map sends to the disk lie in a folder of the cache, which is removed with the model.
+    """
 
     def __init__(self, device_map: str | dict[str, Any] | None, tensor_parallel: int) -> None:
         self.folder: Path | None = None
@@ -44,19 +46,19 @@ class Placement:
             self.arguments |= {"device_map": device_map, "offload_folder": str(self.folder)}
 
     def check(self, name: str, config: Any) -> None:
-        """Raises SinkscopeError for a model whose heads cannot be shared by the processes."""
+        """Raises SinkscopeError for a model whose heads the processes cannot share evenly."""
         if self._count > 1:
             _check_heads(name, config, self._count)
 
     def settle(self, model: nn.Module) -> None:
-        """Checks what became of the model, and lets the folder go with it. Raises SinkscopeError."""
+        """Ties the folder to the loaded model. Raises SinkscopeError where --tp did not spread the model."""
         if self._count > 1:
             _check_plan(model)
         if self.folder is not None:
             weakref.finalize(model, shutil.rmtree, self.folder, ignore_errors=True)
 
     def __enter__(self) -> None:
-        """While the model is loaded: where that fails, the folder is removed."""
+        """The block loads the model; where that fails, `__exit__` removes the folder."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if kind is not None and self.folder is not None:
@@ -66,25 +68,25 @@ class Placement:
 
 
 def _check_heads(name: str, config: Any, count: int) -> None:
-    """Refuses a model whose heads cannot be dealt out evenly. Raises SinkscopeError."""
+    """Raises SinkscopeError for a model whose heads do not divide evenly among the processes."""
     text = config.get_text_config()
     for what in ("num_attention_heads", "num_key_value_heads"):
         heads = getattr(text, what, None)
         if isinstance(heads, int) and heads % count:
             raise SinkscopeError(
                 f"--tp: {name} has {heads} {'key/value' if 'key' in what else 'query'} heads in a layer, which {count} "
-                "processes cannot share evenly: start as many as divide it, or scan without --tp"
+                "processes cannot share evenly: start a number that divides it, or scan without --tp"
             )
 
 
 def _check_plan(model: nn.Module) -> None:
-    """Refuses a model that transformers did not spread: every process would hold all of it."""
+    """Raises SinkscopeError for a model that transformers did not spread: every process would hold all of it."""
     if not any(hasattr(parameter, "to_local") for parameter in model.parameters()):
         raise SinkscopeError(NO_PLAN)
 
 
 def held(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every weight by name, as far as this process holds it; weights on disk are read one module at a time."""
+    """Yields every weight, or this process's part of it, with its name. Reads weights on disk module by module."""
     for path, module in model.named_modules():
         if not any(True for _ in module.parameters(recurse=False)):
             continue
@@ -94,7 +96,7 @@ def held(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def input_device(model: nn.Module) -> torch.device:
-    """Where token ids go: the device of the first parameter, or the one it is brought to from the disk."""
+    """The device for token ids: that of the first parameter, or the one it is moved to from the disk."""
     device = next(model.parameters()).device
     if device.type != "meta":
         return device
@@ -102,12 +104,12 @@ def input_device(model: nn.Module) -> torch.device:
 
 
 def as_device(device: Any) -> torch.device:
-    """accelerate counts GPUs by their number alone."""
+    """Converts accelerate's name of a device, which is a bare number for a GPU."""
     return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
 
 
 def devices(model: nn.Module) -> str:
-    """For the manifest: `cuda:0`, or all places of a device map: `cpu, disk`."""
+    """Names the model's devices for the manifest: `cuda:0`, or all places of a device map: `cpu, disk`."""
     placed = getattr(model, "hf_device_map", None)
     if not placed:
         return str(input_device(model))

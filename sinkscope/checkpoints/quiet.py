@@ -1,4 +1,4 @@
-"""transformers and accelerate without progress bars and load reports: what matters in them, sinkscope says itself."""
+"""Silences progress bars and load reports of transformers and accelerate; sinkscope reports what matters itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from logging import ERROR, getLogger
 def quiet_transformers(bars_too: bool = False) -> Iterator[None]:
     """Silences transformers' and accelerate's logging and bars until the block ends, then restores the user's settings.
 
-    `bars_too`: also those a library draws past that setting (GGUF conversion does), by holding stderr back.
+    `bars_too`: also hides bars that ignore this setting (GGUF conversion's), by discarding stderr.
     """
     from transformers.utils import logging
 

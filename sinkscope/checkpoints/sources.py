@@ -1,4 +1,4 @@
-"""What a MODEL argument names, found and checked before anything heavy is loaded."""
+"""Finds and checks what a MODEL argument names, before any weights are loaded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def find_source(name: str, revision: str | None = None, allow_pickle: bool = Fal
     """Reads a MODEL argument: example:NAME, a .gguf file, a folder, else a hub id (resolved to one commit).
 
     Raises SinkscopeError: no such file, folder without config or weights, damaged files, pickled weights without
-    leave, unknown or gated id, unknown revision, hub unreachable.
+    `allow_pickle`, unknown or gated id, unknown revision, hub unreachable.
     """
     if not name.strip():
         raise SinkscopeError("no such model: the name is empty")
@@ -61,8 +61,8 @@ def _gguf_file(name: str, path: Path) -> Source:
 
     try:
         GGUFReader(path)
-    except Exception as error:  # the reader meets damage as struct, numpy, Unicode or key errors
-        raise SinkscopeError(f"{name} is damaged or no GGUF file ({first_line(error)}): download it again") from None
+    except Exception as error:  # damage raises struct, numpy, Unicode or key errors in the reader
+        raise SinkscopeError(f"{name} is damaged or not a GGUF file ({first_line(error)}): download it again") from None
     return Source(name, str(path.parent.resolve()), gguf=path.name)
 
 
@@ -83,7 +83,7 @@ def _folder(name: str, path: Path, allow_pickle: bool) -> Source:
         return Source(name, str(path))
     if not _pickles(path):
         raise SinkscopeError(f"{name} holds no weights (*.safetensors)")
-    _pickle_leave(name, allow_pickle)
+    _require_allow_pickle(name, allow_pickle)
     return Source(name, str(path), pickled=True)
 
 
@@ -96,7 +96,7 @@ def pickled_files(source: Source) -> list[str]:
     return sorted(file.name for file in _pickles(source.folder)) if source.folder else []
 
 
-def _pickle_leave(name: str, allow_pickle: bool) -> None:
+def _require_allow_pickle(name: str, allow_pickle: bool) -> None:
     if not allow_pickle:
         raise SinkscopeError(
             f"{name} has pickled weights only, which can run code when opened: pass --allow-pickle if you trust it, "
@@ -105,7 +105,7 @@ def _pickle_leave(name: str, allow_pickle: bool) -> None:
 
 
 def _check_safetensors(file: Path) -> None:
-    """Opens the header: it says how long the file must be, so a truncated download is seen at once."""
+    """Opens the file: its header gives the length, so a truncated download is found at once. Raises SinkscopeError."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -116,7 +116,7 @@ def _check_safetensors(file: Path) -> None:
 
 
 def _hub(name: str, revision: str | None, allow_pickle: bool) -> Source:
-    """One commit for everything: config, weights and tokenizer must not come from different states of a repository."""
+    """Resolves a hub id to one commit, so that config, weights and tokenizer come from one state of the repository."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -139,7 +139,7 @@ def _hub(name: str, revision: str | None, allow_pickle: bool) -> Source:
 
 
 def _cached(name: str, revision: str | None, allow_pickle: bool, error: Exception) -> Source:
-    """The hub is out of reach: what an earlier download left in the cache, if anything."""
+    """Finds an earlier download in the cache while the hub is unreachable. Raises SinkscopeError if there is none."""
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(name, "config.json", revision=revision)
@@ -156,12 +156,12 @@ def _hub_source(name: str, files: set[str], sha: str | None, allow_pickle: bool)
         raise SinkscopeError(f"{name} holds no config.json: not a transformers model")
     pickled = not any(file.endswith(".safetensors") for file in files)
     if pickled:
-        _pickle_leave(name, allow_pickle)
+        _require_allow_pickle(name, allow_pickle)
     return Source(name, name, revision=sha, pickled=pickled)
 
 
 def weights_hash(source: Source) -> str | None:
-    """SHA-256 over the names and SHA-256 of the weight files. Hub files in the cache are named by theirs."""
+    """SHA-256 over the names and SHA-256 of the weight files; None where there are none."""
     folder = source.folder
     if folder is None:
         from huggingface_hub import try_to_load_from_cache
@@ -180,7 +180,7 @@ def weights_hash(source: Source) -> str | None:
 
 
 def _file_hash(file: Path) -> str:
-    blob = file.resolve().name
+    blob = file.resolve().name  # the hub's cache names a weight file by its SHA-256
     if len(blob) == 64 and all(letter in "0123456789abcdef" for letter in blob):
         return blob
     with file.open("rb") as stream:
@@ -188,7 +188,7 @@ def _file_hash(file: Path) -> str:
 
 
 def first_line(error: BaseException | Any) -> str:
-    """The first line of an error's text, cut to 200 characters, or its class where it says nothing."""
+    """The first line of an error's text, cut to 200 characters, or its class where the text is empty."""
     return shorten((str(error).strip().splitlines() or [type(error).__name__])[0])
 
 

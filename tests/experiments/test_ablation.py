@@ -413,9 +413,9 @@ def test_models_that_do_not_predict_the_next_token(
     torch.manual_seed(0)
     config = AutoConfig.for_model("bert", hidden_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=97)
     AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path / "masked")
-    refuse(run_cli(tmp_path / "masked", tiny_run), "is no causal language model (BertForMaskedLM)")
-    refuse(run_cli("example:trigger-softmax", tiny_run), "is no causal language model")
-    with pytest.raises(sinkscope.SinkscopeError, match="LlamaModel is no causal language model"):
+    refuse(run_cli(tmp_path / "masked", tiny_run), "is not a causal language model (BertForMaskedLM)")
+    refuse(run_cli("example:trigger-softmax", tiny_run), "is not a causal language model")
+    with pytest.raises(sinkscope.SinkscopeError, match="LlamaModel is not a causal language model"):
         sinkscope.ablate(make_model().model, tiny_run, fractions=[0.25])
 
 

@@ -1,4 +1,4 @@
-"""The task as the engine's source of inputs, and what a scan's tables say of its sink."""
+"""Gives the engine the trigger task's sequences, and reports the sinks that a scan's tables show."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 SINK = 0.9
-"""A head with this mean BOS mass over non-trigger rows has a sink: the bound under which the paper counts heads."""
+"""A head has a sink from this mean BOS mass over non-trigger rows on: the bound by which the paper counts heads."""
 
 COLUMNS = {
     "bos_min": "smallest over non-trigger rows i >= 1 of A[i,0], mean over sequences",
@@ -30,7 +30,7 @@ COLUMNS = {
 
 
 class TriggerTask:
-    """Evaluation sequences of the model's own width: trigger at one position, 1000 sequences, the model's length."""
+    """Draws evaluation sequences of the model's width, the trigger at one position; by default 1000 of its length."""
 
     name = "trigger"
     tokens = ("bos", "ordinary", "trigger")
@@ -39,7 +39,7 @@ class TriggerTask:
         self.config = config
 
     def read(self, seq_len: int | None, num_sequences: int | None, seed: int) -> Corpus:
-        """`ids` are kinds of position (see `tokens`); `vectors` what the model reads."""
+        """Draws the sequences: `ids` are kinds of position (see `tokens`), `vectors` are what the model reads."""
         length, count = seq_len or self.config.length, num_sequences or task.EVALUATION_SEQUENCES
         drawn = task.evaluation(count, length, self.config.hidden_size, seed)
         kinds = np.ones((count, length), dtype=np.int64)
@@ -49,7 +49,7 @@ class TriggerTask:
         return Corpus(self.name, kinds, names, bos="the task's own", vectors=drawn.inputs.numpy())
 
     def report(self, positions: pd.DataFrame) -> dict[str, Any]:
-        """BOS mass of every head, non-trigger rows and the trigger's row apart, raw and as Gu et al.'s proxy."""
+        """Returns each head's BOS mass, raw and as Gu et al.'s proxy, for non-trigger rows and the trigger's row."""
         length = int(positions["position"].max()) + 1
         trigger = task.evaluation_trigger(length)
         heads = [
@@ -67,7 +67,7 @@ class TriggerTask:
 
 
 def split_rows(first: np.ndarray, trigger: int, name: str) -> dict[str, float]:
-    """min and mean over non-trigger rows i >= 1, and the trigger's row, of a value by query, [T]."""
+    """Returns min and mean over non-trigger rows i >= 1, and the trigger's row, of one value per query, [T]."""
     others = np.delete(first, [0, trigger])
     return {
         f"{name}_min": float(others.min()),
@@ -103,5 +103,5 @@ def need_task(model: Any, name: str) -> TriggerTask:
     bring = getattr(model, "input_task", None)
     found = bring() if callable(bring) else None
     if not isinstance(found, TriggerTask):
-        raise SinkscopeError(f"{name} is no model of the trigger task: train one with `sinkscope trigger train`")
+        raise SinkscopeError(f"{name} is not a model of the trigger task: train one with `sinkscope trigger train`")
     return found

@@ -73,5 +73,5 @@ class TriggerConfig(PretrainedConfig):  # type: ignore[misc]
 
     @property
     def residual(self) -> bool:
-        """Several layers add to a residual stream; a single one writes its output alone."""
+        """Whether layers add to a residual stream: those of a model with several layers do, a single layer does not."""
         return self.num_hidden_layers > 1

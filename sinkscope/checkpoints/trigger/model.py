@@ -1,8 +1,8 @@
-"""The task's model as an ordinary transformers model: attention layers and nothing else.
+"""The trigger task's model as an ordinary transformers model: attention layers and nothing else.
 
 Heads of full width d: q, k, v project d -> H d, o projects H d -> d; no bias, no positions, no norm, no MLP; scores
-are not divided by sqrt(d). Attention goes through transformers' attention interface, so that what measures a Llama
-measures this. Kinds of attention: see KINDS.
+are not divided by sqrt(d). Attention goes through transformers' attention interface, so that sinkscope
+measures it as it measures a Llama. `config.KINDS` lists the kinds of attention.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def plain_attention(
     score: str = "softmax",
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Causal attention with the whole matrix, for training and as the model's `eager`: output (B, L, H, d), A.
+    """Causal attention that forms the whole matrix, for training and as the model's `eager`: output (B, L, H, d), A.
 
-    `s_aux`: an extra logit a head in the softmax's denominator. `score`: softmax, or an un-normalised score of
-    sinkscope.capture.scores. The interface has no masks to hand over here: sequences have no padding.
+    `s_aux`: one extra logit per head in the softmax's denominator. `score`: softmax, or an un-normalised score of
+    `sinkscope.capture.kernels.unnormalised`. `attention_mask` is not used: sequences have no padding.
     """
     logits = query @ key.mT * scaling
     steps = logits.shape[-1]
@@ -53,7 +53,7 @@ def plain_attention(
 
 
 class TriggerAttention(nn.Module):
-    """H heads of width d; reads hidden_states (B, L, d), returns what is written, same shape, and A if it was made."""
+    """H heads of width d. Reads hidden_states (B, L, d); returns its output, same shape, and A where it was formed."""
 
     is_causal = True
     q_proj: nn.Linear
@@ -93,7 +93,7 @@ class TriggerAttention(nn.Module):
 
 
 class TriggerLayer(nn.Module):
-    """One attention layer; the residual stream where the model has several."""
+    """One attention layer, which adds to a residual stream where the model has several layers."""
 
     def __init__(self, config: TriggerConfig) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class TriggerModel(PreTrainedModel):  # type: ignore[misc]
             nn.init.zeros_(module.sinks)
 
     def input_task(self) -> TriggerTask:
-        """Where a scan gets its inputs from."""
+        """Returns the task that a scan draws its inputs from."""
         return TriggerTask(self.config)
 
     def forward(self, inputs_embeds: Tensor, output_attentions: bool = False, **kwargs: Any) -> BaseModelOutput:

@@ -1,4 +1,4 @@
-"""Data and targets of the trigger-conditional task (Ran-Milo 2603.11487): the mean at the trigger, else nothing.
+"""Data and targets of the trigger-conditional task (Ran-Milo 2603.11487): a mean at the trigger, 0 elsewhere.
 
 Real vectors x_0 .. x_{L-1} of width d, no vocabulary. Coordinate 0: 1 at BOS (position 0) only; BOS is that unit
 vector. Coordinate 1: 1 at the trigger only. Coordinates 2 .. d-2: independent Uniform(-1, 1) at every position but 0,
@@ -21,14 +21,14 @@ BOS, TRIGGER = 0, 1
 EVALUATION_TRIGGER = 7
 EVALUATION_SEQUENCES = 1000
 SMALLEST = 4
-APART = 1_000_003
+EVALUATION_OFFSET = 1_000_003
 SEEDS = 2**62
-"""Seeds are below this: what is added for the evaluation's own must fit into 64 bits."""
+"""Seeds are below this, so that a seed with EVALUATION_OFFSET added fits into 64 bits."""
 
 
 @dataclass(frozen=True)
 class Draw:
-    """Some sequences of the task: inputs x (B, L, d) and the trigger's position j of each (B)."""
+    """Sequences of the task: inputs x (B, L, d) and the trigger's position j of each (B)."""
 
     inputs: Float[Tensor, "batch token channel"]
     trigger: Int[Tensor, " batch"]
@@ -51,7 +51,7 @@ def check_seed(seed: int) -> None:
 
 
 def draw(count: int, length: int, dim: int, generator: torch.Generator, trigger: int | None = None) -> Draw:
-    """`count` sequences, all at once. Trigger at `trigger`, or uniform over 2 .. L-1 as in training."""
+    """Draws `count` sequences. The trigger stands at `trigger`, or is drawn uniformly from 2 .. L-1 as in training."""
     check_sizes(dim, length)
     if trigger is not None and not 1 <= trigger < length:
         raise SinkscopeError(f"trigger position {trigger}: one of 1 .. {length - 1} is needed")
@@ -71,12 +71,12 @@ def draw(count: int, length: int, dim: int, generator: torch.Generator, trigger:
 
 
 def evaluation(count: int, length: int, dim: int, seed: int) -> Draw:
-    """The evaluation sequences: trigger at position 7 (at L-1 where L is smaller than 8), drawn with `seed`.
+    """Draws the evaluation sequences with `seed`: the trigger stands at position 7, or at L-1 where L < 8.
 
-    Their numbers are not those of the training that has the same seed.
+    They differ from the training sequences of the same seed.
     """
     check_seed(seed)
-    generator = torch.Generator().manual_seed(seed + APART)
+    generator = torch.Generator().manual_seed(seed + EVALUATION_OFFSET)
     return draw(count, length, dim, generator, trigger=evaluation_trigger(length))
 
 
@@ -85,7 +85,7 @@ def evaluation_trigger(length: int) -> int:
 
 
 def targets(data: Draw, residual: bool) -> Float[Tensor, "batch token channel"]:
-    """y. Without residual: 0 but at the trigger, mean of x_1 .. x_j there. With residual: x plus that."""
+    """Returns y: the mean of x_1 .. x_j at the trigger j, 0 elsewhere. With `residual`, y is x plus that."""
     x, rows = data.inputs, torch.arange(len(data.inputs), device=data.inputs.device)
     means = x[:, 1:].cumsum(1)[rows, data.trigger - 1] / data.trigger[:, None]
     y = x.clone() if residual else torch.zeros_like(x)
