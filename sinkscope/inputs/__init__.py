@@ -1,4 +1,4 @@
-"""Text, token files, random and repeated tokens -> token ids of one length, with a fingerprint."""
+"""Turns text, token files, random and repeated tokens into token ids of one length, with a fingerprint."""
 
 from sinkscope.inputs.corpus import BOS_MODES, Corpus, read_corpus
 from sinkscope.inputs.documents import check_spec

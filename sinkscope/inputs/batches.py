@@ -1,4 +1,4 @@
-"""Token ids -> batches for the model: equal lengths, so no padding of ours; padding a caller brings is marked."""
+"""Turns token ids into batches for the model. Token ids from a caller may hold padding, which is masked."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ DECODER = "decoder_input_ids"
 
 @dataclass(frozen=True)
 class Batch:
-    """Some sequences of a corpus, from number `start` on.
+    """Consecutive sequences of a corpus, from number `start` on.
 
-    `spans`: (first, past the last) valid position of each; None without padding.
-    `inputs`: token ids [sequence, T], or the vectors [sequence, T, d] of a model that reads those. `extra`: what else
-    the model takes, by the names of its forward's keywords.
+    `spans`: (first, past the last) valid position of each sequence; None without padding.
+    `inputs`: token ids [sequence, T], or vectors [sequence, T, d] for a model that reads vectors. `extra`: the model's
+    other inputs, by keyword of its forward.
     """
 
     start: int
@@ -37,11 +37,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class TokenData:
-    """Token ids given by a caller: [sequence, T], with an attention mask (1 = token, 0 = padding) or without.
+    """Token ids [sequence, T], with or without an attention mask (1 = token, 0 = padding).
 
-    `vectors` [sequence, T, d] are read in their place by models that take real vectors. `extras`: what else the model
-    takes with each sequence (pictures); such sequences are read one by one. `decoder`: token ids [sequence, T] that a
-    decoder reads beside the vectors.
+    A model that takes real vectors reads `vectors` [sequence, T, d] instead of the ids. `extras`: the model's other
+    inputs for each sequence (pictures); such sequences are read one by one. `decoder`: token ids [sequence, T] that a
+    decoder reads while the encoder reads the vectors.
     """
 
     ids: np.ndarray
@@ -61,26 +61,26 @@ class TokenData:
 
 
 def batches(data: TokenData, start: int, size: int, device: torch.device) -> Iterator[Batch]:
-    """Consecutive batches from sequence `start` on; of one sequence each, free of padding, where there are extras."""
+    """Yields consecutive batches from sequence `start` on. With extras, a batch is one sequence without padding."""
     if data.extras is not None:
-        yield from (_alone(data, number, device) for number in range(start, len(data.ids)))
+        yield from (_one_sequence(data, number, device) for number in range(start, len(data.ids)))
         return
     for first in range(start, len(data.ids), size):
         read = data.ids if data.vectors is None else data.vectors
         inputs = torch.from_numpy(np.ascontiguousarray(read[first : first + size])).to(device)
         if data.mask is None:
-            extra = {} if data.decoder is None else _decoder(data.decoder, first, size, device)
+            extra = {} if data.decoder is None else _decoder_input(data.decoder, first, size, device)
             yield Batch(first, inputs, None, None, extra)
         else:
             mask = torch.from_numpy(np.ascontiguousarray(data.mask[first : first + size])).to(device)
             yield Batch(first, inputs, mask, [_span(row) for row in data.mask[first : first + size]])
 
 
-def _decoder(ids: np.ndarray, first: int, size: int, device: torch.device) -> dict[str, torch.Tensor]:
+def _decoder_input(ids: np.ndarray, first: int, size: int, device: torch.device) -> dict[str, torch.Tensor]:
     return {DECODER: torch.from_numpy(np.ascontiguousarray(ids[first : first + size])).to(device)}
 
 
-def _alone(data: TokenData, number: int, device: torch.device) -> Batch:
+def _one_sequence(data: TokenData, number: int, device: torch.device) -> Batch:
     assert data.extras is not None
     ids = torch.from_numpy(np.ascontiguousarray(data.ids[number : number + 1, slice(*data.span(number))])).to(device)
     extra = {name: value.to(device) for name, value in data.extras[number].items()}
@@ -88,11 +88,11 @@ def _alone(data: TokenData, number: int, device: torch.device) -> Batch:
 
 
 def token_data(data: Any, vocabulary: int | None) -> TokenData:
-    """Ids from a tensor, an array, a list of lists, or a mapping with `input_ids` and `attention_mask`.
+    """Reads ids from a tensor, an array, a list of lists, or a mapping with `input_ids` and `attention_mask`.
 
-    Lists of unequal length are padded on the right and masked. `position_ids` in the mapping's place of a mask say that
-    rows are packed: each piece that counts from 0 is read as a sequence of its own. `vocabulary`: how many ids exist;
-    None where it is not known yet. Raises SinkscopeError for anything else, for ids outside the vocabulary, and for
+    Lists of unequal length are padded on the right and masked. With `position_ids` instead of a mask, rows are packed:
+    each piece whose positions count from 0 is read as a sequence of its own. `vocabulary`: how many ids exist; None
+    where this is not known yet. Raises SinkscopeError for anything else, for ids outside the vocabulary, and for
     masks with holes.
     """
     mask = positions = None
@@ -122,7 +122,7 @@ def token_data(data: Any, vocabulary: int | None) -> TokenData:
 
 
 def as_corpus(data: TokenData) -> Corpus:
-    """The valid ids of each sequence from its first on; -1 past its end, so that the fingerprint knows the padding."""
+    """Returns the valid ids of each sequence, with -1 past its end, so that the fingerprint depends on its length."""
     valid = [row[slice(*data.span(number))] for number, row in enumerate(data.ids)]
     aligned = np.stack([np.pad(row, (0, data.longest - len(row)), constant_values=-1) for row in valid])
     pieces = [(f"sequence {number}",) for number in range(len(valid))]
@@ -131,7 +131,7 @@ def as_corpus(data: TokenData) -> Corpus:
 
 
 def _rows(data: Any, name: str) -> list[np.ndarray]:
-    """One array of integers a sequence. Raises SinkscopeError for anything that is not that."""
+    """Returns one array of integers per sequence. Raises SinkscopeError where the data are anything else."""
     try:
         rows = [np.asarray(row.tolist() if hasattr(row, "tolist") else list(row)) for row in data]
     except (TypeError, ValueError):
@@ -145,7 +145,7 @@ def _rows(data: Any, name: str) -> list[np.ndarray]:
 
 
 def _unpacked(rows: list[np.ndarray], positions: list[np.ndarray]) -> list[np.ndarray]:
-    """The pieces of packed rows, in order. Raises SinkscopeError where positions do not count up from 0 in each."""
+    """Splits packed rows into pieces. Raises SinkscopeError where a piece's positions do not count up from 0."""
     if [len(row) for row in rows] != [len(row) for row in positions]:
         raise SinkscopeError("position_ids and input_ids differ in shape")
     pieces = []
@@ -154,7 +154,7 @@ def _unpacked(rows: list[np.ndarray], positions: list[np.ndarray]) -> list[np.nd
         for piece, counted in zip(np.split(row, starts), np.split(places, starts), strict=True):
             if not np.array_equal(counted, np.arange(len(counted))):
                 raise SinkscopeError("position_ids must count up from 0 in each packed piece")
-            pieces += [piece] if len(piece) else []  # before the first 0 stands nothing
+            pieces += [piece] if len(piece) else []  # np.split gives an empty piece before the first 0
     return pieces
 
 

@@ -1,4 +1,4 @@
-"""Documents and a tokenizer -> sequences of exactly T token ids: cut, joined only where they must be, BOS as asked."""
+"""Cuts documents into sequences of exactly T token ids, with BOS as asked; joins documents shorter than T."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Corpus:
     """Sequences of equal length T from one SPEC.
 
     Attributes:
-        domain: its name in the tables, the SPEC as given.
+        domain: its name in the tables: the SPEC, with the BOS mode where the scan has several.
         ids: token ids, [sequence, T].
         pieces: names of the documents each sequence was read from, in order; several where T exceeds a document.
-        passages: what was read of each of those documents, known by its content; empty where none are read (pictures,
-            sound, vectors).
+        passages: the passage read of each of those documents; empty where no documents are read (pictures, sound,
+            vectors).
         dropped: documents too short to use.
         bos: how the first token was chosen.
         vectors: what the model reads instead of ids, [sequence, T, d]; `ids` are then kinds of position.
-        source: the SPEC; `domain` tells it apart from the same SPEC read another way.
+        source: the SPEC alone; the domain where it is not given.
     """
 
     domain: str
@@ -50,7 +50,7 @@ class Corpus:
 
     @property
     def documents(self) -> list[str]:
-        """The pieces of each sequence as the tables show them: names joined by ` + `. Never to be split again."""
+        """The pieces of each sequence as the tables show them: names joined by ` + `, which a name may hold too."""
         return [" + ".join(names) for names in self.pieces]
 
     @property
@@ -72,15 +72,15 @@ def read_corpus(
     spec: str, tokenizer: Any, rules: TokenRules, seq_len: int, num_sequences: int, bos: str = "auto", seed: int = 0,
     without: Collection[Passage | str] = (),
 ) -> Corpus:  # fmt: skip
-    """The sequences a SPEC gives: `num_sequences` of `seq_len` tokens, or fewer where the data hold fewer.
+    """Reads `num_sequences` sequences of `seq_len` tokens from a SPEC, or fewer where the data hold fewer.
 
-    Which documents are used is drawn with `seed` where there are more than needed; their order stays the source's.
-    A document is cut to length; documents are joined (by a blank line) only where T exceeds them. A .txt file is one
-    long text, read in consecutive windows. Rows of `input_ids` are taken as they are: cut when longer, dropped (and
-    counted) when shorter. `bos`: auto = what the tokenizer does by itself, always = the BOS token first, never = no
-    special tokens at all; `random` and `repeated` hold none unless `always`. `without`: the passages of other corpora,
-    which are left out under whatever name they stand here; or names of documents of this SPEC (windows of a .txt).
-    Windows are told apart by their tokens: those to be left out must have been cut by the same tokenizer.
+    Where there are more documents than needed, `seed` draws some; they keep the source's order. A document is cut to
+    length; documents shorter than that are joined by a blank line. A .txt file is one long text, read in consecutive
+    windows. Rows of `input_ids` are taken as they are: cut when longer, dropped (and counted) when shorter.
+    `bos`: auto = what the tokenizer does by itself, always = the BOS token first, never = no special tokens at all;
+    `random` and `repeated` hold none unless `always`. `without`: passages to leave out, whatever their document is
+    called here; or names of documents of this SPEC (of windows of a .txt). A window's passage counts tokens, so it must
+    come from the same tokenizer.
 
     Raises SinkscopeError: unknown or unreadable data, too little text, ids outside the vocabulary, no BOS token;
     NothingLeft where `without` leaves no sequence.
@@ -130,7 +130,7 @@ def _special_tokens(rules: TokenRules, bos: str) -> tuple[list[int], list[int]]:
 def _as_given(source: Source, rules: TokenRules, seq_len: int, wanted: int, seed: int) -> Corpus:
     for document in source.documents:
         if document.ids is None:
-            raise SinkscopeError(f"{document.name}: text and token ids are mixed in one source; keep them apart")
+            raise SinkscopeError(f"{document.name}: text and token ids are mixed in one source; use a source for each")
         check_ids(document.ids, rules.vocabulary, document.name)
     long_enough = [document for document in source.documents if len(document.ids or ()) >= seq_len]
     dropped = len(source.documents) - len(long_enough)
@@ -162,13 +162,13 @@ def check_ids(ids: Sequence[int], vocabulary: int, name: str) -> None:
 def _synthetic(
     spec: str, rules: TokenRules, seq_len: int, wanted: int, bos: str, seed: int, left_out: LeftOut
 ) -> Corpus:
-    """Gu et al. 2410.10781's controls. `random`: T ids drawn from the vocabulary; `repeated`: one drawn, T times.
+    """Draws the controls of Gu et al. 2410.10781. `random`: T ids from the vocabulary; `repeated`: one id, T times.
 
-    Passages are of the ids drawn: the same whatever stands first, and for `repeated` whatever T.
+    A passage covers the ids drawn: it does not depend on BOS nor, for `repeated`, on T.
     """
     documents = _drawn_documents(spec, rules, seq_len if spec == "random" else 1, wanted, seed, left_out)
     if not documents:
-        raise NothingLeft(f"data {spec!r}: all that the seed gives is left out; give another --seed")
+        raise NothingLeft(f"data {spec!r}: every sequence that the seed gives is left out; give another --seed")
     drawn_ids = np.array([document.ids for document in documents], dtype=np.int64)
     ids = np.broadcast_to(drawn_ids, (len(documents), seq_len)).copy()
     if bos == "always":
@@ -187,7 +187,7 @@ def _synthetic(
 def _drawn_documents(
     spec: str, rules: TokenRules, length: int, wanted: int, seed: int, left_out: LeftOut
 ) -> list[Document]:
-    """The first `wanted` rows of ids drawn with the seed that are not left out; fewer where chance gives few others."""
+    """Draws rows of ids with the seed; returns the first `wanted` not left out, or fewer where too few are drawn."""
     ordinary = np.array([token for token in range(rules.drawable) if token not in rules.special], dtype=np.int64)
     for rounds in 1, 2, 4, 8, 16:
         generator = np.random.default_rng([seed, SYNTHETIC.index(spec)])

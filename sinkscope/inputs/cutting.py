@@ -1,4 +1,4 @@
-"""Documents -> stretches of tokens of one length: cut, joined only where they must be, or in consecutive windows."""
+"""Cuts documents into stretches of tokens of one length; joins short documents, reads a .txt in windows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Stretch:
     Attributes:
         order: its place in the source.
         ids: token ids.
-        names, passages: of the documents they come from.
+        names, passages: of the documents that the ids come from.
     """
 
     order: int
@@ -35,9 +35,9 @@ class Stretch:
 
 
 def stretches(source: Source, tokenizer: Any, length: int, wanted: int, seed: int) -> list[Stretch]:
-    """At most `wanted` stretches of `length` tokens, in the order of the source.
+    """Returns at most `wanted` stretches of `length` tokens, in the order of the source.
 
-    A passage of a document that is cut or joined is the whole document, so that no other part of it counts as unread.
+    The passage of a document that is cut or joined is the whole document, so that no part of it counts as unread.
     """
     if source.running:
         return list(_windows(source, tokenizer, length, wanted))
@@ -86,7 +86,7 @@ def _windows(source: Source, tokenizer: Any, length: int, wanted: int) -> Iterat
 
 def _text_of(document: Document) -> str:
     if document.text is None:
-        raise SinkscopeError(f"{document.name}: text and token ids are mixed in one source; keep them apart")
+        raise SinkscopeError(f"{document.name}: text and token ids are mixed in one source; use a source for each")
     return document.text
 
 

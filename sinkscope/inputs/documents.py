@@ -1,4 +1,4 @@
-"""Documents from what a SPEC names: built-in corpora, files, Hugging Face datasets. Text or token ids, as found."""
+"""Reads the documents that a SPEC names (built-in corpora, files, Hugging Face datasets) as text or token ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUILT_IN = ("prose", "code", "multilingual")
 SYNTHETIC = ("random", "repeated")
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 STREAM_LIMIT = 20_000
-"""Rows of a dataset or file read at most: a scan needs some dozens of documents, not the dataset."""
+"""Most rows read of a file: a scan needs some dozens of documents. Of a Hugging Face dataset at most 2,000 are read."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class Source:
     left_out: LeftOut = field(default_factory=LeftOut)
 
     def leaving_out(self, left_out: LeftOut) -> Source:
-        """The source without the documents (or windows) to be left out. Raises NothingLeft where none remains."""
+        """Returns the source without the documents (or windows) to leave out. Raises NothingLeft if none remains."""
         if self.running or not left_out:
             return replace(self, left_out=left_out)
         kept = [document for document in self.documents if not left_out.holds(document.name, document.passage)]
         if not kept:
-            raise NothingLeft(f"data {self.spec!r}: all {len(self.documents)} documents are left out; name others")
+            raise NothingLeft(f"data {self.spec!r}: all {len(self.documents)} documents are left out; give other data")
         return replace(self, documents=kept)
 
 
@@ -75,7 +75,7 @@ def read_source(spec: str) -> Source:
 
 
 def check_spec(spec: str) -> None:
-    """Refuses a SPEC that cannot be read whatever the model: called before a model is loaded."""
+    """Raises SinkscopeError for a SPEC that no model can read; called before a model is loaded."""
     if spec in (*BUILT_IN, *SYNTHETIC):
         return
     if spec.startswith("hf:"):
@@ -170,7 +170,7 @@ def _no_field(place: str, field: str, names: Iterable[str]) -> str:
 
 
 def _hub_dataset(spec: str) -> Iterator[Document]:
-    """hf:NAME[:CONFIG]/SPLIT#FIELD, streamed: only as many rows as are looked at are fetched."""
+    """Streams hf:NAME[:CONFIG]/SPLIT#FIELD: fetches only the rows that are read."""
     name, config, split, field = _hub_names(spec)
     try:
         from datasets import load_dataset
@@ -187,7 +187,7 @@ def _hub_dataset(spec: str) -> Iterator[Document]:
 
 
 def _hub_names(spec: str) -> tuple[str, str, str, str]:
-    """(dataset, config, split, field) of hf:NAME[:CONFIG]/SPLIT#FIELD."""
+    """Returns (dataset, config, split, field) of hf:NAME[:CONFIG]/SPLIT#FIELD."""
     path, _, field = spec.removeprefix("hf:").partition("#")
     dataset, slash, split = path.rpartition("/")
     if not slash or not dataset or not split:

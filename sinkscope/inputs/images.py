@@ -1,4 +1,4 @@
-"""A folder of pictures, through a checkpoint's own processor."""
+"""Reads a folder of pictures through a checkpoint's own processor."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ PROMPT = "Describe the picture."
 
 
 def processed(folder: str | Path, prompt: str | None, count: int | None, origin: dict[str, Any], alone: bool) -> Any:
-    """What the model takes for each picture of a folder (png and jpg, in the order of their names; the first `count`).
+    """Returns the processor's output for the first `count` pictures of a folder (png and jpg, sorted by name).
 
-    `origin`: arguments of from_pretrained. `alone`: the model reads pictures without text: one mapping with all
-    pictures; else a list of mappings, one a sequence. Raises SinkscopeError: no pictures, one that cannot be read, no
-    processor, a prompt for a model without text.
+    `origin`: arguments of from_pretrained. `alone`: the model reads pictures without text; the output is then one
+    mapping with all pictures, else a list of mappings, one per sequence. Raises SinkscopeError: no pictures, one that
+    cannot be read, no processor, a prompt for a model without text.
     """
     pictures = read_folder(Path(folder), count)
     if not origin:
-        raise SinkscopeError("--images needs a model by name: a loaded one brings no processor; give pixel_values")
+        raise SinkscopeError("--images needs a model by name: a model object has no processor; give pixel_values")
     if alone and prompt is not None:
         raise SinkscopeError("--prompt: this model reads pictures alone, no text")
     processor = _processor(origin, alone)
@@ -36,7 +36,7 @@ def processed(folder: str | Path, prompt: str | None, count: int | None, origin:
 
 
 def read_folder(folder: Path, count: int | None) -> dict[str, Any]:
-    """RGB pictures by name. Raises SinkscopeError."""
+    """Reads RGB pictures, by file name. Raises SinkscopeError: no Pillow, no pictures, one that cannot be read."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
@@ -47,7 +47,7 @@ def read_folder(folder: Path, count: int | None) -> dict[str, Any]:
             with Image.open(path) as picture:
                 pictures[path.name] = picture.convert("RGB")
         except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError):
-            raise SinkscopeError(f"--images: {path} is damaged or no picture") from None
+            raise SinkscopeError(f"--images: {path} is damaged or not a picture") from None
     return pictures
 
 
@@ -67,7 +67,7 @@ def _processor(origin: dict[str, Any], alone: bool) -> Any:
     family = AutoImageProcessor if alone else AutoProcessor
     try:
         processor = family.from_pretrained(**origin)
-    except Exception as error:  # absent, damaged, missing package: transformers says which, in one line of ours
+    except Exception as error:  # absent, damaged, missing package: transformers' text says which
         raise SinkscopeError(f"--images: no usable processor: {' '.join(str(error).split())[:200]}") from error
     if not alone and not hasattr(processor, "image_processor"):
         raise SinkscopeError("--images: the checkpoint has no processor for text with pictures")
@@ -75,7 +75,7 @@ def _processor(origin: dict[str, Any], alone: bool) -> Any:
 
 
 def _with_text(processor: Any, picture: Any, prompt: str) -> dict[str, Any]:
-    """One sequence: the picture, then the prompt, as the model's chat template or its image token puts them."""
+    """Builds one sequence of the picture and the prompt, by the chat template or, without one, the image token."""
     if getattr(processor, "chat_template", None):
         content = [{"type": "image"}, {"type": "text", "text": prompt}]
         text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)

@@ -1,4 +1,4 @@
-"""What was read of a document, known by its content: so that other sequences can be kept apart from it."""
+"""Records what was read of a document, known by its content, so that later sequences can leave it out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sinkscope.errors import SinkscopeError
 
 
 class NothingLeft(SinkscopeError):
-    """The data hold no sequence beside those that were to be left out."""
+    """The data hold no sequence that is not left out."""
 
 
 class Passage(NamedTuple):
@@ -31,10 +31,10 @@ class Passage(NamedTuple):
 
 
 class LeftOut:
-    """The passages that may not be read again.
+    """The passages that must not be read again.
 
-    `without`: passages; or names of documents (`FILE[i]` for a window of a .txt), for runs that tell no more. Passages
-    are left out wherever they stand, names only from the source that is read.
+    `without`: passages; or names of documents (`FILE[i]` for a window of a .txt), for runs that recorded only names. A
+    passage is left out of every source, a name only of the source that is read.
     """
 
     def __init__(self, without: Collection[Passage | str] = ()) -> None:
@@ -48,17 +48,17 @@ class LeftOut:
         return len(self.names) + sum(map(len, self._passages.values()))
 
     def holds(self, name: str, passage: Passage) -> bool:
-        """Whether a document of that name, or a token of the passage, is among them."""
+        """Whether a document of that name, or any token of the passage, is left out."""
         return name in self.names or any(_overlap(passage, each) for each in self._passages.get(passage.document, ()))
 
     def reach(self, document: str) -> int | None:
-        """Tokens from the document's start to the end of its last passage; None where one goes to its end."""
+        """Tokens from the document's start to the end of its last passage here; None where one has no `stop`."""
         stops = [each.stop for each in self._passages.get(document, ())]
         return None if None in stops else max((stop for stop in stops if stop is not None), default=0)
 
 
 def text_fingerprint(text: str) -> str:
-    """SHA-256 of a text in UTF-8; halves of surrogate pairs, which JSON may hold alone, are encoded too."""
+    """SHA-256 of a text in UTF-8; lone surrogates, which JSON may hold, are encoded too."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 

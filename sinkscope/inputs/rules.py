@@ -1,4 +1,4 @@
-"""What tokenizer and model say of token ids: special tokens around a text, ids that exist, ids that may be drawn."""
+"""Reads facts about token ids: special tokens around a text, ids that exist, ids that may be drawn at random."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class TokenRules:
-    """What the tokenizer and model say of ids: special tokens around a text, the ids that may be drawn at random."""
+    """The special tokens around a text, the ids that the model has, and those that may be drawn at random."""
 
     prefix: list[int]
     suffix: list[int]
@@ -21,7 +21,7 @@ class TokenRules:
 
 
 def token_rules(tokenizer: Any, vocabulary: int) -> TokenRules:
-    """Reads the tokenizer's own habits by encoding a probe with and without special tokens.
+    """Finds the tokenizer's special tokens by encoding a probe with and without them.
 
     `vocabulary`: rows of the model's embedding; ids at or above it are refused. `tokenizer` may be None (ids only).
     `drawable`: ids below it may be drawn at random; a padded embedding has rows that stand for no token.

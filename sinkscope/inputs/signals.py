@@ -1,4 +1,4 @@
-"""Signals, in the place of token ids: pictures or sound as numbers, the way a model's own processor gives them."""
+"""Signals, which a model reads instead of token ids: pictures or sound as numbers, as its processor returns them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sinkscope.inputs.rules import TokenRules
 
 PIXELS, SOUND = "pixel_values", ("input_features", "input_values")
 NAMES = ("position 0", "position")
-"""A position's kind, in the place of a token: the first (the class token, in most vision models) and all others."""
+"""Names of positions, shown instead of tokens: the first (the class token in most vision models) and all others."""
 
 
 @dataclass(frozen=True)
 class SignalKind:
-    """What a mapping holds under one name.
+    """A kind of signal, which a mapping holds under one name.
 
     Attributes:
-        unit: what each of its rows is; plural: what several of them are called in a sentence.
-        axes: how many axes it may have; shape: what they are, in words.
+        unit: the word for one row; plural: the word for several.
+        axes: the numbers of axes that it may have; shape: their names.
         option: the command line's option for a folder of them.
     """
 
@@ -44,7 +44,7 @@ KINDS = {
         "recording", "sound", (2, 3), "[recording, sample] (AST: [recording, frame, mel])", "--audio"
     ),
 }
-"""By the name of the forward's keyword."""
+"""The kinds by keyword of the forward."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Signals:
     Attributes:
         name: the forward's keyword. values: [sequence, ...] as KINDS says.
         text: what the decoder of an encoder-decoder reads, token ids [sequence, T]; None = its start token alone.
-        text_from: says so in the manifest. warnings: for the run.
+        text_from: describes that text in the manifest. warnings: for the run.
     """
 
     name: str
@@ -64,11 +64,11 @@ class Signals:
     warnings: tuple[str, ...] = ()
 
     def tokens(self, positions: int) -> TokenData:
-        """What the model reads, as sequences of `positions` attention positions."""
+        """Returns what the model reads, as sequences of `positions` attention positions."""
         return TokenData(self._kinds(positions), vectors=self.values, decoder=self.text)
 
     def corpus(self, positions: int) -> Corpus:
-        """What the run says it read. The decoder's text is in the fingerprint, where there is one."""
+        """Returns the corpus that the run records. Its fingerprint covers the decoder's text, if there is one."""
         pieces = [(f"{KINDS[self.name].unit} {number}",) for number in range(len(self.values))]
         numbers = self.values
         if self.text is not None:
@@ -87,10 +87,10 @@ def signal_name(data: Any) -> str | None:
 
 
 def signal_data(data: Any, count: int | None, vocabulary: int | None = None) -> Signals | None:
-    """The first `count` pictures or recordings of a mapping; None where it holds none.
+    """Reads the first `count` pictures or recordings of a mapping; returns None where it holds none.
 
-    `decoder_input_ids` beside them is the decoder's text; `vocabulary`: the ids it may hold. Raises SinkscopeError
-    where the signals are no finite numbers of the shape KINDS names, or some of them are marked as padding.
+    The mapping's `decoder_input_ids` are the decoder's text; `vocabulary`: how many ids exist for it. Raises
+    SinkscopeError where the signals are not finite numbers of the shape in KINDS, or a mask marks some as padding.
     """
     name = signal_name(data)
     if name is None:
@@ -110,12 +110,12 @@ def signal_data(data: Any, count: int | None, vocabulary: int | None = None) -> 
     text = None
     if DECODER in data:
         text = _decoder_text(data[DECODER], len(values), vocabulary)[:count]
-    said = f"{DECODER} as given" if text is not None else None
-    return Signals(name, np.ascontiguousarray(values[:count]), text, said)
+    text_from = f"{DECODER} as given" if text is not None else None
+    return Signals(name, np.ascontiguousarray(values[:count]), text, text_from)
 
 
 def _padding_mask(data: Any, name: str) -> str | None:
-    """A mask of the mapping that hides a part of the signals: they are read whole, and padding would count."""
+    """Returns the name of a mask that hides part of the signals: they are read whole, so padding would be measured."""
     masks = [each for each in data if each.endswith("mask") and (name != PIXELS or each.startswith("pixel"))]
     return next((each for each in masks if not torch.as_tensor(data[each]).bool().all()), None)
 
@@ -130,5 +130,5 @@ def _decoder_text(given: Any, sequences: int, vocabulary: int | None) -> np.ndar
 
 
 def signal_rules() -> TokenRules:
-    """No text, no special tokens."""
+    """Returns the rules of signals: no text, no special tokens."""
     return TokenRules([], [], None, frozenset(), len(NAMES), 0)

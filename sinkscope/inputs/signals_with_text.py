@@ -1,4 +1,4 @@
-"""Text with pictures or sound in it: what a vision- or audio-language model's processor returns, for each sequence."""
+"""Text with pictures or sound in it, as the processor of a vision- or audio-language model returns it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from sinkscope.inputs.rules import token_text
 from sinkscope.inputs.signals import PIXELS, signal_name
 
 GRIDS = ("image_grid_thw", "image_grid_hws")
-"""Sizes of pictures [picture, axis] whose patches stand in one long `pixel_values`: as many as the product says."""
+"""Keys of picture sizes [picture, axis]. `pixel_values` joins the patches of all pictures, a picture's number of
+patches being the product of its sizes."""
 
 IMAGE_IDS = ("image_token_id", "image_token_index")
 IMAGE = "image"
@@ -26,13 +27,13 @@ IMAGE = "image"
 
 @dataclass(frozen=True)
 class Sighted:
-    """Sequences with pictures (or sound): token ids, and what else the model takes with each of them."""
+    """Sequences with pictures or sound: token ids, and the model's other inputs for each sequence."""
 
     tokens: TokenData
     signal: str = PIXELS
 
     def corpus(self) -> Corpus:
-        """The valid ids of each sequence; the pictures are in the fingerprint."""
+        """Returns the valid ids of each sequence; the fingerprint covers the pictures or sound too."""
         given = self.tokens.extras or []
         numbers = [extra[name].cpu().double().numpy().ravel() for extra in given for name in sorted(extra)]
         plain = as_corpus(self.tokens)
@@ -42,7 +43,7 @@ class Sighted:
 
 @dataclass(frozen=True)
 class ImageNames:
-    """A tokenizer's names (or none), but `image` for the tokens that a picture takes the place of."""
+    """Names tokens as the tokenizer does (by id without one), but image tokens `image`."""
 
     tokenizer: Any
     image_id: int | None
@@ -58,11 +59,11 @@ def image_token(config: Any) -> int | None:
 
 
 def sighted_data(data: Any, count: int | None, vocabulary: int, image_id: int | None = None) -> Sighted | None:
-    """The sequences of a mapping with `input_ids` and pictures or sound for each; None for any other data.
+    """Reads the sequences of a mapping with `input_ids` and pictures or sound for each; None for any other data.
 
-    All else in the mapping is a tensor a sequence, or a token, and goes to the model with its sequence. Several
-    pictures may belong to a sequence where all have as many, and as many tokens `image_id`. Raises SinkscopeError
-    where it cannot be told what belongs to which sequence.
+    Every other entry of the mapping is a tensor, which is split by sequence and goes to the model with it. A sequence may have
+    several pictures where all sequences have equally many pictures and tokens `image_id`. Raises SinkscopeError where
+    a tensor cannot be split by sequence.
     """
     signal = signal_name(data)
     if signal is None or "input_ids" not in data:
@@ -71,7 +72,7 @@ def sighted_data(data: Any, count: int | None, vocabulary: int, image_id: int | 
     try:
         rest = {name: torch.as_tensor(data[name]).detach().cpu() for name in data if name not in ("input_ids",)}
     except (TypeError, ValueError, RuntimeError):
-        raise SinkscopeError(f"{signal} and what comes with them: tensors are needed (return_tensors='pt')") from None
+        raise SinkscopeError(f"{signal} and the entries beside it: tensors are needed (return_tensors='pt')") from None
     if not rest[signal].is_floating_point() or not torch.isfinite(rest[signal]).all():
         raise SinkscopeError(f"{signal}: finite numbers are needed")
     rest.pop("attention_mask", None)
@@ -82,14 +83,14 @@ def sighted_data(data: Any, count: int | None, vocabulary: int, image_id: int | 
         length = ids.ids.shape[1]
         start, stop = ids.span(number)
         for name, value in extra.items():
-            if value.shape == (1, length):  # one number a token: padding goes as it goes from the ids
+            if value.shape == (1, length):  # one number per token: cut the padding off as from the ids
                 extra[name] = value[:, start:stop]
     mask = None if ids.mask is None else ids.mask[:count]
     return Sighted(TokenData(ids.ids[:count], mask, extras=extras[:count]), signal)
 
 
 def joined(sequences: Sequence[dict[str, Any]], vocabulary: int) -> Sighted:
-    """Sequences as a processor returned them one by one, each a batch of one; lengths may differ."""
+    """Joins sequences that a processor returned one by one, each a batch of one; lengths may differ."""
     read = [sighted_data(sequence, None, vocabulary) for sequence in sequences]
     rows = [one.tokens.ids[0] for one in read if one is not None]
     extras = [extra for one in read if one is not None for extra in one.tokens.extras or []]
@@ -98,7 +99,7 @@ def joined(sequences: Sequence[dict[str, Any]], vocabulary: int) -> Sighted:
 
 
 def _parts(name: str, value: Tensor, rest: dict[str, Tensor], sequences: int, several: bool) -> list[Tensor]:
-    """One part of a tensor for each sequence, its first axis kept; `several`: it may hold more than one picture."""
+    """Splits a tensor into a part per sequence, first axis kept. `several`: a part may hold more than one picture."""
     grid = next((rest[grid] for grid in GRIDS if grid in rest), None)
     if name == PIXELS and grid is not None and _fits(len(grid), sequences, several):
         sizes = grid.prod(-1).view(sequences, -1).sum(1).tolist()
@@ -107,8 +108,8 @@ def _parts(name: str, value: Tensor, rest: dict[str, Tensor], sequences: int, se
     if value.dim() and _fits(len(value), sequences, several):
         return list(value.split(len(value) // sequences))
     raise SinkscopeError(
-        f"{name} of shape {tuple(value.shape)} for {sequences} sequences: one picture for each sequence is read, or as "
-        "many in each, with as many image tokens"
+        f"{name} of shape {tuple(value.shape)} for {sequences} sequences: give each sequence one picture, or "
+        "all sequences equally many pictures and image tokens"
     )
 
 

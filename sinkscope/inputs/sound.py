@@ -1,4 +1,4 @@
-"""A folder of recordings, through a checkpoint's own feature extractor; and the text its decoder reads beside them."""
+"""Reads a folder of recordings through a checkpoint's own feature extractor, and the text for its decoder."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sinkscope.inputs.rules import encode
 
 
 def sound_features(folder: str | Path, count: int | None, origin: dict[str, Any], name: str) -> Any:
-    """`name` (the model's main input) of the recordings of a folder: wav files by name, the first `count`; a tensor.
+    """Returns the model's main input `name` for the first `count` wav files of a folder, sorted by name, as an array.
 
-    Several channels are averaged. The extractor brings them to one length where the model has one (Whisper's 30 s,
-    AST's 1024 frames: what it pads, the model attends to, and so it counts); else all are cut to the shortest.
+    Channels are averaged. Where the model has a fixed length (Whisper's 30 s, AST's 1024 frames), the extractor pads to
+    it, and the padding is measured because the model attends to it; else all recordings are cut to the shortest.
     `origin`: arguments of from_pretrained. Raises SinkscopeError: no recordings, one that cannot be read or has another
     sampling rate than the model's, no extractor.
     """
     paths = sound_paths(Path(folder))[:count]
     if not origin:
-        raise SinkscopeError("--audio needs a model by name: a loaded one brings no feature extractor; give " + name)
+        raise SinkscopeError("--audio needs a model by name: a model object has no feature extractor; give " + name)
     extractor = _extractor(origin)
     sounds = [read_wav(path, extractor.sampling_rate) for path in paths]
     try:
@@ -49,15 +49,15 @@ def sound_paths(folder: Path) -> list[Path]:
 
 
 def read_wav(path: Path, rate: int) -> np.ndarray:
-    """Samples of a wav file, float32 in -1..1, channels averaged. Raises SinkscopeError: damaged, another rate."""
+    """Reads a wav file's samples, float32 in -1..1, channels averaged. Raises SinkscopeError: damaged, another rate."""
     from scipy.io import wavfile
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", wavfile.WavFileWarning)  # of chunks that hold no sound
+            warnings.simplefilter("ignore", wavfile.WavFileWarning)  # about chunks that hold no sound
             found, samples = wavfile.read(path)
     except (OSError, ValueError, EOFError):
-        raise SinkscopeError(f"--audio: {path} is damaged or no wav file") from None
+        raise SinkscopeError(f"--audio: {path} is damaged or not a wav file") from None
     if found != rate:
         raise SinkscopeError(f"--audio: {path} has {found} samples a second, the model reads {rate}: resample it first")
     if samples.dtype == np.uint8:
@@ -72,9 +72,9 @@ def read_wav(path: Path, rate: int) -> np.ndarray:
 
 
 def decoder_ids(tokenizer: Any, text: str | None, start: int | None) -> list[int]:
-    """What the decoder reads: the tokenizer's ids of a text (None: its special tokens alone) after the start token.
+    """Returns the decoder's input: the start token, then the tokenizer's ids of a text (None: its special tokens).
 
-    As in training: the start token once, then the text without its last token, so that each position has a next one.
+    As in training, the start token stands once and the last token is left out, so that each position has a next token.
     """
     if tokenizer is None:
         return [] if start is None else [start]
@@ -89,7 +89,7 @@ def _extractor(origin: dict[str, Any]) -> Any:
 
     try:
         extractor = AutoFeatureExtractor.from_pretrained(**origin)
-    except Exception as error:  # absent, damaged, missing package: transformers says which, in one line of ours
+    except Exception as error:  # absent, damaged, missing package: transformers' text says which
         raise SinkscopeError(f"--audio: no usable feature extractor: {' '.join(str(error).split())[:200]}") from error
     if not isinstance(getattr(extractor, "sampling_rate", None), int):
         raise SinkscopeError("--audio: the checkpoint's feature extractor reads no sound")
@@ -97,7 +97,7 @@ def _extractor(origin: dict[str, Any]) -> Any:
 
 
 def _extracted(extractor: Any, sounds: Sequence[np.ndarray], name: str) -> list[np.ndarray]:
-    """Each recording alone, without the frames its extractor marks as padding."""
+    """Extracts each recording by itself, without the frames that its extractor marks as padding."""
     parts = []
     for sound in sounds:
         given = extractor(sound, sampling_rate=extractor.sampling_rate, return_tensors="np")

@@ -1,6 +1,6 @@
-"""Models that read real vectors, not token ids, bring the task those are drawn from: a source of inputs like a SPEC.
+"""A model that reads real vectors, not token ids, brings the task that draws them: a source of inputs like a SPEC.
 
-A model says so by a method `input_task()`. The engine asks the task for sequences and knows nothing else of it.
+Its method `input_task()` returns the task. The engine asks the task for sequences and knows nothing else of it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from sinkscope.inputs.corpus import Corpus
 from sinkscope.inputs.rules import TokenRules
 
 TASKS = ("trigger",)
-"""SPECs that name a task; only a model that brings it can read it."""
+"""SPECs that name a task; only a model that brings the task can read it."""
 
 
 class VectorTask(Protocol):
-    """What the engine asks of a task.
+    """What a task offers the engine.
 
     Attributes:
-        name: the SPEC that names it (`--data NAME`); it is the default where a model brings one.
+        name: the SPEC that names it (`--data NAME`), and the default data of its model.
         tokens: names of the kinds of position, by the ids in `Corpus.ids`; kind 0 is BOS.
     """
 
@@ -29,10 +29,10 @@ class VectorTask(Protocol):
     tokens: tuple[str, ...]
 
     def read(self, seq_len: int | None, num_sequences: int | None, seed: int) -> Corpus:
-        """Sequences with `vectors`; None = the task's own length and number."""
+        """Draws sequences with `vectors`; None = the task's own length or number."""
 
     def report(self, positions: Any) -> dict[str, Any]:
-        """What summary.json says of the task, from the run's positions table: `columns`, `heads` (rows), `in_words`."""
+        """Returns the task's entry of summary.json, from the run's positions table: `columns`, `heads`, `in_words`."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class KindNames:
 
 
 def task_of(model: nn.Module) -> VectorTask | None:
-    """The task a model brings; None for the models of the world, which read token ids."""
+    """Returns the task that a model brings; None for ordinary models, which bring none."""
     bring = getattr(model, "input_task", None)
     return bring() if callable(bring) else None
 
