@@ -38,7 +38,7 @@ class Forward:
 
     @property
     def decoder_input(self) -> str | None:
-        """Describes for the manifest what the decoder reads; None for a model without a decoder of its own."""
+        """Describes for the manifest what a model's separate decoder reads; None for other models."""
         if self._canvas is not None:
             return f"a canvas of {self._canvas} tokens, drawn once: what denoising starts from"
         if not self.decodes:

@@ -1,4 +1,4 @@
-"""The Run of a scan from what its loop has measured: tables, summary, manifest."""
+"""Builds the Run of a scan from what its loop measured: tables, summary, manifest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pandas as pd
 from sinkscope.capture import not_softmax
 from sinkscope.comparison.domains import contrast_summary, contrast_table
 from sinkscope.engine.loop import Loop
-from sinkscope.engine.manifest import spectra_measured, tell_of_failures, timing
+from sinkscope.engine.manifest import spectra_measured, timing, with_failures
 from sinkscope.engine.smoother import Smoother
 from sinkscope.inputs.rules import shared_tokens
 from sinkscope.runs.dormancy import dormant_in_some
@@ -26,9 +26,9 @@ from sinkscope.runs.values import Domain
 
 
 def build_run(loop: Loop, manifest: Manifest, started: float, complete: bool) -> Run:
-    """Tables, summary and manifest of the sequences measured so far. `started`: time.perf_counter() of the call."""
+    """Builds the Run of the sequences measured so far. `started`: time.perf_counter() when the scan began."""
     sites, domains, asked = loop.sites, loop.domains(), manifest.request
-    manifest = tell_of_failures(manifest, [*loop.plan.failures, *loop.failures])
+    manifest = with_failures(manifest, [*loop.plan.failures, *loop.failures])
     tokens = {domain.name: shared_tokens(domain.ids, loop.reading.tokenizer) for domain in domains}
     heads = head_table(domains, sites, asked)
     layers = layer_table(domains, sites, heads, asked)

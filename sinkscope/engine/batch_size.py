@@ -1,4 +1,4 @@
-"""Sequences a forward pass takes, and what is said when memory runs out."""
+"""Chooses how many sequences a forward pass takes, and words the error when memory runs out."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ CPU_BATCH_TOKENS, DEVICE_BATCH_TOKENS = 2048, 16384
 
 
 def chosen_batch(length: int, device: torch.device) -> int:
-    """Sequences of `length` tokens that a pass takes where no --batch-size is given."""
+    """Default number of sequences of `length` tokens in one forward pass."""
     return max(1, (CPU_BATCH_TOKENS if device.type == "cpu" else DEVICE_BATCH_TOKENS) // length)
 
 
 @contextmanager
 def memory_needed(what: str) -> Iterator[None]:
-    """Out of memory inside the block becomes one line that says what did not fit."""
+    """Raises OutOfMemory, naming `what` did not fit, where the block runs out of memory."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

@@ -1,4 +1,4 @@
-"""What one batch gave: every quantity of every attention call, collected call by call."""
+"""Collects every quantity of every attention call of a batch, call by call."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from sinkscope.metrics.quantities import QuantitySet, quantity_set
 
 @dataclass
 class Part:
-    """What one LayerView gave.
+    """The quantities of one LayerView.
 
     Attributes:
-        count: sequences.
-        causal, queries, keys: as the attention call was.
-        values: tensors by the name of the quantity, with its axes; what is missing is left out. They lie on their
-            device until the batch is committed, then on the CPU; what joins by sums is then summed over the sequences,
-            a sequence axis of size 1.
+        count: number of sequences.
+        causal, queries, keys: those of the attention call.
+        values: tensors by the name of the quantity, with its axes; a missing quantity has no entry. `commit` moves them
+            to the CPU, and sums those of a summed quantity over the sequences, which leaves a sequence axis of size 1.
     """
 
     count: int
@@ -34,14 +33,14 @@ class Part:
 
 
 Parts = dict[str, list[Part]]
-"""What one batch gave, by the name of the site."""
+"""The parts of one batch, by the name of the site."""
 
 
 class Collector:
-    """Takes LayerViews batch by batch; a batch that failed half-way leaves no trace (begin, add..., commit).
+    """Takes LayerViews batch by batch: begin, add for each view, commit. A batch that fails half-way leaves no trace.
 
-    `length`: T of the longest sequence, which fixes the prefixes of the length curve. `quantities`: what is measured;
-    None = what is declared now. `sampled`: sequences that sampled metrics are measured on; None = as many as are cheap.
+    `length`: T of the longest sequence, which fixes the prefixes of the length curve. `quantities`: what to measure;
+    None = what is declared now. `sampled`: number of sequences for sampled metrics; None = as many as are cheap.
     """
 
     def __init__(self, length: int, quantities: QuantitySet | None = None, sampled: int | None = None) -> None:
@@ -52,19 +51,19 @@ class Collector:
         self._batch: Parts = {}
 
     def begin(self, start: int = 0) -> None:
-        """`start`: number of the batch's first sequence in its domain."""
+        """Begins a batch. `start`: number of its first sequence in its domain."""
         self.drop()
         self._batch, self._start = defaultdict(list), start
 
     def add(self, view: LayerView, row: int = 0) -> None:
-        """`row`: the batch's row that the view begins at."""
+        """Measures a view. `row`: the batch's row that it begins at."""
         measured = {each.name: each.measure(view, self._lengths) for each in self._quantities.quantities}
         values = {name: value for name, value in measured.items() if value is not None}
         self._sampler.add(view, self._start + row, values["layers"])
         self._batch[view.site.name].append(Part(view.batch, view.attention.causal, view.queries, view.keys, values))
 
     def drop(self) -> None:
-        """Cancels what is still to be computed; called when the batch fails."""
+        """Cancels the unfinished sampled metrics of the batch; called when the batch fails."""
         self._sampler.drop()
 
     def commit(self) -> Parts:
@@ -75,13 +74,13 @@ class Collector:
         return ready
 
     def bad_site(self, sites: list[Site]) -> Site | None:
-        """The first site of the batch under way whose numbers are NaN or infinite where they never may be."""
+        """Returns the first site of the batch with NaN or infinity in a column that never may hold them; else None."""
         metrics = self._quantities.metrics
         mass, peak = metrics.names("heads").index("sink_score"), metrics.names("layers").index("inf_norm")
         for site in sites:
             for part in self._batch.get(site.name, []):
-                seen = "first_unit" in part.values  # the residual stream
-                checked = [part.values["heads"][..., mass], *([part.values["layers"][..., peak]] if seen else [])]
+                has_stream = "first_unit" in part.values  # else inf_norm of the residual stream is missing
+                checked = [part.values["heads"][..., mass], *([part.values["layers"][..., peak]] if has_stream else [])]
                 if not all(values.isfinite().all() for values in checked):
                     return site
         return None
@@ -100,10 +99,10 @@ def prefixes(queries: int) -> list[int]:
 def _to_cpu(part: Part, quantities: QuantitySet) -> Part:
     summed = {each.name for each in quantities.quantities if each.summed}
     return replace(
-        part, values={name: _summed(own) if name in summed else own.cpu() for name, own in part.values.items()}
+        part, values={name: _summed(value) if name in summed else value.cpu() for name, value in part.values.items()}
     )
 
 
 def _summed(values: Tensor) -> Tensor:
-    """Sum over the sequences of a batch, [1, ...] float64 on the CPU."""
+    """Returns the sum over the sequences of a batch, [1, ...] float64 on the CPU."""
     return float64(values).sum(0, keepdim=True).cpu()

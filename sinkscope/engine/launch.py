@@ -1,8 +1,8 @@
-"""The processes of one launch (accelerate launch, torchrun): which one this is, and how they tell each other.
+"""The processes of one launch (accelerate launch, torchrun): this process's rank, and what the processes exchange.
 
-Nothing else in the package asks for a rank. A process alone is the default: it costs nothing and imports nothing. In a
-launch every process takes the same steps in the same order, and tells all others at the end of each how it went. So a
-failure of one, or Ctrl-C, reaches all at the next step, and none waits for a process that has gone.
+The default is a single process, which imports nothing. In a launch every process takes the same steps in the same
+order, and reports the outcome of each step to all others. A failure of one, or Ctrl-C, thus reaches all at the next
+step, and none waits for a process that has ended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GONE = "another process of the launch has ended (killed, or out of memory); --re
 
 
 class Processes:
-    """This process and the others of its launch. This class: a process alone, whose steps are plain calls.
+    """This process and the others of its launch. The base class is a single process, whose steps are plain calls.
 
     Attributes:
         index, count: 0 .. count - 1; 0 is the main process, which alone prints and writes.
@@ -38,35 +38,35 @@ class Processes:
     index, count, tensor = 0, 1, False
 
     def device(self, name: str) -> str:
-        """The device to load on where the user gave `name`: in a launch auto and cuda mean a GPU for each process."""
+        """The device to load on for --device `name`: in a launch auto and cuda mean a GPU for each process."""
         return name
 
     def check(self, model: Any, device_map: Any, smoothing: bool) -> None:
-        """Refuses a scan that several processes cannot share. Raises SinkscopeError."""
+        """Raises SinkscopeError for a scan that several processes cannot share."""
 
     def share(self, work: Sequence[T]) -> list[T]:
-        """The part of the work that is this process's: every count-th piece; all of it under --tp."""
+        """Returns this process's part of the work: every count-th piece, or all of it under --tp."""
         return list(work)
 
     def together(self, step: Callable[[], T]) -> list[T]:
-        """Every process takes the step; what it gave in each, in their order (it must be picklable).
+        """Runs the step in every process; returns the results of all, by process (they must be picklable).
 
-        Raises what the step raised here, or a SinkscopeError naming the process it failed in; KeyboardInterrupt where
-        any was interrupted. All processes raise, or none.
+        Raises what the step raised here, or a SinkscopeError naming the process in which it failed; KeyboardInterrupt
+        where any process was interrupted. Either all processes raise or none.
         """
         return [step()]
 
-    def agree(self, step: Callable[[], T]) -> T:
-        """Every process takes the step; what it gave in this one. Raises as `together` does."""
-        given: list[T] = []
-        self.together(lambda: given.append(step()))
-        return given[0]
+    def run(self, step: Callable[[], T]) -> T:
+        """Runs the step in every process; returns the result of this one. Raises as `together` does."""
+        results: list[T] = []
+        self.together(lambda: results.append(step()))
+        return results[0]
 
-    def same(self, facts: Any) -> None:
-        """Raises a SinkscopeError where another process has found other facts: a machine that sees other files."""
+    def require_same(self, facts: Any) -> None:
+        """Raises SinkscopeError where another process has other facts, because its machine sees other files."""
 
     def on_main(self, step: Callable[[], T]) -> T:
-        """The main process alone takes the step; all get what it gave. Raises as `together` does."""
+        """Runs the step in the main process alone; returns its result in all. Raises as `together` does."""
         return step()
 
 
@@ -74,8 +74,8 @@ ALONE = Processes()
 
 
 @dataclass(frozen=True)
-class _Told:
-    """What one process tells the others at the end of a step. `left`: it is done, with this exit code."""
+class _Report:
+    """What one process reports to the others at the end of a step. `left`: its exit code, once it is done."""
 
     value: Any = None
     error: str | None = None
@@ -92,9 +92,9 @@ class Launched(Processes):
 
         self.tensor = tensor
         own_gpu = device in ("auto", "cuda") and torch.cuda.is_available()
-        here, there = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
-        if own_gpu and here > there:
-            raise SinkscopeError(f"{here} processes, but {there} GPUs here: start one for each, or give --device")
+        local, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+        if own_gpu and local > gpus:
+            raise SinkscopeError(f"{local} processes, but {gpus} GPUs here: start one per GPU, or give --device")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._state = PartialState(cpu=not own_gpu, timeout=PATIENCE)
@@ -111,69 +111,73 @@ class Launched(Processes):
                 "--device-map spreads a model over the devices of one process: start one, or give --tp"
             )
         if self.tensor and not isinstance(model, str):
-            raise SinkscopeError("--tp: a model is spread while it is loaded: give its name")
+            raise SinkscopeError("--tp spreads a model while it is loaded: give the model's name")
         if self.tensor and smoothing:
-            raise SinkscopeError("--tp with --smoothing: W_V is found by its numbers, which no process holds whole")
+            raise SinkscopeError(
+                "--tp with --smoothing: finding W_V takes the whole of it, and no process holds it all"
+            )
 
     def share(self, work: Sequence[T]) -> list[T]:
         return list(work) if self.tensor else list(work[self.index :: self.count])
 
-    def same(self, facts: Any) -> None:
-        told = self.together(lambda: facts)
-        other = next((index for index, each in enumerate(told) if each != told[0]), None)
+    def require_same(self, facts: Any) -> None:
+        found = self.together(lambda: facts)
+        other = next((index for index, each in enumerate(found) if each != found[0]), None)
         if other is not None:
-            raise SinkscopeError(f"process {other} reads other weights or text than process 0: see all the same files?")
+            raise SinkscopeError(
+                f"process {other} reads other weights or text than process 0: do both see the same files?"
+            )
 
     def on_main(self, step: Callable[[], T]) -> T:
         return self.together(lambda: step() if self.index == 0 else None)[0]  # type: ignore[return-value]
 
     def together(self, step: Callable[[], T]) -> list[T]:
         own, error = self._take(step)
-        told = self._tell(own)
-        if any(each.interrupted for each in told):
+        reports = self._exchange(own)
+        if any(each.interrupted for each in reports):
             self._stopping, self._pending = True, False  # the launcher sends the signal again while main saves
             raise KeyboardInterrupt
-        for index, each in enumerate(told):
+        for index, each in enumerate(reports):
             if each.error is not None:
                 raise error if error is not None and index == self.index else _elsewhere(index, each.error)
             if each.left is not None:
                 raise _elsewhere(index, f"ended with exit code {each.left}")
-        return [each.value for each in told]
+        return [each.value for each in reports]
 
     def leave(self, code: int) -> int:
-        """Waits until all processes are done, so that none ends the others early; the exit code they share."""
+        """Waits until all processes are done, so that none ends the others early; returns the exit code they share."""
         shared = None
         try:
             while shared is None and not self._broken:
-                codes = [each.left for each in self._tell(_Told(left=code))]
-                if None not in codes:  # else another has learned only now that this one is done
+                codes = [each.left for each in self._exchange(_Report(left=code))]
+                if None not in codes:  # else another process has learned only now that this one is done
                     shared = next((other for other in codes if other), 0)
-                    self._tell(_Told())  # all know the code now; where one has gone already, nothing is lost
+                    self._exchange(_Report())  # all know the code now; it does no harm if one has ended
         except SinkscopeError:
             return code or 2 if shared is None else shared
         return code if shared is None else shared
 
-    def _take(self, step: Callable[[], T]) -> tuple[_Told, Exception | None]:
+    def _take(self, step: Callable[[], T]) -> tuple[_Report, Exception | None]:
         try:
             try:
                 self._in_step = True
                 if self._pending:
                     raise KeyboardInterrupt
-                return _Told(step()), None
+                return _Report(step()), None
             finally:
                 self._in_step = False
         except KeyboardInterrupt:
             self._in_step = False
-            return _Told(interrupted=True), None
+            return _Report(interrupted=True), None
         except Exception as error:
             if self.tensor and (isinstance(error, OutOfMemory) or not isinstance(error, SinkscopeError)):
-                self._fall(error)
-            return _Told(error=in_one_line(error)), error
+                self._end_alone(error)
+            return _Report(error=in_one_line(error)), error
 
-    def _fall(self, error: Exception) -> None:
+    def _end_alone(self, error: Exception) -> None:
         """Ends this process alone: under --tp the others may be inside a layer, waiting for its part of the heads.
 
-        They cannot be told; the launcher ends them as soon as this one has ended.
+        This process cannot tell them; the launcher ends them as soon as it has ended.
         """
         self._broken = True
         if "gloo/transport" in str(error) or type(error).__name__.startswith("Dist"):
@@ -182,7 +186,7 @@ class Launched(Processes):
             print(f"sinkscope: error: {_elsewhere(self.index, in_one_line(error))}", file=sys.__stderr__)
         raise error
 
-    def _tell(self, own: _Told) -> list[_Told]:
+    def _exchange(self, own: _Report) -> list[_Report]:
         from accelerate.utils import gather_object
 
         try:
@@ -193,7 +197,7 @@ class Launched(Processes):
         raise SinkscopeError(GONE)
 
     def _interrupted(self, number: int, frame: Any) -> None:
-        """Ctrl-C breaks a step off, but never an exchange, nor a pass whose layers wait for each other (--tp)."""
+        """Ends a step on Ctrl-C, but never an exchange, nor under --tp a pass, whose layers wait for each other."""
         if self._stopping:
             return
         if self._in_step and not self.tensor:
@@ -205,9 +209,9 @@ _launched: Launched | None = None
 
 
 def start_processes(device: str = "auto", tensor: bool = False) -> Processes:
-    """Joins the other processes of the launch; ALONE where there are none. `device`: the user's --device.
+    """Joins the other processes of the launch and returns them; ALONE where there are none. `device`: as --device.
 
-    From then on Ctrl-C takes effect in the steps that all take. Raises SinkscopeError: no GPU for each process.
+    From then on Ctrl-C takes effect within steps only. Raises SinkscopeError where there are fewer GPUs than processes.
     """
     global _launched  # noqa: PLW0603 - the process group of torch is one for the whole process
     if size() == 1:
@@ -218,10 +222,10 @@ def start_processes(device: str = "auto", tensor: bool = False) -> Processes:
 
 
 def leave(code: int) -> int:
-    """At the end of a command: waits for the other processes, then ends this one with the exit code of all.
+    """Ends a command: waits for the other processes, then ends this one with the exit code that all share.
 
-    Alone: gives the code back. In a launch it does not return: torch's threads of a process group still run then, and
-    now and then abort a process that ends in the ordinary way, after all its work.
+    Without a launch it returns the code. In a launch it does not return: threads of torch's process group still run,
+    and sometimes abort a process that exits in the ordinary way.
     """
     if size() == 1:
         return code

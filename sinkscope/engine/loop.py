@@ -1,4 +1,4 @@
-"""The loop of a scan: batches through the watched model, one collector a domain; halves the batch when memory ends."""
+"""Runs a scan's batches through the watched model, with a collector per domain; halves them when memory runs out."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ Progress = Callable[[str, int, int], None]
 """Called with (stage, sequences done, sequences in all); stages are `loading`, `checking`, `scanning`."""
 
 Piece = tuple[int, int, int]
-"""Sequences to measure: domain, first, past the last."""
+"""Sequences to measure: (domain, first, past the last)."""
 
 
 @dataclass
 class Loop:
-    """One scan under way.
+    """The state of one scan.
 
     Attributes:
-        batch_size: sequences a forward pass; None = chosen by the device.
-        shards: where each batch is kept on disk, and read from when the scan goes on; None keeps none.
-        smoother: measures the smoothing table of a view; None where it is not asked for.
-        spectra: sequences of a domain that sampled metrics are measured on; None = as many as are cheap.
+        batch_size: sequences in a forward pass; None = chosen by the device.
+        shards: keeps each batch on disk for a scan that resumes; None keeps none.
+        smoother: measures the smoothing columns of a view; None where they are not asked for.
+        spectra: sequences of each domain for sampled metrics; None = as many as are cheap.
         declared: the metrics and quantities declared when the scan began.
-        processes: what the sequences are spread over; heads: how the heads are, under --tp.
-        smallest_batch: the size that batches had in the end.
+        processes: they share the sequences. heads: how they share the heads, under --tp.
+        smallest_batch: the smallest batch size so far.
         seconds: time spent in forward passes and metrics.
-        failures: why Triton failed, in any of the processes.
+        failures: why Triton failed, in any process.
     """
 
     checkpoint: Checkpoint
@@ -70,7 +70,7 @@ class Loop:
 
     @property
     def sites(self) -> list[Site]:
-        """The attention calls with all their heads, also those of other processes."""
+        """The attention calls with all their heads, including those of other processes."""
         return self.plan.sites if self.heads is None else self.heads.whole_sites(self.plan.sites)
 
     @property
@@ -84,9 +84,9 @@ class Loop:
         return sum(record.count for record in self._records)
 
     def run(self) -> None:
-        """Measures every sequence. After an interruption `domains` still has what was done.
+        """Measures every sequence. After an interruption `domains` still returns what was measured.
 
-        In a launch each process measures a batch, then all get all of them: a round.
+        In a launch, each process measures one batch a round; then all receive the batches of all.
         Raises SinkscopeError: out of memory with one sequence; a layer that gives NaN or infinity.
         """
         self._records = [Record(data.longest, self.quantities) for data in self.reading.tokens]
@@ -96,14 +96,14 @@ class Loop:
         left = [self.done < self.reading.total]
         while any(left):
             began = time.perf_counter()
-            told = self.processes.together(lambda: (self._next(work), bool(work), self.plan.failures))
-            left = [more for _, more, _ in told]
-            self.failures = list(dict.fromkeys(why for *_, reasons in told for why in reasons))
-            self._keep([batch for batch, *_ in told if batch is not None])
+            outcomes = self.processes.together(lambda: (self._next(work), bool(work), self.plan.failures))
+            left = [more for _, more, _ in outcomes]
+            self.failures = list(dict.fromkeys(why for *_, reasons in outcomes for why in reasons))
+            self._keep([batch for batch, *_ in outcomes if batch is not None])
             self.seconds += time.perf_counter() - began
 
     def domains(self) -> list[Domain]:
-        """What was measured so far, by domain."""
+        """Returns what was measured so far, by domain."""
         domains = []
         for corpus, record in zip(self.reading.corpora, self._records, strict=False):
             values = record.values()
@@ -112,8 +112,8 @@ class Loop:
         return domains
 
     def _watch(self, length: int) -> tuple[Capture, Collector]:
-        """What watches the batches of a domain, and what it fills."""
-        # Under --tp every process sees the same stream: the main process alone measures what is sampled of it.
+        """Returns the capture that watches a domain's batches, and the collector that it fills."""
+        # Under --tp every process sees the same residual stream: the main process alone measures the sampled metrics.
         sampled = 0 if self.processes.tensor and self.processes.index else self.spectra
         collector = Collector(length, self.quantities, sampled)
         mean = None if self.heads is None else self.heads.mean
@@ -135,7 +135,7 @@ class Loop:
         self.report("scanning", self.done, self.reading.total)
 
     def _keep(self, batches: list[Shard]) -> None:
-        """On disk first, then in memory."""
+        """Keeps finished batches, on disk first, then in memory."""
         if self.heads is not None:
             batches = [self.heads.whole(batches, self.quantities)]
         shards = self.shards
@@ -144,7 +144,7 @@ class Loop:
         self._take(batches)
 
     def _pieces(self) -> list[Piece]:
-        """What is still to be measured, cut where a scan without a break would have cut it."""
+        """Returns the sequences still to measure, in the batches of a scan that was never interrupted."""
         pieces = []
         for domain, (data, record) in enumerate(zip(self.reading.tokens, self._records, strict=True)):
             size = self._size(domain)
@@ -154,7 +154,7 @@ class Loop:
         return pieces
 
     def _size(self, domain: int) -> int:
-        """Sequences a batch, before memory ends."""
+        """The batch size of a domain while memory suffices."""
         data = self.reading.tokens[domain]
         if data.extras is not None:
             return 1
@@ -162,7 +162,7 @@ class Loop:
         return self.batch_size or min(each, chosen_batch(data.ids.shape[1], self.checkpoint.device))
 
     def _next(self, work: deque[Piece]) -> Shard | None:
-        """Measures the next batch; None where this process has none left. A smaller one where memory ends."""
+        """Measures the next batch, a smaller one where memory runs out. Returns None where no work is left."""
         if not work:
             return None
         domain, start, stop = work.popleft()
@@ -186,7 +186,7 @@ class Loop:
         return Shard(domain, start, count, size, self._fits, parts)
 
     def _one_batch(self, capture: Capture, collector: Collector, batch: Batch) -> Parts:
-        """Runs, keeps and returns one batch."""
+        """Runs one batch through the model and returns its quantities."""
         collector.begin(batch.start)
         try:
             with capture.watching(batch.spans, batch.inputs.shape[1]):
@@ -201,7 +201,7 @@ class Loop:
 
 
 def _why_not_finite(checkpoint: Checkpoint, layer: int, module: str) -> str:
-    """The weights are finite (checked on loading): the dtype overflowed."""
+    """Blames the dtype: the weights are finite, as loading checked."""
     return (
         f"layer {layer} ({module}) gives NaN or infinity although all weights are finite: "
         f"{checkpoint.facts['dtype']} overflows; try --dtype float32"

@@ -1,4 +1,4 @@
-"""Fills in the manifest of a scan: what is known before the first batch, and what the scan adds."""
+"""Writes the manifest of a scan: what is known before the first batch, and what the scan adds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pandas")
 
 
 def describe(loop: Loop, request: Request, checked: dict[str, Any]) -> Manifest:
-    """The manifest as far as it is known before the first batch. `checked`: what the self-check found."""
+    """Returns the manifest as known before the first batch. `checked`: the self-check's record."""
     reading, processes = loop.reading, loop.processes
     facts = {
         "sinkscope": sinkscope.__version__,
@@ -62,8 +62,8 @@ def spectra_measured(domains: list[Domain]) -> dict[str, int]:
     }
 
 
-def tell_of_failures(manifest: Manifest, reasons: list[str]) -> Manifest:
-    """The manifest with the reasons why Triton failed in the middle of the scan, after which torch read the rest."""
+def with_failures(manifest: Manifest, reasons: list[str]) -> Manifest:
+    """Returns the manifest with the reasons why Triton failed during the scan, after which torch measured the rest."""
     if not reasons:
         return manifest
     sites = [

@@ -1,4 +1,4 @@
-"""What a scan reads: sequences the model can take, whatever kind of input they come from."""
+"""The sequences that a scan reads, in one form for every kind of input."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Reading:
     """The sequences of a scan.
 
     Attributes:
-        rules: what tokenizer and model say of the ids.
-        corpora: one a domain; tokens: what the model takes of each, in the same order.
-        tokenizer: names the ids, or what stands in their place; None where ids are their own names.
-        kind: what read them.
-        decoder_input: what a decoder reads beside the sequences, where it is not what it would read by itself.
+        rules: special tokens, and which ids exist.
+        corpora: one per domain. tokens: the model's input for each, in the same order.
+        tokenizer: gives the ids their names; None where tables show the ids.
+        kind: the input kind that read them.
+        decoder_input: describes the decoder's input where it differs from `Forward.decoder_input`.
     """
 
     rules: TokenRules
@@ -48,7 +48,7 @@ class Reading:
         return first_token([corpus.ids for corpus in self.corpora[:domains]], self.rules, self.tokenizer)
 
     def first_sequence(self, device: torch.device) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The valid tokens of the first sequence, [1, length], and what else the model takes with them."""
+        """The valid tokens of the first sequence, [1, length], and the model's other inputs for it."""
         batch = next(batches(self.tokens[0], 0, 1, device))
         inputs = batch.inputs if batch.spans is None else batch.inputs[:, slice(*batch.spans[0])]
         return inputs, batch.extra

@@ -1,4 +1,4 @@
-"""The primary record of a run: the batches of one domain, whoever measured them, in the order of their sequences."""
+"""The primary record of a run: keeps the batches of a domain, from any process, and joins them in sequence order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sinkscope.runs.values import SiteValues
 class Record:
     """The batches of one domain. They may come in any order, and leave gaps.
 
-    `length`: T of its longest sequence. `quantities`: what was measured.
+    `length`: T of the longest sequence. `quantities`: what was measured.
     """
 
     def __init__(self, length: int, quantities: QuantitySet) -> None:
@@ -30,7 +30,7 @@ class Record:
         self._done[start] = count, parts
 
     def gaps(self, total: int) -> list[tuple[int, int]]:
-        """(first, past the last) of the sequences below `total` that are still to be measured."""
+        """Returns (first, past the last) of each run of sequences below `total` that is still to be measured."""
         edges = [0, *(edge for start in sorted(self._done) for edge in (start, start + self._done[start][0])), total]
         return [(first, last) for first, last in zip(edges[::2], edges[1::2], strict=True) if first < last]
 
@@ -48,7 +48,7 @@ class Record:
         return kept
 
     def values(self) -> dict[str, SiteValues]:
-        """Everything kept so far, by site name, in the order of the sequences."""
+        """Returns the values of the sequences before the first gap, by site name, in the order of the sequences."""
         joined: Parts = defaultdict(list)
         for _, parts in self._unbroken():
             for name, own in parts.items():
@@ -69,18 +69,18 @@ class Record:
 
 
 def _join(quantity: Quantity, parts: list[Part]) -> np.ndarray | None:
-    """One quantity over all batches, as its axes say; None where no batch has it.
+    """Joins one quantity over all batches as its axes say; None where no batch has it.
 
     Raises SinkscopeError where an axis that must be the same in all batches is not.
     """
-    there = [(part.values[quantity.name], part.count) for part in parts if quantity.name in part.values]
-    if not there:
+    present = [(part.values[quantity.name], part.count) for part in parts if quantity.name in part.values]
+    if not present:
         return None
     if quantity.summed:
-        return _mean_places(there)
+        return _mean_places(present)
     if quantity.dims[0] != "sequence":
-        return torch.cat([values for values, _ in there]).numpy()
-    shape = there[0][0].shape[1:]
+        return torch.cat([values for values, _ in present]).numpy()
+    shape = present[0][0].shape[1:]
     rows = [part.values.get(quantity.name, torch.full((part.count, *shape), torch.nan)) for part in parts]
     other = next((row.shape[1:] for row in rows if row.shape[1:] != shape), None)
     if other is not None:
@@ -92,9 +92,9 @@ def _join(quantity: Quantity, parts: list[Part]) -> np.ndarray | None:
 
 
 def _mean_places(sums: list[tuple[Tensor, int]]) -> np.ndarray:
-    """Mean over sequences of the values at each position (the last axis), from (sum [1, ..., position], sequences).
+    """Returns the mean over sequences at each position (the last axis), from (sum [1, ..., position], sequences).
 
-    A position that some sequences do not reach: the mean over the others.
+    At a position that some sequences do not reach, it is the mean over the others.
     """
     longest = max(part.shape[-1] for part, _ in sums)
     total = torch.zeros(*sums[0][0].shape[1:-1], longest, dtype=torch.float64)

@@ -31,7 +31,7 @@ class _Begun:
 class Sampler:
     """Measures the sampled layer metrics of one domain.
 
-    `longest`: tokens of its longest sequence. `count`: sequences to measure; None = as many as are cheap.
+    `longest`: length of its longest sequence in tokens. `count`: sequences to measure; None = as many as are cheap.
     """
 
     def __init__(self, metrics: Mapping[str, Metric], longest: int, count: int | None) -> None:
@@ -40,16 +40,16 @@ class Sampler:
         self._begun: list[_Begun] = []
 
     def add(self, view: LayerView, number: int, layers: Tensor) -> None:
-        """Begins what is wanted of a view whose first sequence has this `number` in its domain.
+        """Begins the sampled metrics of a view whose first sequence has this `number` in its domain.
 
         The values go to `layers`, [sequence, metric], at the latest when `settle` returns.
         """
         count = min(view.batch, self._wanted(view) - number)
         if count <= 0:
             return
-        own = view.rows(count)
+        sampled = view.rows(count)
         for place, metric in self._sampled:
-            self._measure(metric, own, layers[:, place])
+            self._measure(metric, sampled, layers[:, place])
         waiting = [each.work for each in self._begun]
         if full(waiting):
             solve(waiting)
@@ -71,7 +71,7 @@ class Sampler:
         return cheap_spectra(max(shape[0], self._longest), shape[1])
 
     def drop(self) -> None:
-        """Cancels the work under way; called when the batch fails, and nobody will commit it."""
+        """Cancels the work under way; called when the batch fails."""
         for each in self._begun:
             each.work.cancel()
         self._begun = []

@@ -1,4 +1,4 @@
-"""One scan: a model is loaded, its inputs are read, batches are measured, and a Run comes out."""
+"""One scan: loads a model, reads its inputs, measures the batches and returns a Run."""
 
 from __future__ import annotations
 
@@ -75,38 +75,38 @@ def scan(
 
     Args:
         model: a name (hub id, folder, .gguf file, example:NAME) or a transformers model already loaded, in eval mode.
-        data: a SPEC or a list of them (each becomes a domain), "prose" by default; or token ids: a tensor
-            [sequence, T], a list of lists of int, or a mapping with `input_ids` and `attention_mask`, or with
-            `position_ids` of packed rows, whose pieces are read apart. No tokenizer is needed for token ids. Vision
-            models read a mapping with `pixel_values` [picture, channel, height, width]; vision-language models what
-            their processor returns, as many pictures in each sequence: `input_ids`, `pixel_values`, ... Speech models
-            read `input_features` or `input_values` [recording, ...], all of one length, and beside them
-            `decoder_input_ids` [recording, token] where they have a decoder (its start token alone without). A model
-            that reads real vectors (the trigger task's) brings its data itself.
-        images, audio: a folder of png and jpg, or of wav files, for the checkpoint's own processor, one for each
-            sequence. prompt: the text beside each, which a speech model's decoder reads.
-        seq_len, num_sequences: tokens a sequence and sequences a SPEC; 256 and 32 for text, all there is for token ids,
-            the task's own length and number for a model that brings a task.
-        bos: the first token: auto (the tokenizer's habit), always, never; a list of them makes a domain of each.
+        data: a SPEC or a list of them (each becomes a domain), "prose" by default.
+            Token ids: a tensor [sequence, T], a list of lists of int, or a mapping with `input_ids` and
+            `attention_mask`, or `position_ids` of packed rows, whose pieces become sequences. They need no tokenizer.
+            Vision models: a mapping with `pixel_values` [picture, channel, height, width]. Vision-language models: what
+            their processor returns (`input_ids`, `pixel_values`, ...), with equally many pictures in each sequence.
+            Speech models: `input_features` or `input_values` [recording, ...], all of one length; for a decoder also
+            `decoder_input_ids` [recording, token] (without them it reads its start token alone).
+            A model that reads real vectors (the trigger task's) brings its data itself.
+        images, audio: a folder of png and jpg, or of wav files; the checkpoint's own processor makes a sequence of each
+            file. prompt: the text beside each file; a speech model's decoder reads it.
+        seq_len, num_sequences: tokens per sequence, and sequences per SPEC; by default 256 and 32 for text, all there
+            are for token ids, the task's own length and number for a model that brings a task.
+        bos: the first token: auto (the tokenizer's default), always, never; a list of modes makes a domain of each.
         batch_size: None = chosen by the device and halved when memory runs out.
         tokenizer: for a model object; a name brings its own.
         device_map: `auto`, or accelerate's map of module paths to devices: the model is spread over them.
         epsilon: the sink threshold. dormant_rule: "NAME<x" on a head column.
         smoothing: measure the smoothing table too (`Run.smoothing`).
-        spectra: sequences of each domain whose matrix_entropy is measured, the first ones; None = as many as are cheap.
-        metrics: functions of your own under `head_metric` or `layer_metric`, or Python files that hold some, which are
-            run: measured beside sinkscope's own.
+        spectra: how many first sequences of each domain matrix_entropy is measured on; None = as many as are cheap.
+        metrics: your own functions, decorated with `head_metric` or `layer_metric`, or Python files that define some,
+            which are run; they are measured in addition to sinkscope's.
         self_check: compare one short sequence with the model's own eager attention first.
-        shards: a folder that keeps every finished batch until the run is saved there. resume: go on with what an
-            earlier scan of the same model, data and settings left in it; the result is the same to the last bit.
-        processes: what `start_processes` gave, in a script that a launcher runs in several processes: they share the
-            work, and all get the same Run.
+        shards: a folder that keeps every finished batch until the run is saved there. resume: continue from what an
+            earlier scan of the same model, data and settings left there; the result is the same to the last bit.
+        processes: the result of `start_processes`, in a script that a launcher runs in several processes: they share
+            the work, and all get the same Run.
 
     Returns:
-        A Run: tables as pandas frames, summary and manifest as dicts. Nothing is written; use `run.save(folder)`.
+        A Run: tables as pandas frames, summary and manifest as records. Nothing is written; use `run.save(folder)`.
 
     Raises:
-        SinkscopeError: anything the user can mend, in one line. Interrupted: Ctrl-C, with what was done.
+        SinkscopeError: anything the user can fix, in one line. Interrupted: Ctrl-C; it holds what was measured.
     """
     asked: dict[str, Any] = {
         "images": images, "audio": audio, "prompt": prompt, "seq_len": seq_len, "num_sequences": num_sequences,
@@ -115,7 +115,7 @@ def scan(
         "epsilon": epsilon, "dormant_rule": dormant_rule, "measures": ("smoothing",) if smoothing else (),
         "spectra": spectra, "self_check": self_check,
     }  # fmt: skip
-    request = processes.agree(lambda: requested(model, data, asked))
+    request = processes.run(lambda: requested(model, data, asked))
     return scan_request(
         request, model=model, tokenizer=tokenizer, metrics=metrics, shards=shards, resume=resume, progress=progress,
         processes=processes,
@@ -123,7 +123,7 @@ def scan(
 
 
 def requested(model: Any, data: Any, asked: dict[str, Any]) -> Request:
-    """The request that keywords of `scan` make. Raises SinkscopeError for what is wrong whatever the model."""
+    """Makes a request of the keywords of `scan`. Raises SinkscopeError for settings that are wrong for any model."""
     name = model if isinstance(model, str) else type(model).__name__
     settings = asked | {
         "bos": [asked["bos"]] if isinstance(asked["bos"], str) else asked["bos"],
@@ -147,10 +147,10 @@ def scan_request(
     progress: Progress | None = None,
     processes: Processes = ALONE,
 ) -> Run:
-    """Measures what a request asks for: also that of a manifest or a baseline, to measure the same way again.
+    """Runs the scan of a request. The request may come from a manifest or a baseline, to measure the same way again.
 
     `model`: a model object in place of `request.model`. The other arguments are those of `scan`. Raises as `scan` does,
-    and SinkscopeError where the request is for data that were handed over in Python and are not at hand.
+    and SinkscopeError where the request's data were handed over in Python and are no longer there.
     """
     started = time.perf_counter()
     if request.given is not None and request.handed is None:
@@ -170,7 +170,7 @@ def scan_request(
     finally:
         if loop.shards is not None and processes.index == 0:
             loop.shards.discard_if_empty()
-    return processes.agree(lambda: build_run(loop, manifest, started, True))
+    return processes.run(lambda: build_run(loop, manifest, started, True))
 
 
 def _set_up(
@@ -179,18 +179,18 @@ def _set_up(
 ) -> tuple[Loop, Manifest]:  # fmt: skip
     """Everything before the first batch: checks, loading, the dry run, reading, the self-check."""
     asked, smoothing = asked_of(request), "smoothing" in request.measures
-    processes.agree(lambda: check_asked(asked))
+    processes.run(lambda: check_asked(asked))
     model = request.model if model is None else model
     processes.check(model, request.device_map, smoothing)
-    measured = processes.agree(lambda: metric_set(metrics))
+    measured = processes.run(lambda: metric_set(metrics))
     check_rule(request.dormant_rule, measured.names("heads"))
-    checkpoint = processes.agree(lambda: _load(model, tokenizer, _load_options(request, processes), report))
-    loop = processes.agree(lambda: _prepare(checkpoint, asked, request, report, processes))
+    checkpoint = processes.run(lambda: _load(model, tokenizer, _load_options(request, processes), report))
+    loop = processes.run(lambda: _prepare(checkpoint, asked, request, report, processes))
     loop.declared = quantity_set(measured)
     read = [corpus.fingerprint for corpus in loop.reading.corpora]
-    processes.same([checkpoint.facts["weights_sha256"], definitions(measured), *read])
+    processes.require_same([checkpoint.facts["weights_sha256"], definitions(measured), *read])
     if smoothing:
-        loop.smoother = processes.agree(lambda: _smoother(loop))
+        loop.smoother = processes.run(lambda: _smoother(loop))
     checked = _check(loop) if request.self_check else {"status": "skipped"}
     return loop, describe(loop, request.model_copy(update={"model": checkpoint.facts["id"]}), checked)
 
@@ -212,7 +212,7 @@ def _load(model: Any, tokenizer: Any, options: LoadOptions, report: Progress) ->
 
 
 def _prepare(checkpoint: Checkpoint, asked: Asked, request: Request, report: Progress, processes: Processes) -> Loop:
-    """Finds the model's attention calls and reads its inputs. With loading, this is all that can fail early."""
+    """Finds the model's attention calls and reads its inputs."""
     forward = Forward(checkpoint.model)
     kind = claim(asked, checkpoint, forward)
     short, extra = kind.probe()
@@ -236,7 +236,7 @@ def _smoother(loop: Loop) -> Smoother:
 
 
 def _check(loop: Loop) -> dict[str, Any]:
-    """What the self-check found; in a launch, in the process where the difference is largest."""
+    """Runs the self-check and returns its record; in a launch, that of the process with the largest difference."""
     loop.report("checking", 0, loop.reading.total)
 
     def check() -> dict[str, Any]:

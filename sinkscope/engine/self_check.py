@@ -1,5 +1,5 @@
-"""Before a scan, one short sequence (or picture, or recording) measured both ways: our capture, and a reference that
-forms every attention map whole: the model's own eager attention, or float64."""
+"""Compares our capture of one short sequence (or picture, or recording), before a scan, with a reference that forms
+every attention map whole: the model's own eager attention, or float64 attention."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from sinkscope.metrics.mass import query_rows
 Pass = Callable[..., Any]
 LENGTH = 128
 BOUNDS = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-"""Largest difference of a probability that is put down to rounding. Eager rounds probabilities to the model's dtype
+"""Largest difference of a probability that rounding explains. Eager rounds probabilities to the model's dtype
 before they are compared, and rounded logits (bf16 keeps 8 bits) move a single row's probability by percents."""
 
 
 EAGER = "eager attention maps"
 DENSE = "float64 attention from each layer's own queries, keys and mask"
 MAPS = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
-"""Where a model's output keeps its maps; `attentions` for all other streams."""
+"""Fields of a model's output that hold the maps of a stream; `attentions` for all other streams."""
 
 
 @dataclass
 class _Reference:
-    """What to compare with, by site name: A[i,0] of every query and the column sums of A, float64."""
+    """The values to compare with, by site name: A[i,0] of every query and the column sums of A, float64."""
 
     name: str
     first: dict[str, Tensor]
@@ -52,12 +52,11 @@ def self_check(
 
     A picture, a recording or a sequence with pictures (in `extra`, the forward's other keywords) is compared whole.
 
-    The reference is the model's own eager attention; where it returns no map for each call, or eager attention does
-    not compute what the model computes, float64 attention from what each call was given. Returns what the manifest
-    records: tokens, attention layers compared, `reference` (with `reason` where it is not eager), `max_difference`
-    (absolute, in probability), `bound`, and `status` `passed`, `warning` (half precision beyond its bound) or
-    `not possible`. Raises SinkscopeError where a float32 model differs by more than 1e-3: then no number of ours can
-    be trusted.
+    The reference is the model's own eager attention. Where that lacks a map for some call, or computes another output
+    than the model, the reference is float64 attention from the inputs of each call. Returns what the manifest records:
+    tokens, attention layers compared, `reference` (with `reason` where it is not eager), `max_difference` (absolute, in
+    probability), `bound`, and `status` `passed`, `warning` (half precision beyond its bound) or `not possible`. Raises
+    SinkscopeError where a float32 model differs by more than 1e-3: then our numbers cannot be trusted.
     """
     run: Pass = partial(forward, **extra) if extra else forward
     whole = forward.signal is not None
@@ -92,7 +91,7 @@ def self_check(
 
 
 def warnings_of(checked: dict[str, Any]) -> list[str]:
-    """What the user must know of a self-check's record."""
+    """Returns the warnings that a self-check's record calls for."""
     if checked["status"] in ("passed", "skipped"):
         return []
     if checked["status"] == "warning":
@@ -120,7 +119,7 @@ def _verdict(
         return record | {"status": "warning"}
     raise SinkscopeError(
         f"self-check failed: at {where} our attention differs from {reference.name} by {worst:.2g} "
-        f"(allowed {bound:g}); the numbers could not be trusted (--no-self-check scans all the same)"
+        f"(allowed {bound:g}); the numbers could not be trusted (--no-self-check scans anyway)"
     )
 
 
@@ -141,7 +140,7 @@ def _eager_reference(
     model: nn.Module, plan: Plan, forward: Pass, ids: Tensor, bound: float, hides_sinks: set[str],
     ours: dict[str, LayerView],
 ) -> _Reference:  # fmt: skip
-    """The model's own maps; `reason` says why they are no reference."""
+    """Returns the model's own eager maps; `reason` says why they cannot serve as reference."""
     reference = _Reference(EAGER, {}, {})
     try:
         with torch.no_grad(), quiet_transformers():
@@ -156,7 +155,7 @@ def _eager_reference(
             views = ours[site.name].attention
             if probabilities.shape != (*views.first.shape, views.columns.shape[-1]):
                 reference.reason = f"the eager attention map of {site.name} has the shape {tuple(probabilities.shape)}"
-            elif site.score == "softmax" and _no_probabilities(probabilities, bound):
+            elif site.score == "softmax" and _not_probabilities(probabilities, bound):
                 reference.reason = "what the model returns as attention maps are no probabilities"
             elif site.heads > 1 and bool((probabilities == probabilities[:, :1]).all()):
                 reference.reason = "the model returns its attention maps averaged over the heads"
@@ -165,18 +164,18 @@ def _eager_reference(
             _keep(reference, site, probabilities)
         if len(maps) != len(sites):
             reference.reason = f"the model returns {len(maps)} eager attention maps for {len(sites)} attention calls"
-    apart = _apart(plain[0], outputs[0])
-    if reference.reason is None and not apart <= bound:
-        reference.reason = f"eager attention computes another output (relative difference {apart:.2g})"
+    difference = _relative_difference(plain[0], outputs[0])
+    if reference.reason is None and not difference <= bound:
+        reference.reason = f"eager attention computes another output (relative difference {difference:.2g})"
     return reference
 
 
-def _no_probabilities(maps: Tensor, bound: float) -> bool:
+def _not_probabilities(maps: Tensor, bound: float) -> bool:
     return bool((maps < 0).any()) or bool((maps.sum(-1) - 1).max() > bound)
 
 
 def _pairs(outputs: Any, sites: list[Site]) -> Iterator[tuple[list[Site], list[Tensor]]]:
-    """Sites and the maps returned for them: all in one list, or a list for each stream."""
+    """Pairs the sites with their returned maps: all in one list, or a list for each stream."""
 
     def maps(name: str) -> list[Tensor]:
         return [each for each in getattr(outputs, name, None) or () if isinstance(each, Tensor)]
@@ -188,7 +187,7 @@ def _pairs(outputs: Any, sites: list[Site]) -> Iterator[tuple[list[Site], list[T
         yield [site for site in sites if site.stream == stream], maps(MAPS.get(stream, "attentions"))
 
 
-def _apart(plain: Any, other: Any) -> float:
+def _relative_difference(plain: Any, other: Any) -> float:
     if not isinstance(plain, Tensor) or not isinstance(other, Tensor) or plain.shape != other.shape:
         return 0.0
     return float((plain - other).float().norm() / plain.float().norm().clamp(min=1e-30))

@@ -1,8 +1,8 @@
-"""What an unfinished scan has measured, on disk: one file a batch, so that a killed scan goes on where it was. In a
-launch of several processes the main one writes and reads them all.
+"""Keeps the batches of an unfinished scan on disk, one file per batch, so that a killed scan can resume. In a launch of
+several processes the main process writes and reads them all.
 
-A shard is written to a temporary name and renamed: after a kill at any moment each shard is whole or not there.
-Beside them lies the key, all that decides the numbers; a scan with another key is refused.
+A shard is written to a temporary name and renamed: after a kill at any moment each shard is complete or absent.
+The key beside the shards holds all that decides the numbers; a scan with another key is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEY = "key.json"
 class Shard:
     """One batch: sequences `start` to `start + count` of a domain.
 
-    `size`: sequences a batch at that time; `fits`: the size that memory allowed, None where none was refused.
+    `size`: the batch size at that time. `fits`: the size that memory allowed; None where memory sufficed.
     """
 
     domain: int
@@ -51,14 +51,14 @@ class Shards:
 
     @property
     def folder(self) -> Path:
-        """The run folder they lie in."""
+        """The run folder that holds the shards."""
         return self._folder.parent
 
     @staticmethod
     def open(folder: str | Path, key: dict[str, Any], resume: bool) -> Shards:
-        """Makes the folder ready: kept where `resume` asks for it and the key is the same, else emptied.
+        """Prepares the folder: keeps its shards with `resume`, else empties it.
 
-        Raises SinkscopeError: the unfinished scan there has another key, or the folder cannot be written.
+        Raises SinkscopeError: the unfinished scan to resume has another key, or the folder cannot be written.
         """
         shards = Shards(Path(folder))
         own = plain(key)
@@ -92,7 +92,7 @@ class Shards:
             )
 
     def discard_if_empty(self) -> None:
-        """Leaves no trace of a scan that failed before its first batch was done."""
+        """Removes the folders that this scan made where it failed before its first batch was done."""
         if self._made and not any(self._folder.glob("*.safetensors")):
             (self._folder / KEY).unlink(missing_ok=True)
             for path in self._made:
@@ -100,7 +100,7 @@ class Shards:
                     path.rmdir()
 
     def write(self, shards: Iterable[Shard], quantities: QuantitySet) -> None:
-        """Keeps batches, which hold these quantities. Raises SinkscopeError where the disk is full."""
+        """Writes batches, which hold these quantities. Raises SinkscopeError where that fails (a full disk)."""
         for shard in shards:
             self._write(shard, quantities)
 
@@ -126,10 +126,10 @@ class Shards:
         except (OSError, SafetensorError) as error:
             temporary.unlink(missing_ok=True)
             reason = getattr(error, "strerror", None) or error
-            raise SinkscopeError(f"cannot write {target}: {reason}; --resume goes on from there") from None
+            raise SinkscopeError(f"cannot write {target}: {reason}; --resume continues from there") from None
 
     def read(self, quantities: QuantitySet) -> Iterator[Shard]:
-        """All batches, in order. One that is damaged, or holds sequences of one before it, is dropped.
+        """Yields all batches, in order. Deletes a batch that is damaged or repeats sequences of an earlier one.
 
         Raises SinkscopeError where a batch holds other quantities, or other metrics.
         """
@@ -147,9 +147,9 @@ class Shards:
 
 
 def _load(path: Path, domain: int, start: int, axes: dict[str, list[str]]) -> Shard | None:
-    """None where the file is damaged: a power cut can leave a renamed file without its content.
+    """Reads a batch; None where the file is damaged: a power cut can leave a renamed file without its content.
 
-    Raises SinkscopeError where it holds quantities of other `axes` (see QuantitySet.axes).
+    Raises SinkscopeError where the batch holds quantities of other `axes` (see QuantitySet.axes).
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -180,7 +180,7 @@ def _refuse_other_quantities(path: Path, theirs: dict[str, list[str]], own: dict
 
 
 def _first_difference(own: Any, theirs: Any, names: list[str]) -> str:
-    """`model.dtype (bfloat16 there, float32 now)`: the first place where two keys differ."""
+    """Names the first entry in which two keys differ: `model.dtype (bfloat16 there, float32 now)`."""
     name = names[0]
     first, second = own.get(name), theirs.get(name)
     if isinstance(first, dict) and isinstance(second, dict):

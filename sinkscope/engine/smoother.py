@@ -20,14 +20,14 @@ from sinkscope.runs.smoothing import NOTHING
 
 @dataclass(frozen=True)
 class Smoother:
-    """Measures the smoothing columns of a view; one for a model. `metrics`: the columns, by name."""
+    """Measures the smoothing columns of a model's views. `metrics`: the columns, by name."""
 
     model: nn.Module
     wirings: dict[str, Wiring]
     metrics: Mapping[str, Metric]
 
     def __call__(self, view: LayerView) -> Tensor:
-        """[sequence, head, metric] in the order of `metrics`, float64; NaN where the layer lacks what one needs."""
+        """[sequence, head, metric] in the order of `metrics`, float64; NaN where the layer lacks what it needs."""
         slices = output_slices(self.model, view.site)
         home = float64(view.attention.first[:0]).device
         weights = None if slices is None else OutputWeights(slices.to(home))
@@ -45,5 +45,5 @@ class Smoother:
 
 
 def smoother(model: nn.Module, plan: Plan, forward: Callable[[], Any], declared: QuantitySet) -> Smoother:
-    """Finds every layer's maps in one call of `forward`: see `capture.wiring.trace`."""
+    """Finds every layer's linear maps in one call of `forward`: see `capture.wiring.trace`."""
     return Smoother(model, trace(model, plan, forward), declared.metrics.tables["smoothing"])

@@ -1,7 +1,7 @@
-"""--tp: one model's heads spread over processes by transformers. Each sees its own; here they become a layer again.
+"""--tp: transformers spreads a model's heads over processes; this module joins what they measure into whole layers.
 
-The residual stream is whole in every process, so what is measured on it is too. Heads lie in the order of the
-processes: transformers cuts q, k and v by rows, the output projection by columns.
+Every process has the whole residual stream, and so measures all of it. The heads are in the order of the processes:
+transformers cuts q, k and v by rows, the output projection by columns.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from sinkscope.metrics.quantities import QuantitySet
 
 @dataclass(frozen=True)
 class HeadShards:
-    """`sites`: names of those whose heads are spread over the processes; the others are whole in each."""
+    """`count`: processes. `sites`: names of the sites whose heads are spread over them; each process has all others."""
 
     count: int
     sites: frozenset[str]
 
-    def mean(self, site: Site, own: Tensor) -> Tensor:
-        """The mean over all heads of the layer, from the mean over those of this process; every process must call."""
+    def mean(self, site: Site, local: Tensor) -> Tensor:
+        """Returns the mean over all heads of the layer, from this process's mean; every process must call it."""
         from accelerate.utils import reduce
 
-        return reduce(own, "mean") if site.name in self.sites else own
+        return reduce(local, "mean") if site.name in self.sites else local
 
     def whole_sites(self, sites: Sequence[Site]) -> list[Site]:
-        """The sites with the numbers of heads they have in all."""
+        """Returns the sites with the heads of all processes counted."""
         return [
             replace(site, heads=site.heads * self.count, kv_groups=site.kv_groups * self.count)
             if site.name in self.sites
@@ -44,7 +44,7 @@ class HeadShards:
         ]
 
     def whole(self, batches: Sequence[Shard], quantities: QuantitySet) -> Shard:
-        """One batch from what each process measured of it, in their order."""
+        """Joins a batch from what each process measured of it, in the order of the processes."""
         parts: Parts = {}
         for name in batches[0].parts:
             views = zip(*(batch.parts[name] for batch in batches), strict=True)
@@ -52,19 +52,20 @@ class HeadShards:
         return replace(batches[0], parts=parts)
 
 
-def _joined(own: Sequence[Part], quantities: QuantitySet) -> Part:
-    """The parts of one layer as one: every quantity with a `head` axis joined along it, the others from the first."""
-    values = dict(own[0].values)
+def _joined(parts: Sequence[Part], quantities: QuantitySet) -> Part:
+    """Joins the parts of one layer: quantities with a `head` axis along that axis, the others from the first part."""
+    values = dict(parts[0].values)
     for each in quantities.quantities:
         if "head" in each.dims and each.name in values:
-            values[each.name] = torch.cat([part.values[each.name] for part in own], each.dims.index("head"))
-    return replace(own[0], values=values)
+            values[each.name] = torch.cat([part.values[each.name] for part in parts], each.dims.index("head"))
+    return replace(parts[0], values=values)
 
 
 def spread(model: nn.Module, plan: Plan, count: int) -> tuple[Plan, HeadShards]:
-    """The plan with the output projections, which hold more columns than a process has heads, and who holds what.
+    """Returns the plan with its output projections, and which sites are spread.
 
-    Raises SinkscopeError where it cannot be told which heads a process has.
+    One process cannot find a spread projection: it has columns for the heads of all `count` processes. Raises
+    SinkscopeError where it is unclear which heads a process has.
     """
     sites, names = [], set()
     for site in plan.sites:
@@ -77,7 +78,7 @@ def spread(model: nn.Module, plan: Plan, count: int) -> tuple[Plan, HeadShards]:
             sites.append(site)
         else:
             raise SinkscopeError(
-                f"--tp: which heads of {site.module} each process holds cannot be told; scan it without --tp"
+                f"--tp: it is unclear which heads of {site.module} each process holds; scan it without --tp"
             )
     return replace(plan, sites=sites), HeadShards(count, frozenset(names))
 

@@ -1,6 +1,6 @@
-"""Whole attention maps in float64, the plain way: what the self-check holds the kernels' sums against.
+"""Forms whole attention maps in float64; the self-check compares the kernels' sums with them.
 
-Nothing here is shared with `sinkscope.capture`'s kernels: masks are applied as they come, every map is formed whole.
+It shares no computation with the kernels of `sinkscope.capture`: it applies masks as they come and forms every map.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from sinkscope.capture.precision import float64
 
 
 def dense_map(seen: AttentionCall | AttentionMap) -> Tensor | None:
-    """A of one call, (B, H, Tq, Tk) in float64; None for a score that is not softmax.
+    """Returns A of one call, (B, H, Tq, Tk) in float64; None for a score that is not softmax.
 
-    A map that the model formed itself is taken from its logits where it is their softmax, else as it stands.
+    A map that the model formed itself is computed from its logits where these are known, else taken as it is.
     """
     if isinstance(seen, AttentionMap):
         if seen.logits is None:
@@ -41,7 +41,7 @@ def dense_map(seen: AttentionCall | AttentionMap) -> Tensor | None:
 
 
 def _blind(mask: Tensor, keys: int) -> Tensor:
-    """Queries that see no key: they attend to nothing (softmax itself would give NaN, or all keys alike)."""
+    """Marks queries that see no key: they attend to nothing (softmax itself would give NaN, or equal weights)."""
     mask = mask[..., :keys]
     seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     return ~seen.any(-1, keepdim=True)

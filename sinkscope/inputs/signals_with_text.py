@@ -22,7 +22,7 @@ patches being the product of its sizes."""
 
 IMAGE_IDS = ("image_token_id", "image_token_index")
 IMAGE = "image"
-"""What the tables call an image token."""
+"""Name of an image token in the tables."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ def image_token(config: Any) -> int | None:
 def sighted_data(data: Any, count: int | None, vocabulary: int, image_id: int | None = None) -> Sighted | None:
     """Reads the sequences of a mapping with `input_ids` and pictures or sound for each; None for any other data.
 
-    Every other entry of the mapping is a tensor, which is split by sequence and goes to the model with it. A sequence may have
-    several pictures where all sequences have equally many pictures and tokens `image_id`. Raises SinkscopeError where
-    a tensor cannot be split by sequence.
+    Every other entry of the mapping is a tensor, which is split by sequence and goes to the model with it. A sequence
+    may have several pictures where all sequences have equally many pictures and tokens `image_id`. Raises
+    SinkscopeError where a tensor cannot be split by sequence.
     """
     signal = signal_name(data)
     if signal is None or "input_ids" not in data:
@@ -108,8 +108,8 @@ def _parts(name: str, value: Tensor, rest: dict[str, Tensor], sequences: int, se
     if value.dim() and _fits(len(value), sequences, several):
         return list(value.split(len(value) // sequences))
     raise SinkscopeError(
-        f"{name} of shape {tuple(value.shape)} for {sequences} sequences: give each sequence one picture, or "
-        "all sequences equally many pictures and image tokens"
+        f"{name} of shape {tuple(value.shape)} for {sequences} sequences: give one picture for each sequence, or "
+        "all of them equally many pictures and image tokens"
     )
 
 

@@ -74,7 +74,7 @@ def read_wav(path: Path, rate: int) -> np.ndarray:
 def decoder_ids(tokenizer: Any, text: str | None, start: int | None) -> list[int]:
     """Returns the decoder's input: the start token, then the tokenizer's ids of a text (None: its special tokens).
 
-    As in training, the start token stands once and the last token is left out, so that each position has a next token.
+    As in training, the start token comes once and the last token is left out, so that each position has a next token.
     """
     if tokenizer is None:
         return [] if start is None else [start]

@@ -1,4 +1,4 @@
-"""What a scan can read, one kind a module. Adding a kind: a class of the contract in `kind`, and its place in the list.
+"""The kinds of input, one per module. To add one, write a subclass of `kind.InputKind` and list it in INPUT_KINDS.
 
 The engine asks the kinds in order and knows none of them by name.
 """
@@ -25,17 +25,17 @@ INPUT_KINDS: list[type[InputKind]] = [SignalTextInput, SignalInput, TaskInput, T
 
 
 def kind_asked_for(asked: Asked) -> type[InputKind]:
-    """The kind that a request asks for by itself; the model may turn it into another. Raises SinkscopeError: none."""
+    """The kind that the request alone asks for; a model may claim another. Raises SinkscopeError if there is none."""
     return _first((kind for kind in INPUT_KINDS if kind.asked_for(asked)), asked)
 
 
 def check_asked(asked: Asked) -> None:
-    """Refuses what no model can read, before one is loaded. Raises SinkscopeError."""
+    """Raises SinkscopeError for a request that no model can read; called before a model is loaded."""
     kind_asked_for(asked).check(asked)
 
 
 def claim(asked: Asked, checkpoint: Checkpoint, forward: Forward) -> InputKind:
-    """The kind that answers a request for a model. Raises SinkscopeError where the model cannot read what is asked."""
+    """Creates the kind that reads a request for a model. Raises SinkscopeError where the model cannot read it."""
     kind = _first((kind for kind in INPUT_KINDS if kind.claims(asked, checkpoint, forward)), asked)
     return kind(asked, checkpoint, forward)
 

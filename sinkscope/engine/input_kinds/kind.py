@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be read.
+    """The part of a request that says what to read.
 
     Attributes:
-        given: data handed over in Python in the place of SPECs; None where there are none.
-        specs: SPECs; None where none is named.
+        given: data handed over in Python instead of SPECs, or None.
+        specs: SPECs, or None.
         bos: BOS modes; each makes a domain of every SPEC.
         images, audio: a folder of pictures or of recordings. prompt: the text beside each.
-        seq_len, num_sequences: None = the kind's own.
+        seq_len, num_sequences: None = the kind's default.
         seed: draws documents and synthetic data.
     """
 
@@ -46,7 +46,7 @@ class Asked:
 
 
 def asked_of(request: Request) -> Asked:
-    """The part of a request that says what is read."""
+    """Returns the part of a request that says what to read."""
     return Asked(
         given=request.handed,
         specs=request.data,
@@ -61,14 +61,14 @@ def asked_of(request: Request) -> Asked:
 
 
 class InputKind(ABC):
-    """One kind of input, for one scan: made where it claims the request, refusing what it cannot read.
+    """One kind of input. The kind that claims a request is created for that scan.
 
-    A kind of one's own says what it is `asked_for` and how it is `read`; the dry run then takes a few token ids, as the
-    kinds do that give the model token ids. Raises SinkscopeError, also when it is made, for what cannot be read.
+    A subclass must define `name`, `asked_for` and `read`; unless it overrides the probes, the dry run takes a few token
+    ids. The constructor and `read` raise SinkscopeError for what cannot be read.
     """
 
     name: ClassVar[str]
-    """What it is called, such as `text` or `token ids`."""
+    """The kind's name, such as `text` or `token ids`."""
 
     def __init__(self, asked: Asked, checkpoint: Checkpoint, forward: Forward) -> None:
         self.asked, self.checkpoint, self.forward = asked, checkpoint, forward
@@ -80,25 +80,25 @@ class InputKind(ABC):
 
     @classmethod
     def claims(cls, asked: Asked, checkpoint: Checkpoint, forward: Forward) -> bool:
-        """Whether this kind answers the request for this model: by reading it, or by saying why it cannot be read."""
+        """Whether this kind answers the request for this model, by reading it or by raising why it cannot be read."""
         return cls.asked_for(asked)
 
     @classmethod  # noqa: B027 a kind may have nothing to check without the model
     def check(cls, asked: Asked) -> None:
-        """Refuses what is wrong whatever the model: called before a model is loaded. Raises SinkscopeError."""
+        """Raises SinkscopeError for a request that no model can read; called before a model is loaded."""
 
     def probe(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """One short input for the dry run, [1, ...], and what else the model takes with it, by keyword."""
+        """Returns one short input for the dry run, [1, ...], and the model's other inputs, by keyword."""
         return probe(self.checkpoint), {}
 
     def several_probes(self) -> Tensor:
-        """Short inputs that differ at every position: the search for W_V. Raises SinkscopeError if there are none."""
+        """Returns short inputs that differ, for the search for W_V. Raises SinkscopeError where the kind has none."""
         return several_probes(self.checkpoint)
 
     @abstractmethod
     def read(self, positions: int) -> Reading:
-        """The sequences. `positions`: how many the model's attention had in the dry run. Raises SinkscopeError."""
+        """Reads the sequences. `positions`: attention positions of the dry run. Raises SinkscopeError."""
 
     def summary(self, domains: list[Domain], sites: list[Site], positions: pd.DataFrame) -> dict[str, Any]:
-        """Entries of summary.json that this kind alone has. `positions`: the run's table of that name."""
+        """Returns the entries of summary.json that only this kind has. `positions`: the run's table of that name."""
         return {}

@@ -1,4 +1,4 @@
-"""Pictures or sound in the place of token ids: vision and speech models."""
+"""Pictures or sound instead of token ids: vision and speech models."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from sinkscope.inputs.vectors import KindNames
 
 
 class SignalInput(InputKind):
-    """Signals in the place of sequences, of as many positions as the model's attention has.
+    """Reads one signal per sequence, of as many positions as the model's attention has.
 
-    It claims whatever asks for signals, and every model that reads nothing else, to say what does not fit.
+    It claims every request for signals, and every model that reads only signals, to say why a request does not fit.
     """
 
     name: ClassVar[str] = "signals"
@@ -65,9 +65,7 @@ class SignalInput(InputKind):
 
     def several_probes(self) -> Tensor:
         name = type(self.checkpoint.model).__name__
-        raise SinkscopeError(
-            f"--smoothing: W_V is looked for in a pass over token ids, and {name} reads {self.forward.signal}"
-        )
+        raise SinkscopeError(f"--smoothing finds W_V in a pass over token ids, but {name} reads {self.forward.signal}")
 
     def read(self, positions: int) -> Reading:
         corpus, tokens = self._signals.corpus(positions), self._signals.tokens(positions)
@@ -98,9 +96,9 @@ class SignalInput(InputKind):
         if len(ids) < 2:
             return signal_data({name: values}, None)
         signals = signal_data({name: values, DECODER: [ids] * len(values)}, None, self._decoder_vocabulary())
-        read = "the tokenizer's special tokens" if asked.prompt is None else "the text of --prompt"
-        said = f"{read} after decoder_start_token_id {forward.start}, without the last token"
-        return None if signals is None else replace(signals, text_from=said)
+        text = "the tokenizer's special tokens" if asked.prompt is None else "the text of --prompt"
+        text_from = f"{text} after decoder_start_token_id {forward.start}, without the last token"
+        return None if signals is None else replace(signals, text_from=text_from)
 
     def _decoder_vocabulary(self) -> int | None:
         """Rows of the decoder's embedding; None for a model that has no decoder."""
@@ -111,7 +109,7 @@ class SignalInput(InputKind):
 
 
 def signal_asked_for(asked: Asked, forward: Forward) -> str | None:
-    """The name of the signal that is asked for; None for anything else. A folder of sound: what the model calls it."""
+    """The keyword of the signal that is asked for, or None. For a folder of sound it is the one the model takes."""
     if asked.images is not None:
         return PIXELS
     if asked.audio is not None:
@@ -120,7 +118,7 @@ def signal_asked_for(asked: Asked, forward: Forward) -> str | None:
 
 
 def refuse_seq_len(asked: Asked) -> None:
-    """Raises SinkscopeError where a length is asked of signals."""
+    """Raises SinkscopeError where a request for signals sets a length."""
     if asked.seq_len is not None:
         raise SinkscopeError("--seq-len: pictures and recordings have as many positions as the model gives them")
 

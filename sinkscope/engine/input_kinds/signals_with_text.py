@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class SignalTextInput(InputKind):
-    """What a model's processor returns for text with pictures or sound, sequence by sequence."""
+    """Reads what a model's processor returns for text with pictures or sound, sequence by sequence."""
 
     name: ClassVar[str] = "signals with text"
 
@@ -64,7 +64,7 @@ class SignalTextInput(InputKind):
         return Reading(rules, [self._read.corpus()], [self._read.tokens], names, self)
 
     def summary(self, domains: list[Domain], sites: list[Site], positions: pd.DataFrame) -> dict[str, Any]:
-        """How much attention the text pays to pictures, where the configuration names their token."""
+        """Returns how much attention the text pays to pictures, where the configuration names their token."""
         return {} if self._image is None else {"image_tokens": image_tokens(domains[0], sites, self._image)}
 
     def _given(self) -> Sighted:
@@ -80,6 +80,6 @@ class SignalTextInput(InputKind):
     def _from_folder(self) -> Sighted:
         asked = self.asked
         if asked.images is None:
-            raise SinkscopeError("--audio: of models that read text with sound, tensors are read in Python alone")
+            raise SinkscopeError("--audio: this model reads sound with text; give its processor's tensors in Python")
         sequences = processed(asked.images, asked.prompt, asked.num_sequences, self.checkpoint.origin, alone=False)
         return joined(sequences, self.checkpoint.vocabulary)

@@ -1,4 +1,4 @@
-"""The task that a model of real vectors brings: sequences drawn from it."""
+"""Sequences drawn from the task that a model of real vectors brings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class TaskInput(InputKind):
-    """Vectors drawn from the model's own task."""
+    """Reads vectors drawn from the model's own task."""
 
     name: ClassVar[str] = "the model's own task"
 
@@ -48,7 +48,7 @@ class TaskInput(InputKind):
         return self._vectors(1), {}
 
     def several_probes(self) -> Tensor:
-        """All begin with the task's BOS."""
+        """Returns sequences of the task, which differ everywhere but at BOS."""
         return self._vectors(DRY_RUN_TOKENS)
 
     def _vectors(self, count: int) -> Tensor:

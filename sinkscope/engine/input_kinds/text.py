@@ -1,4 +1,4 @@
-"""Text from SPECs, cut into sequences by the model's tokenizer; and the SPECs that need none."""
+"""Text from SPECs, cut into sequences by the model's tokenizer, and SPECs that need no tokenizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sinkscope.runs.defaults import DATA, NUM_SEQUENCES, SEQ_LEN
 
 
 class TextInput(InputKind):
-    """One corpus for each SPEC and BOS mode."""
+    """Reads one corpus for each SPEC and BOS mode."""
 
     name: ClassVar[str] = "text"
 
@@ -41,7 +41,7 @@ class TextInput(InputKind):
         asked, checkpoint = self.asked, self.checkpoint
         specs = asked.specs or (DATA,)
         for spec in specs:
-            check_spec(spec)  # the name of a task is none of the data that other models read
+            check_spec(spec)  # refuses the name of a task, which other models cannot read
         length, count = asked.seq_len or SEQ_LEN, asked.num_sequences or NUM_SEQUENCES
         check_length(checkpoint, length)
         if checkpoint.tokenizer_error and not all(_needs_no_tokenizer(spec) for spec in specs):

@@ -14,7 +14,7 @@ from sinkscope.inputs.batches import TokenData, as_corpus, token_data
 
 
 class TokenIdInput(InputKind):
-    """Token ids as given, cut where `seq_len` or `num_sequences` say so."""
+    """Reads token ids as given, cut to `seq_len` and `num_sequences` where they are set."""
 
     name: ClassVar[str] = "token ids"
 
