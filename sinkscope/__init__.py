@@ -4,7 +4,7 @@
     run.heads, run.layers, run.summary
     run.save("runs/gemma"); sinkscope.load_run("runs/gemma")
 
-A release is judged by three lines:
+These three lines judge a release:
 
     verdict = sinkscope.check(sinkscope.load_run("runs/new"), sinkscope.read_baseline("sinks.json"))
     for breach in verdict.breaches: print(breach.metric, breach.place, breach.baseline, breach.now)
@@ -46,32 +46,38 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _PUBLIC = {
-    "scan": ("engine.scan", "runs a model over text once and measures each of its attention heads; gives a Run"),
-    "Run": ("runs.run", "what a scan measured: tables of heads and layers, a summary, how it was measured"),
-    "load_run": ("runs.run", "reads the folder that Run.save or `sinkscope scan` wrote; gives a Run"),
-    "compare": ("comparison.compare_runs", "tells what differs between two runs, with errors and p-values"),
+    "scan": ("engine.scan", "runs a model over text once and measures each of its attention heads; returns a Run"),
+    "Run": ("runs.run", "what a scan measured: tables of heads and layers, a summary, and how it was measured"),
+    "load_run": ("runs.run", "reads the folder that Run.save or `sinkscope scan` wrote; returns a Run"),
+    "compare": (
+        "comparison.compare_runs",
+        "compares two runs: differences, standard errors, p-values; returns a Comparison",
+    ),
     "Comparison": ("comparison.compare_runs", "what `compare` found: tables of differences, heads that changed"),
-    "check": ("comparison.gate", "judges a run against a baseline: did any metric move too far? gives a Verdict"),
+    "check": ("comparison.gate", "judges a run against a baseline: did any metric move too far? returns a Verdict"),
     "Verdict": ("comparison.gate", "what `check` found: passed or not, and every place that moved too far"),
-    "Policy": ("comparison.policy", "how far which metrics may move before `check` fails: a list of Rules"),
+    "Policy": ("comparison.policy", "how far metrics may move before `check` fails: a list of Rules"),
     "Rule": ("comparison.policy", "how far one metric may move, for each head, each layer or the whole model"),
     "read_policy": ("comparison.policy", "reads a Policy from a TOML file or from pyproject.toml"),
-    "Baseline": ("comparison.baseline", "means and errors of a run that later runs are judged against"),
+    "Baseline": ("comparison.baseline", "a run's means and standard errors, which later runs are judged against"),
     "baseline_of": ("comparison.baseline", "makes a Baseline of a run"),
-    "read_baseline": ("comparison.baseline", "reads the file that `sinkscope baseline` wrote; gives a Baseline"),
-    "ablate": ("experiments.ablation.experiment", "switches heads off and measures what the model loses"),
-    "Ablation": ("experiments.ablation.result", "what `ablate` found: the loss with and without the heads"),
-    "bench": ("experiments.bench.bench", "times a scan beside a plain forward pass and beside whole attention maps"),
-    "Speed": ("experiments.bench.result", "what `bench` found: time and memory of each way"),
+    "read_baseline": ("comparison.baseline", "reads the file that `sinkscope baseline` wrote; returns a Baseline"),
+    "ablate": (
+        "experiments.ablation.experiment",
+        "zeroes heads and measures what the model loses; returns an Ablation",
+    ),
+    "Ablation": ("experiments.ablation.result", "what `ablate` found: the loss with and without those heads"),
+    "bench": ("experiments.bench.bench", "times a scan against a plain forward pass and against eager attention maps"),
+    "Speed": ("experiments.bench.result", "what `bench` found: time and memory of each of them"),
     "start_processes": ("engine.launch", "joins the processes that torchrun started, so that they share one scan"),
-    "head_metric": ("metrics.registry", "makes a function of your own a column of heads.csv"),
-    "layer_metric": ("metrics.registry", "makes a function of your own a column of layers.csv"),
+    "head_metric": ("metrics.registry", "makes your own function a column of heads.csv"),
+    "layer_metric": ("metrics.registry", "makes your own function a column of layers.csv"),
     "LayerView": ("capture.view", "what a metric reads: one attention layer's numbers for a batch of sequences"),
     "Missing": ("capture.view", "what a metric raises where a layer lacks what it needs; its cell stays empty"),
     "Interrupted": ("engine.scan", "raised by `scan` on Ctrl-C; holds what was measured until then"),
-    "SinkscopeError": ("errors", "raised for what you can mend, in one line: a wrong name, a damaged file"),
+    "SinkscopeError": ("errors", "raised for errors that you can fix, such as a wrong name or a damaged file"),
 }
-"""Every public name: the module it is from, and what it is."""
+"""Every public name: the module that defines it, and what it is."""
 
 __all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604 - the keys are strings
 __doc__ = "\n".join([f"{__doc__}", *(f"    {name:15} {what}" for name, (_, what) in _PUBLIC.items()), ""])

@@ -1,4 +1,7 @@
-"""The command line: one thin file a command. Data to stdout, the rest to stderr; exit 0, 1 (check), 2 (input), 130."""
+"""The command line: one thin file per command.
+
+Data goes to stdout, everything else to stderr. Exit codes: 0, 1 (failed check), 2 (bad input), 130 (Ctrl-C).
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,10 @@ def root(
 
 
 def main() -> None:
-    """Entry point of the `sinkscope` command. Flushes by itself: what fails at Python's own exit would end in 120."""
+    """Entry point of the `sinkscope` command.
+
+    It flushes stdout itself, because a flush that fails while Python exits would end with code 120.
+    """
     hush()
     code: str | int | None = 0
     try:
@@ -75,9 +81,9 @@ def main() -> None:
             code = stop.code
         if sys.stdout is not None:
             sys.stdout.flush()
-    except BrokenPipeError:  # the reader has gone, the verdict stays
+    except BrokenPipeError:  # the reader of the pipe has gone; the exit code stays
         discard_stdout()
-    except OSError as error:  # a full disk: not a failed check, which alone exits 1
+    except OSError as error:  # such as a full disk; exit code 1 is kept for a failed check
         say(f"error: {error.strerror or error}")
         discard_stdout()
         code = BAD_INPUT

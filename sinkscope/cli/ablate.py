@@ -1,4 +1,4 @@
-"""`sinkscope ablate`: zero the heads a score calls dormant; what does the model lose?"""
+"""`sinkscope ablate`: zeroes the heads that a score calls dormant and measures what the model loses."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Revisio
 
 def ablate(
     model: Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or example:NAME.", metavar="MODEL")],
-    run: Annotated[Path, typer.Option(help="Run folder of this model: its scores choose the heads.", metavar="RUN")],
+    run: Annotated[Path, typer.Option(help="Run folder of this model, whose scores choose the heads.", metavar="RUN")],
     score: Annotated[
         list[str] | None,
-        typer.Option(help="Column of heads.csv: NAME, NAME:low or NAME:high; repeat it. [default: honor]"),
+        typer.Option(
+            help="Column of heads.csv that chooses the heads, and its dormant end: NAME, NAME:low or NAME:high; "
+            "may be repeated. [default: honor]"
+        ),
     ] = None,
-    fraction: Annotated[str, typer.Option(help="Shares of all heads.")] = "0.05,0.1,0.2",
+    fraction: Annotated[str, typer.Option(help="Shares of all heads to zero.")] = "0.05,0.1,0.2",
     tokens: Annotated[str | None, typer.Option(help="first: also hide the first token from all later queries.")] = None,
-    data: Annotated[str, typer.Option(metavar="SPEC", help="Text for the loss; what the run read is left out.")] = (
-        "prose"
-    ),
-    seq_len: Annotated[int | None, typer.Option(help="Tokens a sequence. [default: the run's]")] = None,
-    num_sequences: Annotated[int, typer.Option(help="Sequences, the same in every arm.")] = 16,
-    draws: Annotated[int, typer.Option(help="Random choices of as many heads: the control.")] = 5,
-    seed: Annotated[int, typer.Option(help="Draws the documents and the random heads.")] = 0,
+    data: Annotated[
+        str, typer.Option(metavar="SPEC", help="Text to measure the loss on, without what the run read.")
+    ] = ("prose"),
+    seq_len: Annotated[int | None, typer.Option(help="Tokens per sequence. [default: the run's]")] = None,
+    num_sequences: Annotated[int, typer.Option(help="Sequences; the loss is always measured on the same ones.")] = 16,
+    draws: Annotated[int, typer.Option(help="Random choices of equally many heads, as the control.")] = 5,
+    seed: Annotated[int, typer.Option(help="Seed that draws the documents and the random heads.")] = 0,
     device: Device = "auto",
     device_map: DeviceMap = None,
     dtype: Dtype = "auto",
@@ -37,9 +40,11 @@ def ablate(
     out: Annotated[Path | None, typer.Option(help="Folder of the results. [default: runs/MODEL-SLUG-ablation]")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a finished ablation.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print ablation.json alone to stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, warnings or table; errors only.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only: no progress, warnings or table.")] = False,
 ) -> None:
-    """Zero the heads a score calls dormant and measure the loss on unread text, beside as many random heads.
+    """Zero the heads that a score calls dormant and measure the loss on text the run did not read.
+
+    The control zeroes equally many random heads.
 
     Example: sinkscope ablate example:gemma-3-270m --run runs/gemma --score honor --score bos_mass --fraction 0.05,0.1
     """

@@ -1,4 +1,4 @@
-"""Runs as arguments: a folder is loaded, a model is scanned on the spot; and files written whole or not at all."""
+"""Runs as arguments: a run folder is loaded, a model is scanned on the spot."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 Device = Annotated[str, typer.Option(help="For a model scanned on the spot: auto, cpu, cuda, cuda:N, mps.")]
 Dtype = Annotated[str, typer.Option(help="For a model scanned on the spot: auto, float32, bfloat16, float16.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no warnings.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print no progress and no warnings.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 @dataclass(frozen=True)
 class SpotScan:
-    """How a model given in a run's place is scanned; each field is an option of the commands that take one."""
+    """How a model that is named in place of a run is scanned. Each field is an option of those commands."""
 
     device: Device = "auto"
     dtype: Dtype = "auto"
@@ -36,21 +36,21 @@ class SpotScan:
 
 
 def with_spot_scan(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that takes `spot: SpotScan`, with SpotScan's options in its place on the command line."""
+    """Replaces a command's parameter `spot: SpotScan` by one command-line option for each field of SpotScan."""
     hints = get_type_hints(SpotScan, include_extras=True)
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
         command(spot=SpotScan(**{name: given.pop(name) for name in hints}), **given)
 
-    own = inspect.signature(command, eval_str=True)
+    signature = inspect.signature(command, eval_str=True)
     named = inspect.Parameter.KEYWORD_ONLY
-    kept = [each.replace(kind=named) for name, each in own.parameters.items() if name != "spot"]
+    kept = [each.replace(kind=named) for name, each in signature.parameters.items() if name != "spot"]
     options = [
         inspect.Parameter(field.name, named, default=field.default, annotation=hints[field.name])
         for field in fields(SpotScan)
     ]
-    run.__signature__ = own.replace(parameters=[*kept, *options])  # type: ignore[attr-defined]
+    run.__signature__ = signature.replace(parameters=[*kept, *options])  # type: ignore[attr-defined]
     return run
 
 
@@ -59,7 +59,7 @@ def is_run(name: str) -> bool:
 
 
 def open_run(name: str, spot: SpotScan, like: Request | None = None) -> Run:
-    """The run in a folder; anything else is a model, scanned as the request `like` asks (text and columns)."""
+    """Loads the run in a folder; any other name is a model, which is scanned for the text and columns of `like`."""
     if is_run(name):
         from sinkscope.runs.run import load_run
 

@@ -1,4 +1,4 @@
-"""`sinkscope baseline`: a run as one small file for git."""
+"""`sinkscope baseline`: writes a run as one small file to keep in git."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def baseline(
     *,
     spot: SpotScan,
 ) -> None:
-    """Write a run's means and standard errors to one small JSON file: what `sinkscope check` judges by.
+    """Write a run's means and standard errors to one small JSON file, which `sinkscope check` judges other runs by.
 
     Example: sinkscope baseline runs/gemma -o sinks.json
     """

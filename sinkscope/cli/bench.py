@@ -1,4 +1,4 @@
-"""`sinkscope bench`: what a scan costs on this machine."""
+"""`sinkscope bench`: measures what a scan costs on this machine."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Revisio
 
 def bench(
     model: Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or example:NAME.", metavar="MODEL")],
-    seq_len: Annotated[int | None, typer.Option(help="Tokens a sequence. [default: 1024]")] = None,
-    batch_size: Annotated[str, typer.Option(help="Sequences a pass; auto is what a scan would take.")] = "auto",
-    rounds: Annotated[int, typer.Option(help="Timed rounds, all contenders in each.")] = 5,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens per sequence. [default: 1024]")] = None,
+    batch_size: Annotated[str, typer.Option(help="Sequences per forward pass; auto takes as many as a scan.")] = "auto",
+    rounds: Annotated[int, typer.Option(help="Timed rounds; each times all contenders.")] = 5,
     device: Device = "auto",
     device_map: DeviceMap = None,
     dtype: Dtype = "auto",
@@ -22,9 +22,11 @@ def bench(
     trust_remote_code: TrustRemoteCode = False,
     allow_pickle: AllowPickle = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON to stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
 ) -> None:
-    """Time a scan beside a plain forward pass, the backbone and eager attention maps; what fits into memory.
+    """Time a scan against a plain forward pass, the backbone alone and eager attention maps.
+
+    Also prints peak memory, and the longest sequence that would fit.
 
     Example: sinkscope bench example:gemma-3-270m --seq-len 2048
     """

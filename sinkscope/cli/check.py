@@ -23,14 +23,17 @@ FAILED = 1
 @with_spot_scan
 def check(
     run: Annotated[
-        str, typer.Argument(help="Run folder, or a model: scanned over the baseline's text.", metavar="RUN_OR_MODEL")
+        str, typer.Argument(help="Run folder, or a model to scan over the baseline's text.", metavar="RUN_OR_MODEL")
     ],
-    baseline: Annotated[str, typer.Option(metavar="FILE|RUN", help="File of `sinkscope baseline`, or a run folder.")],
+    baseline: Annotated[
+        str, typer.Option(metavar="FILE|RUN", help="File written by `sinkscope baseline`, or a run folder.")
+    ],
     policy: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.toml",
-            help="How far metrics may move. [default: [tool.sinkscope.check] of ./pyproject.toml, else built in]",
+            help="Rules that say how far metrics may move. "
+            "[default: [tool.sinkscope.check] in ./pyproject.toml, else built-in rules]",
         ),
     ] = None,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result as JUnit XML.")] = None,
@@ -38,7 +41,7 @@ def check(
     *,
     spot: SpotScan,
 ) -> None:
-    """Fail when a model's sinks moved from a baseline: exit 0 passed, 1 failed, 2 bad input.
+    """Check whether a model's sinks moved too far from a baseline. Exit codes: 0 passed, 1 failed, 2 bad input.
 
     Example: sinkscope check example:gemma-3-270m --baseline sinks.json --junit sinks.xml
     """
@@ -57,7 +60,7 @@ def check(
 
 
 def open_baseline(name: str) -> Baseline:
-    """A baseline file, or the baseline of a run folder."""
+    """Reads a baseline file, or makes the baseline of a run folder. Raises SinkscopeError where there is neither."""
     from sinkscope.comparison.baseline import baseline_of, read_baseline
     from sinkscope.errors import SinkscopeError
 
@@ -71,7 +74,7 @@ def open_baseline(name: str) -> Baseline:
 
 
 def show(verdict: Verdict, junit: Path | None, as_json: bool) -> None:
-    """The result to stdout and the file; under GitHub Actions also annotations and the step's summary."""
+    """Writes the result to stdout and to `junit`; under GitHub Actions also annotations and the step's summary."""
     from sinkscope.present.ci import github_annotations, junit_xml, markdown_verdict, render_verdict
     from sinkscope.runs.strict_json import to_json
 
@@ -79,7 +82,7 @@ def show(verdict: Verdict, junit: Path | None, as_json: bool) -> None:
         write_file(junit, junit_xml(verdict))
     sys.stdout.write(to_json(verdict.as_dict()) if as_json else render_verdict(verdict))
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        # With --json stdout is for the JSON alone; the runner reads commands from stderr as well.
+        # With --json, stdout holds nothing but the JSON; the runner reads its commands from stderr as well.
         (sys.stderr if as_json else sys.stdout).write(github_annotations(verdict))
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:

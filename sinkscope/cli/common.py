@@ -20,9 +20,9 @@ BAD_INPUT, INTERRUPTED = 2, 130
 
 
 def guarded(command: Callable[P, R], spreads: bool = False) -> Callable[P, R]:
-    """Turns what a command raises into one line on stderr: exit 2, never 1, which means a failed check.
+    """Wraps a command so that an error becomes one line on stderr and exit code 2; 1 is kept for a failed check.
 
-    `spreads`: the command knows how to share its work with the other processes of a launch; the others refuse it.
+    `spreads`: the command can share its work with the other processes of a launch. Any other refuses to run in one.
     """
 
     @functools.wraps(command)
@@ -47,7 +47,7 @@ def guarded(command: Callable[P, R], spreads: bool = False) -> Callable[P, R]:
 
 
 def discard_stdout() -> None:
-    """After the reader of a pipe has gone: Python's own last flush must not fail loudly."""
+    """Points stdout at the null device: once the reader of a pipe has gone, Python's own last flush would fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -57,7 +57,7 @@ def fail(message: str) -> None:
 
 
 def say(message: str) -> None:
-    """One line on stderr, control characters made visible."""
+    """Prints one line to stderr, with control characters made visible."""
     from sinkscope.present.text import printable
 
     print(f"sinkscope: {printable(message)}", file=sys.stderr)

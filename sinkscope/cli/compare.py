@@ -1,4 +1,4 @@
-"""`sinkscope compare`: two runs, what differs."""
+"""`sinkscope compare`: shows what differs between two runs."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ from sinkscope.runs.folder import check_writable, write_file
 
 @with_spot_scan
 def compare(
-    a: Annotated[str, typer.Argument(help="Run folder, or a model to scan on the spot.", metavar="A")],
-    b: Annotated[str, typer.Argument(help="The same; a model is scanned over A's text.", metavar="B")],
+    a: Annotated[
+        str,
+        typer.Argument(help="Run folder, or a model to scan on the spot, over B's text where B is a run.", metavar="A"),
+    ],
+    b: Annotated[str, typer.Argument(help="Run folder, or a model to scan over A's text.", metavar="B")],
     metric: Annotated[
         list[str] | None,
-        typer.Option(help="Metric to compare; repeat it. [default: bos_mass, sink_score, entropy, honor]"),
+        typer.Option(help="Metric to compare; may be repeated. [default: bos_mass, sink_score, entropy, honor]"),
     ] = None,
     unpaired: Annotated[
-        bool, typer.Option("--unpaired", help="Runs over different text: Welch's test on separate samples.")
+        bool, typer.Option("--unpaired", help="Allow runs over different text: separate samples, Welch's test.")
     ] = False,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every difference as CSV.")] = None,
     as_json: AsJson = False,
     *,
     spot: SpotScan,
 ) -> None:
-    """Compare two runs head by head, sequence by sequence: differences, errors, intervals, p, q.
+    """Compare two runs head by head, paired by sequence: differences, standard errors, intervals, p and q values.
 
     Example: sinkscope compare runs/base runs/finetuned --metric bos_mass --csv changes.csv
     """

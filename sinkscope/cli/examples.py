@@ -1,4 +1,4 @@
-"""`sinkscope examples`: the checkpoints that need no model hub."""
+"""`sinkscope examples`: lists the checkpoints that need no model hub."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def examples() -> None:
-    """List the example checkpoints that come as Python packages or with this one, and whether they are installed.
+    """List the example checkpoints, which come with sinkscope or as Python packages, and whether they are installed.
 
     Example: sinkscope examples
     """

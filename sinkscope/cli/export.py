@@ -1,4 +1,4 @@
-"""`sinkscope export`: tables for papers, lists for tools."""
+"""`sinkscope export`: writes tables for papers, and lists of heads for other tools."""
 
 from __future__ import annotations
 
@@ -21,23 +21,29 @@ DEFAULT = "markdown"
 
 
 def export(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; several make a table of models.", metavar="RUN...")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders; several runs make a table of models.", metavar="RUN")
+    ],
     form: Annotated[
         str | None,
         typer.Option(
-            "--format", help=f"{', '.join(format_names())}. [default: by the ending of --out, else {DEFAULT}]"
+            "--format", help=f"{', '.join(format_names())}. [default: by the extension of --out, else {DEFAULT}]"
         ),
     ] = None,
     level: Annotated[
         str | None, typer.Option(help="Rows: head, layer, model. [default: layer for one run, model for several]")
     ] = None,
-    metric: Annotated[list[str] | None, typer.Option(help="Column; repeat it. [default: a few for each level]")] = None,
-    heads: Annotated[
-        str | None, typer.Option(help="dormant or sink: JSON of layer -> heads instead of a table.")
+    metric: Annotated[
+        list[str] | None, typer.Option(help="Column; may be repeated. [default: a few for each level]")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write here, not to stdout.")] = None,
+    heads: Annotated[
+        str | None, typer.Option(help="dormant or sink: write these heads of each layer as JSON, instead of a table.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write to FILE instead of stdout.")
+    ] = None,
 ) -> None:
-    """Print a run, or several, as a paper's table; or the sources of its metrics; or the list of dormant heads.
+    """Print runs as a table for a paper, or the sources of their metrics, or a list of dormant or sink heads.
 
     Example: sinkscope export runs/gemma --format latex --metric bos_mass --metric entropy -o table.tex
     """
@@ -60,7 +66,7 @@ def export(
 
 
 def choose_format(name: str | None, out: Path | None) -> Format:
-    """The format asked for; else the one that the file's ending means; else Markdown."""
+    """The format called `name`; without a name, the format of the file's extension; else Markdown."""
     if name is not None:
         return find_format(name)
     return (format_of_file(out) if out is not None else None) or find_format(DEFAULT)

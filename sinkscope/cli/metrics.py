@@ -1,4 +1,4 @@
-"""`sinkscope metrics`: every column with unit, range, formula and source."""
+"""`sinkscope metrics`: prints every column with its unit, range, formula and source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 def metrics(
     names: Annotated[list[str] | None, typer.Argument(help="Columns to show; all when none is named.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the definitions as JSON.")] = False,
 ) -> None:
     """Print the definition of every column: name, unit, range, formula, source.
 

@@ -16,16 +16,18 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N, mps.")]
 DeviceMap = Annotated[str | None, typer.Option(help="auto: spread the model over GPUs, CPU and disk.")]
 Dtype = Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16, float16.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")]
-TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code of the model's.")]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
+]
 Metrics = Annotated[
     list[Path] | None,
-    typer.Option(metavar="FILE.py", help="Run a file with metrics of your own and measure them too; repeat it."),
+    typer.Option(metavar="FILE.py", help="Run a Python file and measure the metrics it defines, too; may be repeated."),
 ]
-AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Load pickled weights where there are no others.")]
+AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Load pickled weights where a model has no others.")]
 
 
 def slug(model: str) -> str:
-    """runs/MODEL-SLUG: the hub id with its slash as `--`, the last part of a path, the example's name."""
+    """The MODEL-SLUG of runs/MODEL-SLUG: a hub id with `--` for its slash, the last part of a path, `example-NAME`."""
     if Path(model).exists():
         model = Path(model).resolve().name
     return re.sub(r"[^\w.-]+", "-", model.replace("/", "--")).strip("-.") or "model"
@@ -44,4 +46,4 @@ def parse_batch_size(text: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        raise SinkscopeError(f"--batch-size {text!r}: a number or auto") from None
+        raise SinkscopeError(f"--batch-size {text!r}: write a number or auto") from None

@@ -1,4 +1,4 @@
-"""`sinkscope plot`: figures for papers."""
+"""`sinkscope plot`: draws figures for papers."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from sinkscope.runs.folder import check_writable, write_file
 
 TRUST = "--trust-remote-code"
 FIGURE_OF = {"--metric": "heatmap"} | dict.fromkeys(("--layer", "--head", "--text", TRUST), "attention")
-"""The one figure that takes an option."""
+"""The one figure that takes each option."""
 
 
 def plot(
     run: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")],
-    figure: Annotated[str, typer.Option(help="heatmap, profile, length, scatter, attention.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="FILE.png, FILE.svg or FILE.pdf.")],
+    figure: Annotated[str, typer.Option(help="heatmap, profile, length, scatter or attention.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write: .png, .svg or .pdf.")],
     size: Annotated[str, typer.Option(help="column (3.35 in wide) or page (6.75 in).")] = "column",
-    metric: Annotated[str | None, typer.Option(help="heatmap: the column of heads.csv. [default: bos_mass]")] = None,
-    layer: Annotated[int | None, typer.Option(help="attention: the layer.")] = None,
-    head: Annotated[int | None, typer.Option(help="attention: the head.")] = None,
-    text: Annotated[str | None, typer.Option(help="attention: a short text; the run's model is loaded.")] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="Heatmap: the column of heads.csv to show. [default: bos_mass]")
+    ] = None,
+    layer: Annotated[int | None, typer.Option(help="Attention: the layer.")] = None,
+    head: Annotated[int | None, typer.Option(help="Attention: the head.")] = None,
+    text: Annotated[str | None, typer.Option(help="Attention: a short text, which the run's model reads.")] = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Draw a figure of a run: PNG, SVG or PDF, the same bytes for the same run.
+    """Draw a figure of a run as PNG, SVG or PDF. The same run always gives the same bytes.
 
     Example: sinkscope plot runs/gemma --figure heatmap -o heatmap.pdf --size page
     """
@@ -59,7 +61,7 @@ def plot(
 
 
 def refuse_foreign(figure: str, given: list[str]) -> None:
-    """Raises SinkscopeError for an option of another figure: if ignored, it leaves a picture that nobody asked for."""
+    """Raises SinkscopeError for an option of another figure: ignoring it would draw what nobody asked for."""
     for name in given:
         if FIGURE_OF[name] != figure:
             raise SinkscopeError(f"{name} belongs to --figure {FIGURE_OF[name]}, not to {figure}")

@@ -1,4 +1,4 @@
-"""`sinkscope report`: runs as one HTML file."""
+"""`sinkscope report`: writes runs as one HTML file."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; two are compared as well.", metavar="RUN...")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; two runs are also compared.", metavar="RUN")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The HTML file to write.")] = Path(
         "sinkscope.html"
     ),
 ) -> None:
-    """Write one HTML file that needs no network: answers, heat maps, profiles, every head's curves, the comparison.
+    """Write one HTML file that needs no network: answers, heat maps, profiles, every head's curves, a comparison.
 
     Example: sinkscope report runs/gemma -o gemma.html
     """
@@ -43,9 +43,9 @@ def report(
 
 
 def compared(a: Run, b: Run) -> Comparison:
-    """The comparison, sequence by sequence where both runs read the same; else of separate samples, with a note why.
+    """Compares two runs: paired where both read the same sequences, else as separate samples, with a note why.
 
-    Raises SinkscopeError: the runs share no domain, or no metric.
+    Raises SinkscopeError where the runs share no domain or no metric.
     """
     from sinkscope.comparison.compare_runs import compare, why_not_paired
     from sinkscope.runs.per_sequence import domains

@@ -1,4 +1,4 @@
-"""`sinkscope scan`: parse, call, write, print."""
+"""`sinkscope scan`: reads the options, scans each model, writes its folder and prints its summary."""
 
 from __future__ import annotations
 
@@ -32,71 +32,82 @@ if TYPE_CHECKING:
 def scan(
     model: Annotated[
         list[str] | None,
-        typer.Argument(help="Hub id, folder, .gguf file, or example:NAME; several in turn.", metavar="MODEL..."),
+        typer.Argument(
+            help="Hub id, folder, .gguf file, or example:NAME; several are scanned in turn.", metavar="MODEL"
+        ),
     ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(
             metavar="SPEC",
-            help="prose, code, multilingual, random, repeated, a .txt/.jsonl/.parquet[#FIELD] file, or "
-            "hf:NAME[:CONFIG]/SPLIT#FIELD. Repeat it to compare domains. [default: prose]",
+            help="Text: prose, code, multilingual, random, repeated, a .txt/.jsonl/.parquet[#FIELD] file, or "
+            "hf:NAME[:CONFIG]/SPLIT#FIELD. Repeat to compare domains. [default: prose]",
         ),
     ] = None,
     images: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Read pictures (png, jpg), one a sequence, not --data.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Read pictures (png, jpg) instead of --data, one per sequence."),
     ] = None,
     audio: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Read recordings (wav), one a sequence, not --data.")
+        Path | None, typer.Option(metavar="FOLDER", help="Read recordings (wav) instead of --data, one per sequence.")
     ] = None,
     prompt: Annotated[
-        str | None, typer.Option(help="The text beside each picture, or what the decoder reads beside each recording.")
+        str | None,
+        typer.Option(help="Text that goes with each picture, or that the decoder reads with each recording."),
     ] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens a sequence. [default: 256]")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens per sequence. [default: 256]")] = None,
     num_sequences: Annotated[int | None, typer.Option(help="Sequences for each --data. [default: 32]")] = None,
     bos: Annotated[
         list[str] | None,
         typer.Option(
-            help="First token: auto (the tokenizer's habit), always, never. Repeat it to compare. [default: auto]"
+            help="BOS as first token: auto (as the tokenizer does), always, never. Repeat to compare. [default: auto]"
         ),
     ] = None,
     batch_size: Annotated[
-        str, typer.Option(help="Sequences a forward pass; auto halves when memory runs out.")
+        str, typer.Option(help="Sequences per forward pass; auto halves them when memory runs out.")
     ] = "auto",
     device: Device = "auto",
     device_map: DeviceMap = None,
     tp: Annotated[
-        bool, typer.Option("--tp", help="In a launch of several processes: spread the heads, not the sequences.")
+        bool,
+        typer.Option("--tp", help="With several processes: split each layer's heads among them, not the sequences."),
     ] = False,
     dtype: Dtype = "auto",
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
     allow_pickle: AllowPickle = False,
-    seed: Annotated[int, typer.Option(help="Draws documents, and the tokens of random and repeated.")] = 0,
-    epsilon: Annotated[float, typer.Option(help="Sink threshold on alpha_0.")] = EPSILON,
-    dormant_rule: Annotated[str, typer.Option(help='"NAME<x" on a column of heads.csv.')] = DORMANT_RULE,
+    seed: Annotated[int, typer.Option(help="Seed that draws documents, and the tokens of random and repeated.")] = 0,
+    epsilon: Annotated[float, typer.Option(help="A head has a sink where alpha_0 exceeds this.")] = EPSILON,
+    dormant_rule: Annotated[
+        str, typer.Option(help='Which heads are dormant: "NAME<x" or "NAME>x" on a column of heads.csv.')
+    ] = DORMANT_RULE,
     smoothing: Annotated[
-        bool, typer.Option("--smoothing", help="Write smoothing.csv too: does each head make tokens more alike?")
+        bool, typer.Option("--smoothing", help="Also write smoothing.csv: does each head make tokens more similar?")
     ] = False,
     spectra: Annotated[
         int | None,
-        typer.Option(help="First sequences that matrix_entropy is measured on. [default: as many as are cheap]"),
+        typer.Option(help="Measure matrix_entropy on the first N sequences. [default: as many as are cheap]"),
     ] = None,
     metrics: Metrics = None,
     no_self_check: Annotated[
         bool, typer.Option("--no-self-check", help="Skip the comparison with eager attention.")
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a scan that was killed.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a scan that was interrupted.")] = False,
     names: Annotated[
-        Path | None, typer.Option("--models", metavar="FILE", help="More models: a file of names, one a line.")
+        Path | None, typer.Option("--models", metavar="FILE", help="File with the names of more models, one per line.")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Run folder, or the folder of several. [default: runs/MODEL-SLUG]"),
+        typer.Option(help="Run folder to write; the parent of all, with several models. [default: runs/MODEL-SLUG]"),
     ] = None,
-    formats: Annotated[str, typer.Option("--format", help="csv, or parquet for the tables in Parquet too.")] = "csv",
+    formats: Annotated[
+        str, typer.Option("--format", help="csv, or parquet to write the tables as Parquet too.")
+    ] = "csv",
     force: Annotated[bool, typer.Option("--force", help="Replace a finished run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json alone to stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, warnings or summary; errors only.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print errors only: no progress, warnings or summary.")
+    ] = False,
 ) -> None:
     """Watch every attention head while the model reads text once; write per-head and per-layer tables.
 
@@ -106,7 +117,7 @@ def scan(
     from sinkscope.runs.run import FORMATS
 
     if formats not in FORMATS:
-        raise SinkscopeError(f"--format {formats!r}: one of {', '.join(FORMATS)}")
+        raise SinkscopeError(f"--format {formats!r}: choose one of {', '.join(FORMATS)}")
     processes = launched(device, tp)
     models = list(dict.fromkeys([*(model or []), *processes.on_main(lambda: names_in(names))]))
     if not models:
@@ -129,7 +140,7 @@ def scan(
 
 
 def scan_all(job: Job, models: list[str], folder: Path, as_json: bool) -> None:
-    """Several models, each into its own folder. One that fails does not stop the rest; then the exit code is 2."""
+    """Scans several models, each into its own folder. One that fails stops no other; the exit code is then 2."""
     from sinkscope.runs.strict_json import to_json
 
     runs, failed = [], []
@@ -138,13 +149,13 @@ def scan_all(job: Job, models: list[str], folder: Path, as_json: bool) -> None:
         try:
             before = job.finished_before(target)
             if before is not None:
-                say(f"{model}: finished before, in {target}")
+                say(f"{model}: already finished, in {target}")
                 runs.append(before)
                 continue
             run, written = job.scan(model, target)
-        except typer.Exit:  # interrupted; typer derives it from RuntimeError
+        except typer.Exit:  # the scan was interrupted; typer derives Exit from RuntimeError
             raise
-        except Exception as error:  # whatever it is, the others have their turn
+        except Exception as error:  # whatever it is, the other models are still scanned
             say(f"error: {model}: {in_one_line(error)}")
             failed.append(model)
             continue
@@ -159,7 +170,7 @@ def scan_all(job: Job, models: list[str], folder: Path, as_json: bool) -> None:
 
 
 def names_in(path: Path | None) -> list[str]:
-    """Names of models, one a line; blank lines and what follows # are left out. Raises SinkscopeError."""
+    """Reads model names from a file, one per line, without what follows a #. Raises SinkscopeError."""
     from sinkscope.errors import SinkscopeError
 
     if path is None:
@@ -172,7 +183,7 @@ def names_in(path: Path | None) -> list[str]:
 
 
 def show(run: Run, written: list[Path], as_json: bool, quiet: bool) -> None:
-    """The summary to stdout; warnings to stderr."""
+    """Prints the summary to stdout and the warnings to stderr."""
     if not quiet:
         for warning in run.manifest.warnings:
             say(f"warning: {warning}")

@@ -1,4 +1,4 @@
-"""One model scanned and saved, alone or by all processes of a launch: what `sinkscope scan` does for each."""
+"""Scans and saves one model of `sinkscope scan`, in one process or in all processes of a launch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def launched(device: str, tp: bool) -> Processes:
-    """The processes that share the scan. Raises SinkscopeError."""
+    """Joins the processes that share the scan. Raises SinkscopeError where --tp does not fit the launch or --device."""
     from sinkscope.engine.launch import start_processes
     from sinkscope.engine.launcher import size
     from sinkscope.errors import SinkscopeError
@@ -27,7 +27,7 @@ def launched(device: str, tp: bool) -> Processes:
         raise SinkscopeError("--tp needs several processes: torchrun --nproc-per-node N -m sinkscope scan ... --tp")
     if tp and device != "auto":
         raise SinkscopeError(
-            "--tp gives each process a GPU of its own (or the CPU where there is none): leave --device"
+            "--tp gives each process a GPU of its own (or the CPU where there is none): leave out --device"
         )
     return start_processes(device, tp)
 
@@ -44,7 +44,10 @@ class Job:
     processes: Processes
 
     def scan(self, model: str, target: Path) -> tuple[Run, list[Path]]:
-        """The run and its files. Raises SinkscopeError; after Ctrl-C saves what was done and exits 130."""
+        """Scans a model; returns the run and the files written.
+
+        Raises SinkscopeError. After Ctrl-C, saves what was measured until then and exits with 130.
+        """
         from sinkscope.runs.run import check_target
 
         self.processes.on_main(lambda: check_target(target, self.force, self.resume))
@@ -66,7 +69,7 @@ class Job:
         return run, self.processes.on_main(lambda: self._save(run, target))
 
     def finished_before(self, target: Path) -> Run | None:
-        """The run that need not be made again with --resume."""
+        """With --resume, the finished run in `target`; None where there is none, and without --resume."""
         return self.processes.on_main(lambda: self._finished(target))
 
     def _finished(self, target: Path) -> Run | None:
@@ -83,7 +86,9 @@ class Job:
     def _save_part(self, run: Run, target: Path) -> None:
         from sinkscope.runs.run import finished
 
-        if finished(target):  # --force meant to replace it by a whole run, not by a part
+        if finished(target):  # --force was meant for a whole run in its place, not for a part of one
             target = target.with_name(f"{target.name}-interrupted")
         self._save(run, target)
-        say(f"interrupted: what was done ({run.manifest.sequences_done} sequences) is in {target}; --resume goes on")
+        say(
+            f"interrupted: {run.manifest.sequences_done} sequences are measured and saved in {target}; --resume goes on"
+        )

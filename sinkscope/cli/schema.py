@@ -1,4 +1,4 @@
-"""`sinkscope schema`: what every file of a run folder holds."""
+"""`sinkscope schema`: prints what each file of a run folder holds."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import typer
 def schema(
     name: Annotated[
         str | None,
-        typer.Argument(help="manifest, summary, request, baseline, or a table: heads, layers, ...", metavar="[NAME]"),
+        typer.Argument(help="manifest, summary, request, baseline, or a table: heads, layers, ...", metavar="NAME"),
     ] = None,
 ) -> None:
-    """Print the JSON schema of a file sinkscope writes, or the columns of a table; without a name, list them all.
+    """Print the JSON schema of a file that sinkscope writes, or the columns of a table. Without NAME, list all names.
 
     Example: sinkscope schema manifest
     """

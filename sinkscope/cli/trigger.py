@@ -1,4 +1,4 @@
-"""`sinkscope trigger`: train models of the trigger-conditional task, scan one, reproduce the paper."""
+"""`sinkscope trigger`: trains models of the trigger-conditional task, scans one, reproduces the paper."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import typer
 
 from sinkscope.cli.common import guarded, say
 
-app = typer.Typer(
-    help="The trigger-conditional task: sinks made to order.", no_args_is_help=True, rich_markup_mode=None
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no summary; errors only.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only: no progress, no summary.")]
 
 
 @app.callback()
 def trigger() -> None:
-    """The trigger-conditional task (Ran-Milo 2603.11487): attention sinks made to order, and models that need none.
+    """Train and measure models of the trigger-conditional task, with attention sinks and without.
+
+    The task is Ran-Milo's (2603.11487), who claims that softmax attention needs a sink to solve it and ReLU does not.
 
     Example: sinkscope trigger train --attention softmax --out runs/trigger-softmax
     """
@@ -28,24 +28,24 @@ def trigger() -> None:
 def train(
     out: Annotated[Path, typer.Option(help="Folder for config.json and model.safetensors.")],
     attention: Annotated[
-        str, typer.Option(help="softmax, relu, sigmoid, softmax1, learned-sink or gated.")
+        str, typer.Option(help="Kind: softmax, relu, sigmoid, softmax1, learned-sink or gated.")
     ] = "softmax",
-    layers: Annotated[int, typer.Option(help="Attention layers; several have a residual stream.")] = 1,
-    heads: Annotated[int, typer.Option(help="Heads a layer, each of full width.")] = 1,
+    layers: Annotated[int, typer.Option(help="Attention layers; two or more add to a residual stream.")] = 1,
+    heads: Annotated[int, typer.Option(help="Heads per layer, each of full width.")] = 1,
     dim: Annotated[int, typer.Option(help="Width d of a token, at least 4.")] = 16,
     length: Annotated[int, typer.Option(help="Positions L, at least 4.")] = 16,
-    seed: Annotated[int, typer.Option(help="Draws the weights and the batches.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed that draws the weights and the batches.")] = 0,
     steps: Annotated[
         int,
-        typer.Option(help="At most so many; fewer once the largest error is below 0.005 in a batch and in evaluation."),
+        typer.Option(help="Limit of training steps; training ends earlier once the task is solved."),
     ] = 50_000,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted training in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted training in --out.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a model of the task and write it as an ordinary transformers folder, ready for `sinkscope scan`.
 
-    Solved: the largest absolute error is below 0.005 in a batch of 128 (the paper's criterion) and on 1000 evaluation
-    sequences that are not trained on.
+    The task is solved when the largest absolute error is below 0.005 both in a batch of 128 (the paper's criterion)
+    and on 1000 evaluation sequences that are not trained on.
 
     Example: sinkscope trigger train --attention relu --layers 2 --heads 2 --out runs/trigger-relu-2x2
     """
@@ -66,11 +66,15 @@ def scan(
     model: Annotated[
         str, typer.Argument(help="Folder of a trigger model, or example:trigger-softmax.", metavar="MODEL")
     ],
-    num_sequences: Annotated[int, typer.Option(help="Evaluation sequences, trigger at position 7.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Draws the sequences.")] = 0,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV, all digits.")] = False,
+    num_sequences: Annotated[
+        int, typer.Option(help="Evaluation sequences, each with the trigger at position 7.")
+    ] = 1000,
+    seed: Annotated[int, typer.Option(help="Seed that draws the sequences.")] = 0,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV, with all digits.")] = False,
 ) -> None:
-    """Print each head's BOS mass, non-trigger rows and the trigger's row apart; `sinkscope scan` writes all tables.
+    """Print each head's BOS mass, once for the non-trigger rows and once for the trigger's row.
+
+    `sinkscope scan` on the same model writes all tables.
 
     Example: sinkscope trigger scan example:trigger-relu
     """
@@ -88,19 +92,24 @@ def scan(
 
 def reproduce(
     out: Annotated[
-        Path, typer.Option(help="Folder for models, tables, figures; models found there are taken as they are.")
+        Path, typer.Option(help="Folder for models, tables and figures; models already there are not trained again.")
     ],
-    quick: Annotated[bool, typer.Option("--quick", help="1 x 1 and 2 x 2 with one seed: minutes.")] = False,
-    seeds: Annotated[int | None, typer.Option(help="Seeds 0 .. N-1 of each model. [default: 3]")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Train only 1 x 1 and 2 x 2 models, with one seed; takes minutes.")
+    ] = False,
+    seeds: Annotated[
+        int | None, typer.Option(help="Number N of seeds: each model is trained with 0 .. N-1. [default: 3]")
+    ] = None,
     size: Annotated[
-        list[int] | None, typer.Option(help="Layers, and heads in each; repeat it. [default: 1, 2, 4]")
+        list[int] | None,
+        typer.Option(help="Number of layers, and of heads in each; may be repeated. [default: 1, 2, 4]"),
     ] = None,
     attention: Annotated[
-        list[str] | None, typer.Option(help="Kind of attention; repeat it. [default: softmax, relu]")
+        list[str] | None, typer.Option(help="Kind of attention; may be repeated. [default: softmax, relu]")
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train the paper's six models, measure them beside what it published, say whether its claim held.
+    """Train the paper's six models, compare them with its published numbers, and say whether its claim held.
 
     Example: sinkscope trigger reproduce --quick --out runs/trigger
     """

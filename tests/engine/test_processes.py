@@ -174,7 +174,7 @@ def test_ctrl_c_saves_what_all_processes_have_done(folder: Path, expected: Path,
     finally:
         kill_all(process)
     assert len(said(err)) == 1
-    assert "interrupted: what was done" in said(err)[0]
+    assert "are measured and saved in" in said(err)[0]
     part = load_run(run)
     assert part.manifest.complete is False
     assert 4 <= part.manifest.sequences_done < 10

@@ -303,7 +303,7 @@ def test_several_models_each_have_their_folder(scan_cli: Scan, tiny_folder: Path
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {tiny_folder.name, "example-trigger-softmax"}
     again = CliRunner().invoke(app, [*words, "--resume", "--json"])
     assert again.exit_code == 2
-    assert again.stderr.count("finished before") == 2
+    assert again.stderr.count("already finished") == 2
 
 
 def test_no_model_and_no_list_is_one_line(tmp_path: Path) -> None:
