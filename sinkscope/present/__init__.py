@@ -1,1 +1,1 @@
-"""Runs as text: functions that return strings. Only the command line prints."""
+"""Runs as text and figures: functions that return strings or bytes. Only the command line prints."""

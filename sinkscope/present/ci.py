@@ -15,7 +15,7 @@ SHOWN, ANNOTATED, IN_SUMMARY = 40, 10, 50
 
 
 def render_verdict(verdict: Verdict) -> str:
-    """The verdict in a line, then each breach in one, the farthest beyond its bound first."""
+    """The verdict on one line, then one line per breach, the one farthest beyond its bound first."""
     lines = [headline(verdict)]
     lines += [f"note: {printable(note)}" for note in verdict.notes]
     several = len(verdict.same_text) > 1
@@ -41,7 +41,7 @@ def headline(verdict: Verdict) -> str:
 
 
 def by_size(breaches: list[Breach]) -> list[Breach]:
-    """The farthest beyond its bound first; missing values before all."""
+    """Sorts breaches by how far they are beyond their bound, farthest first; those with a missing value come before."""
 
     def size(breach: Breach) -> float:
         if breach.baseline is None or breach.now is None:
@@ -52,7 +52,7 @@ def by_size(breaches: list[Breach]) -> list[Breach]:
 
 
 def describe(breach: Breach, several: bool = False) -> str:
-    """Metric, place, baseline, now, allowed in one line."""
+    """One line: metric, place, value in the baseline, value now, allowed change."""
     where = f"{breach.place} on {printable(breach.domain)}" if several else breach.place
     text = f"{breach.metric} at {where}: {significant(breach.baseline)} -> {significant(breach.now)}"
     if breach.baseline is None or breach.now is None:
@@ -62,7 +62,7 @@ def describe(breach: Breach, several: bool = False) -> str:
 
 
 def github_annotations(verdict: Verdict) -> str:
-    """Workflow commands: at most 10 errors, which is what GitHub shows of a step; the last tells of the rest."""
+    """Workflow commands for GitHub. GitHub shows 10 errors of a step: where there are more, the tenth says how many."""
     ordered = by_size(verdict.breaches)
     kept = ordered if len(ordered) <= ANNOTATED else ordered[: ANNOTATED - 1]
     messages = [(f"{breach.metric} moved", describe(breach, len(verdict.same_text) > 1)) for breach in kept]
@@ -103,7 +103,7 @@ def markdown_verdict(verdict: Verdict) -> str:
 
 
 def junit_xml(verdict: Verdict) -> bytes:
-    """One test case a rule and domain; a failure lists its breaches."""
+    """One test case per rule and domain; a failure lists its breaches."""
     from junitparser import Failure, JUnitXml, TestCase, TestSuite
 
     suite = TestSuite("sinkscope check")

@@ -1,4 +1,4 @@
-"""Colours: the palettes and why they are chosen, mixing between their anchors, ink that is legible on them."""
+"""Palettes with the reasons for them, colours mixed between their anchors, and ink that is legible on a colour."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 report.css: darker on white paper and lighter on dark, so that thin lines keep their contrast."""
 
 CONTROL = "#595959"
-"""The line of a control: grey, whatever stands beside it."""
+"""The colour of a control's line, whatever the other lines' colours."""
 
 
 def mixed(scale: Sequence[str], share: float) -> str:

@@ -1,4 +1,4 @@
-"""What tells one run from another in a few characters."""
+"""A short id that tells one run from another."""
 
 from __future__ import annotations
 

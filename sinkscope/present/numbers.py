@@ -1,4 +1,4 @@
-"""Numbers as text: one function a kind of number, each with its digits, its sign and its mark for a missing value."""
+"""Numbers as text: one function per kind of number, with its digits, its sign and its mark for a missing value."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ def change(value: float | None, error: float | None) -> str:
 
 
 def interval(low: float | None, high: float | None, places: int | None = None) -> str:
-    """`low to high`, both with their signs: with `places` decimals, or else with as many significant digits as tell the
-    two ends apart, two to six."""
+    """`low to high`, both with their signs.
+
+    Both have `places` decimals. Without `places` they have two to six significant digits: enough to tell them apart.
+    """
     if low is None or high is None or is_missing(low) or is_missing(high):
         return MISSING
     if places is not None:
@@ -48,16 +50,16 @@ def interval(low: float | None, high: float | None, places: int | None = None) -
 
 
 def probability(value: float | None) -> str:
-    """A p or q value: two significant digits; below 1e-9 only that it is below."""
+    """A p or q value: two significant digits; `<1e-9` below that."""
     if value is None or is_missing(value):
         return MISSING
     return "<1e-9" if value < 1e-9 else f"{value:.2g}"
 
 
 def fixed(value: float | None, places: int, *, sign: bool = False, missing: str = MISSING) -> str:
-    """A number with `places` decimals: the cells of one column stand below each other.
+    """A number with `places` decimals, so that the digits of a column line up.
 
-    `sign`: a positive number has a plus.
+    `sign`: a positive number gets a plus sign.
     """
     return missing if is_missing(value) else f"{value:{'+' if sign else ''}.{places}f}"
 
@@ -67,7 +69,7 @@ def estimate(
 ) -> str:  # fmt: skip
     """A mean with its standard error, `places` decimals each: `0.833 ± 0.010`.
 
-    The mean stands alone where the error is missing. `sign`: a positive mean has a plus.
+    The mean stands alone where the error is missing. `sign`: a positive mean gets a plus sign.
     """
     text = fixed(value, places, sign=sign, missing=missing)
     return text if is_missing(value) or is_missing(error) else f"{text} ± {error:.{places}f}"
@@ -76,8 +78,8 @@ def estimate(
 def decimals(values: Any, halves: Any = ()) -> int:
     """Decimals for a column of numbers, 0 to 6.
 
-    With half widths of intervals: two significant digits of their median. Without: three significant digits of the
-    largest value, none where all values are whole.
+    `halves` are half widths of intervals: the decimals show two significant digits of their median. Without half widths
+    they show three significant digits of the largest value; whole numbers get none.
     """
     known = [abs(float(value)) for value in values if not is_missing(value)]
     widths = pd.Series([float(half) for half in halves if not is_missing(half) and half > 0], dtype=float)
@@ -94,7 +96,10 @@ def _places(value: float, digits: int) -> int:
 
 
 def rounded(value: Any, digits: int = 3) -> Any:
-    """A number for JSON with `digits` significant digits; None where it is missing or infinite; other values as is."""
+    """A number for JSON with `digits` significant digits; None where it is missing or infinite.
+
+    Returns values of other types unchanged.
+    """
     if value is pd.NA or (isinstance(value, float) and not math.isfinite(value)):
         return None
     return float(f"{value:.{digits}g}") if isinstance(value, float) else value

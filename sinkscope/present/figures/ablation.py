@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def draw_ablation(ablation: Ablation) -> dict[str, bytes]:
-    """ablation.png and ablation.svg: increase of the loss over the unablated model, one line a score and the control.
+    """ablation.png and ablation.svg: the loss increase over the unablated model, a line for each score and the control.
 
     Bars are standard errors over sequences; the band is the random draws' standard deviation.
     """

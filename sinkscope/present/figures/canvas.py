@@ -1,4 +1,4 @@
-"""What every figure shares: formats, widths, one style, and files that hold the same bytes for the same figure."""
+"""What all figures share: formats, widths, one style, and the same bytes for the same figure."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def inches(size: str, ratio: float) -> tuple[float, float]:
     Raises SinkscopeError for a size that is not in WIDTHS.
     """
     if size not in WIDTHS:
-        raise SinkscopeError(f"--size {size!r}: one of {', '.join(WIDTHS)}")
+        raise SinkscopeError(f"--size {size!r}: choose one of {', '.join(WIDTHS)}")
     return WIDTHS[size], WIDTHS[size] * ratio
 
 
 def drawn(paint: Callable[[Figure], None], about: str, form: str, size: tuple[float, float]) -> bytes:
     """The figure that `paint` draws, as PNG, SVG or PDF of `size` inches, with `about` in its metadata.
 
-    Raises SinkscopeError: unknown form; matplotlib is not installed.
+    Raises SinkscopeError for an unknown form, and where matplotlib is not installed.
     """
     if form not in FORMATS:
         raise SinkscopeError(f"a figure is written as .{', .'.join(FORMATS)}, not {form!r}")

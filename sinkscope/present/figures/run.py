@@ -31,26 +31,27 @@ PROFILES = (
     ("norm_ratio", r"$\|x_0\| / \|x_j\|$"),
 )
 MATHEMATICAL = {"bos_mass": "BOS mass", "sink_score": r"$\alpha_0$", "honor": "HONOR"}
-"""How papers write these columns, as matplotlib's mathematical text. Other columns go by their names, and matplotlib is
-told not to parse them."""
+"""How papers write these columns, as matplotlib's mathematical text. Other columns are written by their names, which
+matplotlib is told not to parse."""
 STRONGEST = 6
 TITLE = 36
 """Characters of a title's line that fit beside the axes of the narrowest figure."""
 
 
 def draw(run: Run, figure: str, form: str, size: str = "column", metric: str | None = None) -> bytes:
-    """One of heatmap, profile, length, scatter of a run's first stream and domain, as PNG, SVG or PDF.
+    """Draws `figure` (heatmap, profile, length or scatter) of a run's first stream and domain, as PNG, SVG or PDF.
 
     `metric`: the column of heads.csv that a heat map shows; bos_mass where it is None.
-    Raises SinkscopeError: unknown figure, format, size or metric; a metric for another figure; no matplotlib.
+    Raises SinkscopeError for an unknown figure, format, size or metric, for a metric with another figure than heatmap,
+    and where matplotlib is not installed.
     """
     if figure == "heatmap":
         return _drawn(run, lambda canvas: _heatmap(canvas, run, metric or "bos_mass"), form, size, 0.9)
     painters = {"profile": (_profile, 1.25), "length": (_length, 0.95), "scatter": (_scatter, 0.85)}
     if figure not in painters:
-        raise SinkscopeError(f"--figure {figure!r}: one of {', '.join(FIGURES)}")
+        raise SinkscopeError(f"--figure {figure!r}: choose one of {', '.join(FIGURES)}")
     if metric is not None:
-        raise SinkscopeError(f"--metric belongs to --figure heatmap: {figure} shows columns of its own")
+        raise SinkscopeError(f"--metric belongs to --figure heatmap: {figure} always shows the same columns")
     paint, ratio = painters[figure]
     return _drawn(run, lambda canvas: paint(canvas, run), form, size, ratio)
 
@@ -58,7 +59,7 @@ def draw(run: Run, figure: str, form: str, size: str = "column", metric: str | N
 def draw_attention(
     run: Run, weights: np.ndarray, tokens: list[str], layer: int, head: int, form: str, size: str = "column"
 ) -> bytes:
-    """One head's full map A[query, key], [T, T], with its tokens along both sides."""
+    """Draws one head's full map, `weights` A[query, key] of shape [T, T], with its tokens along both axes."""
 
     def paint(canvas: Figure) -> None:
         axes = canvas.subplots()
@@ -80,19 +81,19 @@ def _drawn(run: Run, paint: Callable[[Figure], None], form: str, size: str, rati
 
 def _first(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of the first stream, and of the first domain where there are several."""
-    own = table[table["stream"] == table["stream"].iloc[0]]
-    return own[own["domain"] == own["domain"].iloc[0]] if "domain" in own else own
+    rows = table[table["stream"] == table["stream"].iloc[0]]
+    return rows[rows["domain"] == rows["domain"].iloc[0]] if "domain" in rows else rows
 
 
 def _title(axes: Axes, run: Run, text: str) -> None:
-    """The model's name above what is shown; of a long name its end, so that it fits a column."""
+    """Titles the axes: the model's name above `text`. Only the end of a long name is kept, so that it fits a column."""
     name = printable(str(run.manifest.model.id).rstrip("/").rpartition("/")[2])
     short = name if len(name) <= TITLE else f"...{name[3 - TITLE :]}"
     axes.set_title(f"{short}\n{text}", loc="left", parse_math=False)
 
 
 def _shortened(text: str) -> str:
-    """The start of a text, as much as fits in a title's line."""
+    """As much of the start of a text as fits on a title's line."""
     return text if len(text) <= TITLE else f"{text[: TITLE - 3]}..."
 
 
@@ -104,7 +105,9 @@ def _unit(run: Run, name: str) -> str:
 def _heatmap(canvas: Figure, run: Run, metric: str) -> None:
     rows = _first(run.heads)
     if metric not in rows or not np.issubdtype(rows[metric].to_numpy().dtype, np.number):
-        raise SinkscopeError(f"--metric {metric!r}: no number of heads.csv; `sinkscope metrics` lists them")
+        raise SinkscopeError(
+            f"--metric {metric!r}: not a numeric column of heads.csv; `sinkscope metrics` lists the columns"
+        )
     grid = rows.pivot_table(index="layer", columns="head", values=metric, dropna=False)
     values, unit = grid.to_numpy(float), _unit(run, metric)
     axes = canvas.subplots()
@@ -120,8 +123,8 @@ def _heatmap(canvas: Figure, run: Run, metric: str) -> None:
 
 
 def _scale(values: np.ndarray, unit: str) -> dict[str, Any]:
-    """The map and its bounds: 0 to 1 for shares; symmetric about 0, with a colour for each sign, where any value is
-    negative; else from the lowest value to the highest."""
+    """The colour map and its bounds: 0 to 1 for shares; symmetric about 0, with a colour for each sign, where any value
+    is negative; else from the lowest value to the highest."""
     if unit in (" (probability)", " (share)"):
         return {"cmap": MAP, "vmin": 0, "vmax": 1}
     known = values[np.isfinite(values)]
@@ -134,7 +137,7 @@ def _scale(values: np.ndarray, unit: str) -> dict[str, Any]:
 
 
 def _measured(run: Run, rows: pd.DataFrame) -> str:
-    """On which text, how much of it, and in which precision, in a title's line."""
+    """The number of sequences and tokens, the precision and the text that were measured, as a title's line."""
     first = rows["domain"].iloc[0] if "domain" in rows else domains(run)[0].domain
     data = next(each for each in domains(run) if each.domain == first)
     text = f"{data.sequences} x {data.seq_len} tokens, {run.manifest.model.dtype}, {data.domain}"
@@ -166,9 +169,9 @@ def _length(canvas: Figure, run: Run) -> None:
     heads = _first(run.heads).sort_values("sink_score", ascending=False, kind="stable")
     axes = canvas.subplots()
     for row, color in zip(heads.head(STRONGEST).to_dict("records"), LINES, strict=False):
-        own = curve[(curve["layer"] == row["layer"]) & (curve["head"] == row["head"])]
+        rows = curve[(curve["layer"] == row["layer"]) & (curve["head"] == row["head"])]
         label = f"head {row['layer']}.{row['head']}"
-        _band(axes, own["length"], own["sink_score"], own["sink_score_sem"], color, label)
+        _band(axes, rows["length"], rows["sink_score"], rows["sink_score_sem"], color, label)
     lengths = np.sort(curve["length"].unique())
     average = curve.groupby("length")["sink_score"].mean()
     axes.plot(average.index, average, color="black", linewidth=1, label="mean of all heads")

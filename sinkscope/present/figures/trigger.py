@@ -26,7 +26,7 @@ def draw_study(study: list[Trained], curve: pd.DataFrame) -> dict[str, bytes]:
 
 
 def attention(maps: Float[Tensor, "layer head query key"], name: str) -> bytes:
-    """A panel a head: mean attention, queries down, keys across. The colour scale is 0 to 1, or to the largest A."""
+    """One panel per head: mean attention, queries down, keys across. Colours run from 0 to 1, or to a larger A."""
     layers, heads = maps.shape[:2]
     top = max(1.0, float(maps.max()))
 
@@ -47,7 +47,7 @@ def attention(maps: Float[Tensor, "layer head query key"], name: str) -> bytes:
 
 
 def forced_mass(curve: pd.DataFrame) -> bytes:
-    """Loss and largest error against the BOS mass forced on every non-trigger row; the paper's criterion as a line."""
+    """Loss and largest error against the BOS mass forced on every non-trigger row, with the paper's criterion."""
     kept = curve[curve["mass"] < 1]
 
     def paint(canvas: Figure) -> None:

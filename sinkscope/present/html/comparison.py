@@ -1,4 +1,4 @@
-"""The comparison's part of the HTML report."""
+"""The part of the HTML report that shows a comparison."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def comparison_view(result: Comparison) -> dict[str, Any]:
 
 
 def _where(rows: pd.DataFrame, domain: str, stream: str) -> str:
-    """Domain and stream as far as there are several."""
+    """Domain and stream, each only where `rows` has several."""
     return ", ".join(name for key, name in (("domain", domain), ("stream", stream)) if rows[key].nunique() > 1)
 
 
 def _maps(result: Comparison) -> list[dict[str, Any]]:
-    """A map of each metric; only its caption where no head differs."""
+    """A map for each metric; only a caption where no head differs."""
     maps: list[dict[str, Any]] = []
     if not len(result.heads):
         return maps

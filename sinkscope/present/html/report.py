@@ -1,4 +1,7 @@
-"""Runs as one HTML file: no network, no style or script but its own (a Content-Security-Policy holds their hashes)."""
+"""Runs as one HTML file that needs no network.
+
+A Content-Security-Policy allows only the file's own style and script, by their hashes.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ PROFILES = (
     ("attention on the first token", "probability", False, (("mean_bos_mass", "BOS mass"),)),
 )  # fmt: skip
 POINTS = 64
-"""Points of alpha by position kept for each head: all of the first 16 positions, then means of equal stretches."""
+"""Points of alpha by position that are kept for each head (see `thinned`)."""
 
 
 def render_report(runs: list[Run], comparison: Comparison | None = None) -> str:
@@ -159,11 +162,11 @@ def _scatter(run: Run) -> list[dict[str, Any]]:
     charts = []
     for caption, rows in _groups(run.heads):
         top = float(rows["layer"].max())
-        asleep = rows["dormant"].fillna(False).astype(bool)
+        dormant = rows["dormant"].fillna(False).astype(bool)
         dots = [
             Dot(row["bos_mass"], row["honor"], mixed(CIVIDIS, float(row["layer"]) / max(top, 1.0)),
                 f"{_place(row)}: BOS mass {number(row['bos_mass'])}, HONOR {number(row['honor'])}", bool(marked))
-            for (_, row), marked in zip(rows.iterrows(), asleep, strict=True)
+            for (_, row), marked in zip(rows.iterrows(), dormant, strict=True)
         ]  # fmt: skip
         chart = scatter(dots, "BOS mass (probability)", "HONOR (ratio)")
         charts.append({"caption": caption, "svg": chart, "legend": legend((0, top), "layer")})
@@ -184,7 +187,7 @@ def _domains(run: Run) -> list[dict[str, Any]]:
 
 
 def _head_data(run: Run) -> dict[str, Any]:
-    """What a click shows, by row of the head table: scores, alpha_0 by length, alpha by position."""
+    """What a click on a head shows: scores, alpha_0 by length, alpha by position; in the order of the head table."""
     heads = run.heads.reset_index(drop=True)
     scores = [name for name in SCORES if name in heads]
     keys = [key for key in ("domain", "stream", "layer", "head") if key in heads and key in run.length_curve]
@@ -207,12 +210,12 @@ def _head_data(run: Run) -> dict[str, Any]:
 
 
 def thinned(alpha: np.ndarray) -> tuple[list[int], list[float]]:
-    """At most about POINTS points: the first 16 as they are, then the largest of each of equal stretches."""
+    """Positions and alpha of at most POINTS points: the first 16, then the largest of each of some equal stretches."""
     head = min(16, len(alpha))
     rest = np.array_split(np.arange(head, len(alpha)), min(POINTS - head, max(1, len(alpha) - head)))
     places = [*range(head)]
     for stretch in rest:
         if len(stretch):
-            own = alpha[stretch]
-            places.append(int(stretch[0] if np.isnan(own).all() else stretch[int(np.nanargmax(own))]))
+            values = alpha[stretch]
+            places.append(int(stretch[0] if np.isnan(values).all() else stretch[int(np.nanargmax(values))]))
     return places, [float(alpha[place]) for place in places]

@@ -1,4 +1,4 @@
-"""Small charts as SVG: heat map, lines, dots. Text is escaped; colours that matter are attributes, the rest is CSS."""
+"""Small charts as SVG: heat map, lines, dots. Text is escaped. Colours that show a value are attributes, others CSS."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 460, 220, 58, 34, 8
 
 
 def number(value: float | None) -> str:
-    """A value on the page, as a tooltip or a table says it."""
+    """A value as tooltips and tables on the page show it."""
     return significant(value, missing="missing")
 
 
@@ -26,7 +26,7 @@ def _fill(value: float | None, bounds: tuple[float, float], scale: Sequence[str]
 
 @dataclass(frozen=True)
 class Cell:
-    """One square of a heat map; `index`: its row in the embedded data, None where a click shows nothing."""
+    """One square of a heat map. `index`: its row in the embedded data; None where a click shows nothing."""
 
     row: int
     column: int
@@ -39,7 +39,7 @@ def heat_map(
     cells: list[Cell], rows: list[str], columns: int, bounds: tuple[float, float], label: str,
     scale: Sequence[str] = CIVIDIS, run: int = 0,
 ) -> Markup:  # fmt: skip
-    """Layers down, heads across; each square tells its value on hover."""
+    """Layers down, heads across; each square shows its title on hover."""
     size = max(8, min(24, 760 // max(columns, 1)))
     left, top = 44, 16
     width, height = left + size * columns + 8, top + size * len(rows) + 6
@@ -82,7 +82,7 @@ def legend(bounds: tuple[float, float], label: str, scale: Sequence[str] = CIVID
 
 @dataclass(frozen=True)
 class Line:
-    """A series; its class `c0`... gives the colour."""
+    """One line of a chart. The CSS class of its place in the chart (`c0`, `c1`, ...) gives its colour."""
 
     label: str
     x: list[float]
@@ -91,10 +91,10 @@ class Line:
 
 
 def _range(values: list[float], log: bool) -> tuple[float, float]:
-    there = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
-    if not there:
+    shown = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
+    if not shown:
         return (0.1, 1.0) if log else (0.0, 1.0)
-    low, high = min(there), max(there)
+    low, high = min(shown), max(shown)
     if log:
         return 10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high) + 1e-9)
     pad = 0.05 * (high - low) or 0.5
@@ -120,8 +120,8 @@ class Plane:
     """Maps data to the chart's area and draws its axes."""
 
     def __init__(self, x: list[float], y: list[float], log: bool = False) -> None:
-        there = [value for value in x if math.isfinite(value)] or [0.0, 1.0]
-        self.low_x, self.high_x = min(there), max(there)
+        finite = [value for value in x if math.isfinite(value)] or [0.0, 1.0]
+        self.low_x, self.high_x = min(finite), max(finite)
         if self.low_x == self.high_x:
             self.low_x, self.high_x = self.low_x - 0.5, self.high_x + 0.5
         self.low, self.high = _range(y, log)
@@ -156,7 +156,7 @@ class Plane:
 
 
 def line_chart(lines: list[Line], x_label: str, y_label: str, log: bool = False) -> Markup:
-    """Lines with dots; a dot tells its value on hover. Missing values leave gaps."""
+    """Lines with dots; a dot shows its value on hover. A missing value has no dot; the line joins its neighbours."""
     plane = Plane([x for line in lines for x in line.x], [y for line in lines for y in line.y], log)
     parts = [_open(y_label), plane.axes(x_label, y_label)]
     for order, line in enumerate(lines):
@@ -182,7 +182,7 @@ class Dot:
 
 
 def scatter(dots: list[Dot], x_label: str, y_label: str) -> Markup:
-    """One dot a head; `marked` ones have a ring."""
+    """One dot per head; a marked dot has a ring."""
     dots = [dot for dot in dots if math.isfinite(dot.x) and math.isfinite(dot.y)]
     plane = Plane([0.0, *(dot.x for dot in dots)], [0.0, *(dot.y for dot in dots)])
     parts = [_open(y_label), plane.axes(x_label, y_label)]

@@ -13,7 +13,7 @@ from sinkscope.runs.paper_table import Column, PaperTable
 
 
 def is_number(table: PaperTable, name: str) -> bool:
-    """Whether a column of the table's frame holds numbers; truth values are none."""
+    """Whether a column of the table's frame holds numbers; booleans do not count."""
     values = table.frame[name]
     return pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
 
@@ -32,7 +32,8 @@ def places(table: PaperTable, column: Column) -> int:
 
 @dataclass(frozen=True)
 class Writing:
-    """How a format writes a cell: `escape` for any text, `missing` for no value, `between` mean and half width."""
+    """How a format writes cells: `escape` makes any text safe, `missing` stands for no value, `between` joins mean and
+    half width."""
 
     escape: Callable[[str], str]
     missing: str

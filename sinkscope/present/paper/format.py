@@ -1,4 +1,4 @@
-"""Export formats: what a format declares, and how one is found by its name or by a file's extension.
+"""Export formats: what a format declares, and how a format is found by name or by a file's extension.
 
 The modules of `formats/` are built in. A package that is installed beside sinkscope adds a format by an entry point of
 the group `sinkscope.export_formats`, whose name is the format's and whose object is a `Format`:
@@ -52,9 +52,9 @@ def format_names() -> list[str]:
 
 
 def find_format(name: str) -> Format:
-    """The format of a name.
+    """The format called `name`.
 
-    Raises SinkscopeError: no such format, several packages declare it, its package cannot be loaded.
+    Raises SinkscopeError where no format or more than one has that name, and where its package cannot be loaded.
     """
     installed = list(entry_points(group=GROUP, name=name))
     owners = [*(["sinkscope"] if name in _built_in() else []), *map(_package, installed)]
@@ -63,7 +63,7 @@ def find_format(name: str) -> Format:
     if installed:
         return _loaded(installed[0])
     if not owners:
-        raise SinkscopeError(f"--format {name!r}: one of {', '.join(format_names())}")
+        raise SinkscopeError(f"--format {name!r}: choose one of {', '.join(format_names())}")
     found: Format = import_module(f"{formats.__name__}.{name}").FORMAT
     return found
 
@@ -85,7 +85,7 @@ def _package(entry: EntryPoint) -> str:
 def _loaded(entry: EntryPoint) -> Format:
     try:
         found = entry.load()
-    except Exception as error:  # code of another package: anything may come
+    except Exception as error:  # the code of another package may raise anything
         raise SinkscopeError(f"--format {entry.name}: {_package(entry)} does not load: {error}") from error
     if not isinstance(found, Format) or found.name != entry.name:
         raise SinkscopeError(f"--format {entry.name}: {_package(entry)}'s {entry.value} is not a Format of that name")

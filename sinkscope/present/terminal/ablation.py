@@ -20,7 +20,7 @@ WIDTH = 100
 
 
 def render_ablation(ablation: Ablation, written: Iterable[Path] = ()) -> str:
-    """Rows in the order of fractions, then what they mean, then where it is written."""
+    """The table with its rows in the order of fractions, then the result in words, then the files written."""
     data = ablation.facts["data"]
     lines = [
         f"{printable(ablation.facts['model']['id'])}: loss in nats a token on {printable(data['spec'])}, "

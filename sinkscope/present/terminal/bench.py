@@ -15,13 +15,13 @@ SEQUENCES = 32
 
 
 def render_bench(speed: Speed) -> str:
-    """A row a contender, then what each is, then what a scan takes and what fits."""
+    """One row per contender, then what each computes, how long a scan takes and what fits into memory."""
     threads = f", {speed.threads} threads" if speed.device == "cpu" else ""
     rounds = len(speed.costs[SCAN].seconds)
     lines = [
         *textwrap.wrap(
             f"{printable(speed.model)}, {speed.dtype} on {speed.device}{threads}: {speed.batch_size} x "
-            f"{speed.seq_len} random tokens, {rounds} rounds, all by turns",
+            f"{speed.seq_len} random tokens, {rounds} rounds of all contenders",
             WIDTH,
         ),
         "",

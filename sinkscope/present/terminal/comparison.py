@@ -1,4 +1,4 @@
-"""A comparison at the terminal: what moved on the whole, the map of differences, the heads that moved most."""
+"""A comparison at the terminal: what moved overall, the map of differences, the heads that moved most."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from sinkscope.present.text import printable
 
 STRONGEST, LISTED = 8, 12
 NARROW, TINY = 76, 62
-"""Below the first width tables leave out interval, p and q, below the second errors too: --csv and --json have them."""
+"""Widths in characters. Below NARROW, tables leave out interval, p and q; below TINY, standard errors too.
+--csv and --json always have them."""
 PLACES = {"layer": 6, "value": 4}
 
 
@@ -75,7 +76,7 @@ def _summary(rows: pd.DataFrame, width: int) -> Table:
 
 
 def _table(title: str, rows: list[dict[str, str]]) -> Table:
-    """A table of rows that all have the same keys: its headers."""
+    """A table of rows that all have the same keys, which are its headers."""
     return table(title, list(rows[0]), [list(row.values()) for row in rows], left=("data", "head", "metric"))
 
 
@@ -85,7 +86,10 @@ def _change(row: dict[Any, Any], width: int) -> str:
 
 
 def _map(rows: pd.DataFrame, metric: str, keys: Any, all_rows: pd.DataFrame, width: int, color: bool) -> Text:
-    """Two-digit signed differences in a unit that fits the largest; narrow: + - for a tenth of it, ▲ ▼ for half."""
+    """Two-digit signed differences, in a unit that fits the largest.
+
+    Where they do not fit, one character per head: + - from a tenth of the largest difference on, ▲ ▼ from half of it.
+    """
     layers = [MapRow(layer, own["difference"].tolist()) for layer, own in rows.groupby("layer", sort=False)]
     heads = max(len(layer.values) for layer in layers)
     wide = PLACES["layer"] + PLACES["value"] * heads <= width
@@ -120,7 +124,7 @@ def _mark(value: float, most: float) -> str:
 
 
 def _strongest(rows: pd.DataFrame, width: int) -> Table:
-    """The heads whose difference is largest, some of each metric."""
+    """The heads with the largest differences, a few for each metric."""
     metrics = rows["metric"].unique()
     each = max(2, STRONGEST // len(metrics))
     cells = []

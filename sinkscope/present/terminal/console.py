@@ -1,4 +1,4 @@
-"""The terminal a screen is made for, and rich's renderables as the string that is written to it."""
+"""Width and colours of the terminal, and rich's renderables as a string."""
 
 from __future__ import annotations
 

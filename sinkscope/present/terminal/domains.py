@@ -21,7 +21,7 @@ SHOWN = 6
 
 
 def domain_answers(run: Run, stream: str) -> list[RenderableType]:
-    """The answer in a sentence or two for each domain: a mean over unlike texts answers nothing."""
+    """The answer for each domain by itself, because a mean over different kinds of text answers nothing."""
     text = Text()
     for domain, entry in run.summary.domains.items():
         if stream in entry.streams:
@@ -31,28 +31,28 @@ def domain_answers(run: Run, stream: str) -> list[RenderableType]:
 
 
 def domain_rows(run: Run, stream: str) -> list[RenderableType]:
-    """One row a domain: sink rate at T and over the first 64 queries, mean alpha_0, the largest activation."""
+    """One row per domain: sink rate at T and over the first 64 queries, mean alpha_0, the largest activation."""
     name = f"{run.summary.epsilon:g}"
     headers = ("", "T", "first 64", "alpha_0", "uniform", "max |x|", "layer.token.channel")
     rows = []
     for domain, entry in run.summary.domains.items():
-        own = entry.streams.get(stream)
-        if own is None:
+        summary = entry.streams.get(stream)
+        if summary is None:
             continue
-        rates, massive = own.sink_rate_percent[name], own.massive_activations
+        rates, massive = summary.sink_rate_percent[name], summary.massive_activations
         place = MISSING
         if massive.max_abs is not None:
             place = f"{massive.layer}.{massive.position}.{massive.channel}"
         rows.append((
-            printable(domain), fixed(rates.T, 1), fixed(rates.t64, 1), fixed(own.sink_score.mean, 3),
-            fixed(own.uniform_alpha_0.T, 3), fixed(massive.max_abs, 1), place,
+            printable(domain), fixed(rates.T, 1), fixed(rates.t64, 1), fixed(summary.sink_score.mean, 3),
+            fixed(summary.uniform_alpha_0.T, 3), fixed(massive.max_abs, 1), place,
         ))  # fmt: skip
     title = f"\nby domain: sink rate in % at eps {name}, largest activation and its place"
     return [table(title, headers, rows, left=[""])]
 
 
 def contrast_rows(run: Run, stream: str) -> list[RenderableType]:
-    """For each pair of domains: how many heads differ in BOS mass, and those that differ most."""
+    """For each pair of domains: how many heads differ in BOS mass, and which differ most."""
     parts: list[RenderableType] = []
     for entry in run.summary.domains_compared:
         a, b = printable(entry.a), printable(entry.b)
@@ -84,8 +84,8 @@ def _tested(run: Run, entry: DomainContrast, stream: str) -> int:
     tests = run.domains
     if tests is None:
         return int(entry.heads_tested)
-    own = (tests["domain_a"] == entry.a) & (tests["domain_b"] == entry.b) & (tests["stream"] == stream)
-    return int(tests.loc[own, "q"].notna().sum())
+    chosen = (tests["domain_a"] == entry.a) & (tests["domain_b"] == entry.b) & (tests["stream"] == stream)
+    return int(tests.loc[chosen, "q"].notna().sum())
 
 
 def _largest(heads: list[HeadContrast]) -> Table:

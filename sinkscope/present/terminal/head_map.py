@@ -1,4 +1,4 @@
-"""A map of all heads at the terminal: layers down, heads across, a few characters a head."""
+"""A map of all heads at the terminal: layers down, heads across, a few characters per head."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MapRow:
 
 @dataclass(frozen=True)
 class Cells:
-    """How a map writes a head: `text` of `size` characters, in rich's `style`; at most `per_line` heads in a line."""
+    """How a map writes a head: `text` of `size` characters, in rich's `style`; at most `per_line` heads on a line."""
 
     size: int
     per_line: int
@@ -33,7 +33,7 @@ class Cells:
 
 
 def head_map(title: str, rows: Sequence[MapRow], cells: Cells, width: int) -> Text:
-    """The map below its title. Heads have a line of numbers where cells are wide enough for them."""
+    """The map below its title, with a line of head numbers where cells are wide enough for them."""
     text = Text(f"\n{title}: layers down, heads across\n", style="bold")
     if cells.size > 1:
         numbers = "".join(f"{head:>{cells.size}}" for head in range(max(len(row.values) for row in rows)))
@@ -44,7 +44,7 @@ def head_map(title: str, rows: Sequence[MapRow], cells: Cells, width: int) -> Te
 
 
 def _append_layer(text: Text, row: MapRow, cells: Cells, width: int) -> None:
-    """A layer in as many lines as it needs; its note in the first, where there is room."""
+    """Appends a layer on as many lines as it needs. Its note goes on the first line, where there is room."""
     for start in range(0, len(row.values), cells.per_line):
         line = row.values[start : start + cells.per_line]
         text.append(f"{row.layer:>{MARGIN - 1}} " if start == 0 else " " * MARGIN, style="not bold dim")

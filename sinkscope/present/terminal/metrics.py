@@ -30,8 +30,10 @@ WIDTH = 100
 
 
 def metric_list(names: list[str], manifest: Manifest | None = None) -> list[dict[str, Any]]:
-    """Every column that comes with sinkscope and, where a run's manifest is given, those of its user's own metrics; or
-    those named. Raises SinkscopeError for a name that is no column."""
+    """The columns called `names`, or all: sinkscope's and, with a run's manifest, those of the user's own metrics.
+
+    Raises SinkscopeError for a name that is no column.
+    """
     columns = [column for column in columns_of(manifest) if column.shown]
     known = {column.name for column in columns}
     unknown = [name for name in names if name not in known]
@@ -41,14 +43,14 @@ def metric_list(names: list[str], manifest: Manifest | None = None) -> list[dict
 
 
 def render_metrics(columns: list[dict[str, Any]]) -> str:
-    """One entry a column: name, range and unit, formula, source."""
+    """One entry per column: name, unit and range, formula, source."""
     lines = []
     for table, title in TITLES.items():
-        own = [column for column in columns if column["table"] == table]
-        if not own:
+        in_table = [column for column in columns if column["table"] == table]
+        if not in_table:
             continue
         lines += [title, ""]
-        for column in own:
+        for column in in_table:
             mark = " (run)" if column["per"] == "run" else ""
             lines.append(f"  {column['name']}{mark}: {column['unit']}, {column['range']}")
             for text in (column["formula"], f"Source: {column['source']}"):
@@ -58,7 +60,7 @@ def render_metrics(columns: list[dict[str, Any]]) -> str:
 
 
 def render_examples(examples: Iterable[Example]) -> str:
-    """Name, what it is, licence, and how to install what is absent."""
+    """Each example's name, description and licence, and how to install it where it is absent."""
     lines = []
     for example in examples:
         state = "installed" if example.installed else f"not installed: {example.install}"

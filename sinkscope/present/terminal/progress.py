@@ -49,15 +49,18 @@ def progress_bar(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
 
 
 Begin = Callable[[str, int], None]
-"""Called with (what is trained, steps at most) when a training starts."""
+"""Called with (name of the model, largest number of steps) when a training starts."""
 
 Steps = Callable[[int, float, float, float], None]
-"""Called with (steps done, loss, largest absolute error, BOS mass) now and then."""
+"""Called with (steps done, loss, largest absolute error, BOS mass) from time to time."""
 
 
 @contextmanager
 def training_bar(quiet: bool) -> Iterator[tuple[Begin, Steps]]:
-    """A bar over training steps, with loss, largest error and BOS mass live; nothing when quiet or no terminal."""
+    """A bar over training steps with live loss, error and BOS mass.
+
+    Nothing is drawn when quiet or when stderr is no terminal.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

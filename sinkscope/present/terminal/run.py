@@ -1,4 +1,4 @@
-"""A run as a person at a terminal wants it: the answer first, then the map of all heads, the strongest, the files."""
+"""A run at the terminal: the answer first, then the map of all heads, the strongest heads, the files written."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _answers(summary: StreamSummary) -> Text:
 
 
 def _rates(summary: StreamSummary, epsilon: float) -> Table:
-    """Sink rates at every threshold, with the alpha_0 that uniform attention has."""
+    """Sink rates at every threshold, and the alpha_0 of uniform attention."""
     rates, base = summary.sink_rate_percent, summary.uniform_alpha_0
 
     def row(label: str, values: Callable[[PrefixValues], float | None], mean: str) -> list[str]:
@@ -106,24 +106,24 @@ def _heat_map(heads: pd.DataFrame, domain: str | None, width: int, color: bool) 
     per_line = most if wide else max(1, min(most, width - 20))
     cells = Cells(3 if wide else 1, per_line, _percent if wide else _tenth, shades(0, 1) if color else plain)
     title = f"BOS mass{f' on {printable(domain)}' if domain else ''}, {'percent' if wide else 'tenths'}"
-    return head_map(title, [_layer(own) for own in sites], cells, width)
+    return head_map(title, [_layer(site) for site in sites], cells, width)
 
 
 def _layer(heads: pd.DataFrame) -> MapRow:
-    """The heads of one attention layer; beside them its kind, where it does not see all tokens."""
+    """The heads of one attention layer. Its kind is the note, except for full attention, which sees all tokens."""
     first = heads.iloc[0]
     return MapRow(first["layer"], heads["bos_mass"].tolist(), "" if first["kind"] == "full" else first["kind"])
 
 
 def _percent(value: float) -> str:
-    """Three characters; 99 for all from 0.995 on, so that two digits are enough."""
+    """Three characters. Values from 0.995 on are shown as 99, so that two digits are enough."""
     if is_missing(value):
         return "  -"
     return f"{min(99, round(100 * value)):>3d}" if value >= 0.005 else "  ."
 
 
 def _tenth(value: float) -> str:
-    """One character; 9 for all from 0.9 on."""
+    """One character. Values from 0.9 on are shown as 9."""
     if is_missing(value):
         return "-"
     return str(min(9, int(10 * value))) if value >= 0.1 else "."

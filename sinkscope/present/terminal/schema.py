@@ -1,4 +1,4 @@
-"""The schema of every file that sinkscope writes: JSON schema of records, columns of tables."""
+"""The schema of every file that sinkscope writes: JSON schemas of records, columns of tables."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ RECORDS: dict[str, tuple[type[BaseModel], str]] = {
 
 
 def render_schema(name: str | None) -> str:
-    """The JSON schema of a record, or the columns of a table as JSON; without a name, what there is.
+    """The JSON schema of a record, or the columns of a table as JSON; without a name, the list of all names.
 
-    Raises SinkscopeError for a name that is neither.
+    Raises SinkscopeError for a name that is neither a record nor a table.
     """
     if name is None:
         return _names()
@@ -33,20 +33,20 @@ def render_schema(name: str | None) -> str:
         return _json(RECORDS[name][0].model_json_schema(mode="serialization"))
     if name in TABLES:
         return _json(table_schema(TABLES[name]))
-    raise SinkscopeError(f"no file or table {name!r}: one of {', '.join([*RECORDS, *TABLES])}")
+    raise SinkscopeError(f"no file or table {name!r}: choose one of {', '.join([*RECORDS, *TABLES])}")
 
 
 def table_schema(table: TableSchema) -> dict[str, Any]:
-    """A table's file, what a row is, and its columns in their order."""
+    """A table's name, its file, what a row stands for, and its columns in order."""
     columns = [vars(column) for column in table.columns()]
     return {"table": table.name, "file": table.file, "row": table.row, "columns": columns}
 
 
 def _names() -> str:
-    whats = {name: what for name, (_, what) in RECORDS.items()}
-    whats |= {name: f"{table.file}: {table.row}" for name, table in TABLES.items()}
-    width = max(map(len, whats))
-    return "".join(f"{name:{width}}  {what}\n" for name, what in whats.items())
+    descriptions = {name: what for name, (_, what) in RECORDS.items()}
+    descriptions |= {name: f"{table.file}: {table.row}" for name, table in TABLES.items()}
+    width = max(map(len, descriptions))
+    return "".join(f"{name:{width}}  {what}\n" for name, what in descriptions.items())
 
 
 def _json(data: Any) -> str:

@@ -1,4 +1,4 @@
-"""Tables at the terminal: one for rich's screens, one in plain text."""
+"""Tables at the terminal: one kind for rich's screens, one in plain text."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ def table(
     title: str, headers: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] = (),
     bold: Collection[str] = (), title_style: str = "bold", fold: bool = False,
 ) -> Table:  # fmt: skip
-    """A table without lines below its title.
+    """A table without ruled lines, below its title.
 
-    Columns named in `left` are set left, all others right. Columns named in `bold` are bold. `fold`: a cell that is too
-    long goes on in the next line instead of being cut.
+    Columns named in `left` are left-aligned, all others right-aligned. Columns named in `bold` are bold. `fold`: a cell
+    that is too long continues on the next line instead of being cut.
     """
     made = Table(box=None, pad_edge=False, title=title or None, title_justify="left", title_style=title_style)
     for header in headers:
@@ -28,7 +28,7 @@ def table(
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int = 1, gap: str = "  ") -> list[str]:
-    """Lines with one column below the other: the first `left` columns set left, the rest right, `gap` between them."""
+    """Rows as lines of text: the first `left` columns left-aligned, the others right-aligned, `gap` between columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [gap.join(_padded(row, widths, left)).rstrip() for row in rows]
 

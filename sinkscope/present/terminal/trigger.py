@@ -1,4 +1,4 @@
-"""The trigger task's results as text: a scan's table of heads, a training's end, the study beside the paper."""
+"""The trigger task's results as text: a scan's table of heads, the end of a training, our study beside the paper's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDTH = 100
 
 
 def render_task(task: dict[str, Any], width: int = WIDTH, meanings: bool = True) -> str:
-    """What summary.json says of a task: the answer in words, a row a head, what the columns mean."""
+    """What summary.json says of a task: the answer in words, one row per head, and what the columns mean."""
     names = ["layer", "head", *task["columns"]]
     rows = [[_cell(row[name]) for name in names] for row in task["heads"]]
     title = f"{task['name']} task, {printable(task['attention'])} attention, trigger at {task['trigger_position']}"
@@ -31,7 +31,7 @@ def render_task(task: dict[str, Any], width: int = WIDTH, meanings: bool = True)
 
 
 def task_csv(task: dict[str, Any]) -> str:
-    """The same rows as CSV, every digit."""
+    """The rows of a task's heads as CSV, with every digit."""
     text = io.StringIO()
     writer = csv.DictWriter(text, ["layer", "head", *task["columns"]], lineterminator="\n")
     writer.writeheader()
@@ -40,7 +40,7 @@ def task_csv(task: dict[str, Any]) -> str:
 
 
 def render_training(record: dict[str, Any], folder: Path) -> str:
-    """How a training ended, in three lines."""
+    """Says in three lines how a training ended."""
     end = {
         "criterion": "solved: the largest error is below 0.005",
         "steps": "not solved: the largest error is not below 0.005",
@@ -55,7 +55,7 @@ def render_training(record: dict[str, Any], folder: Path) -> str:
 
 
 def render_study(models: pd.DataFrame, heads: pd.DataFrame, verdict: str, out: Path) -> str:
-    """The paper's models beside ours: mean BOS mass over non-trigger rows, its extremes, the heads with a sink."""
+    """Our models beside the paper's: heads with a sink, and the extremes of mean BOS mass over non-trigger rows."""
     names = [
         "attention", "size", "seed", "steps", "solved", "eval error", "sinks", "published", "bos_mean", "published",
     ]  # fmt: skip
@@ -83,7 +83,7 @@ def _cell(value: Any) -> str:
 
 
 def _table(rows: list[list[str]]) -> list[str]:
-    """Columns set right, one blank apart: a task's columns fit 80 characters that way."""
+    """Right-aligned columns, one blank apart, so that a task's columns fit into 80 characters."""
     return aligned(rows, left=0, gap=" ")
 
 

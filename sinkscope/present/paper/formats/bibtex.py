@@ -42,7 +42,7 @@ def _paper(paper: Paper) -> str:
 
 
 def _entry(kind: str, key: str, fields: dict[str, str | None] | dict[str, str]) -> str:
-    """`key` among the fields is what BibTeX sorts an entry by that has no author."""
+    """BibTeX sorts an entry without an author by the field `key`."""
     body = ",\n".join(f"  {name} = {{{value}}}" for name, value in fields.items() if value)
     return f"@{kind}{{{key},\n{body}\n}}"
 

@@ -15,7 +15,7 @@ SIGNS = {
 
 
 def escape(text: str) -> str:
-    """Any text as LaTeX that prints it."""
+    """LaTeX that prints the text as it is."""
     return "".join(SIGNS.get(char, char) for char in printable(text))
 
 
