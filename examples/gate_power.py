@@ -1,8 +1,8 @@
-"""The gate's false alarms and power on a real checkpoint: re-scans that must pass, planted changes that must not.
+"""Measures the gate's false alarms and power on a real checkpoint: new scans must pass, planted changes must fail.
 
 Example: python examples/gate_power.py example:gemma-3-270m --keep power
 
-Scans are kept in the folder and reused, so that another policy is tried in seconds. Prints one row a group.
+Scans are kept in the folder and reused, so that another policy can be tried in seconds. Prints one row per group.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def untouched(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def changed(model: Any, layer: int, name: str, change: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Applies `change` to one projection's weights in place and puts the old ones back."""
+    """Applies `change` to one projection's weights in place; restores the weights at the end of the block."""
     weight = getattr(model.layers[layer].self_attn, name).weight
     saved = weight.detach().clone()
     with torch.no_grad():
@@ -54,7 +54,7 @@ def changed(model: Any, layer: int, name: str, change: Callable[[torch.Tensor], 
 
 
 def zero_output(layer: int, head: int) -> Any:
-    """A head zeroed: its columns of the output projection."""
+    """Zeroes a head: its columns of the output projection."""
 
     def plant(model: Any) -> Any:
         size = model.config.head_dim
@@ -64,7 +64,7 @@ def zero_output(layer: int, head: int) -> Any:
 
 
 def zero_query(layer: int, head: int) -> Any:
-    """A head made uniform: its rows of the query projection."""
+    """Makes a head's attention uniform: zeroes its rows of the query projection."""
 
     def plant(model: Any) -> Any:
         size = model.config.head_dim
@@ -74,7 +74,7 @@ def zero_query(layer: int, head: int) -> Any:
 
 
 def noisy_query(layer: int) -> Any:
-    """Gaussian noise on one layer's q_proj: standard deviation 2 % of the weights'."""
+    """Adds Gaussian noise to one layer's q_proj, with 2 % of the weights' standard deviation."""
 
     def change(weight: torch.Tensor) -> None:
         noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(layer), dtype=torch.float32)
@@ -84,7 +84,7 @@ def noisy_query(layer: int) -> Any:
 
 
 def scenes(layers: int, heads: int) -> list[Scene]:
-    """Every scan but the baseline's."""
+    """All scans except the baseline's."""
     same = {"seed": BASE_SEED}
     found = [
         Scene("other dtype, same text", "bfloat16", untouched, same | {"dtype": "bfloat16"}),
@@ -110,7 +110,7 @@ def scenes(layers: int, heads: int) -> list[Scene]:
 
 
 def measure(name: str, keep: Path, sequences: int, length: int) -> None:
-    """Scans what the folder does not hold yet."""
+    """Scans every scene that the folder does not hold yet."""
     checkpoint = open_checkpoint(name, LoadOptions(dtype="float32"))
     base = Scene("baseline", "base", untouched, {"seed": BASE_SEED})
     config = checkpoint.model.config
@@ -129,7 +129,7 @@ def measure(name: str, keep: Path, sequences: int, length: int) -> None:
 
 
 def table(name: str, keep: Path, policy: Policy) -> str:
-    """One row a group: scans, how many failed the gate, breaches of the worst."""
+    """One row per group: scans, how many failed the gate, fewest and most breaches of a scan."""
     checkpoint = open_checkpoint(name, LoadOptions(dtype="float32"))
     config = checkpoint.model.config
     baseline = baseline_of(load_run(keep / "base"))

@@ -1,4 +1,4 @@
-"""Two metrics of your own, measured beside sinkscope's. From the command line:
+"""Two metrics of your own, measured together with sinkscope's. From the command line:
 
     sinkscope scan example:gemma-3-270m --metrics my_metric.py --out runs/gemma
     sinkscope plot runs/gemma --figure heatmap --metric local_mass -o local.png
