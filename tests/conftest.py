@@ -1,4 +1,4 @@
-"""A tiny checkpoint on disk, and `sinkscope scan` called in process: what most tests share."""
+"""What most tests share: a tiny checkpoint on disk, and `sinkscope scan` called in process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layout's law: rooms in their order, tests that mirror them, and every imported distribution declared."""
+"""The layout of the repository: rooms in their order, tests that mirror them, every imported distribution declared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public names: one table, which `__all__`, `dir`, type checkers and `help(sinkscope)` all agree with."""
+"""The public names: `__all__`, `dir`, type checkers and `help(sinkscope)` all agree with one table."""
 
 from __future__ import annotations
 

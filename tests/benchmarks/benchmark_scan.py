@@ -2,9 +2,9 @@
 
     pytest -s -o addopts= tests/benchmarks/benchmark_scan.py
 
-One process, Gemma-3-270M, batches as a scan cuts them (2,048 tokens or one longer sequence). All contenders by turns in
-each of five rounds, so that a machine's moods hit all alike. Prints seconds a batch, ratios (median, range over rounds)
-and the peak memory of one batch.
+Runs Gemma-3-270M in one process, with batches as a scan forms them (2,048 tokens, or one longer sequence). Each of five
+rounds times every contender, so that a change in the machine's speed affects all of them. Prints seconds per batch,
+ratios (median and range over rounds) and the peak memory of one batch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The block kernel against a plain softmax over the whole matrix, in float64, for any shape, mask and block size."""
+"""The block-wise kernel against a plain softmax of the whole matrix in float64, for any shape, mask and block size."""
 
 from __future__ import annotations
 

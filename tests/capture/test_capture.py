@@ -1,4 +1,4 @@
-"""The model under watch: its output, its hooks, the registry, padding, and what is refused."""
+"""A model while it is captured: its output, its hooks, the attention registry, padding, and what is refused."""
 
 from __future__ import annotations
 

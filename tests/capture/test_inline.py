@@ -1,4 +1,4 @@
-"""Attention in a model's own forward: one model read through the interface and inline gives the same columns."""
+"""Attention computed in a model's own forward: the same columns inline as through transformers' interface."""
 
 from __future__ import annotations
 

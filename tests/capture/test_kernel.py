@@ -1,7 +1,7 @@
-"""The Triton kernels: run under Triton's interpreter, compiled ahead of time for two GPUs, and when they are taken.
+"""The Triton kernels: run under Triton's interpreter, compiled ahead of time for two GPUs, and when a scan uses them.
 
-`kernel_cases` holds what is checked of their numbers. It runs in a process of its own, for Triton is interpreted in the
-whole of a process or not at all.
+`kernel_cases` checks their numbers. It runs in a process of its own, because Triton is interpreted in a whole process
+or not at all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A keyword of the attention interface that the package does not know, declared from outside it."""
+"""A keyword of the attention interface that sinkscope does not know, declared from outside the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masks made in strips: the same numbers as with the whole mask, no T x T, and the registry as it was."""
+"""Masks made in strips: the same numbers as with the whole mask, no T x T tensor, and a registry that is restored."""
 
 from __future__ import annotations
 

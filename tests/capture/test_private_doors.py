@@ -1,5 +1,5 @@
-"""The contract with what transformers, torch and accelerate do not document: each door opens on the installed versions,
-and where the part behind it is gone the refusal names it. Runs at both ends of the supported range."""
+"""Undocumented parts of transformers, torch and accelerate that sinkscope uses: each works on the installed versions;
+where one is gone, the error names it. Runs at both ends of the supported range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores that are no softmax: the block walk against the whole matrix in float64, and what is NaN there."""
+"""Attention scores other than softmax: the block-wise kernel against the whole matrix in float64, and what is NaN."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch's own multi-head attention, whose fused and whole-function paths hide what happens inside: read like any."""
+"""torch's own multi-head attention is read like any other, although its fused paths hide the computation."""
 
 from __future__ import annotations
 

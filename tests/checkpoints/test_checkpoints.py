@@ -1,4 +1,4 @@
-"""Opening checkpoints: every way a name, a folder or a weight file can be wrong, in one line; and those that load."""
+"""Opening checkpoints: those that load, and one-line errors for each way a name, folder or weight file can be wrong."""
 
 from __future__ import annotations
 

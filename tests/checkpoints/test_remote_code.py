@@ -1,4 +1,4 @@
-"""A checkpoint whose own Python file computes attention: run only with leave, and then read like any other."""
+"""A checkpoint whose own Python file computes attention: run only with permission, and then read like any other."""
 
 from __future__ import annotations
 

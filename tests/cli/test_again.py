@@ -1,4 +1,4 @@
-"""A run is measured again as it was: `check MODEL --baseline` and `compare RUN MODEL` repeat what the run was asked."""
+"""Measuring a run again: `check MODEL --baseline` and `compare RUN MODEL` repeat the run's request."""
 
 from __future__ import annotations
 

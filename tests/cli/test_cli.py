@@ -1,4 +1,4 @@
-"""The command line as a user meets it: streams, exit codes, help, bytes; and run folders read back."""
+"""The command line as a user sees it: stdout and stderr, exit codes, help, equal bytes; and run folders read back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sinkscope schema`: every file of a run folder is as its schema says, and every field says what it is."""
+"""`sinkscope schema`: every file of a run folder matches its schema, and every field is described."""
 
 from __future__ import annotations
 

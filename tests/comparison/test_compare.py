@@ -1,4 +1,4 @@
-"""Comparison: the arithmetic against scipy, false alarms under the null, pairing, shapes, the screen, the command."""
+"""Comparing runs: arithmetic against scipy, false alarms under the null hypothesis, pairing, shapes, screen, CLI."""
 
 from __future__ import annotations
 

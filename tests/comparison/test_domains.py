@@ -1,4 +1,4 @@
-"""Domains against each other, scores against each other, published numbers, massive elements, Gu et al.'s controls."""
+"""Comparing domains and scores with each other; published numbers, massive activations, the controls of Gu et al."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything off the CPU, on a device that is not there (see accelerator.py): the same tables, nothing mixed up."""
+"""Scans on a simulated accelerator (tests/support/accelerator.py): the same tables, and no mix of devices."""
 
 from __future__ import annotations
 

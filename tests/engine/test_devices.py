@@ -1,4 +1,4 @@
-"""A model spread over devices and the disk by accelerate's device map: the same numbers, and nothing left behind."""
+"""A model spread over devices and disk by accelerate's device map: the same numbers, and nothing left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Diffusion language models: every token sees every other, and no column takes a causal order for granted."""
+"""Diffusion language models: every token sees every other, and no column assumes causal attention."""
 
 from __future__ import annotations
 

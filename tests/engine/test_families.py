@@ -1,7 +1,7 @@
-"""Every family transformers knows: scanned from a tiny random configuration, held against its own eager attention.
+"""Every family transformers knows: scanned from a tiny random configuration, compared with its own eager attention.
 
-Each model reads a batch of two unequal sequences, padded on the right. What cannot be read is in a table with its
-reason, and must be refused in words.
+Each model reads a batch of two sequences of unequal length, padded on the right. A family that cannot be read stands in
+a table with the reason, and its error must say so.
 """
 
 from __future__ import annotations

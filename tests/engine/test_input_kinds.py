@@ -1,4 +1,4 @@
-"""Kinds of input: one added from outside the package, and which kind answers which request."""
+"""Kinds of input: a kind added from outside the package, and which kind reads which request."""
 
 from __future__ import annotations
 

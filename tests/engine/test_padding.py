@@ -1,4 +1,4 @@
-"""Padding, packing and half precision: what a sequence gives does not hang on what shares its batch."""
+"""Padding, packing and half precision: a sequence's columns do not depend on what else is in its batch."""
 
 from __future__ import annotations
 

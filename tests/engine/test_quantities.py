@@ -1,4 +1,4 @@
-"""What is declared outside the package is measured, kept, joined and shown like sinkscope's own quantities."""
+"""Quantities declared outside the package are measured, saved, joined and shown like sinkscope's own."""
 
 from __future__ import annotations
 

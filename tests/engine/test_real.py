@@ -1,4 +1,4 @@
-"""Real checkpoints against the float64 reference and full eager attention. Gemma at T = 700: its window bites."""
+"""Real checkpoints against the float64 reference and full eager attention; Gemma at T = 700, past its window."""
 
 from __future__ import annotations
 

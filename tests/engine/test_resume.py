@@ -1,4 +1,4 @@
-"""A scan that is killed goes on where it was and ends as if it had not been; other scans are kept apart."""
+"""A killed scan resumes where it stopped and ends with the same result; shards of another scan are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vision-language models from tiny random configurations, and pictures from a folder through a model's processor."""
+"""Vision-language models with tiny random configurations, and pictures from a folder through a model's processor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speech models on recordings: tensors in Python, and a folder of wav files through the model's feature extractor."""
+"""Speech models on recordings: tensors passed in Python, and a folder of wav files through the feature extractor."""
 
 from __future__ import annotations
 

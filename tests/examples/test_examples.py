@@ -1,4 +1,4 @@
-"""The files people copy: the workflow's steps and the release script are run, with a tiny model in Gemma's place."""
+"""The files people copy: runs the workflow's steps and the release script with a tiny model in place of Gemma."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""examples/my_metric.py: metrics of a user's own, from the command line and Python, in every table and command."""
+"""examples/my_metric.py: a user's own metrics, from the command line and from Python, in every table and command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads zeroed and the loss measured: against transformers' own loss, weights zeroed by hand, and plain statistics."""
+"""Zeroed heads and the measured loss, against transformers' own loss, weights zeroed by hand, and plain statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One head's full map: against transformers' own, layers by number, what is refused, the command."""
+"""One head's full map: against transformers' own map, layers chosen by number, refused input, the command."""
 
 from __future__ import annotations
 

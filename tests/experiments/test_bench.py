@@ -1,4 +1,4 @@
-"""`sinkscope bench`: what is timed, what the screen says, what fits; no figure of this machine is tested."""
+"""`sinkscope bench`: what is timed, what the screen says, what fits into memory. No test depends on speed."""
 
 from __future__ import annotations
 

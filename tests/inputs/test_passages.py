@@ -1,4 +1,4 @@
-"""Held-out text: what a corpus has read is left out by content, whatever its name; windows by the tokens they share."""
+"""Held-out text: documents already read are left out by content, not by name; windows by shared tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of a user's own: what is accepted, what is refused in one line that names it, and what a scan keeps of it."""
+"""A user's own metrics: which are accepted, which are refused in one line, and what a scan records of them."""
 
 from __future__ import annotations
 

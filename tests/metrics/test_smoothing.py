@@ -1,4 +1,4 @@
-"""The smoothing table: every column against the naive reference, the paper's identities, and what cannot be read."""
+"""The smoothing table: every column against the naive reference, the paper's identities, and what is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exact statistics against numpy, on the values that break careless versions."""
+"""The exact statistics against numpy, on values that break careless implementations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Colours: the anchors, the mixing between them, and ink that can be read."""
+"""Colours: the anchors, the mixing between them, and legible ink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers as text: digits, signs, missing values, and the marks that a screen may rely on."""
+"""Numbers as text: digits, signs, missing values, and the marks that screens rely on."""
 
 from __future__ import annotations
 

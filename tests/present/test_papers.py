@@ -1,4 +1,4 @@
-"""The papers that sources cite: every source of every column is read, and read right."""
+"""The papers that sources cite: the source of every column is parsed correctly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTML report: its data, escaping, size, no network, what a reader without a mouse gets."""
+"""The HTML report: its data, escaping, size, no network, and access without a mouse."""
 
 from __future__ import annotations
 

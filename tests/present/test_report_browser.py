@@ -1,4 +1,4 @@
-"""The HTML report in headless Chromium: keyboard, dark, print, hostile names."""
+"""The HTML report in headless Chromium: keyboard, dark colour scheme, print, hostile names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several screens are made of: the map of heads, and columns of plain text."""
+"""Parts that several screens share: the map of heads, and columns of plain text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""data/columns.json is what the declarations say, and no table has a column that it lacks."""
+"""data/columns.json agrees with the declarations, and contains every column of every table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs, baselines and shards that sinkscope 0.1 wrote: still read, or named as too old in one line."""
+"""Runs, baselines and shards written by sinkscope 0.1 are still read, or refused as too old in one line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""An accelerator that is not there: tensors say they are on `mps`; the arithmetic is the CPU's, the rules a device's.
+"""A simulated accelerator: its tensors report the device `mps` and follow a device's rules; the CPU computes.
 
-No float64, no operation between a tensor there and one on the CPU, nothing read from memory except by a copy to the
-CPU. What a GPU would refuse of our code fails here too. Speed, and a device's own rounding, it cannot show.
+It refuses float64, operations between one of its tensors and a CPU tensor, and reading memory except by a copy to the
+CPU. Code that a GPU would refuse fails here too. It cannot show speed or a device's own rounding.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ CPU = torch.device("cpu")
 ACROSS = ("_to_copy", "copy_", "index", "index_put", "index_put_", "_index_put_impl_", "__getitem__", "__setitem__")
 """Operations that take tensors of both devices."""
 MISSING = ("linalg_qr", "_linalg_eigh", "_linalg_svd", "linalg_lstsq")
-"""Some that Apple's GPUs do not have."""
+"""Some operations that Apple's GPUs lack."""
 
 
 DEVICES = (str, torch.device)
 NAMES = (torch.device, torch._C._nn._parse_to)  # type: ignore[attr-defined]
-"""Functions that take the device's name, and put nothing there."""
+"""Functions that take the device's name but put no tensor on it."""
 
 
-class There(torch.Tensor):
+class DeviceTensor(torch.Tensor):
     """A tensor on the device; `inner` holds its numbers."""
 
     inner: torch.Tensor
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> There:
+    def __new__(cls, inner: torch.Tensor) -> DeviceTensor:
         made = torch.Tensor._make_wrapper_subclass(
             cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
             device=DEVICE,
@@ -43,7 +43,7 @@ class There(torch.Tensor):
         return made
 
     def __repr__(self, **kwargs: Any) -> str:
-        return f"There({self.inner!r})"
+        return f"DeviceTensor({self.inner!r})"
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -56,17 +56,17 @@ class _Operations(TorchDispatchMode):
 
 
 class _Functions(TorchFunctionMode):
-    """What torch's C++ asks of the device itself before it asks anyone: moves to it, indexing, fused attention."""
+    """Handles calls that torch's C++ sends to the device before any dispatch: moves, indexing, fused attention."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func not in NAMES and any(_is_device(one) for one in (*args, *kwargs.values())):
-            if args and isinstance(args[0], torch.Tensor) and not isinstance(args[0], There):
-                args = (There(args[0].detach().clone()), *args[1:])  # a move
+            if args and isinstance(args[0], torch.Tensor) and not isinstance(args[0], DeviceTensor):
+                args = (DeviceTensor(args[0].detach().clone()), *args[1:])  # a move
             return _run(
                 func, *tree_map_only(DEVICES, lambda one: CPU if _is_device(one) else one, (args, kwargs)), True
             )
-        if func is torch.Tensor.tolist and isinstance(args[0], There):
+        if func is torch.Tensor.tolist and isinstance(args[0], DeviceTensor):
             return args[0].inner.tolist()
         if func is torch.nn.functional.scaled_dot_product_attention:
             return _run(func, args, kwargs)
@@ -84,9 +84,10 @@ def _is_device(given: Any) -> bool:
 
 @contextmanager
 def accelerator() -> Iterator[torch.device]:
-    """Inside, tensors can be made on the device and moved to it."""
+    """Within the block, tensors can be created on the device and moved to it."""
     before = torch.__future__.get_overwrite_module_params_on_conversion()
-    torch.__future__.set_overwrite_module_params_on_conversion(True)  # a parameter cannot become a There in place
+    # A parameter cannot become a DeviceTensor in place.
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
     try:
         with _Operations(), _Functions():
             yield DEVICE
@@ -94,29 +95,31 @@ def accelerator() -> Iterator[torch.device]:
         torch.__future__.set_overwrite_module_params_on_conversion(before)
 
 
-def _run(func: Any, args: Any, kwargs: dict[str, Any], made_there: bool = False) -> Any:
+def _run(func: Any, args: Any, kwargs: dict[str, Any], result_on_device: bool = False) -> Any:
     name = func.__name__.split(".")[0]
     tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
-    there = {id(one.inner): one for one in tensors if isinstance(one, There)}
-    here = [one for one in tensors if not isinstance(one, There) and one.dim()]
-    if there and name in MISSING:
+    on_device = {id(one.inner): one for one in tensors if isinstance(one, DeviceTensor)}
+    on_cpu = [one for one in tensors if not isinstance(one, DeviceTensor) and one.dim()]
+    if on_device and name in MISSING:
         raise NotImplementedError(f"{name} is not implemented for {DEVICE}")
-    if name.strip("_").startswith(("index", "getitem", "setitem")) and not isinstance(args[0], There):
-        here = [args[0]]  # a tensor of the CPU takes no indices from elsewhere
+    if name.strip("_").startswith(("index", "getitem", "setitem")) and not isinstance(args[0], DeviceTensor):
+        on_cpu = [args[0]]  # a CPU tensor takes no indices from the device
     elif name in ACROSS:
-        here = []
-    if there and not made_there and any(one.dtype == torch.float64 for one in tensors):
+        on_cpu = []
+    if on_device and not result_on_device and any(one.dtype == torch.float64 for one in tensors):
         raise TypeError(f"{name}: cannot convert a MPS Tensor to float64 as the MPS framework does not support it")
-    if there and here:
+    if on_device and on_cpu:
         raise RuntimeError(f"{name}: expected all tensors to be on the same device, found {DEVICE} and cpu")
-    to_cpu = kwargs.get("device") is not None and not made_there
-    made_there = isinstance(args[0], There) if name == "copy_" else made_there or (bool(there) and not to_cpu)
-    args, kwargs = tree_map_only(There, lambda one: one.inner, (args, kwargs))
+    to_cpu = kwargs.get("device") is not None and not result_on_device
+    result_on_device = result_on_device or (bool(on_device) and not to_cpu)
+    if name == "copy_":
+        result_on_device = isinstance(args[0], DeviceTensor)
+    args, kwargs = tree_map_only(DeviceTensor, lambda one: one.inner, (args, kwargs))
     made = func(*args, **kwargs)
-    return tree_map_only(torch.Tensor, lambda one: _placed(one, there, name), made) if made_there else made
+    return tree_map_only(torch.Tensor, lambda one: _placed(one, on_device, name), made) if result_on_device else made
 
 
-def _placed(made: torch.Tensor, there: dict[int, There], name: str) -> There:
+def _placed(made: torch.Tensor, on_device: dict[int, DeviceTensor], name: str) -> DeviceTensor:
     if made.dtype == torch.float64:
         raise TypeError(f"{name}: cannot convert a MPS Tensor to float64 as the MPS framework does not support it")
-    return there[id(made)] if id(made) in there else There(made)
+    return on_device[id(made)] if id(made) in on_device else DeviceTensor(made)

@@ -1,4 +1,4 @@
-"""Headless Chromium for tests, driven over its debugging pipe: real key strokes, the page's DOM, pictures, PDF."""
+"""Headless Chromium for tests, driven through its debugging pipe: real key strokes, the page's DOM, pictures, PDF."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Browser:
         os.close(self._from)
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """A command of the DevTools protocol and its answer; what the page logs on the way is kept in `said`."""
+        """Sends a command of the DevTools protocol; returns its answer. What the page logs meanwhile goes to `said`."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -79,7 +79,7 @@ class Browser:
         return json.loads(line)
 
     def open(self, page: Path, scheme: str = "light") -> None:
-        """Loads a file in light or dark, and waits until it is there."""
+        """Loads a file in the light or dark colour scheme, and waits until it is complete."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.call("Page.navigate", url=page.resolve().as_uri())
         end = time.monotonic() + PATIENCE
@@ -94,7 +94,7 @@ class Browser:
         return answer["result"].get("value")
 
     def press(self, key: str) -> None:
-        """One key, down and up, as from a keyboard."""
+        """Presses and releases one key, as on a keyboard."""
         common = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key]}
         text = {"text": "\r"} if key == "Enter" else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", **common, **text)

@@ -1,4 +1,4 @@
-"""Quantities of a user's own. As a script it is sinkscope's command line with them declared: declaring.py scan MODEL"""
+"""Declares two quantities as a user would. As a script, it is the command line with them: declaring.py scan MODEL"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masks and attention calls drawn at random, for the tests of the kernels."""
+"""Random masks and attention calls for the tests of the kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def make_mask(kind: str, batch: int, heads: int, length: int, generator: torch.G
     if kind == "bool":
         keep = torch.rand(batch, heads, length, length, generator=generator) > 0.4
         return keep | torch.eye(length, dtype=torch.bool)
-    if kind in ("holes", "late"):  # the first queries see nothing at all, as padding does; nor does any the first keys
+    if kind in ("holes", "late"):  # the first queries see no key, as in padding; "late": no query sees the first keys
         keep = causal.clone()
         keep[: length // 3] = False
         keep[:, : length // 4 if kind == "late" else 0] = False

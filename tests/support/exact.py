@@ -1,4 +1,4 @@
-"""Runs held against the float64 reference, and numbers held against each other."""
+"""Compares runs with the float64 reference, and arrays with each other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def table(run: sinkscope.Run, names: list[str], heads: bool) -> dict[str, np.nda
 def assert_close(
     ours: np.ndarray, reference: np.ndarray, name: str, relative: float, absolute: float | np.ndarray
 ) -> None:
-    """Every number is within `relative` of the reference or within `absolute` of it; NaN stands where it has NaN."""
+    """Asserts that each number is within `relative` or `absolute` of the reference, and NaN where that is NaN."""
     both_missing = np.isnan(ours) & np.isnan(reference)
     error = np.abs(ours - reference)
     wrong = ~both_missing & ~(error <= np.maximum(relative * np.abs(reference), absolute))
@@ -34,9 +34,9 @@ def assert_close(
 
 
 def compare(run: sinkscope.Run, reference: Reference, relative: float, absolute: float) -> None:
-    """All columns, per sequence and for the run; nothing of ours may be without a counterpart.
+    """Asserts that all columns agree, per sequence and for the run, and that the reference has every column of the run.
 
-    A column that is a difference is judged by the size of what is subtracted: `absolute` is meant per unit of it.
+    For a column that is a difference, `absolute` is scaled by the size of what is subtracted where that is above 1.
     """
     bounds = {name: absolute * np.maximum(1, size) for name, size in reference.sizes.items()}
     head_names, layer_names = list(METRICS["heads"]), [n for n, m in METRICS["layers"].items() if m.shown]

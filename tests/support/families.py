@@ -124,7 +124,7 @@ EXTRA: dict[str, dict[str, Any]] = {
     "zamba2": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
     "zaya": {"num_experts_per_tok": 1},
 }
-"""What a family's own checks ask of a tiny configuration beyond the sizes."""
+"""Settings beyond the sizes that a family's own checks require of a tiny configuration."""
 
 
 MUSIC: dict[str, Any] = {
@@ -138,10 +138,10 @@ NO_DEFAULT: dict[str, dict[str, Any]] = {
     "musicgen": MUSIC,
     "musicgen_melody": MUSIC,
 }
-"""What configurations need that their own defaults leave out or make invalid (in 5.17, or in all versions)."""
+"""Settings that a configuration's own defaults leave out or make invalid (in transformers 5.17 or in all versions)."""
 
 WHOLE_PARTS = ("dots3_note_text",)
-"""Parts whose sizes stand on the top level too, where they would mix with ours."""
+"""Sub-configurations whose sizes also stand at the top level, where they would mix with the sizes set here."""
 
 
 def overrides(config: Any) -> dict[str, Any]:
@@ -158,9 +158,11 @@ def overrides(config: Any) -> dict[str, Any]:
 
 
 def tiny_config(model_type: str) -> Any:
-    """A configuration of that type, 2 layers and 4 heads of 8 where it lets us choose."""
+    """A configuration of that type, with 2 layers and 4 heads of width 8 where these can be set."""
     family = CONFIG_MAPPING[model_type]
-    whole = family(**copy.deepcopy(NO_DEFAULT.get(model_type, {})))  # 5.17 takes what it is given apart
+    whole = family(
+        **copy.deepcopy(NO_DEFAULT.get(model_type, {}))
+    )  # transformers 5.17 changes the dictionaries it is given
     return family(**merged(sized(whole), EXTRA.get(model_type, {})))
 
 
@@ -179,7 +181,7 @@ def sized(config: Any) -> dict[str, Any]:
 
 
 def merged(values: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
-    """`values` with `extra` in it, nested dictionaries too."""
+    """`values` updated with `extra`, also within nested dictionaries."""
     both = {
         name: merged(values[name], value) if isinstance(value, dict) and isinstance(values.get(name), dict) else value
         for name, value in extra.items()
@@ -188,7 +190,7 @@ def merged(values: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
 
 
 def tiny_model(auto: Any, model_type: str, implementation: str | None = None) -> PreTrainedModel:
-    """A float32 model in eval mode. All weights are moved a little: what starts at 0 or 1 would not show mistakes."""
+    """A float32 model in eval mode. All weights are shifted a little: those that start at 0 or 1 hide mistakes."""
     torch.manual_seed(0)
     chosen = {} if implementation is None else {"attn_implementation": implementation}
     config = tiny_config(model_type)
@@ -207,12 +209,12 @@ def tiny_model(auto: Any, model_type: str, implementation: str | None = None) ->
 
 WAVES = ("wav2vec2", "wav2vec2-conformer", "hubert", "wavlm", "data2vec-audio", "sew", "sew-d", "unispeech")
 WAVES += ("unispeech-sat", "moonshine", "moonshine_streaming", "speecht5")
-"""They read samples; the others of SPEECH features."""
+"""Speech families that read samples; the other ones read features."""
 FRAMES = ("feature_projection_input_dim", "input_feat_per_channel", "num_mel_bins", "input_dim", "n_mels")
 
 
 def speech_inputs(family: str, config: Any) -> dict[str, Tensor]:
-    """Two recordings of equal length as the family's feature extractor would give them, and text for its decoder."""
+    """Two recordings of equal length, as the family's feature extractor would return them, and text for its decoder."""
     generator = torch.Generator().manual_seed(0)
     parts = [config, *(getattr(config, name, None) for name in ("encoder_config", "audio_config"))]
     width = next((getattr(part, name) for part in parts for name in FRAMES if hasattr(part, name)), 80)
@@ -233,12 +235,12 @@ def speech_inputs(family: str, config: Any) -> dict[str, Tensor]:
 
 @contextmanager
 def unaveraged() -> Iterator[list[Tensor]]:
-    """Collects the maps that torch's own multi-head attention returns until the block ends, all heads of them."""
+    """Within the block, collects the maps of all heads that torch's own multi-head attention computes."""
     maps: list[Tensor] = []
-    own = torch.nn.functional.multi_head_attention_forward
+    original = torch.nn.functional.multi_head_attention_forward
 
     def attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        output, probabilities = own(*args, **kwargs, average_attn_weights=False)
+        output, probabilities = original(*args, **kwargs, average_attn_weights=False)
         maps.append(probabilities)
         return output, probabilities.mean(1)
 
@@ -246,7 +248,7 @@ def unaveraged() -> Iterator[list[Tensor]]:
     try:
         yield maps
     finally:
-        torch.nn.functional.multi_head_attention_forward = own
+        torch.nn.functional.multi_head_attention_forward = original
 
 
 DECODER_ALONE = ("musicgen", "musicgen_melody")
@@ -265,9 +267,9 @@ def eager_outputs(model: PreTrainedModel, ids: Tensor, mask: Tensor | None, **ex
 
 
 def eager_maps(outputs: Any, family: str, streams: list[str]) -> list[Tensor] | None:
-    """The maps among an eager model's outputs, for each entry of `streams`.
+    """The maps among an eager model's outputs, one for each entry of `streams`.
 
-    None where there is another number of them, or where they leave out learned sinks.
+    None where their number differs, or where they are not whole (SINKS_ON_OUTPUT, SPLIT).
     """
     if len(getattr(outputs, "attentions", None) or ()) == len(streams):
         streams = ["text"] * len(streams)
@@ -281,17 +283,17 @@ def eager_maps(outputs: Any, family: str, streams: list[str]) -> list[Tensor] | 
 
 
 SPLIT = ("t5gemma2",)
-"""Its decoder attends to its own and to the encoder's positions in one softmax, and returns the two parts apart."""
+"""Its decoder attends to its own and the encoder's positions in one softmax, and returns the two parts separately."""
 
 RETURN_SCORES = ("squeezebert", "prophetnet")
-"""They return the scores before the softmax, ProphetNet in its encoder and in cross-attention."""
+"""Families that return the scores before the softmax; ProphetNet does so in its encoder and cross-attention only."""
 
 SINKS_ON_OUTPUT = ("granite_swa", "granitemoe_swa")
-"""Their eager attention scales its output by what the sinks leave, and returns maps that sum to 1."""
+"""Families whose eager attention scales its output by what the sinks leave, but returns maps that sum to 1."""
 
 
 def dense_maps(forward: Any, ids: Tensor, mask: Tensor | None, **extra: Any) -> list[Tensor]:
-    """Maps of every dispatched call in float64, formed whole, in the order of the calls."""
+    """The whole map of every dispatched call in float64, in the order of the calls."""
     maps = []
 
     def attention(
@@ -325,13 +327,13 @@ def dense_maps(forward: Any, ids: Tensor, mask: Tensor | None, **extra: Any) -> 
         output = probabilities @ values
         return output.to(query.dtype).transpose(1, 2).contiguous(), None
 
-    own = ALL_ATTENTION_FUNCTIONS._local_mapping
-    before = dict(own)
-    own.update(sdpa=attention, eager=attention)
+    table = ALL_ATTENTION_FUNCTIONS._local_mapping
+    before = dict(table)
+    table.update(sdpa=attention, eager=attention)
     try:
         with torch.no_grad():
             forward(ids, mask, **extra)
     finally:
-        own.clear()
-        own.update(before)
+        table.clear()
+        table.update(before)
     return maps

@@ -1,9 +1,9 @@
-"""Prints how a package is laid out: who imports whom, on how many levels, and what has grown large.
+"""Prints how the package is laid out: which entries import which, on how many levels, and what has grown large.
 
     python tests/support/house.py [FOLDER]
 
 FOLDER holds the package `sinkscope` (default: this file's own checkout). An arrow is a pair of entries of sinkscope/ of
-which one imports the other, in however many lines; imports for type checkers alone do not count. An entry stands one
+which one imports the other; imports under `if TYPE_CHECKING` do not count. An entry stands one
 level above the highest entry it imports.
 """
 
@@ -21,10 +21,10 @@ ROOMS = (
     *("checkpoints", "metrics"),
     *("inputs", "capture", "errors"),
 )
-"""The entries that may import, from the top down; checkpoints and metrics stand beside each other."""
+"""The rooms from the top down; each may import those below it. checkpoints and metrics may not import each other."""
 BESIDE = frozenset({"checkpoints", "metrics"})
 OUTSIDE = ("__init__", "__main__", "py.typed", "data")
-"""Entries out of the order: the public names, the command and what nobody imports."""
+"""Entries outside the order: the public names, the command, and files that nobody imports."""
 FUNCTION_LINES = 45
 
 Arrow = tuple[str, str]
@@ -72,17 +72,17 @@ def arrows(package: Path) -> set[Arrow]:
     names = entries(package)
     found = set()
     for path in modules(package):
-        own = path.relative_to(package).parts[0].removesuffix(".py")
+        importing = path.relative_to(package).parts[0].removesuffix(".py")
         for name in imported(path):
             first, _, rest = name.partition(".")
             other = rest.partition(".")[0]
-            if first == PACKAGE and other in names and other != own:
-                found.add((own, other))
+            if first == PACKAGE and other in names and other != importing:
+                found.add((importing, other))
     return found
 
 
 def against_the_order(pairs: set[Arrow]) -> list[Arrow]:
-    """The arrows between rooms that do not lead down, those between checkpoints and metrics among them."""
+    """The arrows between rooms that do not lead down, including any between checkpoints and metrics."""
     places = {name: place for place, name in enumerate(ROOMS)}
     rooms = {(one, other) for one, other in pairs if one in places and other in places}
     return sorted(pair for pair in rooms if set(pair) == BESIDE or places[pair[0]] > places[pair[1]])
@@ -94,7 +94,7 @@ def misplaced(package: Path) -> list[str]:
 
 
 def levels(pairs: set[Arrow]) -> dict[str, int]:
-    """Each entry's level, 1 for those that import no other; entries of a cycle count once a round."""
+    """Each entry's level: 1 for those that import no other. Along a cycle each entry counts once."""
     below: dict[str, set[str]] = {}
     for one, other in pairs:
         below.setdefault(one, set()).add(other)

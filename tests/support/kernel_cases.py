@@ -1,5 +1,8 @@
-"""The Triton kernels against attention formed whole in float64. `test_kernel` runs this file in a process of its own:
-Triton reads TRITON_INTERPRET when it is imported. With it, tensors lie on the CPU; without, on a GPU."""
+"""The Triton kernels against whole attention matrices in float64.
+
+`test_kernel` runs this file in a process of its own, because Triton reads TRITON_INTERPRET when it is imported. With
+TRITON_INTERPRET=1 tensors are on the CPU, otherwise on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,7 @@ from torch import Tensor
 import sinkscope
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels import attend as attention
-from sinkscope.capture.kernels import sums
-from sinkscope.capture.kernels import triton_call as fused
+from sinkscope.capture.kernels import sums, triton_call
 from sinkscope.capture.kernels.attend import attend_in_blocks
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -34,8 +36,11 @@ SUMS = ("first", "entropy", "margin", "learned_sink", "columns", "logit_gap", "d
 
 @pytest.fixture(autouse=True, scope="module")
 def _interpreter_mended() -> Iterator[None]:
-    """Two gaps of Triton's interpreter: it multiplies bfloat16 as the integers it keeps them in (here they are made
-    float32 first), and 3.6's loop bounds are arrays of one number, which numpy 2.4 no longer takes for a number."""
+    """Mends two faults of Triton's interpreter.
+
+    It multiplies bfloat16 numbers as the integers that store them, so they are made float32 first. Triton 3.6's loop
+    bounds are arrays of one number, which numpy 2.4 no longer accepts as a number.
+    """
     if not INTERPRETED:
         yield
         return
@@ -67,7 +72,7 @@ def draw(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def make_mask(kind: str, heads: int, queries: int, keys: int, seed: int) -> Tensor | None:
-    """As transformers passes masks: bool or additive, dimensions shared or not."""
+    """A mask as transformers passes it: bool or additive, each dimension shared or not."""
     i, j = torch.arange(queries, device=DEVICE)[:, None], torch.arange(keys, device=DEVICE)[None]
     causal = j <= i
     if kind in ("causal", "full"):
@@ -78,7 +83,7 @@ def make_mask(kind: str, heads: int, queries: int, keys: int, seed: int) -> Tens
         return (causal & (i - j < max(2, queries // 3)))[None, None]
     if kind == "random":
         return (draw(seed, 1, heads, queries, keys) > 0) | (i == j)
-    if kind == "holes":  # the first queries see nothing, as padding does, nor does any query the first keys
+    if kind == "holes":  # the first queries see no key, as in padding, and no query sees the first keys
         return (causal & (i >= queries // 3) & (j >= queries // 4))[None, None]
     if kind == "packed":  # two sequences in one row: key 0 is out of reach of the second
         return (causal & ((i < queries // 2) == (j < queries // 2)))[None, None]
@@ -89,7 +94,7 @@ def make_mask(kind: str, heads: int, queries: int, keys: int, seed: int) -> Tens
 
 
 def naive(call: AttentionCall, mask: Tensor | None, causal: bool) -> dict[str, Tensor]:
-    """Everything from the whole matrix, in float64."""
+    """The output and all sums of a call, from the whole matrix in float64."""
     repeat = call.query.shape[1] // call.key.shape[1]
     key, value = (each.double().repeat_interleave(repeat, 1) for each in (call.key, call.value))
     raw = call.query.double() @ key.mT * call.scaling
@@ -143,10 +148,10 @@ def close(ours: Tensor | None, expected: Tensor, name: str, tolerance: float = 1
 
 
 def check(call: AttentionCall, mask: Tensor | None, causal: bool) -> None:
-    """Every sum within 1e-5 of float64, the output within its dtype's steps, and both as the torch walk has them."""
-    assert fused.supports(call)
+    """Asserts that sums are within 1e-5 of float64, the output within its dtype's steps, both near the torch walk's."""
+    assert triton_call.supports(call)
     expected = naive(call, mask, causal)
-    output, ours = fused.attend(call)
+    output, ours = triton_call.attend(call)
     walked, theirs = attend_in_blocks(call)
     assert output.dtype == call.query.dtype
     assert output.shape == (*call.query.shape[:1], call.query.shape[2], call.query.shape[1], call.value.shape[-1])
@@ -171,7 +176,7 @@ def make(
     kind: str, batch: int, heads: tuple[int, int], lengths: tuple[int, int], widths: tuple[int, int],
     dtype: torch.dtype = torch.float32, softcap: float | None = None, sinks: int = 0, bias: bool = False, seed: int = 0,
 ) -> tuple[AttentionCall, Tensor | None, bool]:  # fmt: skip
-    """A call with its mask, tensors laid out as models hand them over: (B, T, H, d) with two axes exchanged."""
+    """A call with its mask. Tensors have the memory layout that models pass: [B, T, H, d] with two axes exchanged."""
     queries, keys = lengths
     query = draw(seed, batch, queries, heads[0], widths[0], dtype=dtype).transpose(1, 2)
     key = draw(seed + 1, batch, keys, heads[1], widths[0], dtype=dtype).transpose(1, 2)
@@ -191,7 +196,7 @@ def make(
     st.sampled_from([(1, 1), (2, 1), (2, 2)]),
     st.integers(1, 150),
     st.sampled_from(WIDTHS),
-    st.sampled_from(fused.DTYPES),
+    st.sampled_from(triton_call.DTYPES),
     st.sampled_from([None, 3.0]),
     st.sampled_from([0, 0, 1, 2]),
     st.booleans(),
@@ -213,7 +218,7 @@ def test_features_cross_attention(lengths: tuple[int, int], softcap: float | Non
 
 @pytest.mark.parametrize("kind", ["window", "alibi", "holes", "random"])
 def test_features_strips_of_a_mask(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Column sums go on from strip to strip, whether a strip is one block of queries or a part of it."""
+    """Column sums add up over the strips of a mask, whether a strip is one block of queries or a part of one."""
     monkeypatch.setattr(sums, "BLOCK_BYTES", 1)
     monkeypatch.setattr(sums, "DEVICE_BLOCK_BYTES", 1)
     check(*make(kind, 1, (2, 1), (70, 70), (16, 16), softcap=3.0 if kind in ("window", "random") else None))
@@ -226,7 +231,7 @@ def test_features_a_window_s_tiles_are_read_and_no_others() -> None:
     spoilt = replace(call, key=call.key.clone(), value=call.value.clone())
     spoilt.key[:, :, 1:64] = torch.nan
     spoilt.value[:, :, 1:64] = torch.nan
-    (output, ours), (clean, right) = fused.attend(spoilt), fused.attend(call)
+    (output, ours), (clean, right) = triton_call.attend(spoilt), triton_call.attend(call)
     assert torch.equal(output[:, late], clean[:, late])
     assert torch.equal(ours.entropy[..., late], right.entropy[..., late])
 
@@ -242,7 +247,7 @@ def test_features_a_bias_all_queries_share_and_one_that_forbids() -> None:
     check(replace(call, bias=draw(9, 1, 2, 1, 40)), mask, causal)
     forbidding = draw(9, 1, 1, 40, 40)
     forbidding[..., 7:] = -torch.inf
-    output, ours = fused.attend(replace(call, bias=forbidding))
+    output, ours = triton_call.attend(replace(call, bias=forbidding))
     shorter = replace(call, key=call.key[:, :, :7], value=call.value[:, :, :7], bias=forbidding[..., :7])
     expected, theirs = attend_in_blocks(shorter)
     close(output, expected.view(output.shape), "output")
@@ -263,17 +268,17 @@ def test_features_padding_one_sequence_and_other_masks_of_each_head() -> None:
 def test_features_margins_past_float32_s_smallest_number() -> None:
     query = torch.ones(1, 1, 3, 1, device=DEVICE) * 200
     key = torch.tensor([1.0, 0.0, 0.0], device=DEVICE).view(1, 1, 3, 1)
-    _, ours = fused.attend(AttentionCall(query, key, key, causal=True))
+    _, ours = triton_call.attend(AttentionCall(query, key, key, causal=True))
     close(ours.margin[0, 0, 1:], torch.tensor([200.0, 199.3068528194], device=DEVICE), "margin", 1e-6)
     assert ours.margin[0, 0, 0].isnan()
-    _, ours = fused.attend(AttentionCall(-query, key, key, causal=True))
+    _, ours = triton_call.attend(AttentionCall(-query, key, key, causal=True))
     close(ours.margin[0, 0, 1:], torch.tensor([-200.0, -200.6931471806], device=DEVICE), "margin", 1e-6)
 
 
 def test_features_equal_keys_tie_for_key_0() -> None:
     key = torch.zeros(1, 1, 70, 16, device=DEVICE)
     call = AttentionCall(draw(0, 1, 1, 70, 16), key, draw(1, 1, 1, 70, 16), causal=True)
-    ours = fused.attend(call)[1]
+    ours = triton_call.attend(call)[1]
     assert ours.first_is_largest.all()
     steps = torch.arange(1, 71, device=DEVICE)
     close(ours.first[0, 0], 1 / steps, "first", 1e-6)
@@ -283,15 +288,15 @@ def test_features_equal_keys_tie_for_key_0() -> None:
 def test_features_a_soft_cap_far_from_its_edge_changes_little() -> None:
     """tanh keeps its digits near 0: with a cap of 1e4, s - cap tanh(s / cap) is s^3 / 3e8."""
     call, _, _ = make("causal", 1, (1, 1), (60, 60), (16, 16))
-    capped = fused.attend(replace(call, softcap=1e4))[1]
-    close(capped.margin, fused.attend(call)[1].margin, "margin", 2e-6)
-    close(capped.logit_gap, fused.attend(call)[1].logit_gap, "logit_gap", 2e-6)
+    capped = triton_call.attend(replace(call, softcap=1e4))[1]
+    close(capped.margin, triton_call.attend(call)[1].margin, "margin", 2e-6)
+    close(capped.logit_gap, triton_call.attend(call)[1].logit_gap, "logit_gap", 2e-6)
 
 
 def test_features_a_nan_is_not_hidden() -> None:
     call, _, _ = make("causal", 1, (1, 1), (40, 40), (16, 16))
     call.query[:, :, 20] = torch.nan
-    output, ours = fused.attend(call)
+    output, ours = triton_call.attend(call)
     assert output[:, 20].isnan().all()
     assert ours.first[..., 20].isnan().all()
     assert ours.entropy[..., 20].isnan().all()
@@ -302,7 +307,7 @@ def test_features_a_nan_is_not_hidden() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_features_two_runs_are_the_same_bytes(dtype: torch.dtype) -> None:
     call, _, _ = make("alibi", 1, (1, 1), (130, 130), (24, 24), dtype, softcap=3.0, sinks=1)
-    (one, first), (two, second) = fused.attend(call), fused.attend(call)
+    (one, first), (two, second) = triton_call.attend(call), triton_call.attend(call)
     assert torch.equal(one, two)
     for name in SUMS:
         left, right = getattr(first, name), getattr(second, name)
@@ -326,11 +331,11 @@ def test_models_a_scan_has_the_numbers_of_the_walk(family: str, monkeypatch: pyt
 
 
 def test_models_every_call_went_through_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scans above would agree, too, if the walk had read both."""
+    """The scans above would also agree if the torch walk had computed both."""
     calls: list[Any] = []
-    plain = fused.attend
+    plain = triton_call.attend
     monkeypatch.setattr(attention, "_compiles", lambda device: True)
-    monkeypatch.setattr(fused, "attend", lambda call: calls.append(call) or plain(call))
+    monkeypatch.setattr(triton_call, "attend", lambda call: calls.append(call) or plain(call))
     monkeypatch.setattr(attention, "attend_in_blocks", lambda call: pytest.fail("read by the walk"))
     sinkscope.scan(tiny("llama", num_hidden_layers=1).to(DEVICE), data=random_ids(1, 40))
     assert len(calls) >= 3

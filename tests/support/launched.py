@@ -1,6 +1,7 @@
-"""The command as a launcher starts it, with a fault put into its last process. Usage: launched.py FAULT scan MODEL ...
+"""The command as a launcher starts it, with a planted fault. Usage: launched.py FAULT scan MODEL ...
 
-Faults: `error` in its second batch, `memory` in every batch of more than one sequence, `slow` batches in all.
+`error`: the last process fails in its second batch. `memory`: the last process runs out of memory in every batch of
+more than one sequence. `slow`: every batch of every process takes half a second longer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attention maps formed whole, and a run's attention-mass columns held against them."""
+"""A run's attention-mass columns, compared with whole attention maps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def columns(probabilities: Tensor) -> dict[str, Tensor]:
-    """The attention-mass columns of one sequence's maps (H, Tq, Tk), float64, by their written definitions."""
+    """The attention-mass columns of one sequence's maps [head, query, key] in float64, by their definitions."""
     first = probabilities[..., 0]
     total = probabilities.sum(-1)
     shares = probabilities.clamp(min=1e-300)
@@ -28,14 +28,14 @@ def columns(probabilities: Tensor) -> dict[str, Tensor]:
 
 
 def compare_maps(run: Any, maps: list[Tensor], lengths: list[int]) -> None:
-    """Every attention-mass column of every head of every sequence, within 1e-5."""
+    """Asserts that every attention-mass column of every head of every sequence is within 1e-5 of its map's."""
     rows = run.sequences[run.sequences["head"].notna()]
-    for site, both in zip(run.manifest.attention, maps, strict=True):
+    for site, batch in zip(run.manifest.attention, maps, strict=True):
         for number, length in enumerate(lengths):
-            valid = [slice(0, length) if size == LENGTH else slice(None) for size in both.shape[-2:]]
-            expected = columns(both[number, :, valid[0], valid[1]].double())
-            own = rows[(rows["module"] == site.module) & (rows["sequence"] == number)].sort_values("head")
-            assert len(own) == site.heads == both.shape[1]
+            valid = [slice(0, length) if size == LENGTH else slice(None) for size in batch.shape[-2:]]
+            expected = columns(batch[number, :, valid[0], valid[1]].double())
+            heads = rows[(rows["module"] == site.module) & (rows["sequence"] == number)].sort_values("head")
+            assert len(heads) == site.heads == batch.shape[1]
             for name, values in expected.items():
-                ours = torch.tensor(own[name].to_numpy(float))
-                assert float((ours - values).abs().max()) < 1e-5, f"{site['module']} sequence {number} {name}"
+                ours = torch.tensor(heads[name].to_numpy(float))
+                assert float((ours - values).abs().max()) < 1e-5, f"{site.module} sequence {number} {name}"

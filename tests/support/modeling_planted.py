@@ -1,7 +1,7 @@
-"""A model as somebody might plant it beside its weights: attention of its own, transformers unasked.
+"""A model such as a checkpoint's own Python file may define: it computes attention without transformers' interface.
 
-`causal` False: every token sees every other, as in masked diffusion language models (LLaDA's code calls torch's
-scaled_dot_product_attention so: `fused`).
+`causal` False: every token sees every other, as in masked diffusion language models. `fused`: attention is torch's
+scaled_dot_product_attention, as in LLaDA's code.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class PlantedModel(PreTrainedModel):
 
 
 def planted(**settings: bool) -> PlantedModel:
-    """A random one in eval mode; all weights are moved, biases too."""
+    """A random model in eval mode. All weights are shifted, biases too: zeros would hide mistakes."""
     torch.manual_seed(0)
     model = PlantedModel(PlantedConfig(**settings)).eval()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Models made of torch's own attention: nn.MultiheadAttention in blocks of their own, and nn.TransformerEncoder."""
+"""Models built from torch's own attention: nn.MultiheadAttention in custom blocks, and nn.TransformerEncoder."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class TorchModel(PreTrainedModel):
         return BaseModelOutput(last_hidden_state=hidden, attentions=tuple(maps) if output_attentions and maps else None)
 
     def reference(self, input_ids: Tensor, attention_mask: Tensor) -> list[Tensor]:
-        """The maps [sequence, head, query, key] that torch's own layers return, also where the model asks for none."""
+        """The maps [sequence, head, query, key] of torch's own layers, also where the model does not ask for them."""
         if self.config.kind != "encoder":
             return list(self(input_ids, attention_mask, output_attentions=True).attentions)
         hidden, maps = self.embed(input_ids), []
@@ -93,7 +93,7 @@ class TorchModel(PreTrainedModel):
 
 
 def torch_model(**settings: Any) -> TorchModel:
-    """A random one in eval mode; all weights are moved, biases too."""
+    """A random model in eval mode. All weights are shifted, biases too: zeros would hide mistakes."""
     torch.manual_seed(0)
     model = TorchModel(TorchConfig(**settings)).eval()
     with torch.no_grad():

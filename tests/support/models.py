@@ -73,7 +73,7 @@ def tiny(family: str, attn_implementation: str | None = None, seed: int = 0, **o
 
     `attn_implementation` None takes "sdpa" where the family has it, else "eager".
     `overrides` go into the configuration. One-dimensional parameters (norm gains, biases, learned sinks)
-    are shifted at random, since the libraries start them at 0 or 1, where mistakes do not show.
+    are shifted at random, since the libraries start them at 0 or 1, which would hide mistakes.
     """
     model_type, own = _OWN[family]
     config = AutoConfig.for_model(model_type, **{**_COMMON, **own, **overrides})

@@ -1,4 +1,4 @@
-"""Tiny random vision-language models, and what their processors would give them."""
+"""Tiny random vision-language models, and inputs as their processors would make them."""
 
 from __future__ import annotations
 

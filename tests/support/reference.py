@@ -1,6 +1,6 @@
-"""Brute-force float64 reference for the tests: the written definitions, spelled out in numpy.
+"""Brute-force float64 reference for the tests: each column's definition, spelled out in numpy.
 
-It shares no code with the package. Every attention map is formed whole, head by head; nothing here is fast.
+It shares no code with the package. It forms every attention map whole, head by head, and is slow.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class AttentionCall:
 
 @dataclass
 class Trace:
-    """Everything one forward pass of one sequence showed of one layer."""
+    """What one forward pass of one sequence recorded of one layer."""
 
     call: AttentionCall | None = None
     x: Array | None = None  # [T, D], entering the block
@@ -121,7 +121,7 @@ def attend(
     softcap: float | None = None,
     sink_logits: torch.Tensor | None = None,
 ) -> AttentionCall:
-    """One attention call, [1, heads, T, d] tensors in, everything about it out."""
+    """Computes one attention call of [1, heads, T, d] tensors, with all that the columns need of it."""
     if query.shape[0] != 1 or query.shape[2] != key.shape[2]:
         raise ValueError("the reference takes one sequence at a time and no cache")
     q, k, v = to_numpy(query[0]), to_numpy(key[0]), to_numpy(value[0])
@@ -280,7 +280,7 @@ def run_sequence(base: nn.Module, layers: list[Layer], input_ids: torch.Tensor) 
 
 
 def mean(values: Any) -> float:
-    """Mean of a list or array; NaN of nothing."""
+    """Mean of a list or array; NaN where it is empty."""
     values = np.asarray(values, dtype=np.float64).ravel()
     return float(values.sum() / len(values)) if len(values) else float("nan")
 
@@ -313,7 +313,7 @@ def row_entropy(row: Array) -> float:
 
 
 def log_sum_exp(values: Array) -> float:
-    """log of the sum of exponentials; -inf of nothing."""
+    """log of the sum of exponentials; -inf where there are no values."""
     if len(values) == 0:
         return -np.inf
     top = values.max()
@@ -336,7 +336,7 @@ def is_causal(visible: Array) -> bool:
 
 
 def alpha_scores(probs: Array, causal: bool) -> Array:
-    """alpha_k for every key k: the mean over its query rows of what it receives."""
+    """alpha_k for every key k: the mean attention it receives over queries i >= k, or over all if not causal."""
     length = len(probs)
     if causal:
         return np.array([sum(probs[i, k] for i in range(k, length)) / (length - k) for k in range(length)])
@@ -344,7 +344,7 @@ def alpha_scores(probs: Array, causal: bool) -> Array:
 
 
 def peak_range(length: int, causal: bool) -> list[int]:
-    """The keys with at least a quarter of the length as query rows."""
+    """The keys that at least a quarter of the sequence's queries may see."""
     return [k for k in range(length) if not causal or length - k >= length / 4]
 
 
@@ -383,7 +383,7 @@ def alpha_scores_t64(probs: Array, causal: bool) -> Array:
 
 
 def sink_margin(logits: Array, visible: Array, sink_logit: float | None = None) -> float:
-    """Mean over i >= 1 seeing key 0 of s_i0 minus the log-sum-exp of all it competes with."""
+    """Mean over queries i >= 1 that see key 0: s_i0 minus the log-sum-exp of other visible logits and the sink's."""
     margins = []
     for i in range(1, len(logits)):
         if not visible[i, 0]:
@@ -396,7 +396,7 @@ def sink_margin(logits: Array, visible: Array, sink_logit: float | None = None) 
 
 
 def geometry_columns(query: Array, key: Array, logits: Array, causal: bool) -> dict[str, float]:
-    """Query-key geometry; any window is disregarded."""
+    """Columns of query-key geometry, which ignore any sliding window."""
     length = len(query)
     later = range(1, length)
     cos = cosines(query, key)
@@ -411,14 +411,14 @@ def geometry_columns(query: Array, key: Array, logits: Array, causal: bool) -> d
 
 
 def logit_size(logits: Array, causal: bool) -> float:
-    """Size of the two means whose difference is logit_gap: their rounding shows in it, however small it is."""
+    """Size of the two means whose difference is logit_gap; it bounds the rounding error of even a small gap."""
     first = [logits[i, 0] for i in range(1, len(logits))]
     every = [mean(logits[i, : i + 1] if causal else logits[i]) for i in range(1, len(logits))]
     return mean(np.abs(first)) + mean(np.abs(every))
 
 
 def value_columns(value: Array, output: Array, w: Array, w_o: Array) -> dict[str, float]:
-    """Values and outputs; `w_o` [D, dv] is the head's slice of the output projection."""
+    """Columns of values and outputs; `w_o` [D, dv] is the head's slice of the output projection."""
     value_norms, written_values = norms(value), norms(value @ w_o.T)
     return {
         "ftvvn": float(value_norms[0]),

@@ -1,4 +1,4 @@
-"""The smoothing table in plain float64 numpy, W formed whole from weights taken by their names. For the tests alone."""
+"""A naive reference for the smoothing table: float64 numpy, W formed whole from weights that are found by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reference import Array, find_layers, projection_matrix, run_sequence, to_nu
 
 
 def weights(family: str, layer: Any, heads: int, groups: int) -> dict[str, Array]:
-    """W_Q, W_K, W_V as [head or group, d, D] and b_V-free; the gain and offset of the block's input norm."""
+    """W_Q, W_K, W_V as [head or group, d, D], without biases, and the gain [D] of the block's input norm."""
     attention, block = layer.attention, layer.block
     if family == "gpt2":
         whole = projection_matrix(attention.c_attn)  # [3 D, D], queries, keys, values one after the other
@@ -41,7 +41,7 @@ def normalised(family: str, layer: Any, x: Array) -> Array:
 
 
 def average_cosine(rows: Array) -> float:
-    """Double loop over pairs."""
+    """Mean cosine of all pairs of rows, in a double loop."""
     total, pairs = 0.0, 0
     for i in range(len(rows)):
         for j in range(i):
@@ -100,7 +100,7 @@ def costs(probs: Array, zs: Array, m: Array, covariance: Array) -> dict[str, flo
 def measure_smoothing(
     family: str, model: Any, ids: torch.Tensor, only: tuple[int, ...] | None = None
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """(per-sequence columns [N, L, H], weights' ranks [L, H]) of all layers, or of those named."""
+    """(per-sequence columns [N, L, H], weights' ranks [L, H]) of all layers, or of those in `only`."""
     layers = find_layers(model, ids[:1])
     sequences: list[list[list[dict[str, float]]]] = []
     ranks: dict[str, list[list[float]]] = {}
@@ -112,17 +112,18 @@ def measure_smoothing(
             trace = layer.trace
             call = trace.call
             heads, groups = len(call.query), len(call.key)
-            own = weights(family, layer, heads, groups)
+            matrices = weights(family, layer, heads, groups)
             z = normalised(family, layer, trace.x)
             output = projection_matrix(layer.projection).reshape(len(z[0]), heads, -1)
             found, rank_w, rank_qk = [], [], []
             for h in range(heads):
                 g = h // (heads // groups)
-                whole = output[:, h] @ own["v"][g] * own["gain"]
+                whole = output[:, h] @ matrices["v"][g] * matrices["gain"]
                 w = trace.w.reshape(len(z), heads, -1)[:, h]
                 found.append(head_columns(trace.x, z, w, call.probs[h], whole, output[:, h]))
                 rank_w.append(stable_rank(whole))
-                rank_qk.append(stable_rank((own["q"][h] * own["gain"]).T @ (own["k"][g] * own["gain"])))
+                query, key = (matrices[name][at] * matrices["gain"] for name, at in (("q", h), ("k", g)))
+                rank_qk.append(stable_rank(query.T @ key))
             sequences[-1].append(found)
             ranks["rank_w"].append(rank_w)
             ranks["rank_qk"].append(rank_qk)

@@ -1,4 +1,4 @@
-"""The brute-force reference on its own: against eager attention, closed forms and cases worked by hand."""
+"""Tests of the brute-force reference itself: against eager attention, closed forms and cases worked by hand."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_shapes_and_columns(family: str, references: dict[str, Reference]) -> No
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in EAGER_ONLY])
 def test_bool_and_additive_masks_agree(family: str, references: dict[str, Reference]) -> None:
-    """The sdpa models hand over None and bool masks, the eager ones float masks."""
+    """Models under sdpa pass None or bool masks, those under eager attention pass float masks."""
     eager = measure(tiny(family, "eager"), random_ids(2, LENGTH))
     for name, values in references[family].heads.items():
         np.testing.assert_allclose(eager.heads[name], values, atol=1e-12, rtol=1e-9, err_msg=name)

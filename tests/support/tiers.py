@@ -1,4 +1,4 @@
-"""Which parameters of a test the fast tier takes."""
+"""Divides a test's parameters between the fast tier and the full tier."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 
 def slow_but(values: Iterable[Any], *fast: Any) -> list[Any]:
-    """All values as parameters of a test; those not in `fast` are left to the full tier.
+    """All values as parameters of a test; those not in `fast` run in the full tier alone.
 
-    Raises ValueError for a fast value that is none of the values: the fast tier would lose it in silence.
+    Raises ValueError for a fast value that is not among the values: the fast tier would lose it silently.
     """
     every = list(values)
     absent = [value for value in fast if value not in every]

@@ -1,4 +1,4 @@
-"""What the tests of watched models ask: the plan of a model, and how many hooks it has."""
+"""Helpers for the tests of capture: a model's plan, and how many hooks a model has."""
 
 from __future__ import annotations
 
