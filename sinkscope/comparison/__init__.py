@@ -1,1 +1,1 @@
-"""Runs held against each other: differences with errors, domains, baselines, the release gate."""
+"""Compares runs and domains: differences with their errors, baselines, the release gate."""

@@ -1,4 +1,4 @@
-"""A baseline: the means and errors of a run in one small JSON file, fit for git."""
+"""A baseline: the means and errors of a run in one JSON file, small enough for git."""
 
 from __future__ import annotations
 
@@ -37,8 +37,14 @@ MEAN_DIGITS, ERROR_DIGITS = 5, 2
 
 @dataclass(frozen=True)
 class Level:
-    """Attributes: places: one row a cell; mean, sem: [cell] by metric, NaN where missing or infinite; count:
-    sequences; fewer: [cell] sequences that have a value, for the metrics that some sequences lack."""
+    """The values of one domain at one level.
+
+    Attributes:
+        places: one row per cell (a head, a layer or a stream).
+        mean, sem: one array over cells for each metric; NaN where the value is missing or infinite.
+        count: number of sequences.
+        fewer: number of sequences that have a value, [cell], for the metrics that some sequences lack.
+    """
 
     places: pd.DataFrame
     mean: dict[str, np.ndarray]
@@ -47,12 +53,15 @@ class Level:
     fewer: dict[str, np.ndarray]
 
     def means(self, metric: str) -> np.ndarray:
+        """Means of a metric, [cell]; all NaN where the level lacks it."""
         return self.mean.get(metric, np.full(len(self.places), np.nan))
 
     def errors(self, metric: str) -> np.ndarray:
+        """Standard errors of a metric, [cell]; all NaN where the level lacks it."""
         return self.sem.get(metric, np.full(len(self.places), np.nan))
 
     def counts(self, metric: str) -> np.ndarray:
+        """Number of sequences that have a value of the metric, [cell]."""
         return self.fewer.get(metric, np.full(len(self.places), float(self.count)))
 
 
@@ -61,7 +70,8 @@ class Baseline:
     """How a run was measured, and its means and errors.
 
     Attributes:
-        facts: the head of the file: request, model, data, first token. levels: by (domain, level).
+        facts: the head of the file: request, model, data, first token.
+        levels: the values of each (domain, level).
     """
 
     facts: BaselineFile
@@ -69,25 +79,25 @@ class Baseline:
 
     @property
     def request(self) -> Request:
-        """What was asked for: the same may be asked of another model."""
+        """The request of the run; `Request.of_model` asks the same of another model."""
         return self.facts.request
 
     def fingerprints(self) -> dict[str, str]:
-        """Domain by the fingerprint of its token sequences."""
+        """Maps the fingerprint of each domain's token sequences to the domain's name."""
         return {data.fingerprint: data.domain for data in self.facts.data}
 
 
 def baseline_of(run: Run) -> Baseline:
-    """Every metric of a run at every level: mean, standard error, count.
+    """Computes the mean, standard error and count of every metric of a run at every level.
 
-    Raises SinkscopeError for an interrupted run: its means are over part of the text that its fingerprint names.
+    Raises SinkscopeError for an interrupted run: its fingerprints cover all of the text, its means only a part.
     """
     manifest = run.manifest
     if not manifest.complete:
         raise SinkscopeError(f"the run of {manifest.model.id} was interrupted: scan it to the end")
     names = chosen_metrics([run], [])
     levels = {
-        (data.domain, level): _measured(cells(run, data.domain, level, names))
+        (data.domain, level): _averaged(cells(run, data.domain, level, names))
         for data in domains(run)
         for level in LEVELS
     }
@@ -102,32 +112,34 @@ def baseline_of(run: Run) -> Baseline:
 
 
 def _shared_fields(kind: type[R], record: Record) -> R:
-    """A record of `kind` from the fields that another record has as well."""
+    """Makes a record of `kind` from another record that has all its fields."""
     names = set(kind.model_fields)
     return kind.model_validate(record.model_dump(by_alias=True, include=names))
 
 
-def _measured(found: Cells) -> Level:
+def _averaged(found: Cells) -> Level:
     averages = mean(found.values)
     averages[~np.isfinite(averages)] = np.nan
-    there = (~np.isnan(found.values)).sum(0).astype(float)
-    columns = [dict(zip(found.names, table.T, strict=True)) for table in (averages, sem(found.values), there)]
-    fewer = {name: own for name, own in columns[2].items() if ((own > 0) & (own < len(found.values))).any()}
-    return Level(found.places, columns[0], columns[1], len(found.values), fewer)
+    present = (~np.isnan(found.values)).sum(0).astype(float)
+    means, errors, counts = (
+        dict(zip(found.names, table.T, strict=True)) for table in (averages, sem(found.values), present)
+    )
+    fewer = {name: count for name, count in counts.items() if ((count > 0) & (count < len(found.values))).any()}
+    return Level(found.places, means, errors, len(found.values), fewer)
 
 
 def baseline_text(baseline: Baseline) -> str:
-    """The file: one line a setting and one a metric, so that git shows which moved.
+    """The text of the file. Every setting and every metric has a line of its own, so that `git diff` shows what moved.
 
-    Means keep 5 significant digits, standard errors 2: far below what any sensible policy allows.
+    Means keep 5 significant digits and standard errors 2: the rounding is far below any sensible bound of a policy.
     """
     head = baseline.facts.model_dump(mode="json", by_alias=True, exclude={"levels"})
     lines = [f"{_dump(key)}: {_dump(value)}" for key, value in head.items()]
     blocks = []
     for (domain, level), values in baseline.levels.items():
         places = values.places.to_dict("list")
-        own = [f'"domain": {_dump(domain)}', f'"level": {_dump(level)}', f'"sequences": {values.count}']
-        own += [f"{_dump(key)}: {_dump(places[key])}" for key in PLACE[level]]
+        entries = [f'"domain": {_dump(domain)}', f'"level": {_dump(level)}', f'"sequences": {values.count}']
+        entries += [f"{_dump(key)}: {_dump(places[key])}" for key in PLACE[level]]
         for label, digits, columns in (
             ("mean", MEAN_DIGITS, values.mean), ("sem", ERROR_DIGITS, values.sem), ("count", MEAN_DIGITS, values.fewer)
         ):  # fmt: skip
@@ -136,8 +148,8 @@ def baseline_text(baseline: Baseline) -> str:
                 for name, column in columns.items()
                 if not np.isnan(column).all() or label != "mean"
             )
-            own.append(f'"{label}": {{\n{metrics}\n  }}')
-        blocks.append("{\n  " + ",\n  ".join(own) + "\n}")
+            entries.append(f'"{label}": {{\n{metrics}\n  }}')
+        blocks.append("{\n  " + ",\n  ".join(entries) + "\n}")
     lines.append('"levels": [\n' + ",\n".join(blocks) + "\n]")
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
@@ -154,7 +166,7 @@ def _rounded(values: np.ndarray, digits: int) -> list[float | int]:
 
 
 def read_baseline(path: str | Path) -> Baseline:
-    """Reads the file, also one written by sinkscope 0.1. Raises SinkscopeError where it is none, or damaged."""
+    """Reads a baseline file, also one of sinkscope 0.1. Raises SinkscopeError where it is damaged or no baseline."""
     try:
         data = json.loads(Path(path).read_text("utf-8"))
     except OSError as error:
@@ -186,5 +198,5 @@ def _level(entry: BaselineLevel) -> Level:
     for label in ("mean", "sem", "count"):
         columns[label] = {name: np.array(values, dtype=float) for name, values in getattr(entry, label).items()}
         if any(len(values) != len(places) for values in columns[label].values()):
-            raise ValueError("a metric has another number of values than there are places")
+            raise ValueError("a metric does not have one value for each place")
     return Level(places, columns["mean"], columns["sem"], entry.sequences, columns["count"])

@@ -1,4 +1,4 @@
-"""Two runs -> what differs: per head, per layer and per stream, with errors, intervals and false discovery rates."""
+"""Compares two runs per head, layer and stream: differences with errors, intervals and false discovery rates."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Comparison:
     """What changed from run A to run B.
 
     Attributes:
-        a, b: what was compared: model, dtype, data, sequences, folder.
-        paired: the same token sequences in both, so that each sequence is its own control.
-        same_shape: the same streams, layers and heads in both; else `heads` and `layers` are empty.
-        heads, layers, summary: long tables, one row a (domain, place, metric): a, b, difference (b - a), sem, low and
-            high (95 % bootstrap interval), p (t-test), q (Benjamini-Hochberg over the places of that metric).
+        a, b: the model, dtype, data, number of sequences and folder of each run.
+        paired: whether both runs read the same token sequences, so that each sequence is its own control.
+        same_shape: whether both have the same streams, layers and heads; if not, `heads` and `layers` are empty.
+        heads, layers, summary: long tables, one row per (domain, place, metric): a, b, difference (b - a), sem, low
+            and high (95 % bootstrap interval), p (t-test), q (Benjamini-Hochberg over the places of that metric).
         changes: heads that gained_sink or lost_sink (mean sink_score against epsilon), woke or fell_dormant.
-        notes: what the reader must know, in sentences.
+        notes: sentences that the reader must know.
     """
 
     a: dict[str, Any]
@@ -56,7 +56,7 @@ class Comparison:
         return {"schema_version": SCHEMA_VERSION, **facts, **rest, **tables}
 
     def as_table(self) -> pd.DataFrame:
-        """All rows in one table with a `level` column in front; layer and head empty where they do not apply."""
+        """All rows in one table with a `level` column in front; layer and head are empty where they do not apply."""
         named = [getattr(self, table).assign(level=level) for level, table in TABLES.items()]
         table = pd.concat([part for part in named if len(part)], ignore_index=True)
         order = ["level", "domain", "stream", "layer", "head"]
@@ -67,16 +67,15 @@ class Comparison:
 def compare(
     a: Run, b: Run, *, metrics: list[str] | None = None, unpaired: bool = False, bootstrap: bool = True
 ) -> Comparison:
-    """Compares two runs, b - a.
+    """Compares two runs. Differences are b - a.
 
     Args:
-        metrics: names of per-sequence metrics; None for bos_mass, sink_score, entropy, honor; [] for all.
-        unpaired: Welch's test on separate samples, for runs over different text.
-        bootstrap: 95 % BCa intervals (the slow part: seconds for 1024 heads and four metrics).
+        metrics: names of per-sequence metrics; None means bos_mass, sink_score, entropy and honor, [] means all.
+        unpaired: treats the runs as separate samples (Welch's test), for runs over different text.
+        bootstrap: computes 95 % BCa intervals. They are the slow part: seconds for 1024 heads and four metrics.
 
     Raises:
-        SinkscopeError: the runs read different text and `unpaired` was not asked for; no domain in common; unknown
-            metric.
+        SinkscopeError: the runs read different text and `unpaired` is False; they share no domain; a metric is unknown.
     """
     pairs, notes = _matched(a, b, unpaired)
     names = chosen_metrics([a, b], _default_metrics(a, b, notes) if metrics is None else metrics)
@@ -88,9 +87,9 @@ def compare(
         )
     asked_a, asked_b = a.manifest.request, b.manifest.request
     if asked_a.epsilon != asked_b.epsilon:
-        notes.append("the runs have different epsilon: each head's sink is judged by its own run's")
+        notes.append("the runs have different epsilons: each run's sinks are judged by its own epsilon")
     if asked_a.dormant_rule != asked_b.dormant_rule:
-        notes.append("the runs have different dormant rules: each head is judged by its own run's")
+        notes.append("the runs have different dormant rules: each run's heads are judged by its own rule")
     tables = {}
     for level in LEVELS:
         frames = [_rows(a, b, pair, level, names, not unpaired, bootstrap) for pair in pairs]
@@ -103,9 +102,9 @@ def compare(
 
 
 def _default_metrics(a: Run, b: Run, notes: list[str]) -> list[str]:
-    """The default metrics that both runs have (attention that is no distribution has no entropy); [] means all."""
+    """The default metrics that both runs have; adds a note on the others. An empty list means all metrics."""
     measured = [set().union(*metric_names(run)) for run in (a, b)]
-    kept = [name for name in DEFAULT_METRICS if all(name in own for own in measured)]
+    kept = [name for name in DEFAULT_METRICS if all(name in names for names in measured)]
     missing = [name for name in DEFAULT_METRICS if name not in kept]
     if missing:
         notes.append(f"not measured in both runs, so not compared: {', '.join(missing)}")
@@ -113,11 +112,11 @@ def _default_metrics(a: Run, b: Run, notes: list[str]) -> list[str]:
 
 
 Pair = tuple[str, str, int | None]
-"""Domain of a, domain of b, and how many sequences to take of each (None: all)."""
+"""(domain of a, domain of b, number of sequences taken from each; None takes all)."""
 
 
 def _matched(a: Run, b: Run, unpaired: bool) -> tuple[list[Pair], list[str]]:
-    """The domains that go together, and what to tell of it."""
+    """The pairs of domains that are compared, and notes for the reader."""
     of_a, of_b = domains(a), domains(b)
     notes: list[str] = []
     if unpaired:
@@ -142,7 +141,7 @@ def _matched(a: Run, b: Run, unpaired: bool) -> tuple[list[Pair], list[str]]:
 
 
 def why_not_paired(a: Run, b: Run, domain: str) -> str:
-    """Why the sequences of a domain are not the same in both: the first of the settings that differs."""
+    """Says why the sequences of a domain differ between the runs; names the first setting that differs."""
     mine = next(data for data in a.manifest.data if data.domain == domain)
     theirs = next((data for data in b.manifest.data if data.domain == domain), None)
     if theirs is None:
@@ -157,7 +156,7 @@ def why_not_paired(a: Run, b: Run, domain: str) -> str:
     for name, first, second in checks:
         if first != second:
             return f"the token sequences of {domain!r} differ ({name}: {first} against {second})"
-    return f"the token sequences of {domain!r} differ (their fingerprints do)"
+    return f"the token sequences of {domain!r} differ (their fingerprints differ, their settings do not)"
 
 
 def _names(data: list[DomainFacts]) -> str:
@@ -173,7 +172,7 @@ def _shape(run: Run) -> list[tuple[str, int, int]]:
 
 
 def describe_shape(run: Run) -> str:
-    """`18 layers x 4 heads`, or the total where layers differ."""
+    """`18 layers x 4 heads`; the total number of heads where layers differ in it."""
     shape = _shape(run)
     counts = {count for _, _, count in shape}
     layers = _counted(len(shape), "layer")
@@ -190,7 +189,7 @@ def _rows(a: Run, b: Run, pair: Pair, level: str, names: list[str], paired: bool
     """The long table of one domain at one level."""
     first, second = cells(a, pair[0], level, names), cells(b, pair[1], level, names)
     shared = [name for name in first.names if name in second.names]
-    if len(first.places) != len(second.places):  # other streams: those in both
+    if len(first.places) != len(second.places):  # the runs have different streams: rows cannot be matched
         return pd.DataFrame()
     frames = []
     for name in shared:
@@ -213,7 +212,7 @@ def _concatenated(frames: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _changes(a: Run, b: Run) -> dict[str, list[dict[str, Any]]]:
-    """Heads whose state differs; in a run of several domains each domain is judged by itself."""
+    """Heads whose state differs; in runs of several domains each domain is judged by itself."""
     keys = (["domain"] if "domain" in a.heads and "domain" in b.heads else []) + PLACE["head"]
     columns = [*keys, "sink_score", "honor", "dormant"]
     both = a.heads[columns].merge(b.heads[columns], on=keys, suffixes=("_a", "_b"))

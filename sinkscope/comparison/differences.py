@@ -1,6 +1,6 @@
-"""The arithmetic of two samples of sequences: differences, their errors, p-values, false discoveries, bootstrap.
+"""Statistics of two samples of sequences: differences, standard errors, p-values, false discovery rates, bootstrap.
 
-All functions work on whole arrays at once, the first axis being the sequences; NaN is a missing value.
+All functions take whole arrays whose first axis is the sequences; NaN is a missing value.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from sinkscope.runs.averages import mean, sem
 
 RESAMPLES = 2000
 CHUNK = 256
-"""Cells bootstrapped at once: keeps 2000 resamples of 100 sequences under half a gigabyte."""
+"""Number of cells bootstrapped at once: 2000 resamples of 100 sequences stay under half a gigabyte."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """b - a for every cell (a head, a layer, ... and a metric).
+    """b - a for every cell (one metric of a head, a layer or a stream).
 
     Attributes:
-        a, b: means over sequences. difference: their difference. sem: its standard error.
-        p: two-sided t-test of no difference; exactly 1 where the samples are equal, 0 where they differ by a constant.
+        a, b: means over sequences.
+        difference: the difference of the means.
+        sem: its standard error.
+        p: p-value of the two-sided t-test of no difference; exactly 1 where the samples are equal, exactly 0 where they
+            differ by a constant.
     """
 
     a: np.ndarray
@@ -33,23 +36,23 @@ class Difference:
 
 
 def paired_difference(a: np.ndarray, b: np.ndarray) -> Difference:
-    """Paired by the first axis, [N, ...]: the t-test on b - a, sequences where either is missing left out."""
-    both = b - a
-    there = ~np.isnan(both)
-    error = sem(both)
-    a, b = np.where(there, a, np.nan), np.where(there, b, np.nan)
-    return _tested(mean(a), mean(b), mean(both), error, there.sum(0) - 1.0)
+    """Paired t-test of b - a along the first axis, [N, ...]; leaves out sequences where either value is missing."""
+    gaps = b - a
+    present = ~np.isnan(gaps)
+    error = sem(gaps)
+    a, b = np.where(present, a, np.nan), np.where(present, b, np.nan)
+    return _tested(mean(a), mean(b), mean(gaps), error, present.sum(0) - 1.0)
 
 
 def welch_difference(a: np.ndarray, b: np.ndarray) -> Difference:
-    """Two separate samples, [N, ...] and [M, ...]: Welch's t-test."""
+    """Welch's t-test of two separate samples, [N, ...] and [M, ...]."""
     return from_moments(mean(a), sem(a), (~np.isnan(a)).sum(0), mean(b), sem(b), (~np.isnan(b)).sum(0))
 
 
 def from_moments(
     a: np.ndarray, a_sem: np.ndarray, a_count: np.ndarray, b: np.ndarray, b_sem: np.ndarray, b_count: np.ndarray
 ) -> Difference:
-    """Welch's t-test from means, standard errors and counts (Satterthwaite's degrees of freedom)."""
+    """Welch's t-test from means, standard errors and counts, with Satterthwaite's degrees of freedom."""
     va, vb = np.asarray(a_sem, float) ** 2, np.asarray(b_sem, float) ** 2
     freedom = _freedom(va, a_count, vb, b_count)
     return _tested(np.asarray(a, float), np.asarray(b, float), b - a, np.sqrt(va + vb), freedom)
@@ -65,10 +68,11 @@ def beyond(
     change: np.ndarray, allowed: np.ndarray, a_sem: np.ndarray, a_count: np.ndarray, b_sem: np.ndarray,
     b_count: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
-    """p of "the true difference is within +-`allowed`", Welch's test, for |difference of means| = `change`.
+    """p-value of the hypothesis "|true difference| <= `allowed`" (Welch's test); `change` = |difference of the means|.
 
-    The worst case of that hypothesis is a true difference of `allowed`; both tails count, so that with `allowed` 0 it
-    is the two-sided test. 0 or 1 where neither sample varies; NaN where a standard error or the change is missing.
+    It is computed for the hypothesis's worst case, a true difference of `allowed`. Both tails count, so that `allowed`
+    0 gives the two-sided test. It is 0 or 1 where neither sample varies, NaN where a standard error or the change is
+    missing.
     """
     from scipy.stats import t
 
@@ -90,13 +94,13 @@ def _tested(a: np.ndarray, b: np.ndarray, difference: np.ndarray, error: np.ndar
 
 
 def false_discovery(p: np.ndarray) -> np.ndarray:
-    """Benjamini-Hochberg q over the p-values that are there; NaN stays NaN."""
+    """Benjamini-Hochberg q-values of the p-values; NaN stays NaN and is not counted."""
     from scipy.stats import false_discovery_control
 
     q = np.full(p.shape, np.nan)
-    there = ~np.isnan(p)
-    if there.any():
-        q[there] = false_discovery_control(p[there])
+    present = ~np.isnan(p)
+    if present.any():
+        q[present] = false_discovery_control(p[present])
     return q
 
 
@@ -105,14 +109,14 @@ def bootstrap_interval(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bootstrap interval (scipy, BCa, 2000 resamples of sequences) of mean(b) - mean(a); a, b: [N, cells].
 
-    Paired samples are resampled together. A cell's sequences are those on which it was measured (in both, if paired);
-    with fewer than two of them NaN. Where all resamples are equal the interval is that point.
+    Paired samples are resampled together. Each cell uses the sequences that have a value (in both samples, if paired);
+    with fewer than two of them its interval is NaN. Where all resamples are equal the interval is that point.
     """
     low, high = np.full(a.shape[1], np.nan), np.full(a.shape[1], np.nan)
-    a_there, b_there = ~np.isnan(a), ~np.isnan(b)
+    a_present, b_present = ~np.isnan(a), ~np.isnan(b)
     if paired:
-        a_there = b_there = a_there & b_there
-    patterns, which = np.unique(np.concatenate([a_there, b_there]), axis=1, return_inverse=True)
+        a_present = b_present = a_present & b_present
+    patterns, which = np.unique(np.concatenate([a_present, b_present]), axis=1, return_inverse=True)
     for number, pattern in enumerate(patterns.T):
         cells = np.flatnonzero(which == number)
         x, y = a[pattern[: len(a)]][:, cells], b[pattern[len(a) :]][:, cells]
@@ -124,13 +128,13 @@ def bootstrap_interval(
 def _intervals(
     a: np.ndarray, b: np.ndarray, paired: bool, confidence: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of cells measured on the same sequences."""
+    """Bootstrap intervals for cells that share one set of sequences."""
     constant = (np.ptp(b - a, axis=0) == 0) if paired else (np.ptp(a, axis=0) == 0) & (np.ptp(b, axis=0) == 0)
     low = b.mean(0) - a.mean(0)
     high = low.copy()
-    moving = np.flatnonzero(~constant)
-    for start in range(0, len(moving), CHUNK):
-        part = moving[start : start + CHUNK]
+    varying = np.flatnonzero(~constant)
+    for start in range(0, len(varying), CHUNK):
+        part = varying[start : start + CHUNK]
         low[part], high[part] = _resampled(a[:, part], b[:, part], paired, confidence, seed)
     return low, high
 

@@ -1,8 +1,9 @@
-"""What domains do to heads: BOS mass of every head in one domain against another, with false discoveries controlled.
+"""Compares the BOS mass of every head between domains, with the false discovery rate controlled.
 
-A head that parks its mass on the first token in one domain and reads in another is active-dormant (Guo et al.
-2410.13835). Where two domains hold the same documents, each sequence is its own control (a paired t-test); else the
-samples are separate (Welch). Beside the test stands a 95 % bootstrap interval (scipy, BCa, 2000 resamples).
+A head that puts its mass on the first token in one domain and attends to other tokens in another is active-dormant
+(Guo et al. 2410.13835). Where two domains hold the same documents, each sequence is its own control (a paired t-test);
+otherwise the samples are separate (Welch's test). Each test comes with a 95 % bootstrap interval (scipy, BCa, 2000
+resamples).
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ SHOWN = ["stream", "layer", "head", "difference", "low", "high", "q"]
 def contrast_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
     """domains.csv: one row per (pair of domains, stream, layer, head).
 
-    `bos_mass_a`, `bos_mass_b`: means over sequences. `difference` = b - a, `sem`, `low`, `high`: its standard error and
-    95 % bootstrap interval. `p`: two-sided t-test, `q`: Benjamini-Hochberg over all heads of the pair.
-    `differs`: q < 0.05 and the interval leaves out 0; empty where a head has no p-value.
+    `bos_mass_a`, `bos_mass_b`: means over sequences. `difference`: b - a. `sem`, `low`, `high`: its standard error and
+    95 % bootstrap interval. `p`: two-sided t-test. `q`: Benjamini-Hochberg over all heads of the pair.
+    `differs`: q < 0.05 and the interval excludes 0; empty where a head has no p-value.
     """
     frames = [_contrast(a, b, sites) for a, b in combinations(domains, 2)]
     return pd.concat(frames, ignore_index=True)
 
 
 def contrast_summary(table: pd.DataFrame) -> list[DomainContrast]:
-    """One entry a pair: heads tested, heads that differ, and those with the largest differences first."""
+    """One entry per pair of domains: number of heads tested, and the heads that differ, largest difference first."""
     entries = []
     for (a, b), rows in table.groupby(["domain_a", "domain_b"], sort=False):
         differing = rows[rows["differs"].fillna(False).astype(bool)]

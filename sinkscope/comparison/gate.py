@@ -1,4 +1,4 @@
-"""A run against a baseline under a policy -> passed, or every place that moved too far."""
+"""Checks a run against a baseline under a policy: it passes, or the verdict lists every place that moved too far."""
 
 from __future__ import annotations
 
@@ -17,23 +17,14 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "DEFAULT",
-    "Baseline",
-    "Breach",
-    "Policy",
-    "Rule",
-    "Tally",
-    "Verdict",
-    "baseline_of",
-    "check",
-    "read_baseline",
+    "DEFAULT", "Baseline", "Breach", "Policy", "Rule", "Tally", "Verdict", "baseline_of", "check", "read_baseline",
     "read_policy",
 ]  # fmt: skip
 
 SCHEMA_VERSION = 1
 
 SAMPLED = ("matrix_entropy",)
-"""Columns measured on a choice of the sequences: over the same text, too, two scans may have chosen others."""
+"""Columns measured on some of the sequences only: two scans of the same text may have measured different ones."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +32,9 @@ class Breach:
     """One place that moved too far.
 
     Attributes:
-        baseline, now: the two means. allowed: the largest |now - baseline| the rule lets pass.
-        q: over other text, the false discovery rate of "it moved beyond `allowed`" among all comparisons of the
-            check; None over the same text.
+        baseline, now: the two means. allowed: the largest |now - baseline| that the rule allows.
+        q: where the texts differ, the false discovery rate at which the change exceeds `allowed`, over all comparisons
+            of the check; None where the run read the baseline's text.
     """
 
     metric: str
@@ -59,7 +50,7 @@ class Breach:
 
     @property
     def place(self) -> str:
-        """`layer 3 head 2`, `layer 3`, or `all heads`; the stream where it is not text."""
+        """`layer 3 head 2`, `layer 3`, or `all heads`; begins with the stream's name unless that is text."""
         parts = [] if self.stream == "text" else [self.stream]
         parts += [
             f"{name} {number}" for name, number in (("layer", self.layer), ("head", self.head)) if number is not None
@@ -69,7 +60,7 @@ class Breach:
 
 @dataclass(frozen=True)
 class Tally:
-    """One rule on one domain: how many places were judged, the largest change among them, and the breaches."""
+    """The outcome of one rule on one domain: number of places judged, the largest change, and the breaches."""
 
     rule: Rule
     domain: str
@@ -80,7 +71,12 @@ class Tally:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Attributes: same_text: by domain; notes: what the reader must know."""
+    """The outcome of a check.
+
+    Attributes:
+        same_text: for each domain, whether the run read the baseline's token sequences.
+        tallies: one for each rule and domain. notes: sentences that the reader must know.
+    """
 
     model: str
     baseline_model: str
@@ -90,10 +86,12 @@ class Verdict:
 
     @property
     def breaches(self) -> list[Breach]:
+        """Every breach of every rule."""
         return [breach for tally in self.tallies for breach in tally.breaches]
 
     @property
     def passed(self) -> bool:
+        """Whether there is no breach."""
         return not self.breaches
 
     def as_dict(self) -> dict[str, Any]:
@@ -108,17 +106,17 @@ class Verdict:
 
 
 def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
-    """Judges a run.
+    """Judges a run by a baseline.
 
-    Over the baseline's own token sequences a place fails where |now - baseline| exceeds what is allowed: both means
-    are over the same text, no sampling stands between them; where both ran in float32 the bounds are the policy's
-    `same_precision` share. Over other text it fails where the change exceeds what is allowed by more than sampling
-    explains: Welch's t-test of |change| <= allowed, Benjamini-Hochberg over all places of all rules and domains, q
-    below the significance, which so bounds the chance that an unchanged model fails. A value missing on one side only
-    always fails.
+    Where the run read the baseline's token sequences, a place fails if |now - baseline| exceeds what its rule allows:
+    both means are over the same text, so there is no sampling error. If both ran in float32, the bounds are multiplied
+    by the policy's `same_precision`. Where the run read other text, a place fails if the change exceeds what is allowed
+    by more than sampling explains: Welch's t-test of |change| <= allowed, Benjamini-Hochberg over all places of all
+    rules and domains, q below the significance, which thus bounds the chance that an unchanged model fails. A value
+    that is missing on one side only always fails.
 
-    Raises SinkscopeError: other layers or heads than the baseline's; no domain in common; a metric it does not hold;
-    an interrupted run; other text and fewer than 2 sequences.
+    Raises SinkscopeError where layers or heads differ from the baseline's, the run lacks one of its domains, neither
+    holds a rule's metric, the run was interrupted, or the texts differ and one has fewer than 2 sequences.
     """
     now = baseline_of(run)
     same_text, notes = {}, []
@@ -128,10 +126,10 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
             baseline, theirs
         )
         if not same_text[mine]:
-            notes.append(f"{mine}: other token sequences than the baseline's: a change counts where it is significant")
+            notes.append(f"{mine}: other token sequences than the baseline's; a change counts where it is significant")
     first, before = (_first_token(each) for each in (now, baseline))
     if first != before:
-        notes.append(f"the first token is {first}, the baseline's {before}")
+        notes.append(f"the run's first token is {first}, the baseline's is {before}")
     judged = [
         _judge(
             _tightened(rule, policy.same_precision) if same_text[mine] and _both_float32(now, baseline) else rule,
@@ -149,7 +147,7 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
 
 
 def _pairs(now: Baseline, baseline: Baseline) -> list[tuple[str, str]]:
-    """(domain of the run, domain of the baseline): the same tokens, else the same name."""
+    """Pairs of (domain of the run, domain of the baseline) that have the same tokens, or else the same name."""
     prints = baseline.fingerprints()
     known = set(prints.values())
     pairs = []
@@ -169,7 +167,7 @@ def _fingerprint(baseline: Baseline, domain: str) -> str | None:
 
 def _first_token(baseline: Baseline) -> str:
     first = baseline.facts.first_token
-    return "of several kinds" if first.id is None else repr(first.text)
+    return "not the same in all sequences" if first.id is None else repr(first.text)
 
 
 def _both_float32(now: Baseline, baseline: Baseline) -> bool:
@@ -183,8 +181,12 @@ def _tightened(rule: Rule, share: float) -> Rule:
 
 @dataclass(frozen=True)
 class _Judged:
-    """One rule on one domain, place by place. Attributes: p: of "it moved no farther than allowed"; None over the
-    same text, where no sampling stands between the means."""
+    """One rule on one domain, place by place.
+
+    Attributes:
+        a, b: means of the baseline and of the run.
+        p: p-value of "it moved no farther than allowed"; None where the texts are the same and no test is needed.
+    """
 
     rule: Rule
     domain: str
@@ -205,7 +207,7 @@ def _judge(rule: Rule, domain: str, now: Level, then: Level, same_text: bool) ->
         raise SinkscopeError(f"neither the run nor the baseline holds {rule.metric} at level {rule.level}")
     if not same_text and min(now.count, then.count) < 2:
         raise SinkscopeError(
-            f"{domain}: other text than the baseline's can be judged from 2 sequences on "
+            f"{domain}: judging other text than the baseline's needs at least 2 sequences "
             f"({now.count} in the run, {then.count} in the baseline)"
         )
     a, b = then.means(rule.metric), now.means(rule.metric)
@@ -223,9 +225,10 @@ def _judge(rule: Rule, domain: str, now: Level, then: Level, same_text: bool) ->
 
 
 def _pooled(judged: list[_Judged]) -> list[np.ndarray | None]:
-    """q of each: Benjamini-Hochberg over all places of all rules together, since any one of them fails the check."""
-    there = [each.p for each in judged if each.p is not None]
-    q = iter(np.split(false_discovery(np.concatenate(there)), np.cumsum([len(p) for p in there])[:-1]) if there else [])
+    """q-values for each rule and domain. All places are corrected together, since any one of them fails the check."""
+    tested = [each.p for each in judged if each.p is not None]
+    ends = np.cumsum([len(p) for p in tested])[:-1]
+    q = iter(np.split(false_discovery(np.concatenate(tested)), ends) if tested else [])
     return [None if each.p is None else next(q) for each in judged]
 
 
@@ -241,7 +244,7 @@ def _tally(judged: _Judged, q: np.ndarray | None, significance: float) -> Tally:
 
 
 def _allowed(rule: Rule, baseline: np.ndarray) -> np.ndarray:
-    """The larger of the two allowances, for each place."""
+    """The larger of the rule's two bounds, for each place."""
     absolute = np.full(len(baseline), rule.max_change or 0.0)
     relative = (rule.max_relative_change or 0.0) * np.abs(np.nan_to_num(baseline))
     return np.maximum(absolute, relative)

@@ -1,4 +1,4 @@
-"""The gate's policy: how far a metric may move, at which level, read from TOML or the built-in default."""
+"""The gate's policy: how far each metric may move at each level; read from TOML, or the built-in default."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ class Rule(BaseModel):
     metric: str
     """A column of heads.csv or layers.csv that has a value for each sequence."""
     level: Literal["summary", "layer", "head"]
-    """head: each head. layer: each layer (head metrics averaged over its heads). summary: each stream's mean."""
+    """head: every head is judged. layer: every layer, with head metrics averaged over its heads. summary: every
+    stream's mean."""
     max_change: Positive | None = None
     """Largest allowed |now - baseline|, in the metric's unit."""
     max_relative_change: Positive | None = None
-    """The same as a share of |baseline|. Where both are given the larger allowance holds."""
+    """Largest allowed |now - baseline| as a share of |baseline|. Where both bounds are given, the larger one holds."""
     significance: Annotated[float, Field(gt=0, le=1)] | None = None
-    """For other text than the baseline's; None takes the policy's."""
+    """The rule's own significance where the run read other text; None takes the policy's."""
 
     @model_validator(mode="after")
     def _bounded(self) -> Rule:
@@ -42,13 +43,13 @@ class Rule(BaseModel):
 
 
 class Policy(BaseModel):
-    """All rules.
+    """The rules of a check, and what they share.
 
     Attributes:
-        significance: over other text, a change counts at a false discovery rate below it, taken over all comparisons
-            of the check.
-        same_precision: share of every bound that holds where the run has the baseline's text and both were computed in
-            float32: no rounding of half precision to make room for.
+        significance: where the run read other text, a change counts if its false discovery rate, over all comparisons
+            of the check, is below this.
+        same_precision: factor on every bound where the run read the baseline's text and both were computed in float32:
+            the bounds need no room for half-precision rounding there.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -82,20 +83,21 @@ DEFAULT = Policy(
         _share("inf_norm", "layer", 0.05),
     ],
 )
-"""Chosen from scans of Gemma-3-270M over the same text: bfloat16 stays under a quarter of each bound, another batch
-size in float32 under a thousandth of what float32 is allowed. examples/gate_power.py shows what the policy catches."""
+"""Chosen from scans of Gemma-3-270M over the same text: computing in bfloat16 uses less than a quarter of each bound;
+another batch size in float32 uses less than a thousandth of the float32 bound. examples/gate_power.py shows what the
+policy catches."""
 
 
 def read_policy(path: str | Path | None = None, folder: Path | None = None, baseline: Baseline | None = None) -> Policy:
-    """The policy of a TOML file; without one that of [tool.sinkscope.check] in ./pyproject.toml; else the default.
+    """Reads the policy: from the TOML file `path`, or from [tool.sinkscope.check] in pyproject.toml, or the default.
 
     In a file of its own the keys stand at the top or under [tool.sinkscope.check].
 
     Args:
-        folder: where pyproject.toml is looked for; None = the current folder.
-        baseline: what will be judged by: its metrics may be named too, also those that its user brought.
+        folder: the folder of pyproject.toml; None means the current folder.
+        baseline: the baseline to judge by; rules may name its metrics, also those that its user defined.
 
-    Raises SinkscopeError for an unreadable file, an unknown key or metric, a rule that bounds nothing.
+    Raises SinkscopeError for an unreadable file, an unknown key or metric, or a rule without a bound.
     """
     where = "" if path is None else str(path)
     if path is None:
@@ -151,4 +153,4 @@ def _check_metric(rule: Rule, baseline: Baseline | None, where: str) -> None:
         holder = "" if baseline is None else ": the baseline does not hold it"
         raise SinkscopeError(f"{where}: unknown metric {rule.metric!r}{holder}; `sinkscope metrics` lists them")
     if rule.level == "head" and rule.metric not in heads:
-        raise SinkscopeError(f"{where}: {rule.metric} is a metric of layers: level head has none")
+        raise SinkscopeError(f"{where}: {rule.metric} is a layer metric: it has no values at level head")

@@ -215,7 +215,7 @@ def test_what_cannot_be_judged_is_refused() -> None:
     """One sequence has no standard error: over other text it would pass whatever it says."""
     run = scanned(text=1)
     run.sequences = run.sequences[run.sequences["sequence"] == 0]
-    with pytest.raises(SinkscopeError, match=r"from 2 sequences on \(1 in the run, 8 in the baseline\)"):
+    with pytest.raises(SinkscopeError, match=r"at least 2 sequences \(1 in the run, 8 in the baseline\)"):
         check(run, baseline_of(scanned()))
     cut = scanned()
     cut.manifest.complete = False
@@ -267,7 +267,7 @@ def test_other_shapes_and_other_data_are_bad_input() -> None:
         ("rules = [{metric='bos_mass', level='heads', max_change=1}]", "level"),
         ("rules = [{metric='bos_mass', level='head'}]", "give max_change or max_relative_change"),
         ("rules = [{metric='bos_mass', level='head', max_change=-1}]", "greater than or equal to 0"),
-        ("rules = [{metric='norm_first', level='head', max_change=1}]", "level head has none"),
+        ("rules = [{metric='norm_first', level='head', max_change=1}]", "no values at level head"),
         ("rules = [", "not TOML"),
     ],
 )
@@ -293,7 +293,7 @@ def test_a_policy_may_name_what_its_baseline_holds() -> None:
     with pytest.raises(SinkscopeError, match="unknown metric 'mine': the baseline does not hold it"):
         read_policy(path, baseline=baseline_of(scanned()))
     path.write_text("rules = [{metric='layers_own', level='head', max_change=1}]")
-    with pytest.raises(SinkscopeError, match="layers_own is a metric of layers: level head has none"):
+    with pytest.raises(SinkscopeError, match="layers_own is a layer metric: it has no values at level head"):
         read_policy(path, baseline=baseline)
 
 
