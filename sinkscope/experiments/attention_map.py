@@ -15,11 +15,11 @@ def attention_map(
     model: str, text: str, layers: list[int], layer: int, head: int, *, device: str = "auto", dtype: str = "auto",
     revision: str | None = None, trust_remote_code: bool = False,
 ) -> tuple[np.ndarray, list[str]]:  # fmt: skip
-    """A[query, key] of one head, [T, T] float64, and the T tokens; special tokens as the tokenizer sets them.
+    """A[query, key] of one head, [T, T] float64, and the T tokens; the tokenizer adds its usual special tokens.
 
-    `layers`: the numbers of the layers that have attention, in order (a run's manifest tells them): hybrid models have
-    layers without. Raises SinkscopeError: no tokenizer, a text of more than 256 tokens, no such layer or head, a model
-    that does not return one map a layer.
+    `layers`: the numbers of the layers that have attention, in order, as a run's manifest lists them; hybrid models
+    have layers without attention. Raises SinkscopeError where there is no tokenizer, the text has no token or more than
+    256, the layer or head does not exist, or the model does not return one map per layer.
     """
     import torch
 
@@ -29,8 +29,8 @@ def attention_map(
 
     options = LoadOptions(revision=revision, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     checkpoint = open_checkpoint(model, options)
-    if not callable(checkpoint.tokenizer):  # None, or the names of what a model of vectors reads
-        raise SinkscopeError(f"{model} has no tokenizer: a text cannot be read")
+    if not callable(checkpoint.tokenizer):  # None, or the KindNames of a model that reads vectors
+        raise SinkscopeError(f"{model} has no tokenizer: it cannot read a text")
     ids = checkpoint.tokenizer(text, return_tensors="pt")["input_ids"]
     if not 0 < ids.shape[1] <= MOST_TOKENS:
         raise SinkscopeError(f"--text has {ids.shape[1]} tokens: give 1 to {MOST_TOKENS}, the map must stay readable")
@@ -50,6 +50,6 @@ def attention_map(
 
 
 def _listed(layers: list[int]) -> str:
-    """`0 to 17`, or all of them where there are gaps."""
+    """`0 to 17`; lists every number where there are gaps."""
     whole = layers == list(range(layers[0], layers[-1] + 1))
     return f"{layers[0]} to {layers[-1]}" if whole else ", ".join(map(str, layers))

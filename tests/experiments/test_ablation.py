@@ -323,7 +323,7 @@ def wrong(name: str, error: str) -> Any:
         wrong("--fraction 1.5", "a share of the heads between 0 and 1"),
         wrong("--fraction nan", "a share of the heads between 0 and 1"),
         wrong("--fraction some", "shares of the heads, e.g. 0.05,0.1,0.2"),
-        wrong("--fraction 0.01", "of 8 heads is none"),
+        wrong("--fraction 0.01", "of 8 heads is no head"),
         wrong("--tokens last", "one of first"),
         wrong("--draws 1", "at least 2 random choices"),
         wrong("--num-sequences 1", "at least 2"),
@@ -351,7 +351,7 @@ def test_a_run_of_another_model(tiny_run: Path, run_cli: Callable[..., Result], 
     other = tmp_path / "other"
     make_model(num_hidden_layers=3).save_pretrained(other)
     tokenizer.save_pretrained(other)
-    refuse(run_cli(other, tiny_run), f"other weights than {other}: scan this model first")
+    refuse(run_cli(other, tiny_run), f"whose weights are not those of {other}: scan this model first")
 
 
 def test_no_run_and_nothing_left_to_read(tiny_folder: Path, run_cli: Callable[..., Result], tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Zero the heads that a score calls dormant and see what the model loses, beside random heads."""
+"""Zeroes the heads that a score calls dormant and compares the loss with that of zeroing random heads."""

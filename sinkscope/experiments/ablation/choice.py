@@ -1,4 +1,4 @@
-"""Which heads are zeroed: those at the dormant end of a score, or drawn at random. Fractions are of all heads."""
+"""Chooses the heads to zero: those at the dormant end of a score, or a random draw. Fractions are of all heads."""
 
 from __future__ import annotations
 
@@ -19,29 +19,31 @@ HIGH = (
     *("bos_mass", "sink_score", "sink_rate", "sink_score_t64", "sink_rate_t64", "sink_margin", "first_argmax"),
     *("tail_mass", "learned_sink_mass", "logit_gap"),
 )
-"""The end of a score that is taken for dormant (2504.03889 for its own; a sink, or little written, for the others)."""
+"""Scores whose low, or high, end counts as dormant. SCORES are those of Sandoval-Segura et al. 2504.03889; for the
+others, a head is dormant where it has a sink or writes little."""
 
 PLACE = ["stream", "layer", "module", "head"]
 
 
 @dataclass(frozen=True)
 class Score:
-    """A column of heads.csv (or smoothing.csv), and whether low or high values are dormant."""
+    """A column of heads.csv or smoothing.csv, and whether its low or its high values mean dormant."""
 
     column: str
     low: bool
 
     @property
     def name(self) -> str:
+        """`NAME:low` or `NAME:high`."""
         return f"{self.column}:{'low' if self.low else 'high'}"
 
 
 Heads = dict[str, list[int]]
-"""Head numbers to zero, by the site's name."""
+"""Numbers of the heads to zero, by the name of the attention site."""
 
 
 def read_score(text: str) -> Score:
-    """Reads NAME, NAME:low or NAME:high. Raises SinkscopeError where the dormant end is not known."""
+    """Reads NAME, NAME:low or NAME:high. Raises SinkscopeError for NAME alone if its dormant end is not known."""
     column, _, end = text.partition(":")
     if end not in ("", "low", "high"):
         raise SinkscopeError(f"--score {text!r}: write NAME, NAME:low or NAME:high")
@@ -56,16 +58,16 @@ def read_score(text: str) -> Score:
 
 
 def read_fractions(text: str) -> list[float]:
-    """Reads 0.05,0.1,0.2. Raises SinkscopeError for what is no share of the heads between 0 and 1."""
+    """Reads fractions such as `0.05,0.1,0.2`. Raises SinkscopeError where one is not a number from 0 to 1."""
     try:
         fractions = [float(part) for part in text.split(",")]
     except ValueError:
-        raise SinkscopeError(f"--fraction {text!r}: shares of the heads, e.g. 0.05,0.1,0.2") from None
+        raise SinkscopeError(f"--fraction {text!r}: give shares of the heads, e.g. 0.05,0.1,0.2") from None
     return check_fractions(fractions)
 
 
 def check_fractions(fractions: list[float]) -> list[float]:
-    """The fractions in rising order, each once. Raises SinkscopeError outside 0..1."""
+    """Returns the fractions in rising order, each once. Raises SinkscopeError for one outside 0 to 1."""
     for fraction in fractions:
         if not 0 <= fraction <= 1:
             raise SinkscopeError(f"--fraction {fraction:g}: a share of the heads between 0 and 1 is needed")
@@ -74,40 +76,40 @@ def check_fractions(fractions: list[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class HeadTable:
-    """The heads of a run, one row a head (means over its domains where it has several)."""
+    """The scores of a run's heads, one row per head: means over its domains where the run has several."""
 
     rows: pd.DataFrame
 
     def count(self, fraction: float) -> int:
-        """Heads in a fraction, rounded to the nearest. Raises SinkscopeError where a fraction above 0 is none."""
+        """Number of heads in a fraction, rounded. Raises SinkscopeError where a fraction above 0 rounds to 0 heads."""
         number = int(fraction * len(self.rows) + 0.5)
         if fraction and not number:
-            raise SinkscopeError(f"--fraction {fraction:g} of {len(self.rows)} heads is none: give a larger one")
+            raise SinkscopeError(f"--fraction {fraction:g} of {len(self.rows)} heads is no head: give a larger one")
         return number
 
     def ranked(self, score: Score) -> Heads:
-        """All heads that have the score, dormant end first; ties in the order of layers and heads."""
+        """All heads that have the score, most dormant first; ties keep the order of layers and heads."""
         return _grouped(self._order(score))
 
     def dormant(self, score: Score, count: int) -> Heads:
-        """The `count` most dormant heads. Raises SinkscopeError where fewer heads have the score."""
+        """The `count` most dormant heads. Raises SinkscopeError if fewer heads have the score."""
         order = self._order(score)
         if count > len(order):
             raise SinkscopeError(f"--score {score.column}: only {len(order)} of {len(self.rows)} heads have a value")
         return _grouped(order.head(count))
 
     def drawn(self, count: int, seed: int) -> Heads:
-        """`count` heads drawn at random; a larger draw of the same seed holds the smaller one."""
+        """`count` heads drawn at random; a larger draw with the same seed contains the smaller one."""
         order = np.random.default_rng(seed).permutation(len(self.rows))
         return _grouped(self.rows.iloc[np.sort(order[:count])])
 
     def _order(self, score: Score) -> pd.DataFrame:
-        there = self.rows[self.rows[score.column].notna()]
-        return there.sort_values(score.column, ascending=score.low, kind="stable")
+        scored = self.rows[self.rows[score.column].notna()]
+        return scored.sort_values(score.column, ascending=score.low, kind="stable")
 
 
 def head_table(heads: pd.DataFrame, smoothing: pd.DataFrame | None, scores: list[Score]) -> HeadTable:
-    """The scores of a run's heads. Raises SinkscopeError for a score that is no number of a head."""
+    """The scores of a run's heads. Raises SinkscopeError for a score that is not a numeric column of the heads."""
     merged = heads
     if smoothing is not None:
         keys = [*PLACE, *(["domain"] if "domain" in heads else [])]
@@ -123,4 +125,4 @@ def head_table(heads: pd.DataFrame, smoothing: pd.DataFrame | None, scores: list
 
 
 def _grouped(rows: pd.DataFrame) -> Heads:
-    return {str(module): [int(head) for head in own["head"]] for module, own in rows.groupby("module", sort=False)}
+    return {str(module): [int(head) for head in part["head"]] for module, part in rows.groupby("module", sort=False)}

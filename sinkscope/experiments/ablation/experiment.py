@@ -1,4 +1,4 @@
-"""The experiment: one model, the same unread sequences in every arm; chosen heads zeroed, random heads beside them."""
+"""Runs the experiment: every arm zeroes chosen or random heads of one model and measures the same unread sequences."""
 
 from __future__ import annotations
 
@@ -51,22 +51,24 @@ def ablate(
     allow_pickle: bool = False,
     progress: Progress | None = None,
 ) -> Ablation:
-    """Zeroes the heads that scores of a run call dormant, and measures the loss on text the run has not read.
+    """Zeroes the heads that scores of a run call dormant, and measures the loss on text that the run has not read.
 
-    A zeroed head's slice of what the output projection reads is 0; the projection's bias stays. The loss is the mean
-    next-token cross-entropy in nats a token, per sequence first.
+    Zeroing a head sets its slice of the output projection's input to 0; the projection's bias stays. The loss is the
+    next-token cross-entropy in nats per token, averaged over each sequence and then over sequences.
 
     Args:
         model: a name, or a causal language model in eval mode (then with `tokenizer`); the run must be of this model.
         run: the run, or its folder.
-        scores: columns of heads.csv (or smoothing.csv): NAME, or NAME:low / NAME:high for the end that is dormant.
+        scores: columns of heads.csv or smoothing.csv: NAME, or NAME:low / NAME:high to say which end is dormant.
         fractions: shares of all heads.
-        tokens: "first" = also hide key 0 from every query but query 0.
-        data: one SPEC; documents the run read from it are left out. seq_len: None = the run's.
-        draws: random choices of as many heads, the control; `seed` draws them, and the documents.
+        tokens: "first" also measures the model with key 0 hidden from every query but query 0.
+        data: one SPEC; what the run has read is left out.
+        seq_len: tokens per sequence; None takes the run's.
+        draws: number of random draws of as many heads, the control.
+        seed: seeds the draws of heads and of documents.
 
     Raises:
-        SinkscopeError: anything the user can mend, in one line.
+        SinkscopeError: one line, for anything that the user can correct.
     """
     loaded = run if isinstance(run, Run) else load_run(run)
     chosen = [read_score(score) for score in dict.fromkeys(scores)]
@@ -86,23 +88,23 @@ def ablate(
     _same_model(checkpoint, loaded)
     base, found = _plan(checkpoint, loaded)
     corpus = held_out(data, checkpoint, loaded.manifest, seq_len, num_sequences, seed)
-    bench = _Bench(checkpoint.model, base, found, corpus.ids, report, len(arms) + (2 if tokens else 0))
-    report("ablating", 0, bench.arms * len(corpus.ids))
+    meter = _LossMeter(checkpoint.model, base, found, corpus.ids, report, len(arms) + (2 if tokens else 0))
+    report("ablating", 0, meter.arms * len(corpus.ids))
     with memory_needed("the loss"):
         for arm in arms:
-            arm.losses = bench.measure(zeroed(base, found.sites, arm.heads))
+            arm.losses = meter.measure(zeroed(base, found.sites, arm.heads))
         if tokens:
-            arms.append(_hide_first(bench, arms[0], loaded.manifest.request.epsilon))
+            arms.append(_hide_first(meter, arms[0], loaded.manifest.request.epsilon))
     facts = _facts(checkpoint, loaded, corpus, chosen, shares, draws, seed, tokens)
     return summarise(arms, corpus.documents, facts, [*checkpoint.warnings, *corpus.warnings, *found.failures])
 
 
 def _silent(stage: str, done: int, total: int) -> None:
-    """No progress shown."""
+    """Shows no progress."""
 
 
 def _arms(heads: HeadTable, scores: list[Score], fractions: list[float], draws: int, seed: int) -> list[Arm]:
-    """Every score and every random draw at every fraction."""
+    """One arm for every score, and for every random draw, at every fraction."""
     arms = []
     for fraction in fractions:
         count = heads.count(fraction)
@@ -112,8 +114,8 @@ def _arms(heads: HeadTable, scores: list[Score], fractions: list[float], draws: 
 
 
 @dataclass
-class _Bench:
-    """The model and the sequences that all arms share."""
+class _LossMeter:
+    """Measures losses on the model and sequences that all arms share."""
 
     model: nn.Module
     base: nn.Module
@@ -124,7 +126,7 @@ class _Bench:
     done: int = 0
 
     def measure(self, intervention: AbstractContextManager[Any] = nullcontext()) -> np.ndarray:
-        """Losses [N] while the intervention lasts."""
+        """Losses [N] under the intervention."""
         with intervention:
             losses = sequence_losses(self.model, self.ids, self._progress())
         self.done += 1
@@ -135,19 +137,20 @@ class _Bench:
         return lambda sequences: self.report("ablating", before + sequences, total)
 
 
-def _hide_first(bench: _Bench, unablated: Arm, epsilon: float) -> Arm:
-    """The arm with key 0 hidden; sink rates before and after go into both arms."""
-    before, after = SinkCount(epsilon, len(bench.plan.sites)), SinkCount(epsilon, len(bench.plan.sites))
-    bench.measure(watched(before.receive, bench.plan.failures))
-    losses = bench.measure(first_token_hidden(after.receive, bench.plan.failures))
+def _hide_first(meter: _LossMeter, unablated: Arm, epsilon: float) -> Arm:
+    """The arm with key 0 hidden. Sink rates are measured without and with hiding and stored in the two arms."""
+    before, after = SinkCount(epsilon, len(meter.plan.sites)), SinkCount(epsilon, len(meter.plan.sites))
+    meter.measure(watched(before.receive, meter.plan.failures))
+    losses = meter.measure(first_token_hidden(after.receive, meter.plan.failures))
     unablated.sinks = before.rates()
     return Arm(HIDDEN, losses=losses, sinks=after.rates())
 
 
 def _same_model(checkpoint: Checkpoint, run: Run) -> None:
-    """Refuses a run of other weights: scores of one model say nothing of another's heads.
+    """Raises SinkscopeError for a run of other weights: scores of one model say nothing about another model's heads.
 
-    By the weights' hash; by the commit where a hash is missing; of a model object only the kind and its heads can tell.
+    Compares the hashes of the weights; where one is missing, the id and commit; where these are missing too (a model
+    object), the model type. `_plan` compares the heads.
     """
     theirs, ours = run.manifest.model.model_dump(by_alias=True), checkpoint.facts
     for known in (("weights_sha256",), ("id", "revision"), ("model_type",)):
@@ -156,13 +159,13 @@ def _same_model(checkpoint: Checkpoint, run: Run) -> None:
             continue
         if pair[0] != pair[1]:
             raise SinkscopeError(
-                f"the run is of {theirs['id']}, other weights than {ours['id']}: scan this model first"
+                f"the run is of {theirs['id']}, whose weights are not those of {ours['id']}: scan this model first"
             )
         return
 
 
 def _plan(checkpoint: Checkpoint, run: Run) -> tuple[nn.Module, Plan]:
-    """The base model and its attention calls, which must be those of the run."""
+    """The base model and its attention calls. Raises SinkscopeError where its heads are not those of the run."""
     base: nn.Module = getattr(checkpoint.model, "base_model", checkpoint.model)
     forward, short = Forward(base), probe(checkpoint)
     found = plan(base, lambda: forward(short))

@@ -1,4 +1,4 @@
-"""Text for the loss: documents that the run, whose scores choose the heads, has not read."""
+"""Text for the loss: it excludes what was read by the run whose scores choose the heads."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from sinkscope.runs.schema.manifest import Manifest
 def held_out(
     spec: str, checkpoint: Checkpoint, manifest: Manifest, seq_len: int | None, count: int, seed: int
 ) -> Corpus:
-    """`count` sequences (or as many as are left) of a SPEC, without what the run has read from any SPEC.
+    """Reads `count` sequences of a SPEC, or as many as are left, without anything that the run has read.
 
-    A document is known by its content, whatever its file is called. `seq_len` None = the run's own. Raises
-    SinkscopeError: nothing is left, the very sequences of the run, no tokenizer, data that cannot be read.
+    Documents are recognised by their content, whatever their file is called. `seq_len` None takes the run's. Raises
+    SinkscopeError where fewer than 2 sequences are left, they are the run's own sequences, the data cannot be read, or
+    there is no tokenizer.
     """
     check_spec(spec)
     length = seq_len or max(data.seq_len for data in manifest.data)
@@ -41,9 +42,9 @@ def held_out(
 
 
 def read_before(manifest: Manifest) -> list[Passage | str]:
-    """All that a run has read, by content; by name where sinkscope 0.1 wrote the run, which kept names alone.
+    """Everything that a run has read: passages by content, or names of documents where sinkscope 0.1 wrote the run.
 
-    0.1 joined the names of several documents by ` + `: such a name stands for itself and for its parts.
+    0.1 recorded names only, and joined those of several documents with ` + `: both the whole name and its parts count.
     """
     passages: list[Passage | str] = [
         passage for data in manifest.data for pieces in data.passages for passage in pieces

@@ -1,4 +1,4 @@
-"""What is done to the model for the time of a pass: heads zeroed, the first token hidden. Nothing of it stays."""
+"""Temporary changes to a model: zeroed heads, a hidden first token. Each is undone when its `with` block ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sinkscope.experiments.ablation.choice import Heads
 
 @contextmanager
 def zeroed(base: nn.Module, sites: list[Site], heads: Heads) -> Iterator[None]:
-    """The chosen heads' slices of what the output projection reads are 0 until the block ends; its bias stays."""
+    """Sets the chosen heads' slices of the output projection's input to 0 until the block ends; the bias stays."""
     with ExitStack() as stack:
         for site in sites:
             chosen = heads.get(site.name)
@@ -34,7 +34,7 @@ def zeroed(base: nn.Module, sites: list[Site], heads: Heads) -> Iterator[None]:
 
 
 def check_sites(sites: list[Site]) -> None:
-    """Raises SinkscopeError for a model whose heads cannot be told apart where they are written."""
+    """Raises SinkscopeError where a head's slice of the output projection's input cannot be identified."""
     for site in sites:
         if site.path != INTERFACE:
             raise SinkscopeError(f"{site.module} computes attention in its own way: its heads cannot be zeroed safely")
@@ -58,7 +58,7 @@ def _zero(site: Site, heads: list[int]) -> Callable[..., tuple[Any, ...]]:
 
 @contextmanager
 def first_token_hidden(receive: Callable[[AttentionSums], None], failures: list[str] | None = None) -> Iterator[None]:
-    """No query but query 0 sees key 0 until the block ends; `receive` and `failures` as in `watched`."""
+    """Hides key 0 from every query but query 0 until the block ends; `receive` and `failures` are as in `watched`."""
     with _attention_changed(_without_first, receive, failures):
         yield
 
@@ -89,7 +89,7 @@ def _attention_changed(
 
 
 def _without_first(call: AttentionCall) -> AttentionCall:
-    """The call with key 0 forbidden to queries 1..; its mask stays of the kind (bool, additive) it was."""
+    """The call with key 0 masked for queries 1..; a boolean mask stays boolean, an additive one additive."""
     queries, keys = call.lengths
     if call.mask is None:
         mask = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=call.query.device)

@@ -1,4 +1,4 @@
-"""Next-token cross-entropy of each sequence, in nats a token, from the model's own logits."""
+"""Next-token cross-entropy of each sequence, in nats per token, from the model's own logits."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sinkscope.checkpoints.forward import Forward
 from sinkscope.errors import SinkscopeError
 
 LOGIT_BYTES = 512 * 2**20
-"""Logits of a batch, in the model's dtype."""
+"""Most memory for the logits of a batch, in the model's dtype."""
 
 CHUNK_BYTES = 64 * 2**20
-"""Logits turned to float32 at once."""
+"""Most memory for the logits that are converted to float32 at once."""
 
 
 def sequence_losses(model: nn.Module, ids: np.ndarray, progress: Callable[[int], None]) -> np.ndarray:
-    """Mean over positions 1..T-1 of -log p(token | tokens before it), one number a sequence; [N] float64.
+    """Mean over positions 1..T-1 of -log p(token | tokens before it), one number per sequence; [N] float64.
 
     `model`: a causal language model with its head. Raises SinkscopeError where the loss is not finite.
     """
@@ -39,7 +39,7 @@ def sequence_losses(model: nn.Module, ids: np.ndarray, progress: Callable[[int],
 
 
 def next_token_losses(logits: Tensor, ids: Tensor) -> Tensor:
-    """[batch] float64 mean losses from logits [batch, T, vocabulary]; a few positions at a time in float32."""
+    """Mean losses, [batch] float64, from logits [batch, T, vocabulary]; converts few positions at a time to float32."""
     batch, length, vocabulary = logits.shape
     step = max(1, CHUNK_BYTES // (4 * batch * vocabulary))
     total = torch.zeros(batch, dtype=torch.float64)
@@ -52,7 +52,7 @@ def next_token_losses(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def batch_size(model: nn.Module, length: int) -> int:
-    """Sequences whose logits stay within LOGIT_BYTES."""
+    """Number of sequences whose logits stay within LOGIT_BYTES; at least 1."""
     embedding = model.get_input_embeddings()  # type: ignore[operator]
     row = embedding.weight.shape[0] * embedding.weight.element_size()
     return max(1, LOGIT_BYTES // (row * length))

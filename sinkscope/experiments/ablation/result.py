@@ -1,4 +1,4 @@
-"""What an ablation found: one row an arm, paired by sequence with the unablated model and with random heads; words."""
+"""The result of an ablation: each arm paired by sequence with the unablated model and with random heads; sentences."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COLUMNS = {
 
 @dataclass
 class Arm:
-    """One way to run the model, and its losses [sequence]."""
+    """One way to run the model, and its losses, [sequence]."""
 
     name: str
     fraction: float = NAN
@@ -48,11 +48,15 @@ class Arm:
 
 @dataclass
 class Ablation:
-    """Attributes:
-    table: one row an arm (the draws of `random` together); columns as in COLUMNS, errors in `<name>_sem`.
-    losses: one row an arm, draw and sequence.
-    heads: the heads zeroed, by score, then fraction: [module, head] pairs.
-    facts: model, run, data, seeds. words: what it means.
+    """The result of `ablate`.
+
+    Attributes:
+        table: one row per arm (the random draws of a fraction share a row); columns as in COLUMNS, standard errors in
+            `<name>_sem`.
+        losses: one row per arm, draw and sequence.
+        heads: the zeroed heads as [module, head] pairs, by score and then by fraction.
+        facts: model, run, data and seeds.
+        words: the result in sentences.
     """
 
     table: pd.DataFrame
@@ -63,7 +67,7 @@ class Ablation:
     warnings: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """All but the per-sequence losses, as ablation.json holds it."""
+        """The content of ablation.json: everything but the per-sequence losses."""
         return {
             "schema_version": 1,
             "sinkscope": sinkscope.__version__,
@@ -79,7 +83,7 @@ class Ablation:
     def save(
         self, folder: str | Path, force: bool = False, draw: Callable[[Ablation], dict[str, bytes]] | None = None
     ) -> list[Path]:
-        """Writes ablation.csv, losses.csv, ablation.json, and the figures `draw` gives by name; whole or not at all.
+        """Writes ablation.csv, losses.csv, ablation.json and the figures of `draw`, by file name: all or nothing.
 
         Raises SinkscopeError as `Run.save` does.
         """
@@ -111,7 +115,7 @@ ABLATION_FOLDER = FolderKind(
 
 
 def summarise(arms: list[Arm], documents: list[str], facts: dict[str, Any], warnings: list[str]) -> Ablation:
-    """The table and the words from every arm's losses; the first arm is the unablated model."""
+    """Computes the table and the sentences from every arm's losses; the first arm must be the unablated model."""
     base = arms[0]
     rows: list[dict[str, Any]] = []
     words: list[str] = []
@@ -133,7 +137,7 @@ def summarise(arms: list[Arm], documents: list[str], facts: dict[str, Any], warn
     heads: dict[str, dict[str, list[list[Any]]]] = {}
     for arm in arms:
         if arm.heads and arm.name != RANDOM:
-            pairs = [[module, head] for module, own in arm.heads.items() for head in own]
+            pairs = [[module, head] for module, numbers in arm.heads.items() for head in numbers]
             heads.setdefault(arm.name, {})[f"{arm.fraction:g}"] = pairs
     return Ablation(
         pd.DataFrame(rows, columns=list(ROW)), losses.astype({"draw": "Int64"}), heads, facts, words, warnings
@@ -147,10 +151,10 @@ ROW = (
 
 
 def versus_random(losses: np.ndarray, control: np.ndarray) -> Difference:
-    """losses [N] minus the draws' mean [D, N], paired by sequence.
+    """`losses`, [N], minus the mean over draws of `control`, [draw, N], paired by sequence.
 
-    The control is a sample of draws as well as of sequences: the error of its mean over draws joins that of the
-    paired differences, and a score counts as better only where both allow it.
+    The control is a sample of draws as well as of sequences. So the standard error combines that of the paired
+    differences with that of the mean over draws.
     """
     paired = losses - control.mean(0)
     averages = control.mean(1)

@@ -1,4 +1,4 @@
-"""Sink rates of a pass, from the sums its attention calls leave: did hiding the sink move it elsewhere?"""
+"""Sink rates of forward passes, from the sums of their attention calls. They show whether a hidden sink moved."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from sinkscope.metrics.mass import eligible_keys, query_rows
 
 
 class SinkCount:
-    """Counts heads with a sink, per sequence, over `calls` attention calls a pass."""
+    """Counts the heads that have a sink, for each sequence; a forward pass has `calls` attention calls."""
 
     def __init__(self, epsilon: float, calls: int) -> None:
         self._epsilon, self._calls = epsilon, calls
         self._found: list[Tensor] = []
 
     def receive(self, sums: AttentionSums) -> None:
-        """One attention call of one batch."""
+        """Takes the sums of one attention call on one batch."""
         queries, keys = sums.first.shape[-1], sums.columns.shape[-1]
         alpha = sums.columns / query_rows(sums.columns, queries, sums.causal)
         over = alpha[..., : eligible_keys(queries, keys, sums.causal)] > self._epsilon
         self._found.append(torch.stack([over[..., 0], over.any(-1)], -1).cpu().double())  # (batch, head, 2)
 
     def rates(self) -> dict[str, float]:
-        """Share of (sequence, head) with alpha_0 > epsilon, and with alpha_k > epsilon at any key k (those with at
-        least T/4 query rows)."""
+        """Share of (sequence, head) pairs with alpha_0 > epsilon, and with alpha_k > epsilon at any key k that has at
+        least T/4 query rows."""
         passes = range(0, len(self._found), self._calls)
         whole = torch.cat([torch.cat(self._found[start : start + self._calls], 1).mean(1) for start in passes])
         first, anywhere = np.asarray(whole.mean(0))

@@ -1,1 +1,1 @@
-"""What a scan costs on this machine, beside the passes it stands for."""
+"""Measures what a scan costs on this machine, compared with plain forward passes and eager attention maps."""

@@ -1,4 +1,4 @@
-"""What a scan costs on this machine beside the passes it stands for: seconds, tokens a second, memory, what fits."""
+"""Measures a scan and the passes it is compared with: seconds, tokens per second, peak memory, longest sequence."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ def bench(
     model: Any, *, seq_len: int | None = None, batch_size: int | None = None, rounds: int = ROUNDS,
     options: LoadOptions = LoadOptions(), progress: Progress | None = None,
 ) -> Speed:  # fmt: skip
-    """Times plain forward, backbone, scan and eager attention maps by turns, on random token ids.
+    """Times a plain forward pass, the backbone, a scan and eager attention maps on random token ids.
+
+    Every round runs each contender once.
 
     Args:
-        model: a name or a model already loaded, as for `sinkscope.scan`. The plain contender is left out where the
-            checkpoint is no causal language model.
-        seq_len: tokens a sequence; None = 1024, or the model's positions where they are fewer.
-        batch_size: None = what a scan would choose.
+        model: a name or a loaded model, as for `sinkscope.scan`. A model that is no causal language model has no plain
+            contender.
+        seq_len: tokens per sequence; None takes 1024, or the model's maximum where that is smaller.
+        batch_size: sequences per pass; None takes what a scan would choose.
 
     Raises SinkscopeError for a model that does not read token ids, and where a pass does not fit into memory.
     """
@@ -77,7 +79,7 @@ def bench(
 
 
 def _open(model: Any, options: LoadOptions) -> tuple[Checkpoint, bool]:
-    """With the head where the checkpoint has one for the next token."""
+    """Opens the model, with its language-model head where it has one, and tells whether it has one."""
     try:
         checkpoint, has_head = _load(model, replace(options, head=True)), True
     except NotCausal:
@@ -92,7 +94,7 @@ def _load(model: Any, options: LoadOptions) -> Checkpoint:
 
 
 def _length(asked: int | None, checkpoint: Checkpoint) -> int:
-    """Tokens a sequence. Raises SinkscopeError for too few, or more than the model's positions."""
+    """Tokens per sequence. Raises SinkscopeError where they are too few, or more than the model's positions."""
     length = min(SEQ_LEN, checkpoint.max_positions or SEQ_LEN) if asked is None else asked
     if length < SHORTEST:
         raise SinkscopeError(f"--seq-len {length}: at least {SHORTEST} tokens are needed for a timing")
@@ -101,7 +103,7 @@ def _length(asked: int | None, checkpoint: Checkpoint) -> int:
 
 
 def random_ids(checkpoint: Checkpoint, count: int, length: int) -> Tensor:
-    """Token ids [count, length] drawn with seed 0: what a pass costs does not hang on them."""
+    """Token ids [count, length] drawn with seed 0: the cost of a pass does not depend on them."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(checkpoint.vocabulary, (count, length), generator=generator).to(checkpoint.device)
 
@@ -121,7 +123,10 @@ def _cost(
 
 
 def _longest(passes: Passes, name: str, ids: Tensor, free: int, positions: int | None) -> int | None:
-    """Memory grows with a straight line in T: drawn through the peaks of one sequence and of one half as long."""
+    """Extrapolates the longest sequence that fits, from the peak memory of one sequence and of one half as long.
+
+    Peak memory grows linearly in T. None where a peak is unknown or the two do not grow.
+    """
     row = ids[:1].repeat(1, 2) if positions is None or 2 * ids.shape[1] <= positions else ids[:1]
     length = row.shape[1]
     half, whole = (passes.peak(name, row[:, :stop]) for stop in (length // 2, length))

@@ -1,4 +1,4 @@
-"""The passes that a scan's cost is measured by: with logits, without them, watched, and with eager attention maps."""
+"""The passes that a scan is compared with: with logits, without them, scanned, and with eager attention maps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sinkscope.experiments.bench.result import BACKBONE, EAGER, PLAIN, SCAN
 
 @dataclass(frozen=True)
 class Passes:
-    """The contenders on one model, each a function of token ids [sequence, T]."""
+    """The contenders on one model; each is a function of token ids, [sequence, T]."""
 
     model: nn.Module
     found: Plan
@@ -30,7 +30,7 @@ class Passes:
 
     @classmethod
     def of(cls, model: nn.Module, has_head: bool, ids: Tensor) -> Passes:
-        """`has_head`: a plain pass gives logits. `ids`: some to plan by."""
+        """`has_head`: whether the model gives logits. `ids`: token ids for the dry run that finds attention calls."""
         base = unwrapped(model)
         forward, whole = Forward(base), Forward(model)
         found = plan(base, lambda: forward(ids[:1, :DRY_RUN_TOKENS]))
@@ -52,18 +52,19 @@ class Passes:
         return cls(model, found, run | {BACKBONE: forward, SCAN: scan, EAGER: maps})
 
     def leave_out(self, count: int, length: int, vocabulary: int, free: int | None) -> dict[str, int]:
-        """Takes away the contenders that would end in the machine's memory, and says what they would take."""
+        """Removes the contenders that would not fit into memory; returns the bytes that each would need."""
         size = next(parameter.element_size() for parameter in self.model.parameters())
-        takes = {PLAIN: count * length * vocabulary * size, EAGER: count * self.map_bytes(length)}
-        out = {
-            name: needed for name, needed in takes.items() if name in self.run and free is not None and needed > free
+        needs = {PLAIN: count * length * vocabulary * size, EAGER: count * self.map_bytes(length)}
+        left_out = {
+            name: needed for name, needed in needs.items() if name in self.run and free is not None and needed > free
         }
-        for name in out:
+        for name in left_out:
             del self.run[name]
-        return out
+        return left_out
 
     def timed(self, ids: Tensor, rounds: int, done: Callable[[int], None]) -> dict[str, list[float]]:
-        """Seconds of each contender in each round, by turns, so that a machine's moods hit all alike."""
+        """Seconds of each contender in each round. A round runs every contender once, so that a slow phase of the
+        machine affects them all."""
         seconds: dict[str, list[float]] = {name: [] for name in self.run}
         with torch.no_grad():
             for number in range(rounds + 1):
@@ -77,17 +78,17 @@ class Passes:
         return seconds
 
     def peak(self, name: str, ids: Tensor) -> int | None:
-        """Most bytes above what was held before."""
+        """Peak memory of one pass in bytes, above what was held before it; None where it cannot be measured."""
         with torch.no_grad():
             return peak_bytes(lambda: self.run[name](ids), ids.device)
 
     def map_bytes(self, length: int) -> int:
-        """What eager attention maps of one sequence take: heads x T x T in every layer, in the model's dtype."""
+        """Bytes of the eager attention maps of one sequence: heads x T x T in every layer, in the model's dtype."""
         size = next(parameter.element_size() for parameter in self.model.parameters())
         return sum(site.heads for site in self.found.sites) * length * length * size
 
 
 def _finish(device: torch.device) -> None:
-    """Waits for an accelerator: its work is queued."""
+    """Waits until an accelerator has done its queued work."""
     if device.type != "cpu":
         torch.get_device_module(device).synchronize()

@@ -1,4 +1,4 @@
-"""Peak memory of a piece of work, and what is free: of the GPU a model is on, or of this process."""
+"""Peak memory of a function call and free memory, on the GPU that a model is on or on this machine's CPU."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def peak_bytes(run: Callable[[], Any], device: torch.device) -> int | None:
-    """Most memory that `run` held above what was held before: allocated on a CUDA device, resident on a CPU.
+    """Peak memory of `run` in bytes, above what was held before: allocated on a CUDA device, resident on a CPU.
 
-    None where no peak can be had (other accelerators, systems without Linux's /proc).
+    None where no peak can be measured: other accelerators, systems without Linux's /proc.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -30,14 +30,14 @@ def peak_bytes(run: Callable[[], Any], device: torch.device) -> int | None:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that is free for more work; None on accelerators that do not tell."""
+    """Free memory in bytes; None on accelerators other than CUDA."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available) if device.type == "cpu" else None
 
 
 def _reset() -> bool:
-    """Makes the process's high-water mark start anew; False where the system has none or forbids it."""
+    """Resets the process's peak resident memory; False where the system has no such counter or forbids it."""
     try:
         RESET.write_text("5")
     except OSError:

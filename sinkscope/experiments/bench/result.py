@@ -1,4 +1,4 @@
-"""What a benchmark found: seconds, memory and ratios of each contender."""
+"""The result of a benchmark: seconds, memory and ratios of each contender."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Cost:
     """One contender over all rounds.
 
     Attributes:
-        seconds: of each round, all contenders by turns within a round.
-        tokens_per_second: from the median round.
-        peak_bytes: most memory above what was held before, of one pass; None where it cannot be had.
+        seconds: seconds of each round; a round runs every contender once.
+        tokens_per_second: tokens per second in the median round.
+        peak_bytes: peak memory of one pass above what was held before it; None where it cannot be measured.
         longest: tokens of the longest single sequence that fits, extrapolated; None where unknown.
     """
 
@@ -26,9 +26,12 @@ class Cost:
 
 @dataclass(frozen=True)
 class Speed:
-    """The outcome of `bench`. `ratios[a][b]`: median, least and most over rounds of seconds of a / seconds of b.
+    """The result of `bench`.
 
-    `left_out`: contenders whose maps or logits alone would not fit into `free_bytes`, and the bytes they take.
+    Attributes:
+        set_up: seconds to find the attention calls, once per model.
+        positions: tokens per sequence that the model allows; None where it names no limit.
+        left_out: bytes needed by each contender whose maps or logits alone would not fit into `free_bytes`.
     """
 
     model: str
@@ -45,16 +48,17 @@ class Speed:
 
     @property
     def ratios(self) -> dict[str, dict[str, tuple[float, float, float]]]:
+        """`ratios[a][b]`: median, minimum and maximum over rounds of the seconds of a over those of b."""
         return {a: {b: ratio(self.costs[a].seconds, self.costs[b].seconds) for b in self.costs} for a in self.costs}
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: all of it, with what each contender is."""
-        what = {name: CONTENDERS[name] for name in self.costs}
-        return asdict(self) | {"ratios": self.ratios, "contenders": what}
+        """Plain data for JSON, with the ratios and a description of each contender."""
+        descriptions = {name: CONTENDERS[name] for name in self.costs}
+        return asdict(self) | {"ratios": self.ratios, "contenders": descriptions}
 
 
 def ratio(times: list[float], others: list[float]) -> tuple[float, float, float]:
-    """Median, least and most of what the one takes over the other in the same round."""
+    """Median, minimum and maximum over rounds of `times` over `others`."""
     pairs = [a / b for a, b in zip(times, others, strict=True)]
     return statistics.median(pairs), min(pairs), max(pairs)
 

@@ -1,1 +1,1 @@
-"""Training models of the trigger-conditional task, and what they show of sinks."""
+"""Trains models of the trigger-conditional task and measures their sinks."""

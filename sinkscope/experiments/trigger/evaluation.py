@@ -1,6 +1,6 @@
-"""What a trained model does on the evaluation sequences: its error, its attention, and where the mass goes.
+"""Evaluates a trained model on the evaluation sequences: its error, its attention maps, and where the mass goes.
 
-From the model's own whole attention matrices; `sinkscope scan` finds the same BOS masses from inside the call.
+The model returns its whole attention maps here; `sinkscope scan` finds the same BOS masses inside the attention call.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from sinkscope.checkpoints.trigger.model import TriggerModel
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Attributes:
-    error: the largest absolute error over all sequences, positions and coordinates.
-    loss: mean squared error over the same.
-    maps: A[i, t], mean over sequences.
-    heads: one row a head: layer, head and the measures of COLUMNS (`source.COLUMNS` and those below).
+    """The result of `evaluate`.
+
+    Attributes:
+        error: the largest absolute error over all sequences, positions and coordinates.
+        loss: mean squared error over all sequences, positions and coordinates.
+        maps: A[i, t], mean over sequences.
+        heads: one row per head: layer, head, and the columns of `as_input.COLUMNS` and of COLUMNS below.
     """
 
     error: float
@@ -49,7 +51,7 @@ COLUMNS = {
 
 
 def evaluate(model: TriggerModel, seed: int = 0, count: int = task.EVALUATION_SEQUENCES) -> Evaluation:
-    """Runs the evaluation sequences (trigger at position 7) once."""
+    """Runs the model on `count` evaluation sequences, whose trigger is at position 7 (at L-1 where L < 8)."""
     config = model.config
     data = task.evaluation(count, config.length, config.hidden_size, seed)
     gates: list[Tensor] = []
@@ -77,7 +79,7 @@ def evaluate(model: TriggerModel, seed: int = 0, count: int = task.EVALUATION_SE
 
 
 def _head(layer: int, head: int, a: Float[Tensor, "batch query key"], trigger: int, score: str) -> dict[str, Any]:
-    """One head's row: `source.split_rows` of BOS mass and its share, and where the rest goes."""
+    """One head's row: `split_rows` of BOS mass and of its share of the row, and where the rest of the mass goes."""
     total = a.abs().sum(-1)
     share = torch.where(total > 0, a[..., 0].abs() / total, 0.0)
     rows = torch.tensor([i for i in range(1, a.shape[1]) if i != trigger])

@@ -1,4 +1,4 @@
-"""What a training loop asks of its surroundings: one thread, and interrupts only between two steps."""
+"""Context managers of the training loop: one thread, and interrupts between two steps only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Tensors this small lose by being shared among threads; the user's number comes back afterwards."""
+    """Limits torch to one thread, which is faster for tensors this small; restores the user's number afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -23,21 +23,21 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def held_interrupts() -> Iterator[Callable[[], None]]:
-    """Holds Ctrl-C back; the function yielded raises KeyboardInterrupt where one came.
+    """Holds Ctrl-C back; the yielded function raises KeyboardInterrupt if Ctrl-C was pressed.
 
-    An interrupt in the middle of a step would leave a batch drawn whose step was never made, and a resumed training
-    would no longer be the uninterrupted one. Only the main thread gets signals; elsewhere nothing is held.
+    An interrupt within a step would lose the batch that was drawn for it, and a resumed training would differ from an
+    uninterrupted one. Only the main thread receives signals; in other threads nothing is held back.
     """
-    came = threading.Event()
+    pressed = threading.Event()
 
     def release() -> None:
-        if came.is_set():
+        if pressed.is_set():
             raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
         yield release
         return
-    before = signal.signal(signal.SIGINT, lambda number, frame: came.set())
+    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.set())
     try:
         yield release
     finally:

@@ -1,7 +1,7 @@
-"""The paper's six models trained again, measured beside what it published, and what that says of its claim.
+"""Trains the paper's six models again, compares them with its published numbers, and judges its claim.
 
 The claim (Ran-Milo 2603.11487): a softmax model that solves the task has a sink at the first token; ReLU needs none.
-A softmax model that solves it while no head has a sink would refute it, and is looked for over seeds.
+A softmax model that solves the task while no head has a sink would refute it; several seeds are tried for one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sinkscope.experiments.trigger.training import Progress, Recipe, train
 from sinkscope.runs.folder import write_file
 
 ATTENTIONS, SIZES, SEEDS = ("softmax", "relu"), (1, 2, 4), 3
-"""The paper's: kinds of attention; layers, and as many heads in each. Seeds are ours."""
+"""The paper's kinds of attention, and its sizes: so many layers, with as many heads in each. The seeds are ours."""
 
 QUICK_SIZES, QUICK_SEEDS = (1, 2), 1
 
@@ -32,8 +32,8 @@ PUBLISHED: dict[tuple[str, int], list[list[float]]] = {
     ],
     **{("relu", size): [[0.0] * size] * size for size in SIZES},
 }  # fmt: skip
-"""Mean BOS mass over non-trigger rows, [layer][head], read off the paper's figures to about 0.004. Seeds differ:
-counts and extremes compare, single heads do not."""
+"""Mean BOS mass over non-trigger rows, [layer][head], read off the paper's figures to about 0.004. The paper's seeds
+are not ours, so only counts and extremes can be compared, not single heads."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class Trained:
 
 
 Draw = Callable[[list[Trained], pd.DataFrame], dict[str, bytes]]
-"""Takes the models trained so far and the table of forced_mass.csv; returns figures by file name."""
+"""Draws figures from the models trained so far and the table of forced_mass.csv; returns them by file name."""
 
 
 def recipes(attentions: Sequence[str] = ATTENTIONS, sizes: Sequence[int] = SIZES, seeds: int = SEEDS) -> list[Recipe]:
-    """One training for every size, seed and attention, the quickest first. The defaults are the paper's six models.
+    """One recipe for every size, seed and attention, smallest size first. The defaults hold the paper's six models.
 
     Raises SinkscopeError for an attention or size that does not exist, and for `seeds` < 1.
     """
@@ -71,10 +71,10 @@ def reproduce(
     progress: Progress | None = None,
     draw: Draw | None = None,
 ) -> list[Trained]:
-    """Trains (or takes from `out`/models what an earlier call left there), evaluates, writes tables and figures.
+    """Trains and evaluates every recipe, and writes tables and figures. Models already in `out`/models are reused.
 
-    Writes models.csv, heads.csv, forced_mass.csv, verdict.txt, and the figures that `draw` gives; again after each
-    model, so that an interrupt loses nothing. Raises SinkscopeError where `out` cannot be written.
+    Writes models.csv, heads.csv, forced_mass.csv, verdict.txt and the figures of `draw` after each model, so that an
+    interrupt loses nothing. Raises SinkscopeError where `out` cannot be written.
     """
     if out.exists() and not out.is_dir():
         raise SinkscopeError(f"{out} is a file: give another --out")
@@ -94,7 +94,7 @@ def reproduce(
 
 
 def write(out: Path, study: list[Trained], draw: Draw | None = None) -> None:
-    """Writes the tables, the verdict and the figures of what is trained so far; each file whole or not at all."""
+    """Writes the tables, the verdict and the figures of the models trained so far; each file whole or not at all."""
     curve = pd.DataFrame(forced_curve())
     for name, table in (("models", model_table(study)), ("heads", head_table(study)), ("forced_mass", curve)):
         write_file(out / f"{name}.csv", table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
@@ -104,7 +104,7 @@ def write(out: Path, study: list[Trained], draw: Draw | None = None) -> None:
 
 
 def head_table(study: list[Trained]) -> pd.DataFrame:
-    """heads.csv: one row a head, measured (see `measure.COLUMNS`) beside `published_bos_mean`."""
+    """heads.csv: one row per head: the columns of `Evaluation.heads`, then `published_bos_mean`."""
     rows = []
     for trained in study:
         recipe = trained.recipe
@@ -116,7 +116,7 @@ def head_table(study: list[Trained]) -> pd.DataFrame:
 
 
 def model_table(study: list[Trained]) -> pd.DataFrame:
-    """models.csv: one row a model; `sinks`: heads with a mean BOS mass of 0.9 or more over non-trigger rows."""
+    """models.csv: one row per model; `sinks`: heads with a mean BOS mass of 0.9 or more over non-trigger rows."""
     rows = []
     for trained in study:
         recipe, evaluation = trained.recipe, trained.evaluation
@@ -137,7 +137,7 @@ def model_table(study: list[Trained]) -> pd.DataFrame:
 
 
 def verdict(study: list[Trained]) -> str:
-    """Whether the claim held over the models trained, in words."""
+    """Says in sentences whether the claim held for the trained models."""
     softmax, relu = ([t for t in study if t.recipe.attention == kind and t.solved] for kind in ATTENTIONS)
     unsolved = [t.recipe.name for t in study if not t.solved]
     bare = [t for t in softmax if not t.evaluation.sinks]
@@ -172,7 +172,7 @@ def verdict(study: list[Trained]) -> str:
 
 
 def _others(study: list[Trained]) -> list[str]:
-    """The kinds beyond the paper: of what solved the task, what has a sink."""
+    """For each kind of attention beyond the paper: how many of the models that solved the task have a sink."""
     lines = []
     for kind in dict.fromkeys(t.recipe.attention for t in study if t.recipe.attention not in ATTENTIONS):
         solved = [t for t in study if t.recipe.attention == kind and t.solved]

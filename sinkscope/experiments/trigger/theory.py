@@ -1,4 +1,4 @@
-"""The paper's claim without training: a ReLU model that needs no sink, and what a softmax pays as mass leaves BOS."""
+"""The paper's claim without training: a ReLU model without a sink, and the loss of a softmax head by its BOS mass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MASSES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)
 def explicit_relu(dim: int = 16, length: int = 16) -> TriggerModel:
     """One ReLU head with zero loss and no sink: score x_i[1] * (1 - x_t[0]), W_V = W_O = identity.
 
-    1 - x_t[0] is linear in x without a bias: x_t[1] + x_t[d-1], for every position is BOS, trigger or ordinary.
+    1 - x_t[0] equals x_t[1] + x_t[d-1], since every position is BOS, trigger or ordinary: it needs no bias.
     """
     model = TriggerModel(TriggerConfig("relu", hidden_size=dim, length=length))
     attention = model.layers[0].self_attn
@@ -34,7 +34,7 @@ def explicit_relu(dim: int = 16, length: int = 16) -> TriggerModel:
 
 @dataclass(frozen=True)
 class Forced:
-    """Loss (MSE over everything) and largest absolute error with `mass` forced onto BOS in every non-trigger row."""
+    """Loss (mean squared error) and largest absolute error, with `mass` forced onto BOS in every non-trigger row."""
 
     mass: float
     loss: float
@@ -42,11 +42,11 @@ class Forced:
 
 
 def forced_mass(mass: float, count: int = 1000, dim: int = 16, length: int = 16, seed: int = 0) -> Forced:
-    """The least loss of a one-layer softmax head that gives BOS `mass` in every row but the trigger's.
+    """The least loss of a one-layer softmax head that puts `mass` on BOS in every row but the trigger's.
 
-    The trigger's row is the exact mean; elsewhere 1 - mass is spread evenly over x_1 .. x_i, the choice of least
-    variance among weights that do not look at the data. W_O W_V is the best of all matrices for that attention (least
-    squares, float64), so the loss is what no read-out can undo. Triggers uniform over 2 .. L-1, as in training.
+    The trigger's row is the exact mean. In other rows 1 - mass is spread evenly over x_1 .. x_i, which has the least
+    variance among weights that do not depend on the data. W_O W_V is the least-squares optimum for that attention
+    (float64), so no read-out has a smaller loss. Triggers are uniform over 2 .. L-1, as in training.
     """
     data = task.draw(count, length, dim, torch.Generator().manual_seed(seed))
     x, y = data.inputs.double(), task.targets(data, residual=False).double()
@@ -57,7 +57,7 @@ def forced_mass(mass: float, count: int = 1000, dim: int = 16, length: int = 16,
 
 
 def _pattern(data: task.Draw, mass: float) -> Float[Tensor, "batch query key"]:
-    """Attention rows that sum to 1: BOS sees itself, the trigger's row the mean, all others `mass` on BOS."""
+    """Attention rows that sum to 1: row 0 on BOS, the trigger's row even over x_1 .. x_j, all others `mass` on BOS."""
     count, length = data.inputs.shape[:2]
     steps = torch.arange(length, dtype=torch.float64)
     even = torch.ones(length, length, dtype=torch.float64).tril() / steps.clamp(min=1)[:, None]

@@ -1,8 +1,8 @@
-"""Training a model of the task as Ran-Milo 2603.11487 does: MSE over everything, Adam, fresh batches.
+"""Trains a model of the task as Ran-Milo 2603.11487 does: mean squared error over all outputs, Adam, fresh batches.
 
 The paper stops at the first batch whose largest absolute error is below 5e-3. One lucky batch of 128 is enough for
-that, so here 1000 sequences that are never trained on must agree: see `Training.solved`.
-The same recipe gives the same weights on the same machine, interrupted and resumed or not.
+that, so here 1000 evaluation sequences, never trained on, must meet the bound too: see `Training.solved`.
+The same recipe gives the same weights on the same machine, also when it is interrupted and resumed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.trigger.interrupts import held_interrupts, one_thread
 
 BATCH, BETAS, STOP = 128, (0.9, 0.95), 5e-3
-"""Sequences a step; Adam's betas; the largest absolute error of a solved task is below STOP."""
+"""Sequences per step; Adam's betas; the bound on the largest absolute error of a solved task."""
 
 REPORT_STEPS, SAVE_SECONDS = 50, 15.0
 STATE = "training-state.safetensors"
-"""In the output folder while training is under way: weights, Adam's moments, the generator's state."""
+"""File in the output folder during training: weights, Adam's moments, the generator's state."""
 
 LATEST = ("step", "loss", "error", "evaluation_error", "bos_mass")
-"""What else a resumed training needs: where it was, and whether that was already the end."""
+"""Attributes of Training that a resumed training also restores: its step, and whether it had already ended."""
 
 Progress = Callable[[int, float, float, float], None]
 """Called with (steps done, loss, largest absolute error, mean BOS mass over non-trigger rows) of the latest batch."""
@@ -61,11 +61,11 @@ class Recipe:
 
     @property
     def command(self) -> str:
-        """The command that trains this, but for --out."""
+        """The command that trains this model, without --out."""
         return "sinkscope trigger train " + " ".join(f"--{key} {value}" for key, value in asdict(self).items())
 
     def config(self) -> TriggerConfig:
-        """Raises SinkscopeError for sizes or an attention that do not exist."""
+        """The model's configuration. Raises SinkscopeError for sizes, steps or an attention that are not possible."""
         if self.steps < 1:
             raise SinkscopeError(f"steps {self.steps}: at least 1 is needed")
         task.check_seed(self.seed)
@@ -79,9 +79,9 @@ class Recipe:
 
 
 class Training:
-    """One training under way: `run` goes on to the criterion or the last step; `save` and `load` carry it over a kill.
+    """The state of one training: `run` continues to the criterion or the last step; `save` and `load` resume it.
 
-    Attributes: model, step (steps done), loss, error and bos_mass of the latest batch; evaluation_error: the largest
+    Attributes: model; step: steps done; loss, error, bos_mass: of the latest batch; evaluation_error: the largest
     absolute error on the evaluation sequences after the latest step, infinite where the batch missed the criterion.
     """
 
@@ -104,7 +104,7 @@ class Training:
         return self.error < STOP and self.evaluation_error < STOP
 
     def run(self, progress: Progress | None = None, folder: Path | None = None) -> None:
-        """Trains; where `folder` is given, the state goes there every 15 seconds and on an interrupt."""
+        """Trains to the end; saves the state to `folder`, where given, every 15 seconds and on an interrupt."""
         saved = monotonic()
         try:
             with one_thread(), held_interrupts() as interrupt:
@@ -122,7 +122,7 @@ class Training:
             raise
 
     def advance(self) -> None:
-        """One step on a fresh batch."""
+        """Takes one step on a fresh batch."""
         recipe, config = self.recipe, self.model.config
         data = task.draw(BATCH, recipe.length, recipe.dim, self.generator)
         outputs = self.model(inputs_embeds=data.inputs, output_attentions=True)
@@ -138,13 +138,13 @@ class Training:
             self.bos_mass = _bos_mass(outputs.attentions, data)
 
     def evaluated(self) -> float:
-        """The largest absolute error on the evaluation sequences now."""
+        """The largest absolute error of the current weights on the evaluation sequences."""
         with one_thread(), torch.no_grad():
             predicted = self.model(inputs_embeds=self.evaluation.inputs).last_hidden_state
         return float((predicted - task.targets(self.evaluation, self.model.config.residual)).abs().max())
 
     def save(self, folder: Path) -> None:
-        """Writes the state: a new file first, then one rename."""
+        """Writes the state to a new file, then renames it into place."""
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         for number, moments in self.optimizer.state_dict()["state"].items():
             tensors |= {f"adam.{number}.{name}": value for name, value in moments.items()}
@@ -155,7 +155,7 @@ class Training:
         (folder / f"{STATE}.new").replace(folder / STATE)
 
     def load(self, folder: Path) -> None:
-        """Goes back to a saved state. Raises SinkscopeError where it is damaged or of another recipe."""
+        """Restores a saved state. Raises SinkscopeError where it is damaged or belongs to another recipe."""
         path = folder / STATE
         try:
             with safe_open(path, framework="pt") as file:
@@ -165,7 +165,9 @@ class Training:
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             raise SinkscopeError(f"{path} is damaged ({error}): remove it and start again") from None
         if facts["recipe"] | {"steps": 0} != asdict(self.recipe) | {"steps": 0}:
-            raise SinkscopeError(f"{path} belongs to another training ({facts['recipe']}): give its options or folder")
+            raise SinkscopeError(
+                f"{path} belongs to another training ({facts['recipe']}): pass its options, or another --out"
+            )
         self.model.load_state_dict({n[6:]: v for n, v in tensors.items() if n.startswith("model.")})
         state: dict[int, dict[str, Any]] = {}
         for name, value in tensors.items():
@@ -181,8 +183,8 @@ class Training:
 def train(recipe: Recipe, folder: Path, resume: bool = False, progress: Progress | None = None) -> TriggerModel:
     """Trains and writes a transformers folder: config.json (with `training`: seed, command, errors), model.safetensors.
 
-    `resume`: goes on from the state an interrupted training left there, takes a finished one as it is, starts where
-    there is neither. Raises SinkscopeError where the folder holds anything that would be lost.
+    `resume` continues an interrupted training, returns a finished one, and starts a new one where there is neither.
+    Raises SinkscopeError where the folder holds anything that would be lost.
     """
     finished, state = folder / "config.json", folder / STATE
     if finished.exists() and not state.exists():
@@ -191,8 +193,8 @@ def train(recipe: Recipe, folder: Path, resume: bool = False, progress: Progress
         raise SinkscopeError(f"{folder} holds an unfinished training: pass --resume to go on, or another --out")
     if folder.exists() and not folder.is_dir():
         raise SinkscopeError(f"{folder} is a file: give another --out")
-    half = folder / f"{STATE}.new"  # what a kill in the first save leaves
-    if not state.exists() and folder.exists() and set(folder.iterdir()) - {half}:
+    partial = folder / f"{STATE}.new"  # left by a process killed during its first save
+    if not state.exists() and folder.exists() and set(folder.iterdir()) - {partial}:
         raise SinkscopeError(f"{folder} is not empty: give another --out")
     training = Training(recipe)
     folder.mkdir(parents=True, exist_ok=True)
@@ -218,7 +220,7 @@ def _finished(recipe: Recipe, folder: Path, resume: bool) -> TriggerModel:
 
 
 def _record(training: Training) -> dict[str, Any]:
-    """How it was trained and how well it does, for config.json. Errors are absolute, the largest over everything."""
+    """How the model was trained and its errors, for config.json. An error is the largest absolute error."""
     recipe = training.recipe
     return {
         "command": recipe.command,
@@ -235,7 +237,7 @@ def _record(training: Training) -> dict[str, Any]:
 
 
 def _bos_mass(maps: tuple[torch.Tensor, ...], data: task.Draw) -> float:
-    """Mean of A[i,0] over heads and non-trigger rows i >= 1 of a batch."""
+    """Mean of A[i,0] over the layers, heads, sequences and non-trigger rows i >= 1 of a batch."""
     first = torch.stack([weights.detach()[..., 0] for weights in maps]).mean((0, 2))
     kept = torch.ones_like(first)
     kept[:, 0] = 0
