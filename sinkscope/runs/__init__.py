@@ -1,1 +1,1 @@
-"""What one scan measured: per-sequence values, the tables and summary derived from them, and the run folder."""
+"""The result of a scan: per-sequence values, the tables and summary derived from them, and the run folder."""

@@ -1,4 +1,4 @@
-"""Means and standard errors over sequences, where some values are missing."""
+"""Means and standard errors over sequences when some values are missing."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import numpy as np
 
 
 def mean(values: np.ndarray) -> np.ndarray:
-    """Mean over the first axis of what is there; NaN where nothing is."""
+    """Mean over the first axis, leaving out NaN; NaN where all values are missing."""
     count = (~np.isnan(values)).sum(0)
     total = np.nansum(values, axis=0)
     return np.divide(total, count, out=np.full(np.shape(total), np.nan), where=count > 0)
 
 
 def sem(values: np.ndarray) -> np.ndarray:
-    """Standard error of that mean: sample standard deviation (n - 1) over sqrt(n); NaN for fewer than two values.
+    """Standard error of `mean`: sample standard deviation (n - 1) over sqrt(n), leaving out NaN.
 
-    NaN too where the mean is infinite (a ratio over 0).
+    NaN for fewer than two values, and where a value is infinite (a ratio over 0).
     """
     count = (~np.isnan(values)).sum(0)
     with np.errstate(invalid="ignore"):
@@ -36,7 +36,7 @@ def uniform_alpha(count: int) -> float:
 
 
 def pairwise_cosine(units: np.ndarray) -> float:
-    """Mean cosine over unordered pairs of rows of unit vectors; NaN for fewer than two."""
+    """Mean cosine over unordered pairs of rows, which must be unit vectors; NaN for fewer than two rows."""
     count = len(units)
     if count < 2:
         return float("nan")

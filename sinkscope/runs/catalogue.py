@@ -1,6 +1,6 @@
-"""What every column means, read without torch: the catalogue data/columns.json, and the columns a run adds itself.
+"""The definition of every column, read without importing torch: data/columns.json, and the metrics of a run's user.
 
-`python -m sinkscope.runs.write_catalogue` writes the file from the declarations, which import torch.
+`python -m sinkscope.runs.write_catalogue` writes that file from the declarations, whose modules import torch.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ class Column:
     """The definition of one column.
 
     Attributes:
-        table: `heads`, `layers` or `smoothing`. per: `sequence` (a mean over sequences, with its standard error) or
-            `run` (known for the run as a whole only). shown: whether the table itself carries it.
+        table: `heads`, `layers` or `smoothing`.
+        per: `sequence` (the table shows a mean over sequences and its standard error) or `run` (one value for the
+            whole run).
+        shown: whether the table has the column, and not only the per-sequence values.
+        sampled: whether it is measured on the first sequences of each domain only.
     """
 
     name: str
@@ -47,19 +50,19 @@ def catalogue() -> tuple[Column, ...]:
 
 
 def columns_of(manifest: Manifest | None) -> Iterator[Column]:
-    """The catalogue, then the columns of the metrics that the run's user brought."""
+    """The columns that come with sinkscope, then those of the metrics that the run's user added."""
     yield from catalogue()
-    for name, own in () if manifest is None else manifest.metrics.items():
-        yield Column(name, **own.model_dump(exclude={"code_sha256"}))
+    for name, facts in () if manifest is None else manifest.metrics.items():
+        yield Column(name, **facts.model_dump(exclude={"code_sha256"}))
 
 
 def find_column(manifest: Manifest, name: str, *tables: str) -> Column | None:
-    """The column of this name in the first of the tables that has it."""
+    """The column of this name in the first of the tables that has it; None where none has."""
     found = {each.table: each for each in columns_of(manifest) if each.name == name}
     return next((found[table] for table in tables if table in found), None)
 
 
 def per_sequence(table: str) -> frozenset[str]:
-    """Names of a table's columns that are means over sequences; a place such as max_abs_token is none."""
+    """Names of a table's columns that are means over sequences; a position such as max_abs_token is not."""
     names = {per: {each.name for each in catalogue() if (each.table, each.per) == (table, per)} for per in PER}
     return frozenset(names["sequence"] - names["run"])

@@ -1,6 +1,6 @@
-"""Columns known for the whole run only: maxima with their place, patterns, rules and counts. No standard error.
+"""Columns with one value for the whole run and no standard error: maxima and where they are, patterns, rules, counts.
 
-All of them stand here, so that whoever asks for the columns of a table gets them all.
+All of them are declared here, so that `columns` of a table is complete once this module is imported.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ VERDICTS = ("smooths", "sharpens", "neither")
 
 @dataclass(frozen=True)
 class RunColumn:
-    """A column known for the whole run only (a maximum over sequences, a rule): no standard error.
+    """A column with one value for the whole run, such as a maximum over sequences; it has no standard error.
 
-    `compute` takes a HeadRun, a LayerRun or a SmoothingRun, by the table.
+    `compute` takes a HeadRun, a LayerRun or a SmoothingRun, depending on the table.
     """
 
     name: str
@@ -50,19 +50,19 @@ RUN_COLUMNS: dict[Table, dict[str, RunColumn]] = {table: {} for table in TABLES}
 
 
 def columns(table: Table, metrics: MetricSet | None = None) -> dict[str, Metric | RunColumn]:
-    """Every column of a table, in its order: per-sequence metrics first (of `metrics`, or those that come with
-    sinkscope), then those of the whole run."""
+    """Every column of a table in its order: per-sequence metrics, then run columns. `metrics` None means sinkscope's
+    own."""
     return {**(registered() if metrics is None else metrics).tables[table], **RUN_COLUMNS[table]}
 
 
 def metric_set(given: Iterable[Any] = ()) -> MetricSet:
-    """The metrics of a scan: sinkscope's, those of installed packages, and those given: decorated functions, or Python
-    files that hold some. Raises SinkscopeError."""
-    return with_own_metrics(given, reserved=[name for own in RUN_COLUMNS.values() for name in own])
+    """The metrics of a scan: sinkscope's, those of installed packages, and `given`: decorated functions, or paths of
+    Python files that contain some. Raises SinkscopeError where one cannot be loaded or its name is taken."""
+    return with_own_metrics(given, reserved=[name for columns in RUN_COLUMNS.values() for name in columns])
 
 
 def run_column(table: Table, *, unit: str, range: str, source: str = "ours") -> Callable[..., Callable[..., object]]:
-    """Declares a function of the whole run's values as a column. Raises SinkscopeError: the name is there already."""
+    """Declares a function of the whole run's values as a column. Raises SinkscopeError where the name is taken."""
 
     def declare(compute: Callable[..., object]) -> Callable[..., object]:
         name = compute.__name__
@@ -76,7 +76,8 @@ def run_column(table: Table, *, unit: str, range: str, source: str = "ours") -> 
 
 @dataclass
 class HeadRun:
-    """One site of one domain, for the run columns of heads: per-sequence values, their means [H], and the request."""
+    """What the run columns of heads are computed from, for one attention site and domain: the per-sequence values,
+    their means [H] by name, and the request."""
 
     values: SiteValues
     means: dict[str, np.ndarray]
@@ -90,7 +91,7 @@ class HeadRun:
 
 @run_column("heads", unit="position", range="[0, T)", source="ours")
 def peak_position(run: HeadRun) -> np.ndarray:
-    """argmax_k of the sequence-mean alpha_k, over keys k with at least T/4 query rows; the lowest where several tie."""
+    """argmax_k of the sequence-mean alpha_k, over keys k with at least T/4 query rows; the lowest k in a tie."""
     return run.ranked_alpha().argmax(-1)
 
 
@@ -102,8 +103,8 @@ def peak_score(run: HeadRun) -> np.ndarray:
 
 @run_column("heads", unit="name", range="sink, diagonal, previous, uniform, mixed", source="ours")
 def pattern(run: HeadRun) -> np.ndarray:
-    """The first that holds of: sink = bos_mass >= 0.5, diagonal = self_mass >= 0.5, previous = previous_mass >= 0.5,
-    uniform = uniformity >= 0.9; else mixed."""
+    """The first of these that holds for the head's means: sink if bos_mass >= 0.5, diagonal if self_mass >= 0.5,
+    previous if previous_mass >= 0.5, uniform if uniformity >= 0.9; otherwise mixed."""
     means = run.means
     conditions = [
         means["bos_mass"] >= PATTERN_MASS,
@@ -118,52 +119,56 @@ def pattern(run: HeadRun) -> np.ndarray:
     "heads", unit="bool", range="true, false", source="ours (rule); scores of Sandoval-Segura et al. 2504.03889"
 )
 def dormant(run: HeadRun) -> pd.arrays.BooleanArray:
-    """The dormant rule on the head's means: honor < 0.4 by default; empty where the score is missing."""
+    """Whether the dormant rule (honor < 0.4 by default) holds for the head's mean of the rule's column; empty where
+    that mean is missing."""
     rule = parse_rule(run.asked.dormant_rule)
     return pd.arrays.BooleanArray(rule(run.means), np.isnan(run.means[rule.column]))
 
 
 @dataclass
 class LayerRun:
-    """One site of one domain, for the run columns of layers: its values and its rows of the head table."""
+    """What the run columns of layers are computed from, for one attention site and domain: the per-sequence values,
+    the site's rows of the head table, and the request."""
 
     values: SiteValues
     heads: pd.DataFrame
     asked: Request
 
-    def loudest(self) -> int | None:
-        """The sequence that holds the run's largest abs of x; None where x was not seen."""
+    def sequence_of_max(self) -> int | None:
+        """The sequence in which |x| is largest; None where x was not seen."""
         peaks = self.values.layer("inf_norm")
         return None if np.isnan(peaks).all() else int(np.nanargmax(peaks))
 
-    def at_loudest(self, name: str) -> float:
-        sequence = self.loudest()
+    def at_max(self, name: str) -> float:
+        """The value of a layer metric in that sequence; NaN where x was not seen."""
+        sequence = self.sequence_of_max()
         return float("nan") if sequence is None else float(self.values.layer(name)[sequence])
 
 
-@run_column("layers", unit="cosine", range="[-1, 1]", source="outlier-position-anatomy")
+@run_column("layers", unit="cosine", range="[-1, 1]", source="ours")
 def first_constancy(run: LayerRun) -> float:
-    """Mean pairwise cosine of x_0 over the run's sequences: 1 = the same vector whatever the text; empty for one."""
+    """Mean cosine of x_0 over pairs of the run's sequences: 1 if x_0 has the same direction whatever the text; empty
+    for a single sequence."""
     units = run.values.first_unit
     return float("nan") if units is None else pairwise_cosine(units)
 
 
 @run_column("layers", unit="activation", range="[0, inf)", source="Sun et al. 2402.17762")
 def max_abs(run: LayerRun) -> float:
-    """Largest abs of x over all sequences of the run."""
-    return run.at_loudest("inf_norm")
+    """Largest absolute value of an element of x, over all sequences of the run."""
+    return run.at_max("inf_norm")
 
 
 @run_column("layers", unit="position", range="[0, T)", source="Sun et al. 2402.17762")
 def max_abs_token(run: LayerRun) -> float:
-    """Position of the token where max_abs sits."""
-    return run.at_loudest("max_abs_token")
+    """Position of the token that has max_abs."""
+    return run.at_max("max_abs_token")
 
 
 @run_column("layers", unit="channel", range="[0, D)", source="Sun et al. 2402.17762")
 def max_abs_dim(run: LayerRun) -> float:
-    """Channel where max_abs sits."""
-    return run.at_loudest("max_abs_dim")
+    """Channel that has max_abs."""
+    return run.at_max("max_abs_dim")
 
 
 @run_column("layers", unit="heads", range="[0, H]", source="Gu et al. 2410.10781 (threshold)")
@@ -174,13 +179,14 @@ def sink_heads(run: LayerRun) -> int:
 
 @run_column("layers", unit="heads", range="[0, H]", source="ours (rule)")
 def dormant_heads(run: LayerRun) -> int:
-    """Number of the layer's heads that the dormant rule names."""
+    """Number of the layer's heads for which the dormant rule holds."""
     return int(run.heads["dormant"].fillna(False).sum())
 
 
 @dataclass
 class SmoothingRun:
-    """One site of one domain, for the run columns: means over sequences [H] by name, and the weights' own numbers."""
+    """What the run columns of smoothing are computed from, for one attention site and domain: means over sequences
+    [H] by name, and the numbers that depend on the weights only."""
 
     means: dict[str, np.ndarray]
     wiring: Wiring
@@ -188,8 +194,8 @@ class SmoothingRun:
 
 @run_column("smoothing", unit="name", range="smooths, sharpens, neither", source=f"{LAMPERT}, conditions; our names")
 def verdict(run: SmoothingRun) -> np.ndarray:
-    """smooths = mean beta_tr_bw > 0 (dense attention provably smooths more than sparse); sharpens = mean beta_tr_bw +
-    mean tr_bwtw < 0; else neither; empty where they are missing. Means over sequences first, then the signs."""
+    """smooths if mean beta_tr_bw > 0 (dense attention provably smooths more than sparse); sharpens if mean beta_tr_bw +
+    mean tr_bwtw < 0; otherwise neither; empty where a mean is missing. The means are over sequences."""
     slope, square = run.means["beta_tr_bw"], run.means["tr_bwtw"]
     with np.errstate(invalid="ignore"):
         names = np.select([slope > 0, slope + square < 0], VERDICTS[:2], VERDICTS[2]).astype(object)
@@ -199,14 +205,14 @@ def verdict(run: SmoothingRun) -> np.ndarray:
 
 @run_column("smoothing", unit="rank", range="[1, head dim]", source=f"{LAMPERT}, stable rank")
 def rank_w(run: SmoothingRun) -> np.ndarray:
-    """Stable rank |W|_F^2 / |W|_2^2 of W = W_O^h W_V^h diag(gain): a fact of the weights, the same for any text."""
+    """Stable rank |W|_F^2 / |W|_2^2 of W = W_O^h W_V^h diag(gain); it depends on the weights only, not on the text."""
     return _ranks(run.wiring.rank_w, run)
 
 
 @run_column("smoothing", unit="rank", range="[1, head dim]", source=f"{LAMPERT}, stable rank")
 def rank_qk(run: SmoothingRun) -> np.ndarray:
-    """Stable rank of diag(gain) W_Q^hT W_K^h diag(gain), without position encoding and biases; gains of an RMS norm on
-    q and k joined in, its division left out."""
+    """Stable rank of diag(gain) W_Q^hT W_K^h diag(gain). It leaves out position encodings and biases; of an RMS norm on
+    q and k it includes the gains, not the division."""
     return _ranks(run.wiring.rank_qk, run)
 
 

@@ -1,10 +1,10 @@
-"""The defaults of a scan, in one place: the command line, the Python function and the request read them here."""
+"""The defaults of a scan; the command line, the Python function and the request all read them here."""
 
 from __future__ import annotations
 
 DATA = "prose"
 SEQ_LEN, NUM_SEQUENCES = 256, 32
-"""Tokens a sequence, and sequences a SPEC, where text is read."""
+"""Tokens per sequence, and sequences per SPEC, for text."""
 
 EPSILON = 0.3
 """A head has a sink where alpha_0 exceeds this (Gu et al. 2410.10781)."""

@@ -1,4 +1,4 @@
-"""Which heads are dormant: a rule on one of the published scores, never on BOS mass alone."""
+"""Which heads are dormant: a rule on the mean of one column of heads.csv, by default a published score."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SCORES = {
     "avvn": "low", "avvn_ln": "low", "lthon": "low", "lthon_ln": "low", "lthon_hn": "low", "ahon": "low",
     "honor": "low",
 }  # fmt: skip
-"""The thirteen scores of Sandoval-Segura et al. 2504.03889, and which end is the dormant one (the ends are ours)."""
+"""The thirteen scores of Sandoval-Segura et al. 2504.03889, and which end means dormant (the ends are our choice)."""
 
 FRACTION = 0.1
-"""Share of the heads that each score names when the scores are compared with each other."""
+"""Share of the heads taken as each score's most dormant ones when the scores are compared with each other."""
 
 SAME = 1e-6
-"""Scores that spread by less, relative to the largest, differ by rounding alone."""
+"""A score whose values spread by less than this, relative to the largest, varies by rounding alone."""
 
 Head = tuple[int, int]
 """(layer, head) in one stream."""
@@ -31,20 +31,20 @@ Head = tuple[int, int]
 
 @dataclass(frozen=True)
 class DormantRule:
-    """`NAME<x` or `NAME>x` on the mean of a head column."""
+    """`NAME<x` or `NAME>x`, applied to the mean of a column of heads.csv."""
 
     column: str
     below: bool
     bound: float
 
     def __call__(self, means: dict[str, np.ndarray]) -> np.ndarray:
-        """True where the rule holds, by head; `means`: [head] of every column. NaN never holds."""
+        """Whether the rule holds, [head]; `means`: [head] values by column. It never holds for NaN."""
         values = means[self.column]
         return values < self.bound if self.below else values > self.bound
 
 
 def parse_rule(text: str) -> DormantRule:
-    """Reads a --dormant-rule. Raises SinkscopeError for one of another form."""
+    """Reads `NAME<x` or `NAME>x`. Raises SinkscopeError for any other text."""
     match = re.fullmatch(r"\s*(\w+)\s*([<>])\s*([-+.\deE]+)\s*", text)
     try:
         if match is None:
@@ -56,7 +56,7 @@ def parse_rule(text: str) -> DormantRule:
 
 
 def check_rule(text: str, names: Collection[str]) -> None:
-    """Raises SinkscopeError where the dormant rule is on none of these per-sequence columns of heads.csv."""
+    """Raises SinkscopeError where the rule's column is not among `names`, the per-sequence columns of heads.csv."""
     column = parse_rule(text).column
     if column not in names:
         raise SinkscopeError(
@@ -65,9 +65,9 @@ def check_rule(text: str, names: Collection[str]) -> None:
 
 
 def most_dormant(heads: pd.DataFrame, score: str, count: int) -> list[Head]:
-    """The `count` heads at a score's dormant end, most dormant first; ties (heads that share values) in head order.
+    """The `count` heads at a score's dormant end, most dormant first; ties keep the order of `heads`.
 
-    `heads`: rows of one stream with `layer`, `head` and the score. A head without the score is never named.
+    `heads`: rows of one stream with `layer`, `head` and the score. Heads without the score are left out.
     """
     ranked = heads.dropna(subset=[score]).sort_values(score, ascending=SCORES[score] == "low", kind="stable")
     return [(int(layer), int(head)) for layer, head in ranked[["layer", "head"]].head(count).to_numpy()]
@@ -80,22 +80,22 @@ def overlap(first: list[Head], second: list[Head]) -> float:
 
 
 def agreement(heads: pd.DataFrame) -> DormancyScores:
-    """How far the thirteen scores name the same heads: each names the tenth of the heads it calls most dormant.
+    """Compares the tenth of the heads that each of the thirteen scores ranks most dormant.
 
-    Equal numbers are named, so that no threshold decides; `overlap` is the intersection over union of each pair.
-    Several domains: the mean over them is ranked. A score that is the same for all heads (values normalised over a
-    layer with one key/value head) ranks nothing and is left out.
+    Every score selects the same number of heads, so that no threshold matters; `overlap` is the intersection over
+    union of each pair of scores. With several domains, heads are ranked by the mean over domains. A score that is the
+    same for all heads is left out: it ranks nothing (an example is avvn_ln where layers have one key/value head).
     """
-    there = [name for name in SCORES if name in heads]
-    means = heads.groupby(["layer", "head"], sort=False)[there].mean().reset_index()
-    there = [name for name in there if _varies(means[name])]
+    scores = [name for name in SCORES if name in heads]
+    means = heads.groupby(["layer", "head"], sort=False)[scores].mean().reset_index()
+    scores = [name for name in scores if _varies(means[name])]
     count = max(1, round(FRACTION * len(means)))
-    named = {name: most_dormant(means, name, count) for name in there}
+    selected = {name: most_dormant(means, name, count) for name in scores}
     return DormancyScores(
         fraction=FRACTION,
         count=count,
-        most_dormant=named,
-        overlap={a: {b: overlap(named[a], named[b]) for b in there} for a in there},
+        most_dormant=selected,
+        overlap={a: {b: overlap(selected[a], selected[b]) for b in scores} for a in scores},
     )
 
 
@@ -105,7 +105,7 @@ def _varies(values: pd.Series) -> bool:
 
 
 def dormant_in_some(heads: pd.DataFrame) -> list[MixedHead]:
-    """Heads dormant in one domain and not in another."""
+    """Heads that are dormant in some domains and not in others."""
     found = []
     for (stream, layer, head), rows in heads.groupby(["stream", "layer", "head"], sort=False):
         dormant = rows.loc[rows["dormant"].fillna(False).astype(bool), "domain"].tolist()

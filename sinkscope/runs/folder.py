@@ -1,4 +1,4 @@
-"""Result folders: written whole or not at all, never over somebody's files, never over a finished result unasked."""
+"""Writes result folders: whole or not at all, never over foreign files, over a finished result only with --force."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ if TYPE_CHECKING:
 
 
 WORK, UNFINISHED = ".sinkscope-", "shards"
-"""Inside a result folder: what is being written (a prefix), and what an unfinished scan has measured."""
+"""Names inside a result folder: the prefix of a temporary folder, and the folder of an unfinished scan's shards."""
 
 
 @dataclass(frozen=True)
 class FolderKind:
-    """What a folder of results may hold.
+    """A kind of result folder.
 
     Attributes:
-        name: `run`, `ablation`.
-        files: all names it may hold: what else is there is somebody's, and nothing is written beside it.
-        finished: True for a finished result of ours, False for an interrupted one, None for neither.
+        name: `run` or `ablation`.
+        files: names of all files that the folder may hold; a folder with any other file is never written to.
+        finished: tells of a folder whether it holds a finished result (True), an interrupted one (False) or neither
+            (None).
     """
 
     name: str
@@ -36,9 +37,9 @@ class FolderKind:
     finished: Callable[[Path], bool | None]
 
     def check(self, target: Path, force: bool, resume: bool = False) -> None:
-        """Refuses a folder that a new result must not be put into; called before the long part and before writing.
+        """Raises SinkscopeError where a new result must not be put into `target`; called before measuring and writing.
 
-        A scan that was killed leaves shards: `resume` goes on with them, `force` throws them away.
+        A scan that was killed leaves shards: `resume` continues from them, `force` discards them.
         """
         if not target.exists():
             _check_writable(target)
@@ -49,7 +50,7 @@ class FolderKind:
         foreign = sorted(name for name in names if name not in self.files and name != UNFINISHED)
         if foreign:
             raise SinkscopeError(
-                f"{target} holds files that are not {_a(self.name)}'s ({foreign[0]}): give another --out"
+                f"{target} holds files that are not {_with_article(self.name)}'s ({foreign[0]}): give another --out"
             )
         state, unfinished = self.finished(target), UNFINISHED in names
         if unfinished and not (force or resume):
@@ -58,21 +59,22 @@ class FolderKind:
             raise SinkscopeError(f"{target} holds a finished {self.name}: pass --force to replace it, or another --out")
         if names and not unfinished and state is None:
             raise SinkscopeError(
-                f"{target} holds no {self.name} of sinkscope's, but files named like one's: give another --out"
+                f"{target} holds files named like {_with_article(self.name)}'s, but no {self.name} of sinkscope's: "
+                "give another --out"
             )
         _check_writable(target)
 
     def write(self, folder: str | Path, force: bool, fill: Callable[[Path], None], resume: bool = False) -> list[Path]:
-        """Lets `fill` write into a temporary folder, then moves everything into place; the paths that are there then.
+        """Lets `fill` write into a temporary folder, moves its files into place, and returns the paths of all files.
 
-        Raises SinkscopeError as `check` does, and where the disk is full or not writable: the folder is as it was.
+        Raises SinkscopeError as `check` does, and where the disk is full or not writable; the folder is then unchanged.
         """
         target = Path(folder).resolve()
         self.check(target, force, resume)
         made = [parent for parent in (target, *target.parents) if not parent.exists()]
         try:
             target.mkdir(parents=True, exist_ok=True)
-            for left in target.glob(f"{WORK}*"):  # by a process that was killed while it wrote
+            for left in target.glob(f"{WORK}*"):  # left by a process that was killed while it wrote
                 shutil.rmtree(left, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix=WORK, dir=target) as work:
                 fill(Path(work))
@@ -85,7 +87,7 @@ class FolderKind:
         return sorted(Path(folder) / path.name for path in target.iterdir() if path.name in self.files)
 
     def _move_in(self, work: Path, target: Path) -> None:
-        """New files in, old ones out; on an error the old ones come back."""
+        """Replaces the old files by the new ones; on an error it moves the old ones back."""
         new = sorted(path.name for path in work.iterdir())
         old = work / "old"
         old.mkdir()
@@ -104,22 +106,22 @@ class FolderKind:
             raise
 
 
-def _a(name: str) -> str:
+def _with_article(name: str) -> str:
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
 
 def _check_writable(target: Path) -> None:
-    """Shows before the long part that results can be written: in the nearest folder that is there."""
-    there = next(path for path in (target, *target.absolute().parents) if path.exists())
+    """Tests, before anything is measured, that the nearest existing folder can be written to. Raises SinkscopeError."""
+    nearest = next(path for path in (target, *target.absolute().parents) if path.exists())
     try:
-        with tempfile.TemporaryFile(dir=there):
+        with tempfile.TemporaryFile(dir=nearest):
             pass
     except OSError as error:
         raise SinkscopeError(f"cannot write to {target.parent}: {error.strerror}; give another --out") from None
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Writes to a temporary file beside the target, then renames it. Raises SinkscopeError where that cannot be."""
+    """Writes a temporary file beside `path`, then renames it. Raises SinkscopeError where it cannot be written."""
     temporary = None
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
@@ -136,7 +138,7 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 
 def check_writable(path: Path | None) -> None:
-    """Shows before the long part that a result can be written."""
+    """Raises SinkscopeError, before anything is measured, where `path` is a folder or its folder does not exist."""
     if path is None:
         return
     if path.is_dir():

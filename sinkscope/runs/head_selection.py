@@ -1,4 +1,4 @@
-"""Lists of heads for other tools: those that are dormant, those that are sinks."""
+"""Lists of the heads that are dormant, or sinks, for other tools."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 SELECTIONS = ("dormant", "sink")
 
 Selection = dict[str, list[int]] | dict[str, dict[str, list[int]]]
-"""Layer -> heads; with several streams stream -> layer -> heads."""
+"""Heads by layer; with several streams, by stream and then by layer."""
 
 
 def selected_heads(run: Run, selection: str) -> Selection:
     """The heads that are dormant (by the run's rule) or sinks (mean sink_score > epsilon) in every domain.
 
-    Raises SinkscopeError for another selection.
+    Raises SinkscopeError where `selection` is neither.
     """
     if selection not in SELECTIONS:
         raise SinkscopeError(f"--heads {selection!r}: one of {', '.join(SELECTIONS)}")

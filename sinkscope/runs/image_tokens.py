@@ -1,4 +1,4 @@
-"""How much attention the text pays to image tokens."""
+"""The attention of text heads on image tokens."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sinkscope.runs.values import Domain
 
 
 def image_tokens(domain: Domain, sites: list[Site], image_id: int | None) -> ImageTokens | None:
-    """Attention mass on image tokens, mean over all queries, of each text head: summed from alpha_k (T - k) / T.
+    """Attention mass of each text head on the image tokens, mean over all queries: the sum of alpha_k (T - k) / T.
 
-    None where no sequence has image tokens, or sequences have them in different places: a sum over positions' means
-    would then mix them with words. `uniform`: the mass a causal head gives that attends to all keys alike.
+    None where no sequence has image tokens, or where sequences have them at different positions: alpha_k is a mean
+    over sequences and would mix image tokens with words. `uniform`: the mass that uniform causal attention puts there.
     """
     places = domain.ids == image_id
     if not places.any() or (places != places[0]).any() or (domain.ids < 0).any():
@@ -42,6 +42,6 @@ def image_tokens(domain: Domain, sites: list[Site], image_id: int | None) -> Ima
 
 
 def column_sums(alpha: np.ndarray, queries: int, causal: bool) -> np.ndarray:
-    """Column sums of A from alpha_k, [H, K]."""
+    """Column sums of the attention map, [H, K], from alpha_k."""
     rows = np.arange(queries, queries - alpha.shape[1], -1) if causal else queries
     return np.asarray(alpha * rows)

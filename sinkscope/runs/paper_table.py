@@ -1,4 +1,4 @@
-"""Runs -> the table a paper prints: rows of heads, layers or models, a mean with its interval in each cell."""
+"""The table of runs for a paper: a row for each head, layer or model, and a mean with its interval in each cell."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Column:
-    """A metric of the table; `interval`: its cells have a standard error."""
+    """A metric of the table; `interval`: whether its cells have a standard error and an interval."""
 
     name: str
     unit: str
@@ -39,11 +39,14 @@ class Column:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """Attributes:
-    keys: names of the leading columns. columns: the metrics.
-    frame: keys, then NAME, NAME_sem, NAME_low, NAME_high of each metric (low, high: 95 % Student's t interval over
-        sequences; only NAME where there is no standard error).
-    notes: what was measured, a line a run.
+    """The table as data, for any writer.
+
+    Attributes:
+        keys: names of the leading columns.
+        columns: the metrics.
+        frame: the keys, then NAME, NAME_sem, NAME_low, NAME_high of each metric (low, high: 95 % Student's t interval
+            over sequences); only NAME where there is no standard error.
+        notes: one line per run: what was measured.
     """
 
     keys: list[str]
@@ -53,10 +56,10 @@ class PaperTable:
 
 
 def paper_table(runs: list[Run], level: str | None = None, metrics: list[str] | None = None) -> PaperTable:
-    """One row a head, a layer, or a model (default: layers of one run, models of several).
+    """Builds the table, one row per head, layer or model; by default layers of one run, models of several.
 
-    Head metrics at level `layer` are means over the layer's heads, at level `model` over all heads; layer metrics at
-    level `model` are means over layers. Raises SinkscopeError for an unknown level or metric.
+    At level `layer` head metrics are means over the layer's heads. At level `model` head metrics are means over all
+    heads, layer metrics over all layers. Raises SinkscopeError for an unknown level or metric.
     """
     level = level or ("layer" if len(runs) == 1 else "model")
     if level not in LEVELS:
@@ -69,8 +72,8 @@ def paper_table(runs: list[Run], level: str | None = None, metrics: list[str] | 
     frames = [build(run, level, names).assign(model=label) for run, label in zip(runs, model_labels(runs), strict=True)]
     frame = pd.concat(frames, ignore_index=True)
     keys = [key for key in ("model", "domain", "stream", "layer", "head") if key in frame]
-    dull = {"model": level != "model" and len(runs) == 1, "domain": True, "stream": True}
-    keys = [key for key in keys if not (dull.get(key, False) and frame[key].nunique() == 1)]
+    droppable = {"model": level != "model" and len(runs) == 1, "domain": True, "stream": True}
+    keys = [key for key in keys if not (droppable.get(key, False) and frame[key].nunique() == 1)]
     columns = [_column(runs[0].manifest, name, f"{name}_sem" in frame) for name in dict.fromkeys(names)]
     return PaperTable(keys, columns, frame[keys + _value_columns(columns)], [describe_run(run) for run in runs])
 
@@ -134,7 +137,7 @@ def _add_interval(frame: pd.DataFrame, name: str, average: Any, error: Any, coun
 
 
 def model_labels(runs: list[Run]) -> list[str]:
-    """A name for each run: the model's; where several share it also the dtype, or else the run's number."""
+    """A name for each run: the model's; where runs share it, with the dtype if that tells them apart, else a number."""
     ids = [run.manifest.model.id for run in runs]
     long = [f"{name} ({run.manifest.model.dtype})" for name, run in zip(ids, runs, strict=True)]
     numbered = [f"{name} (run {number})" for number, name in enumerate(ids, 1)]
@@ -145,7 +148,7 @@ def model_labels(runs: list[Run]) -> list[str]:
 
 
 def describe_run(run: Run) -> str:
-    """Model, precision and data in one line."""
+    """The model, dtype and data of a run in one line."""
     model = run.manifest.model
     data = ", ".join(f"{d.sequences} sequences of {d.seq_len} tokens of {d.domain}" for d in domains(run))
     return f"{model.id} ({model.dtype}): {data}"

@@ -1,4 +1,4 @@
-"""The papers that define metrics, and which of them a metric's source cites."""
+"""The papers that define metrics, and the reading of citations in a metric's source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Paper:
     """A paper on arXiv.
 
     Attributes:
-        arxiv: its number, `2410.10781`.
+        arxiv: its arXiv number, such as `2410.10781`.
         first_author: the family name of its first author; None for a paper that PAPERS does not hold.
     """
 
@@ -20,12 +20,12 @@ class Paper:
 
     @property
     def year(self) -> int:
-        """The year of its first version, which is in the number."""
+        """The year of its first version, read from the number."""
         return 2000 + int(self.arxiv[:2])
 
     @property
     def url(self) -> str:
-        """Where it can be read."""
+        """Address of its abstract."""
         return f"https://arxiv.org/abs/{self.arxiv}"
 
 
@@ -43,12 +43,12 @@ PAPERS = {
         Paper("2605.08453", "Lampert"),
     )
 }
-"""By arXiv number: every paper that a metric, or a published number, has as its source."""
+"""Every paper that is the source of a metric or of a published number, by arXiv number."""
 
 NUMBER = re.compile(r"\b\d{2}(?:0[1-9]|1[0-2])\.\d{5}\b")
 """An arXiv number since 2015: year, month, five digits."""
 
 
 def cited_papers(source: str) -> tuple[Paper, ...]:
-    """The papers that a source such as `Gu et al. 2410.10781 table 1` cites, in its order, each once."""
+    """The papers that a source such as `Gu et al. 2410.10781 table 1` cites, in order of appearance, each once."""
     return tuple(PAPERS.get(number, Paper(number)) for number in dict.fromkeys(NUMBER.findall(source)))

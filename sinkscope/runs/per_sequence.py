@@ -1,4 +1,4 @@
-"""The per-sequence values of a run as arrays: one cell a head, a layer or a stream, for each domain."""
+"""The per-sequence values of a run as arrays, for one domain; a cell is a head, a layer or a stream."""
 
 from __future__ import annotations
 
@@ -19,12 +19,18 @@ LEVELS = ("summary", "layer", "head")
 PLACE = {"summary": ["stream"], "layer": ["stream", "layer"], "head": ["stream", "layer", "head"]}
 NOT_METRICS = ("domain", "stream", "layer", "module", "sequence", "document", "head")
 PLACES = ("max_abs_token", "max_abs_dim")
-"""Per-sequence columns that are places: their means say nothing."""
+"""Per-sequence columns that are positions or channels: their means have no meaning."""
 
 
 @dataclass(frozen=True)
 class Cells:
-    """Attributes: places: one row a cell, columns PLACE[level]; values: [sequence, cell, metric] in `names`' order."""
+    """The values of one domain at one level.
+
+    Attributes:
+        places: one row per cell; its columns are PLACE[level].
+        values: [sequence, cell, metric].
+        names: names of the metrics, in the order of `values`.
+    """
 
     places: pd.DataFrame
     values: np.ndarray
@@ -32,7 +38,7 @@ class Cells:
 
 
 def metric_names(run: Run) -> tuple[list[str], list[str]]:
-    """(head metrics, layer metrics) of the per-sequence record: those that some row of their kind holds."""
+    """Names of the head metrics and of the layer metrics that have a value in the table of sequences."""
     table = run.sequences
     columns = [name for name in table.columns if name not in NOT_METRICS and name not in PLACES]
     is_head = table["head"].notna()
@@ -42,9 +48,9 @@ def metric_names(run: Run) -> tuple[list[str], list[str]]:
 
 
 def chosen_metrics(runs: list[Run], asked: list[str]) -> list[str]:
-    """The metrics asked for, in that order; all that every run has when none is asked for.
+    """The metrics asked for, in that order; all that every run has where `asked` is empty.
 
-    Raises SinkscopeError for a name that is no metric with a value for each sequence.
+    Raises SinkscopeError for a name that is no per-sequence metric of every run.
     """
     sets = [set().union(*metric_names(run)) for run in runs]
     shared = set.intersection(*sets)
@@ -54,23 +60,23 @@ def chosen_metrics(runs: list[Run], asked: list[str]) -> list[str]:
     for name in asked:
         if name in shared:
             continue
-        if any(name in own for own in sets):
+        if any(name in names for names in sets):
             raise SinkscopeError(f"metric {name!r}: not measured in all of the runs")
         raise SinkscopeError(f"unknown metric {name!r}; `sinkscope metrics` lists them")
     return list(dict.fromkeys(asked))
 
 
 def domains(run: Run) -> list[DomainFacts]:
-    """The manifest's entries of the domains that have values (an interrupted run lacks some)."""
-    there = set(run.sequences["domain"])
-    return [data for data in run.manifest.data if data.domain in there]
+    """The manifest's entries of the domains that have values; an interrupted run may lack some domains."""
+    measured = set(run.sequences["domain"])
+    return [data for data in run.manifest.data if data.domain in measured]
 
 
 def cells(run: Run, domain: str, level: str, names: list[str]) -> Cells:
     """The values of one domain at one level.
 
-    `head`: metrics of heads as they are. `layer`: the layer's own metrics, and head metrics averaged over its heads.
-    `summary`: the mean over the stream's heads, or over its layers for the layer's own metrics.
+    `head`: the head metrics. `layer`: the layer metrics, and the head metrics averaged over the layer's heads.
+    `summary`: head metrics averaged over the stream's heads, layer metrics over its layers.
     Metrics that the level lacks are left out.
     """
     of_heads, of_layers = metric_names(run)
@@ -79,7 +85,7 @@ def cells(run: Run, domain: str, level: str, names: list[str]) -> Cells:
     parts = [(table[is_head], [name for name in names if name in of_heads])]
     if level != "head":
         parts.append((table[~is_head], [name for name in names if name in of_layers]))
-    found = [_averaged(rows, level, own) for rows, own in parts if own]
+    found = [_averaged(rows, level, chosen) for rows, chosen in parts if chosen]
     if not found:
         return Cells(pd.DataFrame(columns=PLACE[level]), np.empty((0, 0, 0)), [])
     order = [name for part in found for name in part.names]
@@ -87,7 +93,7 @@ def cells(run: Run, domain: str, level: str, names: list[str]) -> Cells:
 
 
 def _averaged(rows: pd.DataFrame, level: str, names: list[str]) -> Cells:
-    """[sequence, cell, metric] from rows that hold every cell once a sequence."""
+    """Cells from rows of one kind. Raises SinkscopeError unless every sequence has the same number of cells."""
     keys = PLACE[level]
     if level != "head":
         rows = rows.groupby(["sequence", *keys], sort=False)[names].mean().reset_index()

@@ -1,4 +1,4 @@
-"""What a scan is asked for: the one record of every setting, written whole into the manifest and the baseline."""
+"""The request of a scan: one record of every setting, written whole into the manifest and the baseline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from sinkscope.runs.dormancy import parse_rule
 from sinkscope.runs.schema.base import Record
 
 Role = Literal["text", "columns", "rounding"]
-"""What a setting decides: which sequences are read; what the columns are; the last digits of the numbers."""
+"""What a setting decides: `text`, which sequences are read; `columns`, what is computed from them; `rounding`, the
+last digits of the numbers."""
 
 
 def _decides(role: Role, default: Any = None) -> Any:
@@ -21,12 +22,12 @@ def _decides(role: Role, default: Any = None) -> Any:
 
 
 class Request(Record):
-    """Everything a scan is asked for. Frozen: `model_copy(update=...)` makes another.
+    """Everything that a scan is asked for. It is frozen: `model_copy(update=...)` makes another.
 
-    Every field says in its schema what it `decides`: `text` (which sequences are read), `columns` (what is computed
-    from them) or `rounding` (the last digits). A field without that changes no number.
+    The schema of a field says what it `decides`: `text` (which sequences are read), `columns` (what is computed from
+    them) or `rounding` (the last digits). A field that decides nothing changes no number.
 
-    Raises SinkscopeError for settings that are wrong whatever the model.
+    Raises SinkscopeError for settings that are wrong for every model.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -36,41 +37,42 @@ class Request(Record):
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
     data: tuple[str, ...] | None = _decides("text")
-    """SPECs, each a domain; null = prose, or the task that a model brings."""
+    """SPECs, each a domain; null = prose, or the model's own task where it has one."""
     given: str | None = _decides("text")
-    """What was handed over in Python in place of a SPEC (`token ids`, `pixel_values`, ...); it cannot be read again."""
+    """Kind of the object passed from Python instead of a SPEC (`token ids`, `pixel_values`, ...). A later scan cannot
+    read it again."""
     bos: tuple[str, ...] = _decides("text", ("auto",))
-    """How the first token is chosen: auto, always or never; with several, each makes a domain of every SPEC."""
+    """How the first token is chosen: auto, always or never. With several, every SPEC has one domain for each."""
     images: str | None = _decides("text")
-    """Folder of pictures, one a sequence."""
+    """Folder of pictures; each is one sequence."""
     audio: str | None = _decides("text")
-    """Folder of recordings, one a sequence."""
+    """Folder of recordings; each is one sequence."""
     prompt: str | None = _decides("text")
-    """The text beside each picture, or what a decoder reads beside each recording."""
+    """The text that goes with each picture, or that a decoder reads with each recording."""
     seq_len: int | None = _decides("text")
-    """Tokens a sequence; null = 256 for text, all there is for what was handed over, the task's own for a task."""
+    """Tokens per sequence; null = 256 for text, all tokens of an object passed from Python, a task's own length."""
     num_sequences: int | None = _decides("text")
-    """Sequences a SPEC; null = 32 for text, all there is for what was handed over, the task's own for a task."""
+    """Sequences per SPEC; null = 32 for text, all sequences of an object passed from Python, a task's own number."""
     seed: int = _decides("text", 0)
-    """Draws documents, and the tokens of random and repeated."""
+    """Seed of the draw of documents, and of the tokens of the SPECs random and repeated."""
     epsilon: float = _decides("columns", EPSILON)
     """A head has a sink where alpha_0 exceeds this."""
     dormant_rule: str = _decides("columns", DORMANT_RULE)
-    """Which heads are dormant: NAME<x or NAME>x on the mean of a column of heads.csv."""
+    """Which heads are dormant: NAME<x or NAME>x, applied to the mean of a column of heads.csv."""
     spectra: int | None = _decides("columns")
-    """First sequences of each domain that matrix_entropy is measured on; null = as many as are cheap."""
+    """Number of first sequences of each domain that matrix_entropy is measured on; null = as many as are cheap."""
     measures: tuple[str, ...] = _decides("columns", ())
     """Tables measured on request: `smoothing`."""
     batch_size: int | None = _decides("rounding")
-    """Sequences a forward pass; null = chosen by the device."""
+    """Sequences per forward pass; null = chosen for the device."""
     dtype: str = _decides("rounding", "auto")
     """The dtype asked for; auto = the checkpoint's own."""
     device: str = _decides("rounding", "auto")
     """The device asked for."""
     device_map: str | dict[str, int | str] | None = _decides("rounding")
-    """How the model is spread over devices and the disk; null = it is on one device."""
+    """How the model is spread over devices and the disk; null = the model is on one device."""
     trust_remote_code: bool = False
-    """Whether Python code of the checkpoint's may run."""
+    """Whether Python code of the checkpoint may run."""
     allow_pickle: bool = False
     """Whether pickled weights may be loaded."""
     self_check: bool = True
@@ -86,29 +88,29 @@ class Request(Record):
         return self
 
     def part(self, *roles: Role) -> dict[str, Any]:
-        """The settings that decide the text, the columns, the rounding; plain data, by name."""
+        """The settings that decide any of `roles`, as plain data by name."""
         names = {name for name, field in type(self).model_fields.items() if _role(field) in roles}
         return self.model_dump(mode="json", include=names)
 
     def of_model(self, model: str, **settings: Any) -> Request:
-        """The same text and the same columns, asked of another model, loaded as `settings` say."""
+        """A request for the same text and columns of another model; `settings` are the other fields."""
         kept = {name: getattr(self, name) for name in self.part("text", "columns")}
         return make_request(model=model, **{**kept, **settings})
 
     def reading(self, handed: Any) -> Request:
-        """The same request with the object that was handed over in Python in place of a SPEC; it is never written."""
+        """A copy of the request with the object passed from Python instead of a SPEC; the object is never saved."""
         made = self.model_copy()
         made._handed = handed
         return made
 
     @property
     def handed(self) -> Any:
-        """The object that was handed over in Python in place of a SPEC; None where there is none."""
+        """The object passed from Python instead of a SPEC; None where there is none."""
         return self._handed
 
 
 def make_request(**settings: Any) -> Request:
-    """A Request. Raises SinkscopeError, one line, for whatever is wrong with the settings."""
+    """Makes a Request. Raises SinkscopeError, one line, where a setting is wrong."""
     try:
         return Request(**settings)
     except ValidationError as error:
@@ -123,27 +125,27 @@ def _role(field: Any) -> str | None:
 
 
 def _wrong_data(request: Request) -> str | None:
-    """What is wrong with the choice of data, in a sentence; None if nothing is."""
+    """Says what is wrong with the choice of data; None if nothing is."""
     read = request.data is not None or request.given is not None
     if request.images is not None and request.audio is not None:
-        return "--images and --audio: pictures are read, or recordings, not both"
-    for name, folder, what in (("images", request.images, "pictures"), ("audio", request.audio, "recordings")):
+        return "--images and --audio: give one of them, not both"
+    for name, folder in (("images", request.images), ("audio", request.audio)):
         if read and folder is not None:
-            return f"--{name} and --data: {what} are read, or data, not both"
+            return f"--{name} and --data: give one of them, not both"
     if request.prompt is not None and request.images is None and request.audio is None:
-        return "--prompt is the text beside --images or --audio"
+        return "--prompt is the text that goes with --images or --audio: give one of them"
     for mode in request.bos:
         if mode not in BOS_MODES:
             return f"--bos {mode!r}: one of {', '.join(BOS_MODES)}"
     if not request.bos or len(set(request.bos)) < len(request.bos):
-        return "--bos names the same mode twice, or none"
+        return "--bos names a mode twice, or none"
     if request.data is not None and len(set(request.data)) < len(request.data):
         return "--data names the same source twice"
     return None
 
 
 def _wrong_numbers(request: Request) -> str | None:
-    """The first number out of its range, in a sentence; None if all are in theirs."""
+    """Names the first number that is out of its range; None if all are in range."""
     if request.seq_len is not None and request.seq_len < 2:
         return f"--seq-len {request.seq_len}: at least 2 tokens are needed (bos_mass starts at the second)"
     for name, least in (("num_sequences", 1), ("batch_size", 1)):

@@ -1,4 +1,4 @@
-"""A run: tables, summary and manifest of one scan; saved to a folder whole or not at all, and loaded again."""
+"""A run: the tables, summary and manifest of one scan. Saving it to a folder writes all of it or nothing."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ FORMATS = ("csv", "parquet")
 FILES = frozenset(
     {"manifest.json", "summary.json", *(f"{name}.csv" for name in CSV_TABLES), *(f"{name}.parquet" for name in TABLES)}
 )
-"""All that a finished run folder may hold: what else is there is somebody's, and nothing is written beside it."""
+"""All files that a finished run folder may hold; a folder with any other file is never written to."""
 
 
 @dataclass
 class Run:
-    """What one scan measured.
+    """The result of one scan. `sinkscope metrics` lists the columns, `sinkscope schema` those of every file.
 
     Attributes:
-        heads: one row per (stream, layer, head); columns of METRICS section 1, means with `<name>_sem`.
-        layers: one row per (stream, layer); columns of section 2.
-        positions: alpha of every key position.
-        length_curve: bos_mass, sink_score, sink_rate of prefixes of the sequence.
-        sequences: every metric of every sequence: what all means, errors and paired tests come from.
-        smoothing: columns of section 3, one row per (stream, layer, head); None unless asked for.
+        heads: one row per (stream, layer, head): means over sequences with their standard errors, `<name>_sem`.
+        layers: one row per (stream, layer), in the same form.
+        positions: alpha, bos_mass and bos_share at every position of every head.
+        length_curve: bos_mass, sink_score and sink_rate of prefixes of the sequence.
+        sequences: every metric of every sequence; all means, errors and paired tests are computed from these.
+        smoothing: one row per (stream, layer, head); None unless smoothing was asked for.
         summary: the answer (summary.json). manifest: how it was measured (manifest.json).
-        domains: BOS mass of every head in one domain against another; None where there is one domain.
-        shards: the folder its scan kept shards in: saved there, it takes their place.
-        path: the folder it was saved to or loaded from; None before.
+        domains: BOS mass of every head compared between each pair of domains; None where there is one domain.
+        shards: the folder in which the scan keeps its shards; a run saved there replaces them.
+        path: the folder that the run was saved to or loaded from; None before that.
     """
 
     heads: pd.DataFrame
@@ -61,18 +61,18 @@ class Run:
     shards: Path | None = field(default=None, compare=False)
 
     def save(self, folder: str | Path, force: bool = False, formats: tuple[str, ...] = ("csv",)) -> list[Path]:
-        """Writes the run folder: everything to a temporary folder first, then moved into place.
+        """Writes the run folder, first to a temporary folder, which is then moved into place; returns its files.
 
-        Raises SinkscopeError: the folder holds a finished run (without `force`) or files that are not a run's; the
-        disk is full or not writable. In all these cases the folder is as it was.
+        Raises SinkscopeError where the folder holds a finished run (unless `force`) or files that are not a run's, and
+        where the disk is full or not writable. The folder is then unchanged.
         """
-        own = self.shards is not None and self.shards.resolve() == Path(folder).resolve()
+        holds_shards = self.shards is not None and self.shards.resolve() == Path(folder).resolve()
         try:
-            written = RUN_FOLDER.write(folder, force, lambda work: self._write(work, formats), resume=own)
+            written = RUN_FOLDER.write(folder, force, lambda work: self._write(work, formats), resume=holds_shards)
         except SinkscopeError as error:
-            kept = "; what was measured is kept in its shards: --resume writes it" if own else ""
+            kept = "; what was measured is kept in its shards: --resume writes it" if holds_shards else ""
             raise SinkscopeError(f"{error}{kept}") from None
-        if self.manifest.complete and (own or force):
+        if self.manifest.complete and (holds_shards or force):
             shutil.rmtree(Path(folder) / UNFINISHED, ignore_errors=True)
         self.path = Path(folder)
         return written
@@ -91,15 +91,14 @@ class Run:
         (folder / "manifest.json").write_text(to_json(self.manifest.as_dict()), encoding="utf-8")
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Every table this run has, by its name."""
+        """Every table that this run has, by name."""
         return {name: getattr(self, name) for name in TABLES if getattr(self, name) is not None}
 
 
 def load_run(path: str | Path) -> Run:
     """Reads a run folder, also one written by sinkscope 0.1.
 
-    Raises SinkscopeError where it is none, where a file of it is missing or damaged, or where a newer sinkscope wrote
-    it.
+    Raises SinkscopeError where it is no run folder, a file is missing or damaged, or a newer sinkscope wrote it.
     """
     folder = Path(path)
     if not folder.exists():
@@ -110,11 +109,11 @@ def load_run(path: str | Path) -> Run:
     manifest = read_manifest(found, f"manifest.json of the run {folder}")
     try:
         answer = json.loads((folder / "summary.json").read_text("utf-8"))
-        there = [name for name in TABLES if name not in OPTIONAL or name in manifest.tables]
-        missing = [name for name in there if name not in manifest.tables]
+        expected = [name for name in TABLES if name not in OPTIONAL or name in manifest.tables]
+        missing = [name for name in expected if name not in manifest.tables]
         if missing:
             raise ValueError(f"its manifest names no table {missing[0]}")
-        tables = {name: _read_table(folder, name, manifest.tables[name]) for name in there}
+        tables = {name: _read_table(folder, name, manifest.tables[name]) for name in expected}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SinkscopeError(
             f"run {folder} is damaged: {(str(error).splitlines() or [type(error).__name__])[0]}"
@@ -126,7 +125,7 @@ def load_run(path: str | Path) -> Run:
 
 
 def read_manifest(found: dict[str, Any], where: str) -> Manifest:
-    """A manifest from the JSON of its file. Raises SinkscopeError: damaged, or of a version that is not known."""
+    """Reads a manifest from its file's JSON. Raises SinkscopeError where it is damaged or of an unknown version."""
     version = found["schema_version"]
     if version == 1:
         try:
@@ -142,7 +141,7 @@ def read_manifest(found: dict[str, Any], where: str) -> Manifest:
 
 
 def _shape(table: pd.DataFrame) -> TableFacts:
-    """Rows and column types of a table."""
+    """The rows and column types of a table."""
     return TableFacts(rows=len(table), columns={str(name): str(dtype) for name, dtype in table.dtypes.items()})
 
 
@@ -155,7 +154,7 @@ def _read_table(folder: Path, name: str, shape: TableFacts) -> pd.DataFrame:
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    """The manifest of a run of ours as it stands in its file; None where there is none."""
+    """The JSON of a manifest that sinkscope wrote; None where the file is no such manifest."""
     try:
         manifest = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -165,12 +164,12 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def check_target(target: Path, force: bool, resume: bool = False) -> None:
-    """Refuses a folder that a new run must not be put into; called before the model is loaded."""
+    """Raises SinkscopeError where a new run must not be put into `target`; called before the model is loaded."""
     RUN_FOLDER.check(target, force, resume)
 
 
 def finished(folder: Path) -> bool:
-    """The folder holds a run that was not interrupted."""
+    """Whether the folder holds a run that was not interrupted."""
     return bool(_state(folder))
 
 

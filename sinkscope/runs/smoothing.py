@@ -1,4 +1,4 @@
-"""The smoothing table of a scan, on request: per-sequence values of every head, the verdict, counts and words."""
+"""The smoothing table of a scan that asked for it: means of every head, verdicts, their counts and a sentence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTHING = Wiring(None, None, None, None)
 
 
 def smoothing_table(domains: list[Domain], sites: list[Site], wirings: dict[str, Wiring]) -> pd.DataFrame:
-    """smoothing.csv: one row per (stream, layer, head), per domain where there are several."""
+    """smoothing.csv: one row per (stream, layer, head), for each domain where there are several."""
     frames = []
     for domain in domains:
         for site in sites:
@@ -48,7 +48,7 @@ def add_verdicts(streams: dict[str, StreamSummary], table: pd.DataFrame) -> None
 
 
 def _counts(rows: pd.DataFrame) -> dict[str, int]:
-    """Heads by verdict; `differs` = not the same in every domain, `missing` = W could not be read."""
+    """Number of heads by verdict. `differs`: not the same in every domain; `missing`: W could not be read."""
     counts = dict.fromkeys((*VERDICTS, "differs", "missing"), 0)
     for _, verdicts in rows.groupby(["module", "head"], sort=False)["verdict"]:
         if verdicts.isna().any():

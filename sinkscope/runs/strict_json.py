@@ -1,4 +1,4 @@
-"""JSON without NaN: what is missing or infinite is null."""
+"""Strict JSON: missing and infinite numbers are null."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sinkscope.runs.schema.base import Record
 
 
 def to_json(data: Any) -> str:
-    """Strict JSON: NaN and infinities become null."""
+    """The text of a JSON file; NaN and infinities become null."""
     return json.dumps(plain(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def plain(data: Any) -> Any:
-    """The same data in JSON's own types; NaN, infinities and pandas' NA become None, records plain mappings."""
+    """Converts data to JSON's types: NaN, infinities and pandas' NA become None, records become dictionaries."""
     if isinstance(data, Record):
         data = data.as_dict()
     if isinstance(data, dict):

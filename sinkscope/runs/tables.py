@@ -1,4 +1,4 @@
-"""The tables of a run, derived from its per-sequence values. Columns of the whole run: see columns.py."""
+"""The tables of a run, computed from its per-sequence values; `columns` declares the columns of the whole run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ KEYS = ("stream", "layer")
 
 
 def site_keys(site: Site) -> dict[str, Any]:
+    """The columns that identify an attention site in every table."""
     return {"stream": site.stream, "layer": site.layer}
 
 
 def head_table(domains: list[Domain], sites: list[Site], asked: Request) -> pd.DataFrame:
-    """heads.csv: one row per (stream, layer, head), per domain where there are several."""
+    """heads.csv: one row per (stream, layer, head), for each domain where there are several."""
     frames = []
     for domain, site, values in _each(domains, sites):
         names = values.quantities.metrics.names("heads")
@@ -42,7 +43,7 @@ def head_table(domains: list[Domain], sites: list[Site], asked: Request) -> pd.D
 
 
 def layer_table(domains: list[Domain], sites: list[Site], heads: pd.DataFrame, asked: Request) -> pd.DataFrame:
-    """layers.csv: one row per (stream, layer), per domain where there are several."""
+    """layers.csv: one row per (stream, layer), for each domain where there are several."""
     rows = []
     for domain, site, values in _each(domains, sites):
         metrics = values.quantities.metrics
@@ -51,8 +52,7 @@ def layer_table(domains: list[Domain], sites: list[Site], heads: pd.DataFrame, a
         averages, errors = mean(values.layers), sem(values.layers)
         for index, (name, metric) in enumerate(metrics.tables["layers"].items()):
             row |= {name: averages[index], f"{name}_sem": errors[index]} if metric.shown else {}
-        own = _rows_of(heads, domains, domain, site)
-        run = LayerRun(values, own, asked)
+        run = LayerRun(values, _rows_of(heads, domains, domain, site), asked)
         row |= {name: column.compute(run) for name, column in RUN_COLUMNS["layers"].items()}
         over_heads = np.stack([mean(sequence) for sequence in values.heads])
         averages, errors = mean(over_heads), sem(over_heads)
@@ -64,9 +64,9 @@ def layer_table(domains: list[Domain], sites: list[Site], heads: pd.DataFrame, a
 
 
 def position_table(domains: list[Domain], sites: list[Site], tokens: dict[str, list[str | None]]) -> pd.DataFrame:
-    """positions.parquet: one row per (stream, layer, head, position); a column a quantity by position.
+    """positions.parquet: one row per (stream, layer, head, position), one column per quantity by position.
 
-    `tokens`: the token at each position where all sequences of a domain share it, by domain.
+    `tokens`: by domain, the token at each position; None where the sequences of the domain differ there.
     """
     frames = []
     for domain, site, values in _each(domains, sites):
@@ -83,7 +83,7 @@ def position_table(domains: list[Domain], sites: list[Site], tokens: dict[str, l
 
 
 def _by_key(values: np.ndarray | None, dim: str, heads: int, keys: int) -> np.ndarray:
-    """[H, K] from [H, position]; NaN at keys without a value, and where queries are not the keys (cross-attention)."""
+    """[H, K] from [H, position]; NaN at keys without a value, and for values by query in cross-attention."""
     placed = np.full((heads, keys), np.nan)
     if values is not None and (dim != "query" or values.shape[1] == keys):
         placed[:, : values.shape[1]] = values[:, :keys]
@@ -91,9 +91,9 @@ def _by_key(values: np.ndarray | None, dim: str, heads: int, keys: int) -> np.nd
 
 
 def curve_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
-    """length_curve.csv: one row per (stream, layer, head, length); two columns a quantity by length, its mean and sem.
+    """length_curve.csv: one row per (stream, layer, head, length); the mean and sem of each quantity by length.
 
-    All lengths come from the one pass; sequences shorter than a length are left out there.
+    All lengths come from the same pass; sequences shorter than a length are left out of its row.
     """
     frames = []
     for domain, site, values in _each(domains, sites):
@@ -102,8 +102,8 @@ def curve_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
             rows |= {"head": np.arange(site.heads), "length": length}
             for column, each in values.quantities.shown_in("length_curve").items():
                 curve = values.arrays.get(each.name)
-                own = np.full((values.count, site.heads), np.nan) if curve is None else curve[..., index]
-                rows |= {column: mean(own), f"{column}_sem": sem(own)}
+                at_length = np.full((values.count, site.heads), np.nan) if curve is None else curve[..., index]
+                rows |= {column: mean(at_length), f"{column}_sem": sem(at_length)}
             frames.append(pd.DataFrame(rows))
     keys = [*_domain_key(domains, domains[0]), *KEYS, "head", "length"]
     table = pd.concat(frames, ignore_index=True)
@@ -113,7 +113,7 @@ def curve_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
 
 
 def sequence_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
-    """sequences.parquet: every metric of every sequence; rows of heads have `head`, rows of layers have none there."""
+    """sequences.parquet: every metric of every sequence; `head` is missing in rows that hold layer metrics."""
     frames = []
     for domain, site, values in _each(domains, sites):
         count, heads, metrics = values.count, site.heads, values.quantities.metrics
@@ -137,7 +137,7 @@ def sequence_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
 
 
 def _by_name(values: np.ndarray, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """[N, H, metric] or [N, metric] as one column a metric, heads of a sequence together."""
+    """One column per metric from [N, H, metric] or [N, metric]; the heads of a sequence follow each other."""
     flat = values.reshape(-1, values.shape[-1])
     return {name: flat[:, index] for index, name in enumerate(names)}
 
@@ -151,7 +151,7 @@ def _domain_key(domains: list[Domain], domain: Domain) -> dict[str, Any]:
 
 
 def _rows_of(table: pd.DataFrame, domains: list[Domain], domain: Domain, site: Site) -> pd.DataFrame:
-    own = table["module"] == site.name
+    chosen = table["module"] == site.name
     if len(domains) > 1:
-        own &= table["domain"] == domain.name
-    return table[own]
+        chosen &= table["domain"] == domain.name
+    return table[chosen]

@@ -1,4 +1,4 @@
-"""What a run holds of one attention call over all sequences of a domain: the arrays that every table is made of."""
+"""The arrays that every table is made of: the values of one attention site over all sequences of a domain."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ class SiteValues:
     """One attention site over all sequences of one domain.
 
     Attributes:
-        quantities: what was measured; its metrics name the columns of `heads`, `layers` and `smoothing`.
-        arrays: every quantity by its name, with its axes, float64; NaN where a value is missing, left out where all
-            are. A quantity by position has no sequence axis: it is the mean over the sequences.
-        lengths: prefixes of the length curve.
-        count: sequences, N below.
-        causal, queries, keys: as the attention call was; the most queries and keys of any sequence.
+        quantities: the quantities measured; their metrics name the columns of `heads`, `layers` and `smoothing`.
+        arrays: float64 array of every quantity, by name. NaN is a missing value; a quantity without any value is left
+            out. A quantity by position has no sequence axis: it is the mean over sequences.
+        lengths: prefix lengths of the length curve.
+        count: number of sequences, N below.
+        causal: whether the attention call is causal.
+        queries, keys: number of queries and keys of the longest sequence.
     """
 
     quantities: QuantitySet
@@ -55,27 +56,27 @@ class SiteValues:
 
     @property
     def massive(self) -> Counter[tuple[int, int]]:
-        """(position, channel) -> number of sequences in which that element of x is massive."""
+        """Number of sequences in which an element of x is massive, by (position, channel)."""
         found = self.arrays.get("massive")
         return Counter() if found is None else Counter((int(place), int(channel)) for place, channel in found)
 
     @property
     def smoothing(self) -> np.ndarray | None:
-        """[N, H, metric] of the smoothing table; None where it was not asked for."""
+        """[N, H, metric]: every metric of the smoothing table; None where smoothing was not asked for."""
         return self.arrays.get("smoothing")
 
     def head(self, name: str) -> np.ndarray:
-        """[N, H] values of one head metric."""
+        """[N, H]: the values of one head metric."""
         return self.heads[:, :, self.quantities.metrics.names("heads").index(name)]
 
     def layer(self, name: str) -> np.ndarray:
-        """[N] values of one layer metric."""
+        """[N]: the values of one layer metric."""
         return self.layers[:, self.quantities.metrics.names("layers").index(name)]
 
 
 @dataclass
 class Domain:
-    """The sequences of one --data SPEC, and what was measured on them, by site name."""
+    """The sequences of one domain (a SPEC with a BOS mode), and the values of each attention site, by site name."""
 
     name: str
     ids: np.ndarray

@@ -1,4 +1,4 @@
-"""`python -m sinkscope.runs.write_catalogue` writes data/columns.json anew, after a column was added or changed."""
+"""Run `python -m sinkscope.runs.write_catalogue` after adding or changing a column: it rewrites data/columns.json."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ FILE = Path(__file__).parents[1] / "data" / "columns.json"
 
 
 def catalogue_text() -> str:
-    """The file as the declarations have it: a JSON list, one column a line.
+    """The text of the file: a JSON list of the declared columns, one per line.
 
-    A place such as max_abs_token stands twice: as a value of each sequence, and as the run's own.
+    A position such as max_abs_token is listed twice: as a per-sequence value and as a value of the run.
     """
     lines = []
     for table in TABLES:

@@ -1,1 +1,1 @@
-"""What the files of a run folder hold: typed, documented field by field, printed by `sinkscope schema`."""
+"""Typed records of the files of a run folder, with a docstring under every field; `sinkscope schema` prints them."""

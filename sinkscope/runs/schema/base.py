@@ -1,4 +1,4 @@
-"""What all records of a run folder share: no unknown field, a docstring under every field, missing numbers as None."""
+"""The base of all records of a run folder: it refuses unknown fields and turns missing numbers into None."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def _missing_as_none(value: Any) -> Any:
 
 
 Number = Annotated[float | None, BeforeValidator(_missing_as_none)]
-"""A measured number. What is missing (NaN) or infinite is None, and null in JSON."""
+"""A measured number. A missing (NaN) or infinite one is None, and null in JSON."""
 
 
 class Record(BaseModel):
-    """A record whose fields are all known: a field that it lacks, or does not know, is an error."""
+    """A record that refuses missing and unknown fields."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
 
@@ -34,7 +34,7 @@ R = TypeVar("R", bound=BaseModel)
 
 
 def read_record(kind: type[R], data: Any, where: str) -> R:
-    """The record in `data`. Raises SinkscopeError that names the first field that is wrong; `where` names the file."""
+    """Reads a record from `data`. Raises SinkscopeError that names the first wrong field; `where` names the file."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:

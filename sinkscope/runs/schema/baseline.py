@@ -1,4 +1,4 @@
-"""A baseline file: how its run was measured, and the means and errors that a later run is judged by."""
+"""The baseline file: how its run was measured, and the means and errors that later runs are compared with."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class BaselineModel(Record):
     class_: str | None = Field(alias="class")
     """Class of the model that was measured."""
     dtype: str | None
-    """The dtype it was computed in."""
+    """The dtype that the model computed in."""
     device: str | None
-    """Where it was."""
+    """The device that the model was on."""
     tokenizer: str | None
     """Class of the tokenizer."""
 
@@ -35,9 +35,9 @@ class BaselineDomain(Record):
     """The sequences of one domain."""
 
     domain: str
-    """Its name in the tables."""
+    """Name of the domain in the tables."""
     spec: str
-    """The SPEC it was read from."""
+    """The SPEC that the domain was read from."""
     bos: str
     """How the first token was chosen."""
     fingerprint: str
@@ -49,14 +49,14 @@ class BaselineDomain(Record):
 
 
 class BaselineLevel(Record):
-    """One domain at one level: a list of values a metric, in the order of the places."""
+    """One domain at one level: a list of values for each metric, in the order of the places."""
 
     domain: str
     """The domain."""
     level: str
     """summary, layer or head."""
     sequences: int
-    """Sequences that the means are over."""
+    """Number of sequences that the means are over."""
     stream: list[str]
     """Stream of each place."""
     layer: list[int] | None = None
@@ -66,9 +66,9 @@ class BaselineLevel(Record):
     mean: dict[str, list[Number]]
     """Mean over sequences, by metric."""
     sem: dict[str, list[Number]]
-    """Its standard error, by metric."""
+    """Standard error of the mean, by metric."""
     count: dict[str, list[Number]]
-    """Sequences that have a value, for the metrics that some sequences lack."""
+    """Number of sequences that have a value, for the metrics that some sequences lack."""
 
 
 class BaselineFile(Record):
@@ -81,12 +81,12 @@ class BaselineFile(Record):
     sinkscope: str
     """Version of sinkscope that wrote it."""
     request: Request
-    """What was asked for: `sinkscope check MODEL` asks the same of another model."""
+    """The request of the run; `sinkscope check MODEL` asks the same of another model."""
     model: BaselineModel
     """The model."""
     data: list[BaselineDomain]
-    """What was read, domain by domain."""
+    """The sequences of each domain."""
     first_token: FirstToken
     """The first token over all domains."""
     levels: list[BaselineLevel] = Field(default_factory=list)
-    """Means and errors."""
+    """Means and errors of each domain at each level."""

@@ -1,4 +1,4 @@
-"""manifest.json: how a run was measured, so that another can be measured the same way."""
+"""manifest.json: how a run was measured, so that another run can be measured the same way."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class FirstToken(Record):
     """The first token of the sequences."""
 
     id: int | None
-    """Its id; null where the sequences begin with different tokens."""
+    """Id of the token; null where the sequences begin with different tokens."""
     text: str | None
     """The token as the vocabulary spells it; null where the sequences begin with different tokens."""
     distinct: int
-    """How many different first tokens there are."""
+    """Number of different first tokens."""
     is_bos: bool | None
-    """Whether it is the tokenizer's BOS (or CLS); null where the tokenizer names none."""
+    """Whether the first token is the tokenizer's BOS (or CLS); null where the tokenizer names none."""
 
 
 class ModelFacts(Record):
@@ -42,28 +42,28 @@ class ModelFacts(Record):
     class_: str | None = Field(None, alias="class")
     """Class of the model that was measured."""
     model_type: str | None = None
-    """transformers' name of the architecture."""
+    """Name of the architecture in transformers."""
     parameters: int | None = None
     """Number of parameters."""
     dtype: str | None = None
-    """The dtype it was computed in."""
+    """The dtype that the model computed in."""
     device: str | None = None
-    """Where it was; several places of a device map are separated by commas."""
+    """The device that the model was on; several devices of a device map are separated by commas."""
     attention_implementation: str | None = None
-    """What transformers calls the attention function in use."""
+    """Name of the attention function in transformers."""
     max_positions: int | None = None
-    """Positions the configuration allows; null where it names no limit."""
+    """Number of positions that the configuration allows; null where it names no limit."""
     quantization: str | None = None
-    """Method by which the weights are quantised."""
+    """Method by which the weights are quantised; null where they are not."""
 
 
 class DomainFacts(Record):
-    """The sequences read for one domain: one SPEC with one way to choose the first token."""
+    """The sequences of one domain: one SPEC with one way to choose the first token."""
 
     domain: str
-    """Its name in the tables."""
+    """Name of the domain in the tables."""
     spec: str
-    """The SPEC it was read from."""
+    """The SPEC that the domain was read from."""
     fingerprint: str
     """SHA-256 of the token ids, and of the vectors where the model read vectors."""
     sequences: int
@@ -71,16 +71,16 @@ class DomainFacts(Record):
     seq_len: int
     """Tokens of the longest sequence."""
     bos: str
-    """How the first token was chosen: auto, always, never, or what stands for it where no text was read."""
+    """How the first token was chosen: auto, always or never; for input that is no text, what takes its place."""
     joined: int = 0
-    """Sequences made of several documents."""
+    """Number of sequences made of several documents."""
     dropped: int = 0
-    """Documents left out because they are shorter than a sequence."""
+    """Number of documents left out because they are shorter than a sequence."""
     documents: list[str] = Field(default_factory=list)
-    """What each sequence was read from, for people to read."""
+    """Name of the source of each sequence, for people to read."""
     passages: list[list[Passage]] = Field(default_factory=list)
-    """What each sequence was read from, by content: a list of [SHA-256 of the document, first token, past the last];
-    null in the last place = to the document's end. Empty where no documents are read."""
+    """The passages that each sequence was read from: [SHA-256 of the document, first token, end (exclusive)]; an end
+    of null means the document's end. Empty where no documents are read."""
     first_token: FirstToken | None = None
     """The first token of these sequences."""
 
@@ -104,25 +104,26 @@ class SiteFacts(Record):
     kind: Kind
     """What a query may see."""
     path: str
-    """interface: read inside transformers' attention interface; inline: where the model's softmax meets the values."""
+    """Where the attention is read. interface: inside transformers' attention interface; inline: where the model
+    multiplies its own softmax with the values."""
     kernel: str | None
-    """What summed its attention; null where the model formed the map itself."""
+    """The kernel that summed the attention; null where the model formed the map itself."""
     score: str
-    """softmax, or a score whose rows are no distribution."""
+    """softmax, or another score, whose rows are no distribution."""
     causal: bool
-    """No query sees a later key."""
+    """Whether no query sees a later key."""
     heads: int
-    """Query heads."""
+    """Number of query heads."""
     kv_groups: int
-    """Key/value heads."""
+    """Number of key/value heads."""
     head_dim: int | None
-    """Width of q and k."""
+    """Width of the queries and keys of a head."""
     value_dim: int | None
-    """Width of v."""
+    """Width of the values of a head."""
     module: str
     """Path of the attention module; `path[n]` for its n-th call."""
     block: str | None
-    """Path of the layer it stands in."""
+    """Path of the layer that contains the module."""
     projection: str | None
     """Path of the output projection."""
 
@@ -133,17 +134,17 @@ class SelfCheck(Record):
     status: str
     """passed, warning (half precision beyond its bound), not possible, or skipped."""
     tokens: int | None = None
-    """Tokens of the sequence."""
+    """Number of tokens in the sequence."""
     layers: int | None = None
-    """Attention calls that were compared."""
+    """Number of attention calls that were compared."""
     reference: str | None = None
-    """What was compared with."""
+    """The reference that the capture was compared with."""
     reason: str | None = None
     """Why the reference is not the model's own eager attention."""
     max_difference: Number = None
     """Largest difference of a probability."""
     bound: Number = None
-    """Largest difference that is put down to rounding."""
+    """Largest difference that is attributed to rounding."""
     where: str | None = None
     """The attention call where the difference is largest."""
 
@@ -154,17 +155,17 @@ class MetricFacts(Record):
     table: str
     """heads or layers."""
     unit: str
-    """Its unit."""
+    """Unit of the metric."""
     range: str
-    """The values it can take."""
+    """Range of its values."""
     formula: str
-    """What it is, from its docstring."""
+    """Its formula, from its docstring."""
     source: str
     """The paper or repository that defines it."""
     shown: bool = True
-    """Whether the table carries it, or only the values of each sequence."""
+    """Whether the table has the column, and not only the per-sequence values."""
     sampled: bool = False
-    """Whether it is measured on the first sequences of a domain only."""
+    """Whether it is measured on the first sequences of each domain only."""
     code_sha256: str
     """SHA-256 of the file that defines it."""
 
@@ -173,20 +174,20 @@ class Timing(Record):
     """How long the scan took."""
 
     scan_seconds: Number = None
-    """Seconds in forward passes and metrics."""
+    """Seconds spent on forward passes and metrics."""
     total_seconds: Number = None
-    """Seconds from the call to the finished tables, loading included."""
+    """Seconds from the call to the finished tables, including loading."""
     sequences_per_second: Number = None
-    """Sequences measured in a second of `scan_seconds`."""
+    """Sequences measured per second of `scan_seconds`."""
 
 
 class TableFacts(Record):
-    """Rows and column types of a table, since a CSV cannot tell a column of zeros from integers."""
+    """Rows and column types of a table; a CSV file does not say whether a column of zeros holds integers."""
 
     rows: int
     """Number of rows."""
     columns: dict[str, str]
-    """Type of each column, in their order."""
+    """Type of each column, in the order of the table."""
 
 
 class Manifest(Record):
@@ -203,44 +204,44 @@ class Manifest(Record):
     versions: dict[str, str]
     """Versions of Python and of the packages that decide numbers."""
     request: Request
-    """What was asked for; the same request gives the same tables."""
+    """The request of the run; the same request gives the same tables."""
     model: ModelFacts
     """The model as it was loaded."""
     data: list[DomainFacts]
-    """What was read, domain by domain."""
+    """The sequences of each domain."""
     first_token: FirstToken
     """The first token over all domains."""
     decoder_input: str | None = None
-    """What a decoder read beside the sequences."""
+    """What a decoder read in addition to the sequences."""
     self_check: SelfCheck
-    """What the comparison with a reference found."""
+    """Result of the comparison with a reference."""
     processes: int = 1
-    """Processes that shared the scan."""
+    """Number of processes that shared the scan."""
     tensor_parallel: int = 1
-    """Processes that the heads of the model were spread over."""
+    """Number of processes that the model's heads were spread over."""
     attention: list[SiteFacts]
-    """The attention calls of a forward pass, in their order."""
+    """The attention calls of a forward pass, in order."""
     conventions: dict[str, str] = Field(default_factory=dict)
     """The formula of every column."""
     metrics: dict[str, MetricFacts] = Field(default_factory=dict)
     """The metrics that are not sinkscope's own, by name."""
     warnings: list[str] = Field(default_factory=list)
-    """What the reader of the tables must know."""
+    """Sentences that the reader of the tables must know."""
     spectra_measured: dict[str, int] = Field(default_factory=dict)
-    """Sequences of each domain that matrix_entropy was measured on: the most that any layer has."""
+    """Number of sequences of each domain that matrix_entropy was measured on; the largest number of any layer."""
     complete: bool = True
     """False for a scan that was interrupted."""
     batch_size: int | None = None
-    """Sequences a forward pass in the end: less than asked for where memory ran out."""
+    """Sequences per forward pass at the end of the scan; smaller than asked for where memory ran out."""
     sequences_done: int = 0
-    """Sequences measured, over all domains."""
+    """Number of sequences measured, over all domains."""
     timing: Timing = Timing()
-    """How long it took."""
+    """How long the scan took."""
     tables: dict[str, TableFacts] = Field(default_factory=dict)
-    """The tables of the run folder."""
+    """The tables of the run folder, by name."""
 
     def decides(self) -> dict[str, Any]:
-        """All that decides the numbers: a scan goes on with another's batches only where this is equal."""
+        """Everything that decides the numbers; a scan resumes from the shards of another only where this is equal."""
         facts = self.model_dump(mode="json", by_alias=True, include=DECIDING)
         return {"request": self.request.part("text", "columns", "rounding")} | facts
 
@@ -249,4 +250,4 @@ DECIDING = {
     "schema_version", "sinkscope", "versions", "model", "data", "first_token", "decoder_input", "tensor_parallel",
     "attention", "metrics",
 }  # fmt: skip
-"""Fields of the manifest that decide numbers, beside the request."""
+"""Fields of the manifest that decide numbers, in addition to the request."""

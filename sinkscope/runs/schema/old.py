@@ -1,6 +1,6 @@
-"""Manifests and baselines written by sinkscope 0.1, brought into today's form.
+"""Converts manifests and baselines written by sinkscope 0.1 to the current schema.
 
-0.1 wrote settings beside each other instead of one request, and named a domain by a text made of SPEC and BOS mode.
+0.1 wrote the settings as separate fields instead of one request, and named a domain by SPEC and BOS mode in one string.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from sinkscope.runs.schema.manifest import SCHEMA_VERSION
 
 SETTINGS = ("seed", "epsilon", "dormant_rule", "spectra")
 UNREADABLE = ("token ids", "pixel_values", "input_features", "input_values")
-"""What 0.1 named as the SPEC of data that no command can read again: it did not record folders of pictures or sound."""
+"""SPECs that 0.1 wrote for data that no command can read again; it did not record folders of pictures or sound."""
 
 
 def manifest_from_0_1(old: dict[str, Any]) -> dict[str, Any]:
-    """A manifest of schema version 1 as one of today's. Raises KeyError or TypeError where it is damaged."""
+    """Converts a manifest of schema version 1. Raises KeyError or TypeError where it is damaged."""
     kept = {name: value for name, value in old.items() if name not in (*SETTINGS, "bos")}
     data = [_domain(entry, _modes(old["bos"])) for entry in old["data"]]
     return kept | {
@@ -28,7 +28,7 @@ def manifest_from_0_1(old: dict[str, Any]) -> dict[str, Any]:
 
 
 def request_from_0_1(old: dict[str, Any], data: list[dict[str, Any]]) -> dict[str, Any]:
-    """The request that 0.1's manifest or baseline tells of; `data`: its domains in today's form."""
+    """Rebuilds the request from a manifest or baseline of 0.1; `data`: its converted domains."""
     specs = list(dict.fromkeys(entry["spec"] for entry in data))
     given = next((spec for spec in specs if spec.startswith(UNREADABLE)), None)
     return {
@@ -46,7 +46,7 @@ def request_from_0_1(old: dict[str, Any], data: list[dict[str, Any]]) -> dict[st
 
 
 def baseline_from_0_1(old: dict[str, Any]) -> dict[str, Any]:
-    """A baseline of schema version 1 as one of today's. Raises KeyError or TypeError where it is damaged."""
+    """Converts a baseline of schema version 1. Raises KeyError or TypeError where it is damaged."""
     data = [_domain(entry, _modes(old["bos"])) for entry in old["data"]]
     return {
         "sinkscope": old["sinkscope"],
@@ -67,7 +67,7 @@ def _modes(bos: str | list[str]) -> list[str]:
 
 
 def _domain(entry: dict[str, Any], modes: list[str]) -> dict[str, Any]:
-    """One entry of `data`: 0.1 called the displayed name `spec`, and the SPEC `source` where it told it at all."""
+    """Converts one entry of `data`: 0.1 called the displayed name `spec`, and the SPEC, if it wrote one, `source`."""
     name = str(entry["spec"])
     ending = next((f" bos={mode}" for mode in modes if len(modes) > 1 and name.endswith(f" bos={mode}")), "")
     rest = {key: value for key, value in entry.items() if key not in ("spec", "source")}

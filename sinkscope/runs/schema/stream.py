@@ -1,4 +1,4 @@
-"""What summary.json says of one stream of attention, and the records it is made of."""
+"""The part of summary.json on one stream of attention, and the records it consists of."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class PrefixValues(Record):
     """A number over whole sequences and over their first 64 queries."""
 
     T: Number
-    """Over whole sequences."""
+    """The number over whole sequences."""
     t64: Number
-    """Over the first 64 queries of the same pass; null where sequences are shorter."""
+    """The number over the first 64 queries of the same pass; null where sequences are shorter."""
 
 
 class Average(Record):
@@ -25,7 +25,7 @@ class Average(Record):
     mean: Number
     """The mean."""
     sem: Number
-    """Its standard error, that of the sequences' means."""
+    """Standard error of the mean, from the means of the sequences."""
 
 
 class TopPosition(Record):
@@ -38,29 +38,29 @@ class TopPosition(Record):
     mean_alpha: Number
     """Mean over heads of alpha_k."""
     heads_over_epsilon: int
-    """Heads whose mean alpha_k exceeds epsilon."""
+    """Number of heads whose mean alpha_k exceeds epsilon."""
 
 
 class DormantHeads(Record):
-    """The heads that the dormant rule names in every domain."""
+    """The heads that are dormant in every domain."""
 
     rule: str
-    """NAME<x or NAME>x on the mean of a column of heads.csv."""
+    """The dormant rule: NAME<x or NAME>x, applied to the mean of a column of heads.csv."""
     count: int
-    """Number of them."""
+    """Number of dormant heads."""
     heads: list[Head]
-    """[layer, head] of each."""
+    """[layer, head] of each dormant head."""
 
 
 class DormancyScores(Record):
-    """How far the published dormancy scores name the same heads: each names the tenth it calls most dormant."""
+    """How far the published dormancy scores agree: each selects the tenth of the heads that it ranks most dormant."""
 
     fraction: float
-    """Share of the heads that each score names."""
+    """Share of the heads that each score selects."""
     count: int
-    """Number of heads that each score names."""
+    """Number of heads that each score selects."""
     most_dormant: dict[str, list[Head]]
-    """[layer, head] by score."""
+    """[layer, head] of the selected heads, by score."""
     overlap: dict[str, dict[str, Number]]
     """Intersection over union of each pair of scores."""
 
@@ -69,11 +69,11 @@ class FirstTokenNorm(Record):
     """Where the first token's norm in the residual stream jumps and falls."""
 
     spike_layer: int | None
-    """The layer that raises it most, if by a factor of 5 or more."""
+    """The layer that raises the norm most, if by a factor of 5 or more."""
     fall_layer: int | None
-    """The later layer that lowers it most, if by a factor of 5 or more."""
+    """The later layer that lowers the norm most, if by a factor of 5 or more."""
     max_ratio: Number
-    """Largest norm of x_0 over the mean norm of the others, over layers."""
+    """Norm of x_0 over the mean norm of the other tokens, in the layer where it is largest."""
 
 
 class ChannelPosition(Record):
@@ -84,7 +84,7 @@ class ChannelPosition(Record):
     token: str | None
     """The token that all sequences have there; null where they differ."""
     percent: Number
-    """Percent of (layer, sequence) pairs that have a massive element there."""
+    """Percentage of (layer, sequence) pairs that have a massive element there."""
 
 
 class MassiveChannel(Record):
@@ -93,11 +93,11 @@ class MassiveChannel(Record):
     channel: int
     """The channel."""
     layers: list[int]
-    """Layers in which it does."""
+    """Layers in which the channel holds massive elements."""
     tokens_per_sequence: Number
-    """Massive elements of the channel in one sequence, mean over those layers."""
+    """Number of massive elements of the channel in a sequence, mean over sequences and over those layers."""
     positions: list[ChannelPosition]
-    """The positions seen most often."""
+    """The positions that hold massive elements most often."""
 
 
 class MassiveActivations(Record):
@@ -106,23 +106,23 @@ class MassiveActivations(Record):
     present: bool | None
     """Whether an element exceeds 100 and 1000 times its layer's median; null where the residual stream was not seen."""
     layers: list[int]
-    """Layers that massive activations enter."""
+    """Layers whose input holds massive activations."""
     max_abs: Number
     """Largest absolute value of an element."""
     layer: int | None = None
-    """The layer it enters."""
+    """Layer whose input holds that element."""
     position: int | None = None
-    """The token position where it sits."""
+    """Token position of that element."""
     token: str | None = None
     """The token that all sequences have there; null where they differ."""
     channel: int | None = None
-    """The channel where it sits."""
+    """Channel of that element."""
     over_token_median: Number = None
-    """max_abs over the median of its token's own elements."""
+    """max_abs over the median of its token's elements."""
     over_layer_median: Number = None
     """max_abs over the median of its layer's elements."""
     channels: list[MassiveChannel] = Field(default_factory=list)
-    """The channels that hold massive elements, the busiest first."""
+    """The channels that hold massive elements, those with most elements first."""
 
 
 class Windows(Record):
@@ -136,19 +136,19 @@ class StreamSummary(Record):
     """One stream of attention: text, vision, audio, encoder, decoder or cross."""
 
     layers: int
-    """Attention calls of the stream."""
+    """Number of attention calls of the stream."""
     heads: int
-    """Query heads over all layers."""
+    """Number of query heads over all layers."""
     sequences: int
-    """Sequences measured."""
+    """Number of sequences measured."""
     tokens_per_sequence: int
-    """Queries of the longest sequence."""
+    """Number of queries of the longest sequence."""
     causal: bool
-    """No query sees a later key, in any layer."""
+    """Whether no query sees a later key in any layer."""
     sink_rate_percent: dict[str, PrefixValues]
     """By threshold: 100 x the mean over sequences, layers and heads of 1[alpha_0 > threshold]."""
     uniform_alpha_0: PrefixValues
-    """alpha_0 of a head that attends to all keys alike: the baseline of every sink score."""
+    """alpha_0 of a head that attends uniformly: the baseline of every sink score."""
     bos_mass: Average
     """Mean attention on the first token."""
     sink_score: Average
@@ -158,11 +158,11 @@ class StreamSummary(Record):
     first_argmax: Average
     """Mean share of queries whose largest weight is on the first token."""
     sink_heads: int
-    """Heads whose mean alpha_0 exceeds epsilon."""
+    """Number of heads whose mean alpha_0 exceeds epsilon."""
     top_positions: list[TopPosition]
     """The key positions with the largest mean alpha_k."""
     dormant: DormantHeads
-    """Heads that the dormant rule names."""
+    """Heads that are dormant by the dormant rule."""
     dormancy_scores: DormancyScores
     """Agreement of the published dormancy scores."""
     first_token_norm: FirstTokenNorm
@@ -172,7 +172,7 @@ class StreamSummary(Record):
     windows: Windows
     """Layers that cannot reach the first token."""
     smoothing: dict[str, int] | None = None
-    """Heads by smoothing verdict; null where smoothing was not asked for."""
+    """Number of heads by smoothing verdict; null where smoothing was not asked for."""
     in_words: list[str] = Field(default_factory=list)
     """The answer in sentences."""
 
@@ -181,12 +181,12 @@ class MixedHead(Record):
     """A head that is dormant in some domains and not in others."""
 
     stream: str
-    """Its stream."""
+    """Stream of the head."""
     layer: int
-    """Its layer."""
+    """Layer of the head."""
     head: int
-    """Its number in the layer."""
+    """Number of the head in its layer."""
     dormant_in: list[str]
-    """Domains in which it is dormant."""
+    """Domains in which the head is dormant."""
     active_in: list[str]
-    """Domains in which it is not."""
+    """Domains in which the head is not dormant."""

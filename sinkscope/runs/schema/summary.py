@@ -1,4 +1,4 @@
-"""summary.json: the answer, per stream, with the baseline of uniform attention beside it and the answer in words."""
+"""summary.json: the answer of a run for each stream, in numbers and in sentences."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ SCHEMA_VERSION = 2
 
 
 class DomainSummary(Record):
-    """One domain by itself."""
+    """The answer for one domain."""
 
     streams: dict[str, StreamSummary]
-    """By stream."""
+    """The answer for each stream."""
 
 
 class HeadContrast(Record):
     """A head whose BOS mass differs between two domains."""
 
     stream: str
-    """Its stream."""
+    """Stream of the head."""
     layer: int
-    """Its layer."""
+    """Layer of the head."""
     head: int
-    """Its number in the layer."""
+    """Number of the head in its layer."""
     difference: Number
     """BOS mass in the second domain minus that in the first."""
     low: Number
     """Lower end of the 95 % bootstrap interval."""
     high: Number
-    """Upper end of it."""
+    """Upper end of the 95 % bootstrap interval."""
     q: Number
     """Benjamini-Hochberg false discovery rate over all heads of the pair."""
 
 
 class DomainContrast(Record):
-    """Two domains against each other."""
+    """The comparison of two domains."""
 
     a: str
     """The first domain."""
@@ -49,28 +49,28 @@ class DomainContrast(Record):
     paired: bool
     """Whether both hold the same documents, so that each sequence is its own control."""
     metric: str
-    """What is compared."""
+    """The metric that is compared."""
     heads_tested: int
-    """Heads that have a p-value."""
+    """Number of heads that have a p-value."""
     heads_that_differ: int
-    """Heads with q below the false discovery rate and an interval without 0."""
+    """Number of heads with q below the false discovery rate and an interval that excludes 0."""
     false_discovery_rate: float
-    """The rate."""
+    """The bound on q."""
     heads: list[HeadContrast]
     """The heads that differ, the largest difference first."""
 
 
 class Published(Record):
-    """A published number of this model, to stand beside the run's own."""
+    """A published number of this model, to compare the run with."""
 
     model: str
     """The model's name in the paper."""
     metric: str
-    """What was measured."""
+    """The metric that was measured."""
     value: float
     """The number."""
     unit: str
-    """Its unit."""
+    """Unit of the number."""
     text: str
     """The text it was measured on."""
     setting: str
@@ -80,7 +80,7 @@ class Published(Record):
 
 
 class ImageTokens(Record):
-    """Attention that text heads pay to the tokens of a picture."""
+    """The attention of text heads on the tokens of a picture."""
 
     id: int | None
     """Id of the image token."""
@@ -89,9 +89,9 @@ class ImageTokens(Record):
     count: int
     """Number of image tokens in a sequence."""
     uniform: Number
-    """Mass that a causal head gives them which attends to all keys alike; null where attention is not causal."""
+    """Mass that uniform causal attention puts on image tokens; null where attention is not causal."""
     mean_mass: Number
-    """Mass on them, mean over queries and heads."""
+    """Mass on image tokens, mean over queries and heads."""
     heads: list[tuple[int, int, float]]
     """[layer, head, mass] of each text head."""
 
@@ -106,32 +106,32 @@ class Summary(Record):
     complete: bool
     """False for a scan that was interrupted."""
     data: list[str]
-    """The domains."""
+    """Names of the domains."""
     sequences: int
-    """Sequences measured, over all domains."""
+    """Number of sequences measured, over all domains."""
     epsilon: float
     """A head has a sink where alpha_0 exceeds this."""
     first_token: FirstToken
     """The first token of the sequences."""
     streams: dict[str, StreamSummary]
-    """Over all domains, by stream."""
+    """The answer for each stream, over all domains."""
     domains: dict[str, DomainSummary] = Field(default_factory=dict)
-    """Each domain by itself; empty where there is one."""
+    """The answer for each domain; empty where there is only one."""
     dormant_in_some_domains: list[MixedHead] = Field(default_factory=list)
     """Heads that are dormant in some domains and not in others."""
     domains_compared: list[DomainContrast] = Field(default_factory=list)
-    """Each pair of domains."""
+    """The comparison of each pair of domains."""
     published: list[Published] = Field(default_factory=list)
     """Published numbers of this model."""
     not_softmax: list[str] = Field(default_factory=list)
     """Layers without softmax attention."""
     joined_sequences: int = 0
-    """Sequences made of several documents."""
+    """Number of sequences made of several documents."""
     warnings: list[str] = Field(default_factory=list)
-    """What the reader must know."""
+    """Sentences that the reader must know."""
     task: dict[str, Any] | None = None
-    """What a model's own task says of its sinks."""
+    """What the model's own task says about its sinks."""
     image_tokens: ImageTokens | None = None
-    """Attention on the tokens of pictures."""
+    """The attention of text heads on the tokens of pictures."""
     more: dict[str, Any] = Field(default_factory=dict)
-    """Entries of a kind of input that does not come with sinkscope."""
+    """Entries of an input kind that does not come with sinkscope."""

@@ -1,4 +1,4 @@
-"""The tables of a run folder: what a row is, and every column with its type, unit and meaning."""
+"""The tables of a run folder: what one row stands for, and the type, unit and meaning of every column."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from sinkscope.runs.catalogue import catalogue
 
 @dataclass(frozen=True)
 class ColumnSchema:
-    """One column. `type`: string, integer, number or boolean; a missing value is empty in CSV and null in Parquet."""
+    """One column. `type`: string, integer, number or boolean; a missing value is empty in CSV and null in Parquet.
+    `what`: its meaning."""
 
     name: str
     type: str
@@ -24,8 +25,11 @@ class TableSchema:
     """A table of a run folder.
 
     Attributes:
-        file: its file. row: what a row is. keys: the columns that name a row. own: columns of its own, besides those
-            that the catalogue declares for it. measured: tables of the catalogue whose columns it carries.
+        file: name of its file.
+        row: what one row stands for.
+        keys: the columns that identify a row.
+        own: columns of this table that are not in the catalogue.
+        measured: tables of the catalogue whose columns this table has.
     """
 
     name: str
@@ -94,14 +98,14 @@ TABLES = {
             own=_with_sem(BOS_MASS, SINK_SCORE, SINK_RATE),
         ),
         TableSchema(
-            "positions", "positions.parquet", "one (stream, layer, head, position)",
+            "positions", "positions.parquet", "one (stream, layer, head, position); means over sequences",
             (DOMAIN, STREAM, LAYER, HEAD, _key("position", "integer", "The position, as a key and as a query.")),
             own=(
-                _number("alpha", "probability", "[0, 1]", "Mean over sequences of alpha_k of the key there."),
-                _number("alpha_t64", "probability", "[0, 1]", "The same over the first 64 queries."),
-                _number("bos_mass", "probability", "[0, 1]", "Mean over sequences of A[i,0] of the query there."),
-                _number("bos_share", "share", "[0, 1]", "The same over the sum of its row."),
-                _key("token", "string", "The token that all sequences of the domain have there."),
+                _number("alpha", "probability", "[0, 1]", "Mean alpha_k of the key at the position."),
+                _number("alpha_t64", "probability", "[0, 1]", "Mean alpha_k over the first 64 queries."),
+                _number("bos_mass", "probability", "[0, 1]", "Mean A[i,0] of the query at the position."),
+                _number("bos_share", "share", "[0, 1]", "Mean |A[i,0]| / sum_j |A[i,j]| of the query there."),
+                _key("token", "string", "The token that all sequences of the domain have at the position."),
             ),
         ),
         TableSchema(
@@ -129,7 +133,7 @@ TABLES = {
                 _number("high", "probability", "[-1, 1]", "Upper end of the 95 % bootstrap interval."),
                 _number("p", "probability", "[0, 1]", "Two-sided t-test of no difference."),
                 _number("q", "probability", "[0, 1]", "Benjamini-Hochberg over all heads of the pair."),
-                _key("differs", "boolean", "q < 0.05 and the interval leaves out 0; empty where there is no p."),
+                _key("differs", "boolean", "q < 0.05 and the interval excludes 0; empty where there is no p."),
             ),
         ),
     )
@@ -138,19 +142,19 @@ TABLES = {
 
 
 def _measured(table: str) -> Iterator[ColumnSchema]:
-    """The columns that the catalogue declares for a table; means over sequences are followed by their error."""
+    """The columns that the catalogue declares for a table; each mean over sequences is followed by its error."""
     for column in catalogue():
         if column.table != table or not column.shown:
             continue
         kind = {"name": "string", "bool": "boolean"}.get(column.unit, "number")
-        own = ColumnSchema(column.name, kind, column.unit, column.range, column.formula)
-        yield own
+        schema = ColumnSchema(column.name, kind, column.unit, column.range, column.formula)
+        yield schema
         if column.per == "sequence":
-            yield _error_of(own)
+            yield _error_of(schema)
 
 
 def _of_sequences(table: str) -> Iterator[ColumnSchema]:
-    """The values of each sequence, without errors; places that the tables leave out included."""
+    """The per-sequence columns of a table, without errors; includes positions that the table itself leaves out."""
     for column in catalogue():
         if column.table == table and column.per == "sequence":
             yield _number(column.name, column.unit, column.range, column.formula)
