@@ -1,7 +1,8 @@
-"""Pure functions LayerView -> tensor, one family a file, one function a column.
+"""The metrics: pure functions LayerView -> tensor. Each file holds one family, each function computes one column.
 
-Conventions of them all: computed per sequence first, in float32, over valid tokens only (a LayerView holds no
-padding), averaged over sequences afterwards. Missing is NaN, never 0. `i` counts queries, `j` and `k` keys, from 0.
+All follow the same conventions. A metric is computed for each sequence first, in float32, over valid tokens only (a
+LayerView holds no padding); the mean over sequences is taken afterwards. A missing value is NaN, never 0. `i` counts
+queries, `j` and `k` count keys, both from 0.
 """
 
 from sinkscope.metrics import geometry, mass, positions, residual, smoothing, values

@@ -1,4 +1,4 @@
-"""Metrics of a user's own: read from a file or an installed package, checked, and added to those of sinkscope."""
+"""User-defined metrics: read from a file or an installed package, checked, and added to sinkscope's own."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.registry import TABLES, Metric, MetricSet, declared, registered
 
 GROUP = "sinkscope.metrics"
-"""Entry points of this group name a decorated function, or a module that holds some."""
+"""Entry points of this group name a decorated function, or a module that contains decorated functions."""
 
 KEYS = ("domain", "stream", "layer", "head", "heads", "kv_group", "module", "kind", "sequence", "document")
-"""Columns that say which head, layer or sequence a row is about."""
+"""Columns that identify the head, layer or sequence of a row."""
 
 
 def with_own_metrics(given: Iterable[Any], reserved: Collection[str] = ()) -> MetricSet:
-    """The metrics of a scan: sinkscope's, those of installed packages, then those given, each checked.
+    """The metrics of a scan: sinkscope's own, then those of installed packages, then those given.
 
     Args:
-        given: decorated functions, and paths of Python files that hold some. reserved: further columns of the tables.
+        given: decorated functions, and paths of Python files that contain decorated functions.
+        reserved: further column names that no metric may take.
 
-    Raises SinkscopeError: a file that cannot be run; a function that is no metric; a name that another metric or
-    column has, whichever came first.
+    Raises SinkscopeError for a file that cannot be run, a function that is no metric, and a name that another metric or
+    column has already.
     """
     metrics: list[Metric] = []
     for function in [*installed(), *_functions(given)]:
@@ -52,9 +53,9 @@ def with_own_metrics(given: Iterable[Any], reserved: Collection[str] = ()) -> Me
 
 
 def functions_in(path: str | Path) -> list[Callable[..., Any]]:
-    """Runs a Python file and gives the metrics that it declares or imports.
+    """Runs a Python file and returns the decorated functions that it defines or imports.
 
-    Raises SinkscopeError: the file cannot be read, fails, or declares no metric.
+    Raises SinkscopeError where the file cannot be read, fails, or has no metric.
     """
     path = Path(path)
     name = f"sinkscope_metrics_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
@@ -67,32 +68,35 @@ def functions_in(path: str | Path) -> list[Callable[..., Any]]:
     except OSError as error:
         raise SinkscopeError(f"--metrics {path}: {error.strerror or error}") from None
     except (Exception, SystemExit) as error:
-        raise SinkscopeError(f"--metrics {path}: {_told(error, path.name)}") from error
+        raise SinkscopeError(f"--metrics {path}: {_one_line(error, path.name)}") from error
     functions = _functions_of(module)
     if not functions:
-        raise SinkscopeError(f"--metrics {path} holds no metric: put @sinkscope.head_metric above a function")
+        raise SinkscopeError(
+            f"--metrics {path}: the file declares no metric; put @sinkscope.head_metric above a function"
+        )
     return functions
 
 
 def installed() -> list[Callable[..., Any]]:
-    """The metrics of installed packages (entry points of `sinkscope.metrics`). Raises SinkscopeError: one fails."""
+    """The metrics of installed packages (entry points of `sinkscope.metrics`). Raises SinkscopeError where one
+    fails."""
     functions: list[Callable[..., Any]] = []
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
         try:
             loaded = entry.load()
         except Exception as error:
-            raise SinkscopeError(f"metrics of the installed {entry.value}: {_told(error)}") from error
+            raise SinkscopeError(f"entry point {entry.value} ({GROUP}): {_one_line(error)}") from error
         found = [loaded] if declared(loaded) else _functions_of(loaded)
         if not found:
-            raise SinkscopeError(f"metrics of the installed {entry.value}: it holds no metric")
+            raise SinkscopeError(f"entry point {entry.value} ({GROUP}): it declares no metric")
         functions += found
     return functions
 
 
 def definitions(metrics: MetricSet) -> dict[str, dict[str, Any]]:
-    """What a manifest keeps of the metrics that are not sinkscope's, by name: all they declare, and `code_sha256`.
+    """What a manifest records of each metric that is not sinkscope's own: its declaration and its `code_sha256`.
 
-    Two scans measure the same where the names and the code are the same.
+    Two scans measure the same metrics where names and code are the same.
     """
     known = registered()
     own = [
@@ -107,8 +111,8 @@ def definitions(metrics: MetricSet) -> dict[str, dict[str, Any]]:
 
 
 def code_sha256(function: Callable[..., Any]) -> str:
-    """SHA-256 of the file that defines a function, so that its helpers there count too; of the function alone where it
-    was typed into a session."""
+    """SHA-256 of the file that defines a function, so that its helper functions count too; of the function alone where
+    it was typed into an interactive session."""
     function = inspect.unwrap(function)
     file = inspect.getsourcefile(function)
     if file is not None and Path(file).is_file():
@@ -122,7 +126,7 @@ def code_sha256(function: Callable[..., Any]) -> str:
 
 
 def _functions(given: Iterable[Any]) -> list[Any]:
-    """The functions as they are, and those of the files, each file once."""
+    """Replaces each file by its functions and reads each file once; functions stay as they are."""
     functions: list[Any] = []
     read: set[Path] = set()
     for each in given:
@@ -139,7 +143,7 @@ def _functions_of(module: object) -> list[Callable[..., Any]]:
 
 
 def _check_names(metrics: list[Metric], built_in: MetricSet, reserved: Collection[str]) -> None:
-    """All tables share their names: sequences.parquet holds heads, layers and smoothing together."""
+    """Refuses a column name that any table has: sequences.parquet holds heads, layers and smoothing together."""
     taken = {*KEYS, *reserved}
     for table in TABLES:
         for metric in built_in.tables[table].values():
@@ -148,18 +152,20 @@ def _check_names(metrics: list[Metric], built_in: MetricSet, reserved: Collectio
         again = sorted(_columns_of(metric) & taken)
         if again:
             name = metric.name if metric.name in again else again[0]
-            raise SinkscopeError(f"metric {metric.name}: there is a column {name} already; give it another name")
+            raise SinkscopeError(
+                f"metric {metric.name}: the column name {name} is taken; give the function another name"
+            )
         taken |= _columns_of(metric)
 
 
 def _columns_of(metric: Metric) -> set[str]:
-    """Every column that a metric brings to any table."""
+    """The names of all columns that a metric adds to any table."""
     names = {metric.name, f"mean_{metric.name}"} if metric.table == "heads" else {metric.name}
     return names | {f"{name}_sem" for name in names}
 
 
 def _checked(metric: Metric) -> Callable[[LayerView], Tensor]:
-    """The metric's function; what it does wrong is said in one line that names it."""
+    """Wraps the metric's function: an error or a wrong result becomes one SinkscopeError line that names the metric."""
 
     @wraps(metric.compute)
     def compute(view: LayerView) -> Tensor:
@@ -171,21 +177,21 @@ def _checked(metric: Metric) -> Callable[[LayerView], Tensor]:
             if isinstance(error, RuntimeError) and should_reduce_batch_size(error):
                 raise  # the batch is halved and measured again
             file = inspect.unwrap(metric.compute).__code__.co_filename
-            raise SinkscopeError(f"metric {metric.name}: {_told(error, Path(file).name)}") from error
+            raise SinkscopeError(f"metric {metric.name}: {_one_line(error, Path(file).name)}") from error
         first = view.attention.first
         wanted = tuple(first.shape[:2] if metric.table == "heads" else first.shape[:1])
         given = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
         if given != wanted:
             of = "[sequence, head]" if metric.table == "heads" else "[sequence]"
-            raise SinkscopeError(f"metric {metric.name}: it gives {given} where a tensor {of} = {wanted} is needed")
+            raise SinkscopeError(f"metric {metric.name}: returned {given}; a tensor {of} = {wanted} is needed")
         if values.is_complex():
-            raise SinkscopeError(f"metric {metric.name}: it gives complex numbers where real ones are needed")
+            raise SinkscopeError(f"metric {metric.name}: returned complex numbers; real numbers are needed")
         return values.to(first.device)
 
     return compute
 
 
-def _told(error: BaseException, file: str | None = None) -> str:
+def _one_line(error: BaseException, file: str | None = None) -> str:
     """The error in one line, with the line of the user's file that led to it."""
     if isinstance(error, SinkscopeError):
         return str(error)

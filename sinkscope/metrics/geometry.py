@@ -1,7 +1,8 @@
-"""Query-key geometry: why the sink wins the softmax. q and k as the softmax sees them (after rotation and q/k norm).
+"""Query-key geometry: why the sink wins the softmax.
 
-Columns about queries are per query head; columns about keys alone are constant within a key/value group. Pair means
-need no T x T matrix: the mean of cosines is a dot product with the sum of unit keys. Masks and windows play no part.
+q and k are taken as the softmax sees them, after rotary embedding and q/k norm. Columns about queries are per query
+head; columns about keys alone are constant within a key/value group. Means over pairs need no T x T matrix: the mean of
+cosines is a dot product with the sum of unit keys. Unless a column says otherwise, masks and windows are ignored.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def k_norm_other(view: LayerView) -> HeadValues:
 def logit_gap(view: LayerView) -> HeadValues:
     """Mean over i >= 1 of (s_i0 - mean_{j<=i} s_ij), s after scaling, soft-cap and bias, before mask and window.
 
-    Bidirectional heads: the mean over all keys. With an additive bias: over the keys the mask lets i see.
+    In bidirectional heads the inner mean is over all keys. Where the mask adds a finite bias (ALiBi), it is over the
+    keys that i may see.
     """
     return view.attention.logit_gap[..., 1:].mean(-1)

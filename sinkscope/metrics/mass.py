@@ -1,8 +1,8 @@
 """Attention mass: how much of each query's attention goes to the first token, to itself, and how spread it is.
 
-All values are per query head. In layers with a sliding window or chunks, queries that cannot reach key 0 give it 0
-and stay in every mean (only `sink_margin`, a logarithm, leaves them out). In bidirectional layers alpha_k divides by
-all T query rows; in causal ones by the T - k rows that may see key k.
+All values are per query head. In layers with a sliding window or chunks, queries that cannot reach key 0 give it mass 0
+and stay in every mean; only `sink_margin`, a logarithm, leaves them out. In bidirectional layers alpha_k is divided by
+all T query rows, in causal layers by the T - k rows that may see key k.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TAIL = 64
 HeadValues = Float[Tensor, "batch head"]
 
 
-@head_metric(unit="probability", range="[0, 1]", source="design card; Rahulrayy")
+@head_metric(unit="probability", range="[0, 1]", source="ours")
 def bos_mass(view: LayerView) -> HeadValues:
     """Mean over queries i = 1..T-1 of A[i,0]; query 0 is left out (its row is trivially 1 in causal heads)."""
     return mean_rows(view.attention.first[..., 1:])
@@ -30,19 +30,21 @@ def bos_mass(view: LayerView) -> HeadValues:
 
 @head_metric(unit="probability", range="[0, 1]", source=GU)
 def sink_score(view: LayerView) -> HeadValues:
-    """alpha_0, where alpha_k = 1/(T-k) sum_{i>=k} A[i,k]; query k's own row included."""
+    """alpha_0, where alpha_k = 1/(T-k) sum_{i>=k} A[i,k]; the sum includes query k itself."""
     return mean_rows(view.attention.first)
 
 
 @head_metric(unit="share", range="[0, 1]", source=GU)
 def sink_rate(view: LayerView) -> HeadValues:
-    """Mean over sequences of 1[alpha_0 > epsilon]: the indicator per sequence first, then the mean; epsilon 0.3."""
+    """Mean over sequences of 1[alpha_0 > epsilon]: the indicator per sequence first, then the mean; epsilon is 0.3 by
+    default."""
     return (sink_score(view) > view.epsilon).float()
 
 
 @head_metric(unit="probability", range="[0, 1]", source=GU)
 def sink_score_t64(view: LayerView) -> HeadValues:
-    """alpha_0 over the first 64 queries of the same pass (causal heads: what a T = 64 run gives); NaN where T < 64."""
+    """alpha_0 over the first 64 queries of the same pass (in causal heads equal to a run at T = 64); NaN where
+    T < 64."""
     return mean_rows(view.attention.first[..., :EARLY]) if view.queries >= EARLY else _nan(view)
 
 
@@ -52,7 +54,7 @@ def sink_rate_t64(view: LayerView) -> HeadValues:
     return (sink_score_t64(view) > view.epsilon).float() if view.queries >= EARLY else _nan(view)
 
 
-@head_metric(unit="positions", range="[0, T]", source="catch-tag-release")
+@head_metric(unit="positions", range="[0, T]", source="ours")
 def sinks_per_sequence(view: LayerView) -> HeadValues:
     """Mean number of keys k with alpha_k > epsilon, over k with at least T/4 query rows."""
     eligible = eligible_keys(view.queries, view.keys, view.attention.causal)
@@ -67,7 +69,8 @@ def first_argmax(view: LayerView) -> HeadValues:
 
 @head_metric(unit="nats", range="(-inf, inf)", source=f"{LAMPERT} (margin kappa); estimator ours")
 def sink_margin(view: LayerView) -> HeadValues:
-    """Mean over i >= 1 of log(A[i,0] / (1 - A[i,0])), from logits, unclipped; queries blind to key 0 left out."""
+    """Mean over i >= 1 of log(A[i,0] / (1 - A[i,0])), from logits, unclipped; queries that cannot see key 0, or see
+    nothing else, are left out."""
     return view.attention.margin[..., 1:].nanmean(-1)
 
 
@@ -83,27 +86,30 @@ def previous_mass(view: LayerView) -> HeadValues:
     return mean_rows(_present(view.attention.previous)[..., 1:])
 
 
-@head_metric(unit="nats", range="[0, log T]", source="AEQD, 2504.03889")
+@head_metric(unit="nats", range="[0, log T]", source="Sandoval-Segura et al. 2504.03889 (AEQD)")
 def entropy(view: LayerView) -> HeadValues:
-    """Mean over all queries i (0 included) of -sum_j A[i,j] log A[i,j]; keys only, a learned sink is not one."""
+    """Mean over all queries i (0 included) of -sum_j A[i,j] log A[i,j]; the sum is over keys, without learned
+    sinks."""
     return mean_rows(view.attention.entropy)
 
 
-@head_metric(unit="ratio", range="[0, 1]", source="ours (Lampert et al.'s eq. 12 could not be read)")
+@head_metric(unit="ratio", range="[0, 1]", source="ours (in place of Lampert et al. eq. 12, which we could not read)")
 def uniformity(view: LayerView) -> HeadValues:
-    """Mean over i >= 1 of entropy of row i / log(number of keys i may see); queries that see one key left out."""
+    """Mean over i >= 1 of entropy of row i / log(number of keys i may see); queries that see at most one key are left
+    out."""
     visible = view.attention.visible[..., 1:]
     ratio = view.attention.entropy[..., 1:] / visible.to(view.attention.entropy.dtype).log()
     return torch.where(visible > 1, ratio, torch.nan).nanmean(-1)
 
 
-@head_metric(unit="probability", range="[0, 1]", source="-")
+@head_metric(unit="probability", range="[0, 1]", source="ours")
 def learned_sink_mass(view: LayerView) -> HeadValues:
-    """Mean over all queries of 1 - sum_j A[i,j]: what a learned sink logit (gpt-oss) takes; 0 for plain softmax."""
+    """Mean over all queries of 1 - sum_j A[i,j]: the mass that a learned sink logit (gpt-oss) takes; 0 for plain
+    softmax."""
     return mean_rows(view.attention.learned_sink)
 
 
-@head_metric(unit="probability", range="[0, 1]", source="JohnScheuer")
+@head_metric(unit="probability", range="[0, 1]", source="ours")
 def tail_mass(view: LayerView) -> HeadValues:
     """Mean over the last 64 queries of A[i,0]; over i = 1..T-1 where T <= 64."""
     return mean_rows(view.attention.first[..., max(1, view.queries - TAIL) :])
@@ -111,19 +117,20 @@ def tail_mass(view: LayerView) -> HeadValues:
 
 @once_per_view
 def alpha(view: LayerView) -> Float[Tensor, "batch head key"]:
-    """alpha_k of every key: attention received, over the query rows that may see it (Gu et al. 2410.10781)."""
+    """alpha_k of every key: the mean attention it receives from the query rows that may see it (Gu et al.
+    2410.10781)."""
     return view.attention.columns / query_rows(view.attention.columns, view.queries, view.attention.causal)
 
 
 def query_rows(columns: Tensor, queries: int, causal: bool) -> Tensor:
-    """Rows alpha_k is a mean over: T - k in a causal head, T in a bidirectional one."""
+    """The number of query rows that alpha_k averages: T - k in a causal head, T in a bidirectional one."""
     if not causal:
         return columns.new_full((1,), queries)
     return queries - torch.arange(columns.shape[-1], device=columns.device, dtype=columns.dtype)
 
 
 def eligible_keys(queries: int, keys: int, causal: bool) -> int:
-    """Keys 0..n-1 with at least T/4 query rows: fewer make a mean too noisy to call a peak."""
+    """The number n of keys 0..n-1 that have at least T/4 query rows; a mean over fewer is too noisy to call a peak."""
     return queries - -(-queries // 4) + 1 if causal else keys
 
 

@@ -7,18 +7,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 MANY_ROWS = 8
-"""Rows from which on an accelerator selects their medians at once."""
+"""With at least this many rows, an accelerator selects all their medians at once."""
 
 COARSE_BITS = 18
 """Leaves the exponent and 5 bits of the mantissa: buckets 3 % wide."""
 
 
 def median_abs(x: Float[Tensor, "batch element"]) -> Float[Tensor, " batch"]:
-    """Median of |x| of each row, the mean of the two middle values for an even count (numpy's rule); NaN if any is.
+    """Median of |x| for each row: the mean of the two middle values for an even count (numpy's rule), NaN if any x is.
 
-    The bits of a non-negative float32 order as integers do: a histogram of their upper bits finds the few elements
-    around the middle, and only those are sorted. Exact, and several times faster than selecting among all. An
-    accelerator selects in many rows at once; a row at a time would keep it waiting for us.
+    The bits of non-negative float32 numbers sort like integers. A histogram of their upper bits finds the few elements
+    around the middle, and only those are sorted: exact, and several times faster than selecting among all. An
+    accelerator selects in many rows at once instead, because it would wait for the host after every row.
     """
     if x.device.type != "cpu" and len(x) >= MANY_ROWS:
         return _selected(x.float().abs()).to(x.dtype)
@@ -28,7 +28,8 @@ def median_abs(x: Float[Tensor, "batch element"]) -> Float[Tensor, " batch"]:
 
 
 def _selected(sizes: Float[Tensor, "batch element"]) -> Float[Tensor, " batch"]:
-    """torch's median is the lower of two middle elements; the upper is equal to it or the next larger."""
+    """Medians of all rows at once. torch's median is the lower of the two middle elements; the upper one is either
+    equal to it or the next larger element."""
     lower = sizes.median(-1).values
     if sizes.shape[-1] % 2:
         return lower
@@ -39,7 +40,7 @@ def _selected(sizes: Float[Tensor, "batch element"]) -> Float[Tensor, " batch"]:
 
 
 def _middle(bits: Int[Tensor, " element"]) -> Int[Tensor, " two"]:
-    """The two middle elements (the same one twice for an odd count)."""
+    """The bits of the two middle elements (the same one twice for an odd count)."""
     ranks = torch.tensor([(len(bits) - 1) // 2, len(bits) // 2], device=bits.device)
     coarse = bits >> COARSE_BITS
     ends = torch.bincount(coarse).cumsum(0)

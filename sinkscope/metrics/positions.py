@@ -1,6 +1,6 @@
-"""Attention mass by position (positions.parquet) and by prefix (length_curve.csv), of every head.
+"""Attention mass of every query head by position (positions.parquet) and by prefix length (length_curve.csv).
 
-Values are per query head; conventions of windows and bidirectional layers as in `mass`.
+Windows and bidirectional layers are treated as in `mass`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def early_alpha(view: LayerView) -> Float[Tensor, "batch head early"]:
 
 @quantity("sequence", "head", "query", unit="probability", range="[0, 1]", column="bos_mass")
 def first(view: LayerView) -> Float[Tensor, "batch head query"]:
-    """A[i,0] of the query i at the position; empty in cross-attention."""
+    """A[i,0], i = the query at the position; empty in cross-attention."""
     return view.attention.first
 
 
 @quantity("sequence", "head", "query", unit="share", range="[0, 1]", source=mass.GU, column="bos_share")
 def first_share(view: LayerView) -> Float[Tensor, "batch head query"]:
-    """|A[i,0]| / sum_j |A[i,j]| of the query i at the position, 0 where the row is 0; empty in cross-attention."""
+    """|A[i,0]| / sum_j |A[i,j]|, i = the query at the position; 0 where the row is 0, empty in cross-attention."""
     return view.attention.first_share
 
 

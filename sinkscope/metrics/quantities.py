@@ -1,11 +1,15 @@
-"""What a scan measures, declared by the names of its axes: one function and one declaration a quantity.
+"""The quantities that a scan measures. Each is one function, declared with the names of its result's axes.
 
-The axes say everything else. `sequence` first: one row a sequence, and batches join one after the other. `element`
-first: a list of rows, any number from each batch. A position (`key`, `query`, `early`) last: batches join by sums, and
-a run holds the mean over the sequences that reach the position. `head`: the axis that --tp spreads over processes.
-`length` last: the function is called for each prefix of the length curve. `metric` last: the columns of a table.
-A (sequence, head, position) quantity is a column of positions.parquet, a (sequence, head, length) one of
-length_curve.csv, unless it is declared internal.
+The axes determine how its values are collected:
+- `sequence` first: one row for each sequence; batches are concatenated.
+- `element` first: any number of rows from each batch; batches are concatenated.
+- a position (`key`, `query`, `early`) last: batches are summed, and a run holds the mean over the sequences that reach
+  the position.
+- `length` last: the function is called once for each prefix of the length curve.
+- `metric` last: the columns of a table.
+- `head`: --tp spreads this axis over processes.
+A (sequence, head, position) quantity is a column of positions.parquet, and a (sequence, head, length) quantity a column
+of length_curve.csv, unless it is declared internal.
 """
 
 from __future__ import annotations
@@ -25,22 +29,22 @@ from sinkscope.metrics.registry import Metric, MetricSet, formula_of, registered
 
 DIMS = ("sequence", "head", "metric", "length", "key", "query", "early", "channel", "element", "coordinate")
 POSITIONS = ("key", "query", "early")
-"""Axes that differ in size between sequences; `early`: keys of the first 64 queries."""
+"""Axes whose size depends on the sequence length. `early` holds keys 0..63, over the first 64 queries."""
 
 PlaceTable = Literal["positions", "length_curve"]
 OWN_COLUMNS = ("domain", "stream", "layer", "head", "position", "length", "token")
-"""Columns that those tables have anyway."""
+"""Columns that these tables have in any case; no quantity may take their names."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """Something measured of every LayerView.
+    """Something measured on every LayerView.
 
     Attributes:
         dims: names of the axes, from DIMS.
         compute: LayerView -> tensor with these axes; with a `length` axis, (LayerView, length) -> tensor without it.
-            Raises Missing where the layer does not show what it needs.
-        column: its name in the table that its axes name; None = no table shows it.
+            Raises Missing where the layer lacks what it needs.
+        column: the column's name in the table; None where no table shows the quantity.
     """
 
     name: str
@@ -54,19 +58,19 @@ class Quantity:
 
     @property
     def table(self) -> PlaceTable | None:
-        """The table that shows it."""
+        """The table that shows the quantity; None where no table does."""
         return None if self.column is None else _table(self.dims)
 
     @property
     def summed(self) -> bool:
-        """Whether batches join by sums over their sequences, for a mean at each position."""
+        """Whether batches are summed over their sequences, for a mean at each position."""
         return self.dims[-1] in POSITIONS
 
     def measure(self, view: LayerView, lengths: list[int]) -> Tensor | None:
         """The values of one view; None where they are missing.
 
-        `lengths`: prefixes of the length curve; NaN at those that are longer than the view's sequences.
-        Raises SinkscopeError where the function returns other axes than are declared.
+        `lengths` are the prefixes of the length curve; values are NaN at prefixes longer than the view's sequences.
+        Raises SinkscopeError where the result's axes do not match the declared ones.
         """
         try:
             if self.dims[-1] != "length":
@@ -88,23 +92,24 @@ class Quantity:
         )
         if not fits:
             raise SinkscopeError(
-                f"quantity {self.name}: the function returned a tensor of shape {list(values.shape)}, and its axes "
-                f"({', '.join(dims)}) have {[size or 'any' for size in sizes]}"
+                f"quantity {self.name}: the function returned a tensor of shape {list(values.shape)}; its axes "
+                f"({', '.join(dims)}) need {[size or 'any' for size in sizes]}"
             )
         return values
 
 
 QUANTITIES: dict[str, Quantity] = {}
-"""Every quantity that was declared; the table quantities (`heads`, `layers`) are made by `quantity_set`."""
+"""Every declared quantity, by name. `quantity_set` adds those that hold the tables' metrics (`heads`, `layers`)."""
 
 
 def quantity(
     *dims: str, unit: str, range: str, source: str = "ours", column: str | None = None, internal: bool = False
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Declares a function as a quantity of these axes; the function's name is its name, the docstring its formula.
+    """Declares a function as a quantity with these axes. The function's name is the quantity's name, the first
+    paragraph of its docstring the formula.
 
-    `column`: its name in the table, where it is not the function's. `internal`: no table shows it.
-    Raises SinkscopeError: axes that cannot be joined, a name or a column that is taken.
+    `column`: the column's name, where it differs from the function's. `internal`: no table shows the quantity.
+    Raises SinkscopeError for axes that cannot be joined, and for a name or column that is taken.
     """
     _refuse_bad_dims(dims)
 
@@ -120,27 +125,27 @@ def quantity(
 
 @dataclass(frozen=True)
 class QuantitySet:
-    """What one scan measures. It is taken once, before the first batch: what is declared later changes nothing in it.
+    """What one scan measures. A scan fixes its set before the first batch; later declarations do not change it.
 
-    `metrics`: name the columns of the quantities with a `metric` axis: `heads`, `layers`, and `smoothing` on request.
+    `metrics` names the columns of the quantities with a `metric` axis: `heads`, `layers`, and `smoothing` on request.
     """
 
     metrics: MetricSet
     quantities: tuple[Quantity, ...]
 
     def shown_in(self, table: PlaceTable) -> dict[str, Quantity]:
-        """The quantities that a table shows, by column, in its order."""
+        """The quantities that a table shows, by column, in the order of the columns."""
         return {each.column: each for each in self.quantities if each.column is not None and each.table == table}
 
     def with_smoothing(self, compute: Callable[[LayerView], Tensor]) -> QuantitySet:
-        """The same and the smoothing table: `compute` gives [sequence, head, metric]."""
+        """Returns this set with the smoothing table added; `compute` returns [sequence, head, metric]."""
         table = Quantity("smoothing", ("sequence", "head", "metric"), compute)
         return replace(self, quantities=(*self.quantities, table))
 
     def axes(self) -> dict[str, list[str]]:
-        """The axes of each quantity by its name, the columns of a `metric` axis among them: what shards are checked by.
+        """The axes of each quantity, by name; a `metric` axis is followed by the names of its columns.
 
-        Two scans with the same axes hold values that can be joined.
+        Shards are checked against this: the values of two scans can be joined where their axes are the same.
         """
         return {each.name: [*each.dims, *self._columns(each)] for each in self.quantities}
 
@@ -149,7 +154,7 @@ class QuantitySet:
 
 
 def quantity_set(metrics: MetricSet | None = None) -> QuantitySet:
-    """A snapshot of the quantities declared now. `metrics`: those of the scan; None = all that are registered now."""
+    """A snapshot of the quantities declared now. `metrics` are those of the scan; None takes sinkscope's own."""
     metrics = registered() if metrics is None else metrics
     heads = Quantity("heads", ("sequence", "head", "metric"), partial(_head_columns, metrics.tables["heads"]))
     layers = Quantity("layers", ("sequence", "metric"), partial(_layer_columns, metrics.tables["layers"]))
@@ -165,7 +170,7 @@ def _layer_columns(metrics: Mapping[str, Metric], view: LayerView) -> Tensor:
 
 
 def _columns(metrics: Mapping[str, Metric], view: LayerView, like: Tensor) -> Tensor:
-    """[..., metric]: every metric of a table, each expanded to `like`; NaN for what is missing or sampled."""
+    """Every metric of a table, as [*like, metric]; NaN for a metric that is missing or sampled."""
     missing = torch.full_like(wide(like), torch.nan)
     columns = []
     for metric in metrics.values():

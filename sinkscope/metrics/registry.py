@@ -1,9 +1,10 @@
-"""How a metric is declared: what computes it, its unit, range, formula and source; and the set of metrics of one scan.
+"""How a metric is declared (its function, unit, range, formula and source), and the set of metrics of one scan.
 
-To add a metric, write one function LayerView -> tensor and put `@head_metric` or `@layer_metric` above it. Its name
-is the column's name, the docstring's first paragraph its formula. A decorator changes nothing but the function: it
-hangs the declaration on it. A function counts once it is in a MetricSet: the built-in ones through `register`, in this
-package's `__init__`; a user's through `scan(..., metrics=[mine])`, `--metrics FILE.py` or an entry point.
+To add a metric, write one function LayerView -> tensor and put `@head_metric` or `@layer_metric` above it. The
+function's name is the column's name, the first paragraph of its docstring is the formula. The decorator only attaches
+the declaration to the function. A scan computes a metric once it is in the scan's MetricSet: a built-in metric enters
+through `register`, in this package's `__init__`; a user's metric through `scan(..., metrics=[mine])`,
+`--metrics FILE.py` or an entry point.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ DECLARED = "sinkscope_metrics"
 
 @dataclass(frozen=True)
 class Metric:
-    """A column whose value is known for each sequence; the tables show its mean over sequences and `<name>_sem`.
+    """A column with one value for each sequence; the tables show its mean over sequences and `<name>_sem`.
 
     Attributes:
         table: `heads` ([sequence, head] values), `layers` ([sequence] values) or `smoothing` ([head] values of one
             sequence: `compute` takes a FoldedHeads).
-        shown: whether the tables carry it (places such as max_abs_token are per-sequence only).
-        sampled: a layer metric too slow for every sequence: a scan measures it on the first sequences of each domain
-            (option --spectra); the others are empty.
-        begin: starts what `compute` does without waiting for it; the result's `tensor()` gives the values of `compute`.
+        shown: whether the tables show it. Positions such as max_abs_token are kept per sequence only.
+        sampled: True for a layer metric too slow for every sequence: a scan measures it on the first sequences of each
+            domain (option --spectra) and leaves it empty for the others.
+        begin: starts the work of `compute` without waiting for it; the result's `tensor()` returns the same values.
     """
 
     name: str
@@ -64,17 +65,18 @@ class Metric:
 
 @dataclass(frozen=True)
 class MetricSet:
-    """The per-sequence metrics of one scan, by table and name. A scan takes it once, before its first batch, and
-    nothing changes it afterwards."""
+    """The per-sequence metrics of one scan, by table and name. A scan fixes its set before the first batch; later
+    declarations do not change it."""
 
     tables: Mapping[Table, Mapping[str, Metric]]
 
     def names(self, table: Table) -> tuple[str, ...]:
-        """The columns of a table, in its order."""
+        """The metrics of a table, in the order of its columns."""
         return tuple(self.tables[table])
 
     def extended(self, metrics: Iterable[Metric]) -> MetricSet:
-        """A set with these metrics behind its own. Names are checked by `sinkscope.metrics.extension`, before."""
+        """Returns a set with these metrics after its own. The caller has checked their names
+        (`sinkscope.metrics.extension`)."""
         tables = {table: dict(self.tables[table]) for table in TABLES}
         for metric in metrics:
             tables[metric.table][metric.name] = metric
@@ -86,7 +88,8 @@ METRICS: dict[Table, dict[str, Metric]] = {table: {} for table in TABLES}
 
 
 def register(family: ModuleType) -> None:
-    """Adds the metrics of a module of this package, in the order they stand in. Raises SinkscopeError: a name twice."""
+    """Adds the metrics of a module of this package, in the module's order. Raises SinkscopeError for a duplicate
+    name."""
     for value in vars(family).values():
         for metric in declared(value):
             if METRICS[metric.table].setdefault(metric.name, metric) is not metric:
@@ -99,22 +102,24 @@ def registered() -> MetricSet:
 
 
 def declared(function: object) -> tuple[Metric, ...]:
-    """The metrics that a function was decorated as: none, one, or two where it is `normalised`."""
+    """The metrics that a function declares: none, one, or two where it is `normalised`."""
     return getattr(function, DECLARED, ()) if callable(function) else ()
 
 
 def head_metric(
     *, unit: str, range: str, source: str = "ours", normalised: bool = False
 ) -> Callable[[Compute], Compute]:
-    """Makes a function LayerView -> [sequence, head] a metric of heads: a column of heads.csv.
+    """Declares a function LayerView -> [sequence, head] as a head metric: a column of heads.csv.
 
     Args:
-        unit: what the values are counted in (probability, nats, norm, ...); probability and share are drawn from 0 to
-            1. range: the values it can take, as text. source: the paper or repository it is from.
-        normalised: adds the column `<name>_ln`: the value over its mean over the layer's heads, in the same sequence.
+        unit: the unit of the values (probability, nats, norm, ...); figures draw probability and share from 0 to 1.
+        range: the values it can take, as text.
+        source: the paper or repository that the metric comes from.
+        normalised: adds the column `<name>_ln`: the value divided by its mean over the heads of the same layer, in the
+            same sequence.
 
-    The function's name is the column's name, its docstring's first paragraph the column's formula. It may raise
-    Missing where a layer lacks what it needs. Raises SinkscopeError where there is no docstring.
+    The function's name is the column's name, the first paragraph of its docstring is the column's formula. The function
+    may raise Missing where a layer lacks what it needs. Raises SinkscopeError where there is no docstring.
     """
 
     def declare(compute: Compute) -> Compute:
@@ -130,13 +135,13 @@ def layer_metric(
     *, unit: str, range: str, source: str = "ours", shown: bool = True, sampled: bool = False,
     begin: Begin | None = None,
 ) -> Callable[[Compute], Compute]:  # fmt: skip
-    """Makes a function LayerView -> [sequence] a metric of layers: a column of layers.csv.
+    """Declares a function LayerView -> [sequence] as a layer metric: a column of layers.csv.
 
     Args:
-        unit, range, source: as of `head_metric`.
-        shown: False keeps it out of layers.csv; sequences.parquet has it all the same.
-        sampled: it is dear, and measured on the first sequences of a domain only. Under --tp the main process alone
-            calls it, so it must not ask for `layer_mean`.
+        unit, range, source: as in `head_metric`.
+        shown: False keeps it out of layers.csv; sequences.parquet still holds it.
+        sampled: True for a slow metric, which is then measured on the first sequences of each domain only. Under --tp
+            only the main process calls it, so it must not use `layer_mean`.
         begin: see Metric.
 
     Raises SinkscopeError where there is no docstring.
@@ -150,12 +155,12 @@ def layer_metric(
 
 
 def smoothing_metric(*, unit: str, range: str, source: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Makes a function FoldedHeads -> [head] a column of smoothing.csv."""
+    """Declares a function FoldedHeads -> [head] as a column of smoothing.csv."""
     return lambda compute: _declare(compute, _describe(compute, "smoothing", unit, range, source))
 
 
 def over_layer(compute: Compute) -> Compute:
-    """The `_ln` form of a head metric: divided by its mean over the heads of the layer, per sequence."""
+    """Returns the `_ln` form of a head metric: its value divided by the layer's mean over heads, per sequence."""
 
     @wraps(compute)
     def normalised(view: LayerView) -> Tensor:
@@ -166,7 +171,7 @@ def over_layer(compute: Compute) -> Compute:
 
 
 def formula_of(function: Callable[..., object]) -> str:
-    """The first paragraph of the docstring on one line. Raises SinkscopeError where there is none."""
+    """The first paragraph of the function's docstring, on one line. Raises SinkscopeError where there is none."""
     text = inspect.getdoc(function)
     if not text:
         raise SinkscopeError(

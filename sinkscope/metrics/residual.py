@@ -1,9 +1,9 @@
 """The residual stream at a layer: alignment of the sink embedding, norms, massive activations, compression.
 
-x = residual stream entering the block, z = what the q/k/v projections read (after the block's input norm, where there
-is one), e = residual stream leaving the block; taken by hooks at the block's input and output (transformers'
-`hidden_states[-1]` is after the final norm and would distort the last row). Position 0 is never in a mean over
-"others". Medians are the mean of the two middle values where the count is even.
+x is the residual stream entering the block, z what the q/k/v projections read (after the block's input norm, where it
+has one), e the residual stream leaving the block. Hooks at the block's input and output read them: transformers'
+`hidden_states[-1]` is after the final norm and would distort the last layer. Means over "other" tokens leave out
+position 0. A median over an even count is the mean of the two middle values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sinkscope.metrics.quantities import quantity
 from sinkscope.metrics.registry import layer_metric
 from sinkscope.metrics.spectra import SpectrumEntropy, spectrum_entropy
 
-FIG1 = "Lampert et al. 2605.08453 fig. 1 (pre- or post-norm not readable: both given)"
+FIG1 = "Lampert et al. 2605.08453 fig. 1; they do not say whether before or after the input norm, so both are reported"
 FIG246 = "Lampert et al. 2605.08453 fig. 2, 4, 6"
 GU = "Gu et al. 2410.10781"
 SUN = "Sun et al. 2402.17762"
@@ -31,13 +31,15 @@ Tokens = Float[Tensor, "batch token channel"]
 
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG1)
 def cos_first_residual(view: LayerView) -> LayerValues:
-    """Mean over j >= 1 of cos(x_0, x_j): alignment of the sink embedding with all others, in the residual stream."""
+    """Mean over j >= 1 of cos(x_0, x_j): alignment of the sink embedding with all other tokens, in the residual
+    stream."""
     return first_cosine(view.x, view.x_norms)
 
 
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG1)
 def cos_first_input(view: LayerView) -> LayerValues:
-    """Mean over j >= 1 of cos(z_0, z_j): the same where the q/k/v projections read it."""
+    """Mean over j >= 1 of cos(z_0, z_j): alignment of the sink embedding with all other tokens, as the q/k/v
+    projections read them."""
     z = need(view.attention_input)
     return first_cosine(z, torch.linalg.vector_norm(z, dim=-1))
 
@@ -88,13 +90,14 @@ def inf_norm(view: LayerView) -> LayerValues:
 
 @layer_metric(unit="ratio", range="[1, inf)", source=SUN)
 def max_over_token_median(view: LayerView) -> LayerValues:
-    """Largest abs of x over the median abs of the elements of the token where it sits; per sequence, then the mean."""
+    """Largest abs of x, divided by the median abs of the elements of the token that holds it; per sequence, then the
+    mean."""
     return inf_norm(view) / median_abs(loudest_token(view))
 
 
 @layer_metric(unit="ratio", range="[1, inf)", source=SUN)
 def max_over_layer_median(view: LayerView) -> LayerValues:
-    """Largest abs of x over the median abs of all elements of the sequence's x; per sequence, then the mean."""
+    """Largest abs of x, divided by the median abs of all elements of the sequence's x; per sequence, then the mean."""
     return inf_norm(view) / layer_median(view)
 
 
@@ -117,7 +120,7 @@ def kurtosis_other(view: LayerView) -> LayerValues:
 
 
 def begin_matrix_entropy(view: LayerView) -> SpectrumEntropy:
-    """Starts `matrix_entropy`: the eigenvalues are computed beside the forward pass."""
+    """Starts `matrix_entropy`; threads compute the eigenvalues while the forward pass continues."""
     return SpectrumEntropy.of(view.x)
 
 
@@ -126,48 +129,49 @@ def begin_matrix_entropy(view: LayerView) -> SpectrumEntropy:
     sampled=True, begin=begin_matrix_entropy,
 )  # fmt: skip
 def matrix_entropy(view: LayerView) -> LayerValues:
-    """Entropy of the squared singular values of x (all tokens, not centred) divided by their sum. Over the first n
-    sequences only (option --spectra): the most with n min(T, D)^3 <= 2^31, T of the longest, at least 2; empty in the
-    others."""
+    """Entropy of the squared singular values of x (all tokens, not centred) divided by their sum. Measured on the first
+    n sequences only (option --spectra), empty in the others. By default n is the largest with n min(T, D)^3 <= 2^31,
+    where T is the longest sequence, and at least 2."""
     return spectrum_entropy(view.x)
 
 
 @layer_metric(unit="position", range="[0, T)", source=SUN, shown=False)
 def max_abs_token(view: LayerView) -> Int[Tensor, " batch"]:
-    """Position of the token that holds the sequence's largest abs of x; the lowest where several do."""
+    """Position of the token that holds the sequence's largest abs of x; the lowest position in a tie."""
     return view.x_peaks.argmax(-1)
 
 
 @layer_metric(unit="channel", range="[0, D)", source=SUN, shown=False)
 def max_abs_dim(view: LayerView) -> Int[Tensor, " batch"]:
-    """Channel of the sequence's largest abs of x; the lowest where several hold it."""
+    """Channel of the sequence's largest abs of x; the lowest channel in a tie."""
     return loudest_token(view).abs().argmax(-1)
 
 
 @layer_metric(unit="norm", range="[0, inf)", source=GU, shown=False)
 def norm_first_output(view: LayerView) -> LayerValues:
-    """Norm of e_0, the first token leaving the block: tells in the summary where its norm rises and falls."""
+    """Norm of e_0, the first token leaving the block; the summary reports where this norm rises and falls."""
     return torch.linalg.vector_norm(need(view.residual_out)[:, 0], dim=-1)
 
 
 def massive_bound(view: LayerView) -> LayerValues:
-    """What an abs must exceed to be massive: 100 and 1000 x the median abs of the sequence's x."""
+    """The bound that a massive element's abs exceeds: the larger of 100 and 1000 x the median abs of the sequence's
+    x."""
     return (MASSIVE_RATIO * layer_median(view)).clamp(min=MASSIVE_ABS)
 
 
 @quantity("element", "coordinate", unit="position, channel", range="[0, T), [0, D)", source=SUN)
 def massive(view: LayerView) -> Int[Tensor, "element two"]:
-    """(position, channel) of every massive element of x, once for each sequence that has it there."""
+    """(position, channel) of every massive element of x; one row for each sequence and element."""
     bound = massive_bound(view)
-    tokens = (view.x_peaks > bound[:, None]).nonzero()  # they are few, so only they are searched
+    tokens = (view.x_peaks > bound[:, None]).nonzero()  # few tokens hold a massive element; only these are searched
     rows = view.x[tokens[:, 0], tokens[:, 1]].abs() > bound[tokens[:, 0], None]
     found = rows.nonzero()
     return torch.cat([tokens[found[:, 0], 1:], found[:, 1:]], dim=1)
 
 
-@quantity("sequence", "channel", unit="ratio", range="[-1, 1]", source="outlier-position-anatomy")
+@quantity("sequence", "channel", unit="ratio", range="[-1, 1]", source="ours")
 def first_unit(view: LayerView) -> Float[Tensor, "batch channel"]:
-    """x_0 / norm x_0; first_constancy compares it between sequences."""
+    """x_0 / norm x_0; first_constancy compares it across sequences."""
     return torch.nn.functional.normalize(view.x[:, 0], dim=-1)
 
 
@@ -198,7 +202,7 @@ def pair_cosine(x: Tokens, norms: Float[Tensor, "batch token"]) -> LayerValues:
 
 
 def kurtosis(x: Float[Tensor, "... channel"]) -> Float[Tensor, "..."]:  # noqa: UP037
-    """In float64 where the device has it: near 0 the subtraction of 3 leaves few digits of a float32."""
+    """Excess kurtosis, in float64 where the device has it: near 0, subtracting 3 leaves few digits of a float32."""
     exact = wide(x)
     squares = (exact - exact.mean(-1, keepdim=True)).square_()
     second = squares.mean(-1)

@@ -1,9 +1,12 @@
-"""Smoothing: does a head that mixes tokens make them more alike? Lampert et al. 2605.08453, as far as it could be read.
+"""Smoothing: does a head that mixes tokens make them more similar? After Lampert et al. 2605.08453.
 
-One head of one sequence: W = W_O^h W_V^h diag(gain of the input norm); z_i = the normalised token without gain and
-bias (x_i itself where no norm stands before); tokens i >= 1; zbar their mean, B = Cov(z) with 1/n; x_i = the residual
-stream entering the block. Biases are left out, and so is any norm or multiplier after W_O. Each column is a mean over
-sequences of per-sequence values. Columns of x and z alone are constant within a layer.
+Some formulas of the paper could not be read; the sources below say which ones are our reconstruction.
+
+Notation for one head of one sequence: W = W_O^h W_V^h diag(gain of the input norm). x_i is the residual stream entering
+the block. z_i is the normalised token without gain and bias, or x_i itself where the block has no input norm. Only
+tokens i >= 1 count; zbar is the mean of their z_i, and B = Cov(z) with 1/n. Biases are left out, and so is any norm or
+multiplier after W_O. Each column is a mean over sequences of per-sequence values. Columns that depend on x and z alone
+are constant within a layer.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from sinkscope.metrics.registry import smoothing_metric
 
 LAMPERT = "Lampert et al. 2605.08453"
 EQ2 = f"{LAMPERT} eq. 2, our reconstruction"
-COSTS = f"{LAMPERT} section 7; what kappa, C, r and Delta stand for is our reading"
+COSTS = f"{LAMPERT} section 7; our reading of kappa, C, r and Delta"
 GROUPS = 1.0
 
 HeadValues = Float[Tensor, " head"]
@@ -25,7 +28,8 @@ HeadValues = Float[Tensor, " head"]
 
 @smoothing_metric(unit="ratio", range="(-inf, inf)", source=f"{LAMPERT}, our reconstruction")
 def beta(folded: FoldedHeads) -> HeadValues:
-    """mean (x_i - xbar).(z_i - zbar) / mean |z_i - zbar|^2: x as beta z by least squares; constant within a layer."""
+    """mean (x_i - xbar).(z_i - zbar) / mean |z_i - zbar|^2: the least-squares slope of x on z; constant within a
+    layer."""
     tokens = folded.tokens - folded.tokens.mean(0)
     return ((tokens * folded.centred).sum(-1).mean() / folded.spread).expand(folded.heads)
 
@@ -44,13 +48,13 @@ def tr_bwtw(folded: FoldedHeads) -> HeadValues:
 
 @smoothing_metric(unit="activation^2", range="(-inf, inf)", source=LAMPERT)
 def beta_tr_bw(folded: FoldedHeads) -> HeadValues:
-    """beta * tr(B W), both of the same sequence: what `verdict` asks the sign of."""
+    """beta * tr(B W), both of the same sequence; `verdict` depends on its sign."""
     return beta(folded) * tr_bw(folded)
 
 
 @smoothing_metric(unit="cosine", range="[-1, 1]", source=LAMPERT)
 def avgcos_residual(folded: FoldedHeads) -> HeadValues:
-    """Mean cosine over pairs i != j of x_i, x_j: before the head adds anything; constant within a layer."""
+    """Mean cosine over pairs i != j of x_i and x_j, before the head adds anything; constant within a layer."""
     return folded.average_cosine(None)
 
 
@@ -63,26 +67,28 @@ def avgcos_identity(folded: FoldedHeads) -> HeadValues:
 @smoothing_metric(unit="cosine", range="[-1, 1]", source=LAMPERT)
 def avgcos_attention(folded: FoldedHeads) -> HeadValues:
     """Mean cosine over pairs i != j of x_i + W sum_j A_ij z_j: the head's own attention, key 0 included; empty where
-    a gate or norm stands between attention and the output projection."""
+    a gate or norm lies between attention and the output projection."""
     return folded.cos_attention
 
 
 @smoothing_metric(unit="cosine", range="[-1, 1]", source=LAMPERT)
 def avgcos_uniform(folded: FoldedHeads) -> HeadValues:
-    """Mean cosine over pairs i != j of x_i + W mean_{j<=i} z_j, key 0 included, windows ignored; the mean over all j
-    in a bidirectional layer."""
+    """Mean cosine over pairs i != j of x_i + W mean_{j<=i} z_j: uniform attention, key 0 included, windows ignored.
+    In a bidirectional layer the mean is over all j."""
     return folded.cos_uniform
 
 
 @smoothing_metric(unit="cosine", range="[-2, 2]", source=f"{LAMPERT} fig. 8")
 def attention_minus_identity(folded: FoldedHeads) -> HeadValues:
-    """avgcos_attention - avgcos_identity, in the same sequence: above 0 the head's mixing makes tokens more alike."""
+    """avgcos_attention - avgcos_identity, in the same sequence: above 0, the head's mixing makes tokens more
+    similar."""
     return folded.cos_attention - folded.cos_identity
 
 
 @smoothing_metric(unit="cosine", range="[-2, 2]", source=f"{LAMPERT} fig. 9")
 def uniform_minus_attention(folded: FoldedHeads) -> HeadValues:
-    """avgcos_uniform - avgcos_attention, in the same sequence: what the head's pattern spares of full mixing."""
+    """avgcos_uniform - avgcos_attention, in the same sequence: how much less similar tokens are under the head's own
+    pattern than under uniform attention."""
     return folded.cos_uniform - folded.cos_attention
 
 
@@ -94,14 +100,14 @@ def relative_change(folded: FoldedHeads) -> HeadValues:
 
 @smoothing_metric(unit="cosine", range="[0, 1]", source=EQ2)
 def theory_residual(folded: FoldedHeads) -> HeadValues:
-    """|xbar|^2 / (|xbar|^2 + tr Cov(x)), what avgcos_residual is expected to be; constant within a layer."""
+    """|xbar|^2 / (|xbar|^2 + tr Cov(x)), the predicted avgcos_residual; constant within a layer."""
     return _theory(folded.tokens.mean(0).square().sum(), folded.tokens.var(0, correction=0).sum()).expand(folded.heads)
 
 
 @smoothing_metric(unit="cosine", range="[0, 1]", source=EQ2)
 def theory_identity(folded: FoldedHeads) -> HeadValues:
-    """|(beta I + W) m|^2 / (|(beta I + W) m|^2 + tr((beta I + W) B (beta I + W)^T)), m = zbar: beside
-    avgcos_identity; apart from it where x is not beta z."""
+    """|(beta I + W) m|^2 / (|(beta I + W) m|^2 + tr((beta I + W) B (beta I + W)^T)), m = zbar: the predicted
+    avgcos_identity; inexact where x is not beta z."""
     slope, m = beta(folded), folded.normalised.mean(0)
     u = folded.need(folded.values).mean(1, keepdim=True)
     through = torch.einsum("hv,hvd,d->h", u[:, 0], folded.slices, m)
@@ -110,35 +116,36 @@ def theory_identity(folded: FoldedHeads) -> HeadValues:
     return _theory(mean, variance)
 
 
-@smoothing_metric(unit="rank", range="[1, head dim]", source="ours, beside Lampert et al. fig. 12 and Fesser's test")
+@smoothing_metric(unit="rank", range="[1, head dim]", source="ours, comparable to Lampert et al. fig. 12")
 def rank_output(folded: FoldedHeads) -> HeadValues:
-    """Stable rank |Y|_F^2 / |Y|_2^2 of the rows W_O^h w_i, i >= 1, as the head writes them (biases in w, means not
-    taken off): 1 = the same direction for every token; empty where the head writes nothing."""
+    """Stable rank |Y|_F^2 / |Y|_2^2 of the matrix Y with rows W_O^h w_i, i >= 1, as the head writes them (biases
+    included in w, means not subtracted): 1 = the same direction for every token; empty where the head writes
+    nothing."""
     written = folded.through_output(folded.need(folded.written))
-    squares = torch.linalg.eigvalsh(written.mT @ written)  # float64: the largest and the sum lose nothing by the square
+    squares = torch.linalg.eigvalsh(written.mT @ written)  # in float64, squaring costs the largest and the sum nothing
     return squares.sum(-1) / torch.where(squares[:, -1] > 0, squares[:, -1], torch.nan)
 
 
 @smoothing_metric(unit="cost", range="(0, inf)", source=COSTS)
 def cost_sink_lower(folded: FoldedHeads) -> HeadValues:
-    """kappa C / (2 sqrt D), the least a sink costs. kappa = the head's own sink margin in nats (mean over i >= 1;
-    sequences where it is not above 0 have no cost and are left out); C = 1: the text's tokens as one group; D = width
-    of z."""
+    """kappa C / (2 sqrt D), a lower bound on the cost of a sink. kappa = the head's own sink margin in nats (mean over
+    i >= 1; sequences where it is not above 0 have no cost and are left out); C = 1, since all tokens of the text count
+    as one group; D = width of z."""
     return _kappa(folded) * GROUPS / (2 * _root(folded))
 
 
 @smoothing_metric(unit="cost", range="(0, inf)", source=COSTS)
 def cost_sink_upper(folded: FoldedHeads) -> HeadValues:
-    """12 kappa C / sqrt D + 5 (r + C), enough for a sink. r = stable rank tr B / |B|_2 of the tokens around their mean;
-    kappa, C, D as in cost_sink_lower."""
+    """12 kappa C / sqrt D + 5 (r + C), an upper bound on the cost of a sink. r = stable rank tr B / |B|_2 of the tokens
+    around their mean; kappa, C, D as in cost_sink_lower."""
     return 12 * _kappa(folded) * GROUPS / _root(folded) + 5 * (folded.token_rank + GROUPS)
 
 
 @smoothing_metric(unit="cost", range="(0, inf)", source=COSTS)
 def cost_diagonal_upper(folded: FoldedHeads) -> HeadValues:
-    """13 kappa C / sqrt D + 4 kappa sqrt(D) r / Delta + 3 (r + C), enough for a diagonal pattern of the same margin.
-    Delta = mean over pairs i != j of (z_i - zbar).(z_i - z_j) = n/(n-1) tr B: the mean gap where the theorem asks for
-    the least, so a size and no guarantee; kappa, C, D, r as in cost_sink_upper."""
+    """13 kappa C / sqrt D + 4 kappa sqrt(D) r / Delta + 3 (r + C), an upper bound on the cost of a diagonal pattern of
+    the same margin. Delta = mean over pairs i != j of (z_i - zbar).(z_i - z_j) = n/(n-1) tr B. The theorem asks for the
+    smallest gap, not the mean, so this is an estimate and no guarantee. kappa, C, D, r as in cost_sink_upper."""
     kappa, root, rank = _kappa(folded), _root(folded), folded.token_rank
     count = folded.normalised.shape[0]
     gap = folded.spread * count / max(count - 1, 1)

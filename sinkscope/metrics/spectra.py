@@ -1,4 +1,4 @@
-"""Two statistics that libraries give slowly or inexactly, made exact and cheap: a median, a spectrum's entropy."""
+"""The entropy of a matrix's spectrum: exact, cheap, and computed on idle CPU threads."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from torch import Tensor
 
 HEAVY_TOKENS = 8
 STRIPS = 4
-"""Of a Gram matrix: five eighths of its products are formed, in pieces still large enough for a fast product."""
+"""Strips in which a Gram matrix's lower triangle is formed: five eighths of all products, in pieces large enough to be
+fast."""
 
 SPECTRA_CUBES = 2**31
 FEWEST_SPECTRA = 2
-"""Sequences of a domain that a sampled metric is measured on unasked: n of them while n min(T, D)^3 is no more, two of
-any size."""
+"""By default a sampled metric is measured on the first n sequences of a domain: the largest n with
+n min(T, D)^3 <= SPECTRA_CUBES, and never fewer than FEWEST_SPECTRA."""
 
 WAITING_BYTES, HANDED_BYTES = 256 * 2**20, 2**32
-"""Matrices that wait for others take about as much at most; and those solved while an accelerator goes on."""
+"""About the most memory for matrices that wait for others, and for those that threads solve beside an accelerator."""
 
 
 def spectrum_entropy(x: Float[Tensor, "batch token channel"]) -> Float[Tensor, " batch"]:
-    """Entropy in nats of the squared singular values of each x over their sum. Eigenvalues are taken in float64."""
+    """Entropy in nats of each x's squared singular values, divided by their sum. Eigenvalues are taken in float64."""
     return SpectrumEntropy.of(x).tensor()
 
 
 def cheap_spectra(tokens: int, channels: int) -> int:
-    """Sequences that a scan measures a sampled metric on unasked. An eigenproblem costs the cube of min(T, D), in steps
-    that keep few cores busy: over all sequences of a long scan it would outgrow the forward passes."""
+    """The number of sequences on which a scan measures a sampled metric by default. An eigenproblem costs the cube of
+    min(T, D) and keeps few cores busy, so over all sequences of a long scan it would outgrow the forward passes."""
     return max(FEWEST_SPECTRA, SPECTRA_CUBES // min(tokens, channels) ** 3)
 
 
@@ -39,8 +40,8 @@ def gram_matrix(x: Float[Tensor, "batch token channel"]) -> Float[Tensor, "batch
     """The lower triangle (the upper is not filled) of the smaller Gram matrix of each x, float64 on the CPU; all NaN
     where x is not finite.
 
-    Products are float32; the few tokens whose norm dwarfs the rest (massive activations, sinks) would drown the
-    others' rounding, so the heaviest join the channel Gram matrix in float64.
+    Products are float32. The rounding error of the few tokens with huge norms (massive activations, sinks) would hide
+    all other tokens, so the HEAVY_TOKENS heaviest are added to the channel Gram matrix in float64.
     """
     tokens, channels = x.shape[1:]
     if tokens <= channels:
@@ -57,7 +58,8 @@ def gram_matrix(x: Float[Tensor, "batch token channel"]) -> Float[Tensor, "batch
 
 
 def _lower_products(rows: Float[Tensor, "batch n m"]) -> Float[Tensor, "batch n n"]:
-    """rows @ rows.mT at and below the diagonal, a strip at a time: LAPACK reads no more of a symmetric matrix."""
+    """rows @ rows.mT at and below the diagonal, one strip at a time: LAPACK reads only this half of a symmetric
+    matrix."""
     count = rows.shape[1]
     gram = torch.zeros(len(rows), count, count, dtype=torch.float64)
     step = max(1, -(-count // STRIPS))
@@ -68,7 +70,7 @@ def _lower_products(rows: Float[Tensor, "batch n m"]) -> Float[Tensor, "batch n 
 
 
 def _entropy(gram: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
-    """Of the eigenvalues of one symmetric matrix over their sum; NaN for a matrix with NaN, which LAPACK refuses."""
+    """Entropy of one symmetric matrix's eigenvalues over their sum; NaN for a matrix with NaN, which LAPACK refuses."""
     if not gram.isfinite().all():
         return gram.new_tensor(torch.nan)
     kept = torch.linalg.eigvalsh(gram).clamp(min=0.0)
@@ -77,10 +79,11 @@ def _entropy(gram: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
 
 @dataclass
 class SpectrumEntropy:
-    """`spectrum_entropy` of each sequence of a batch, whose eigenvalues are still to be computed.
+    """`spectrum_entropy` of each sequence of a batch; the eigenvalues are computed later.
 
-    On a CPU one matrix alone would leave all threads but one idle, and long sequences come one at a time: several wait
-    for each other. Those of an accelerator are solved on the CPU, while the accelerator goes on.
+    On a CPU a single matrix would occupy one thread and leave the others idle, and long sequences come one at a time;
+    so matrices wait until there is one for each thread. Matrices from an accelerator are solved on the CPU while the
+    accelerator continues with the forward pass.
     """
 
     grams: list[Tensor]
@@ -90,7 +93,7 @@ class SpectrumEntropy:
 
     @classmethod
     def of(cls, x: Float[Tensor, "batch token channel"]) -> SpectrumEntropy:
-        """Forms the Gram matrices now; on an accelerator, hands them to threads at once."""
+        """Forms the Gram matrices now. Those of an x on an accelerator also go to the solving threads at once."""
         grams = [*gram_matrix(x)]
         made = cls(grams, x.new_empty(0), matrix_bytes=sum(gram.nbytes for gram in grams[:1]))
         if x.device.type != "cpu":
@@ -98,34 +101,34 @@ class SpectrumEntropy:
         return made
 
     def start(self) -> None:
-        """Hands the matrices to threads that solve them, and lets go of them.
+        """Submits the matrices to the solving threads and drops them here.
 
-        Each has a thread of its own: LAPACK's reduction to tridiagonal form gains nothing from more, and keeps the
-        others spinning. torch's LAPACK, not numpy's: two libraries' thread pools slow each other down.
+        Each matrix gets one thread: LAPACK's reduction to tridiagonal form gains nothing from more, and keeps the
+        others spinning. The threads use torch's LAPACK, not numpy's: two libraries' thread pools slow each other down.
         """
         pool = _single_threads(torch.get_num_threads() if self.like.device.type == "cpu" else _idle_cores())
         self.jobs += [pool.submit(_entropy, gram) for gram in self.grams]
         self.grams = []
 
     def cancel(self) -> None:
-        """Drops what no thread has begun; nobody will ask for it."""
+        """Cancels every job that no thread has begun; called when the results are no longer needed."""
         self.grams = []
         for job in self.jobs:
             job.cancel()
 
     @property
     def under_way(self) -> int:
-        """Matrices that a thread has, or will have, and that are not solved yet."""
+        """The number of matrices submitted to threads and not solved yet."""
         return sum(not job.done() for job in self.jobs)
 
     def tensor(self) -> Tensor:
-        """The entropies, [batch]; computed now if they were not."""
+        """The entropies, [batch]; computes those that are still missing."""
         self.start()
         return torch.stack([job.result() for job in self.jobs]).to(self.like.dtype).to(self.like.device)
 
 
 def full(waiting: list[SpectrumEntropy]) -> bool:
-    """Whether so many wait that every thread has its matrix, or memory says stop."""
+    """Whether enough matrices wait to occupy every thread, or they take up too much memory."""
     count = sum(len(one.grams) for one in waiting)
     held = sum(len(one.grams) * one.matrix_bytes for one in waiting)
     handed = sum(one.under_way * one.matrix_bytes for one in waiting)
@@ -133,14 +136,14 @@ def full(waiting: list[SpectrumEntropy]) -> bool:
 
 
 def solve(waiting: list[SpectrumEntropy]) -> None:
-    """Computes them together."""
+    """Computes the entropies of all waiting batches together."""
     for one in waiting:
         one.start()
     wait([job for one in waiting for job in one.jobs])
 
 
 def _idle_cores() -> int:
-    """Cores of this process's share of the machine: a launcher gives each process one thread of torch's."""
+    """This process's share of the machine's cores. torch's own thread count would not do: launchers set it to 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 

@@ -1,7 +1,8 @@
-"""Values, outputs and dormancy: what a head carries when it is at rest. Names of 2504.03889; `_ln` is its LN form.
+"""Values, outputs and dormancy: what a head writes when it is dormant.
 
-All columns are per query head. Columns of values alone are constant within a key/value group. w_i is what the output
-projection reads; o_i what the attention call returns (equal unless a gate or norm stands between).
+Names follow Sandoval-Segura et al. 2504.03889; `_ln` marks their layer-normalised (LN) form. All columns are per query
+head; columns that depend on values alone are constant within a key/value group. o_i is what the attention call returns,
+w_i is what the output projection reads. They are equal unless a gate or norm lies between.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ def lthon(view: LayerView) -> HeadValues:
 
 @head_metric(unit="ratio", range="[0, inf)", source=DORMANT)
 def lthon_ln(view: LayerView) -> HeadValues:
-    """Norm w_{T-1} over the mean over the layer's heads of mean_i norm w_i, in the same sequence."""
+    """Norm w_{T-1} divided by the mean over the layer's heads of mean_i norm w_i, in the same sequence."""
     return lthon(view) / view.layer_mean(ahon(view))
 
 
 @head_metric(unit="ratio", range="[0, inf)", source=DORMANT)
 def lthon_hn(view: LayerView) -> HeadValues:
-    """Norm w_{T-1} over the same head's own mean_i norm w_i."""
+    """Norm w_{T-1} divided by the same head's mean_i norm w_i."""
     return lthon(view) / ahon(view)
 
 
@@ -76,7 +77,7 @@ def honor(view: LayerView) -> HeadValues:
 
 @head_metric(unit="norm", range="[0, inf)", normalised=True)
 def residual_write(view: LayerView) -> HeadValues:
-    """Mean over all i of norm(W_O^h w_i): what the head adds to the residual stream, before any norm after it."""
+    """Mean over all i of norm(W_O^h w_i): what the head adds to the residual stream, before any later norm."""
     return view.written_norms.mean(-1)
 
 

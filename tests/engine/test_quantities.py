@@ -207,7 +207,7 @@ def test_wrong_axes_are_named() -> None:
         """A[i,0], but of all heads alike."""
         return view.attention.first[:, 0]
 
-    shapes = r"quantity flat: .* shape \[2, 70\], and its axes \(sequence, head, key\) have \[2, 4, 70\]"
+    shapes = r"quantity flat: .* shape \[2, 70\]; its axes \(sequence, head, key\) need \[2, 4, 70\]"
     with pytest.raises(SinkscopeError, match=shapes):
         measure()
 

@@ -83,14 +83,14 @@ def test_a_normalised_metric_brings_its_second_column() -> None:
     "name", ["bos_mass", "inf_norm", "beta", "max_abs", "verdict", "head", "bos_mass_sem", "mean_bos_mass", "awft_ln"]
 )
 def test_a_name_that_is_taken_is_refused(name: str) -> None:
-    with pytest.raises(SinkscopeError, match=f"^metric {name}: there is a column {name}"):
+    with pytest.raises(SinkscopeError, match=f"^metric {name}: the column name {name} is taken"):
         metric_set([declared_as(name)])
 
 
 def test_of_two_metrics_of_one_name_the_second_is_refused() -> None:
-    with pytest.raises(SinkscopeError, match=r"^metric own: there is a column own already"):
+    with pytest.raises(SinkscopeError, match=r"^metric own: the column name own is taken"):
         metric_set([declared_as("own"), declared_as("own")])
-    with pytest.raises(SinkscopeError, match="there is a column own_sem already"):
+    with pytest.raises(SinkscopeError, match="the column name own_sem is taken"):
         metric_set([declared_as("own"), declared_as("own_sem")])
 
 
@@ -113,11 +113,11 @@ def test_a_metric_without_a_docstring_is_refused() -> None:
 @pytest.mark.parametrize(
     ("compute", "message"),
     [
-        (lambda view: view.attention.first, r"it gives \(2, 4, 8\) where a tensor \[sequence, head\] = \(2, 4\)"),
-        (lambda view: view.attention.first[:, 0, 0], r"it gives \(2,\) where"),
-        (lambda view: 0.5, "it gives float where a tensor"),
-        (lambda view: None, "it gives NoneType where"),
-        (lambda view: view.attention.first[..., 0] * 1j, "it gives complex numbers"),
+        (lambda view: view.attention.first, r"returned \(2, 4, 8\); a tensor \[sequence, head\] = \(2, 4\) is needed"),
+        (lambda view: view.attention.first[:, 0, 0], r"returned \(2,\); a tensor"),
+        (lambda view: 0.5, "returned float; a tensor"),
+        (lambda view: None, "returned NoneType; a tensor"),
+        (lambda view: view.attention.first[..., 0] * 1j, "returned complex numbers"),
         (lambda view: view.attention.firsts, r"AttributeError: .*line \d+ of test_registry.py"),
         (lambda view: view.attention.first @ view.attention.first, "RuntimeError: "),
     ],
@@ -143,7 +143,7 @@ def test_what_is_missing_and_no_memory_are_left_to_the_scan(error: Exception) ->
     ("text", "message"),
     [
         (None, "No such file or directory"),
-        ("x = 1\n", "holds no metric: put @sinkscope.head_metric above a function"),
+        ("x = 1\n", "the file declares no metric; put @sinkscope.head_metric above a function"),
         ("def own(:\n", r"SyntaxError: .*own.py, line 1"),
         ("import sys\n\nsys.exit(1)\n", r"SystemExit: 1 \(line 3 of own.py\)"),
         ("import nonesuch\n", r"ModuleNotFoundError: No module named 'nonesuch' \(line 1 of own.py\)"),
@@ -161,9 +161,9 @@ def test_files_that_hold_no_metric(text: str | None, message: str, tmp_path: Pat
 
 def test_the_command_line_says_so_in_one_line(tiny_folder: Path, refused: Refused, tmp_path: Path) -> None:
     wrong = written(tmp_path, GOOD.replace(".mean(-1)", ""), "wrong.py")
-    assert refused(tiny_folder, "--metrics", wrong, "--no-self-check").startswith("metric own: it gives (2, 4, 32)")
+    assert refused(tiny_folder, "--metrics", wrong, "--no-self-check").startswith("metric own: returned (2, 4, 32);")
     taken = written(tmp_path, GOOD.replace("own", "entropy"), "taken.py")
-    assert refused(tiny_folder, "--metrics", taken).startswith("metric entropy: there is a column")
+    assert refused(tiny_folder, "--metrics", taken).startswith("metric entropy: the column name entropy is taken")
     assert refused(tiny_folder, "--metrics", tmp_path / "own.txt").endswith("a Python file (.py) is needed")
 
 
@@ -174,10 +174,10 @@ def test_an_installed_package_brings_metrics(as_module: bool, monkeypatch: pytes
     entry = SimpleNamespace(name="x", value="theirs:theirs", load=lambda: module if as_module else module.theirs)
     monkeypatch.setattr("sinkscope.metrics.extension.entry_points", lambda group: [entry])
     assert metric_set().names("heads")[-1] == "theirs"
-    with pytest.raises(SinkscopeError, match=r"^metric theirs: there is a column"):
+    with pytest.raises(SinkscopeError, match=r"^metric theirs: the column name theirs is taken"):
         metric_set([declared_as("theirs")])
     entry.load = lambda: 1 / 0
-    with pytest.raises(SinkscopeError, match=r"^metrics of the installed theirs:theirs: ZeroDivisionError"):
+    with pytest.raises(SinkscopeError, match=r"^entry point theirs:theirs \(sinkscope\.metrics\): ZeroDivisionError"):
         metric_set()
 
 

@@ -88,7 +88,7 @@ def test_costs_are_there_where_a_head_has_a_sink_and_nowhere_else() -> None:
 
 @pytest.mark.parametrize("family", slow_but(["mistral", "bert", "gpt_oss"], "bert"))
 def test_other_families_are_read_too(family: str) -> None:
-    """Windows, learned sinks, and no input norm at all (BERT: z is x, beta 1)."""
+    """Covers windows, learned sinks, and a model without an input norm (BERT: z is x, so beta is 1)."""
     run = sinkscope.scan(tiny(family), data=random_ids(2, 40), self_check=False, smoothing=True)
     assert run.smoothing is not None
     assert run.smoothing[["tr_bw", "avgcos_attention", "rank_w", "rank_qk", "verdict"]].notna().all(axis=None)
@@ -122,9 +122,10 @@ def synthetic(dim: int, count: int, whole: np.ndarray, slope: float, mean: float
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("k", [2, 5, 40])
 def test_the_derivative_of_the_interpolation(sign: float, k: int) -> None:
-    """D_k(lam) = E|Y_k|^2 for independent tokens from the sample itself, its slope by differences: ours, either sign.
+    """tr_bw and tr_bwtw give the slope in lam of D_k(lam) = E|Y_k|^2, for tokens drawn independently from the sample.
 
-    D falls with lam (mixing shortens Y, which smooths) for one sign of W and grows for the other.
+    The reference slope is a finite difference. D falls with lam (mixing shortens Y, which smooths) for one sign of W
+    and grows for the other.
     """
     draw = np.random.default_rng(3)
     dim, slope = 12, 2.0
@@ -170,7 +171,7 @@ def test_theory_is_experiment_on_gaussian_tokens(mean: float) -> None:
 
 
 def test_values_of_another_layer_s_making_are_missing_not_guessed() -> None:
-    """v with a norm of its own is no linear map of z: everything through W_V is empty, the rest stays."""
+    """A normalised v is no linear map of z: every column that needs W_V is empty, the others are not."""
     model = tiny("llama")
     project = model.layers[1].self_attn.v_proj
     project.register_forward_hook(lambda module, args, output: torch.nn.functional.normalize(output, dim=-1))
@@ -236,7 +237,7 @@ def test_half_precision_moves_nothing_far(family: str) -> None:
 
 
 def test_a_norm_on_q_whose_gain_is_zero_somewhere() -> None:
-    """That feature tells nothing and takes no part; the others are still found."""
+    """A feature with gain 0 carries no information and is skipped; the others are still matched."""
     model = tiny("qwen3")
     with torch.no_grad():
         model.layers[1].self_attn.q_norm.weight[3] = 0.0
@@ -310,7 +311,7 @@ def test_gemma_every_column() -> None:
 
 
 def test_metrics_command_tells_of_them() -> None:
-    """Each with the source it was registered with, under the heading of its table."""
+    """`sinkscope metrics` shows each smoothing column with its declared source, under the heading of its table."""
     from sinkscope.cli import app
 
     every = METRICS["smoothing"] | RUN_COLUMNS["smoothing"]

@@ -70,7 +70,7 @@ def test_uniform_baseline() -> None:
 
 
 def test_spectra_are_the_same_alone_and_together() -> None:
-    """Several wait for each other, of two sizes, one of them with NaN: each is what it is alone, to the last bit."""
+    """Matrices of two sizes, one with NaN, are solved together: each entropy equals that of the matrix solved alone."""
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(*shape, generator=generator) for shape in ((3, 20, 8), (2, 20, 8), (1, 5, 9))]
     inputs[1][0, 0, 0] = torch.nan
@@ -92,5 +92,5 @@ def test_spectra_wait_until_each_thread_has_one(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_spectra_cost_no_more_than_a_few_large_ones() -> None:
-    """All sequences of a default scan (T = 256), 8 of a 640-wide model's, two where T and D are in the thousands."""
+    """128 sequences at T = 256 (all of a default scan), 8 of a model 640 wide, 2 where T and D are in the thousands."""
     assert [cheap_spectra(256, 4096), cheap_spectra(1024, 640), cheap_spectra(4096, 4096)] == [128, 8, 2]
