@@ -1,4 +1,4 @@
-"""From a forward pass to one LayerView a layer: the attention function, its kernel, the residual-stream hooks."""
+"""Turns a forward pass into one LayerView for each attention call, with a replaced attention function and hooks."""
 
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.keywords import attention_keyword

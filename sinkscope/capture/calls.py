@@ -1,4 +1,4 @@
-"""The record of one attention call: what the model gave, with every keyword resolved and the mask read on demand."""
+"""The record of one attention call: the model's tensors, with every keyword applied and the mask read on demand."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from sinkscope.capture.masks.visibility import Visibility, read_mask
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
-    """One call of an attention function. `dataclasses.replace` cuts it or changes it; the mask is then read anew.
+    """One call of an attention function. Change a copy with `dataclasses.replace`; its mask is then read anew.
 
     Attributes:
         query: (B, H, Tq, d), after rotary embeddings and norms.
         key, value: (B, G, Tk, d) and (B, G, Tk, dv); H is a multiple of G.
-        mask: as the model hands it over, (b, h, Tq | 1, >= Tk), bool (True = attend) or added to the logits.
-        causal: query i sees keys 0..i. Counts where `mask` is None; a mask holds its own causal order.
+        mask: as the model passes it, (b, h, Tq | 1, >= Tk): bool (True = attend), or a float added to the logits.
+        causal: query i sees keys 0..i. Used only where `mask` is None; a mask has its own causal order.
         scaling: logits are scaling * q.k.
         softcap: c in c * tanh(logits / c), before bias and mask; None = no cap.
         bias: added to the logits, (b, h, Tq | 1, Tk).
         sinks: extra logits in the denominator of the softmax, (B | 1, H, Tq | 1, n).
-        window: the sliding window that the model names. For information: the mask already holds it.
+        window: the sliding window that the model names. For information only: the mask already applies it.
         score: how logits become attention: softmax, or a name in `kernels.unnormalised.SCORES`.
     """
 
@@ -48,12 +48,12 @@ class AttentionCall:
 
     @property
     def square(self) -> bool:
-        """Queries and keys are the same positions (self-attention)."""
+        """Whether there are as many queries as keys, as in self-attention."""
         return self.query.shape[2] == self.key.shape[2]
 
     @property
     def of_positions(self) -> bool:
-        """Positions attend to positions. False for one query: pooling, or a layer that attends to earlier layers."""
+        """Whether positions attend to positions. False for a single query: pooling, or attention over layers."""
         return self.query.shape[2] > 1
 
     @cached_property
@@ -63,29 +63,30 @@ class AttentionCall:
 
     @property
     def linear(self) -> bool:
-        """Logits are plain scaled dot products, so that their means need no logits."""
+        """Whether logits are plain scaled dot products, whose means can be computed without the logits."""
         return self.softcap is None and self.bias is None and not self.visible.has_bias
 
-    def seen_as(self, visible: Visibility) -> AttentionCall:
-        """The same call with `visible`, what an equal mask was read as: this one is not read again."""
-        known = replace(self)
-        known.__dict__["visible"] = visible  # where cached_property looks
-        return known
+    def with_visible(self, visible: Visibility) -> AttentionCall:
+        """Returns the call with `visible` already set from an equal mask, so that its own mask is not read."""
+        copy = replace(self)
+        copy.__dict__["visible"] = visible  # where cached_property keeps its value
+        return copy
 
 
 class MaskReadings:
-    """Reads each mask of a pass once, however many layers share it, and again once it is written into.
+    """Reads each mask of a pass once, however many layers share it, and again after something was written into it.
 
-    Keeps the masks too: the id of a mask that is gone could come back as the id of another.
+    It also keeps the masks alive, because masks are told apart by id and a freed id could be used again.
     """
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Any, ...], tuple[Tensor | None, Visibility]] = {}
 
     def read(self, call: AttentionCall, whole: Tensor | None = None, row: int | None = None) -> AttentionCall:
-        """`call` with its mask read. A call cut out of a padded batch names the batch's `whole` mask and its `row`."""
+        """Returns `call` with its mask read. Where it was cut out of a padded batch, `whole` is the batch's mask and
+        `row` the sequence's index."""
         owner = call.mask if whole is None else whole
         key = (identity(owner), row, call.causal, *call.lengths, call.query.device)
         if key not in self._kept:
             self._kept[key] = (owner, call.visible)
-        return call.seen_as(self._kept[key][1])
+        return call.with_visible(self._kept[key][1])

@@ -1,4 +1,4 @@
-"""One sequence cut out of a padded batch, and what is kept of an attention call until its block has ended."""
+"""Cuts one sequence out of a padded batch, and holds what is kept of an attention call until its block has ended."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from sinkscope.capture.view import Site
 from sinkscope.errors import SinkscopeError
 
 Span = tuple[int, int]
-"""First and past-the-last valid position of one sequence."""
+"""The first valid position of a sequence, and the one after its last."""
 
 
 class Cut:
-    """One sequence of a padded batch, its valid positions only: everything after this is free of padding.
+    """Cuts the valid positions of one sequence out of a padded batch's tensors, so that no padding is measured.
 
-    `length`: positions of the padded batch. Axes of another length (compressed keys, another stream's) have no
-    positions to be cut by, and stay whole.
+    `length` is the number of positions of the padded batch. An axis of another length (compressed keys, the keys of
+    another stream) does not hold these positions and is not cut.
     """
 
     def __init__(self, index: int, span: Span, length: int) -> None:
-        self.index, self.one, self.span, self.length = index, slice(index, index + 1), slice(*span), length
+        self.index, self.batch_row, self.span, self.length = index, slice(index, index + 1), slice(*span), length
 
     def check(self, name: str, batch: int, queries: int, sequences: int) -> None:
-        """Refuses an attention whose rows are not the sequences' positions: padding could not be told from text."""
+        """Raises SinkscopeError where the queries are not the batch's positions, so that padding cannot be located."""
         if batch != sequences or queries != self.length:
             raise SinkscopeError(
                 f"{name} has {batch} x {queries} queries for {sequences} padded sequences of {self.length}: padding "
@@ -36,21 +36,21 @@ class Cut:
             )
 
     def rows(self, size: int) -> slice:
-        """The valid part of an axis of that size."""
+        """The valid part of an axis of this size."""
         return self.span if size == self.length else slice(None)
 
     def axis(self, tensor: Tensor, axis: int) -> Tensor:
-        """That row of the batch (or the one row all share), cut along one axis."""
-        row = tensor[self.one] if tensor.shape[0] > 1 else tensor
+        """This sequence's row of the batch (or the row that all sequences share), cut along one axis."""
+        row = tensor[self.batch_row] if tensor.shape[0] > 1 else tensor
         place = axis % tensor.dim()
         return row[(slice(None),) * place + (self.rows(tensor.shape[axis]),)]
 
     def square(self, tensor: Tensor | None) -> Tensor | None:
-        """Cut along the last two axes, queries and keys."""
+        """This sequence's row, cut along the last two axes (queries and keys)."""
         return None if tensor is None else self.axis(self.axis(tensor, -1), -2)
 
     def call(self, call: AttentionCall) -> AttentionCall:
-        """The call of that sequence alone."""
+        """The call for this sequence alone."""
         return replace(
             call,
             query=self.axis(call.query, 2),
@@ -62,7 +62,7 @@ class Cut:
         )
 
     def map(self, seen: AttentionMap) -> AttentionMap:
-        """Probabilities and logits alone; learned sinks behind the keys' logits stay."""
+        """This sequence's probabilities and logits, without the other tensors. Learned sinks' logits are kept."""
         keys = seen.probabilities.shape[-1]
         logits = self.square(None if seen.logits is None else seen.logits[..., :keys])
         if seen.logits is not None and logits is not None and seen.logits.shape[-1] > keys:
@@ -73,14 +73,14 @@ class Cut:
 
 
 Part = tuple[slice, Cut | None, AttentionSums]
-"""Sums over some rows of a batch: all of it, or one sequence cut out of a padded one."""
+"""Rows of a batch, their cut and their sums: the whole batch (no cut), or one sequence of a padded batch."""
 
 
 @dataclass
 class Pending:
-    """One attention call of the pass under way, until its block has ended; `rows`: sequences, queries.
+    """One attention call of the current pass, kept until its block has ended.
 
-    Shapes as in AttentionMap.
+    `rows` is (sequences, queries). Tensors have the shapes of AttentionMap; `projected` that of `output`.
     """
 
     site: Site

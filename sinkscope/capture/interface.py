@@ -1,7 +1,7 @@
-"""Our function behind the names `sdpa` and `eager` of transformers' attention interface, for the time of a forward.
+"""Puts our function behind the names `sdpa` and `eager` of transformers' attention interface during a forward pass.
 
-A name of our own would change the model: masks, windows and fallbacks are chosen by that name. Shadowing the names the
-model already uses keeps all of them.
+A new name would change the model, because transformers chooses masks, windows and fallbacks by the name. Replacing the
+functions behind the names that the model already uses changes none of these.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from sinkscope.capture.private_doors import attention_functions
 SHADOWED = ("sdpa", "eager")
 
 Handler = Callable[[nn.Module, AttentionCall], Tensor]
-"""Takes the module that calls and its call, returns the attention output (B, Tq, H, dv)."""
+"""Takes the calling module and its call; returns the attention output (B, Tq, H, dv)."""
 
 
 @contextmanager
 def shadowed(handler: Handler) -> Iterator[None]:
-    """Sends every attention call of any model to `handler` until the block ends; then the registry is as before."""
+    """Sends every attention call of any model to `handler` until the block ends, then restores the registry."""
     registry = attention_functions()
     before = {name: registry[name] for name in SHADOWED if name in registry}
     function = _attention_function(handler)
@@ -52,7 +52,7 @@ def _attention_function(handler: Handler) -> Callable[..., tuple[Tensor, None]]:
     ) -> tuple[Tensor, None]:
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
         if attention_mask is None and causal and 1 < query.shape[2] < key.shape[2]:
-            # Aligned top left, as torch's sdpa: the first query sees the first key, later keys are out of reach.
+            # As in torch's sdpa, the mask is aligned top left: query 0 sees key 0 only, and no query sees keys >= Tq.
             key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
         causal = bool(causal) and query.shape[2] > 1
         call = AttentionCall(query, key, value, attention_mask, causal, scaling=query.shape[-1] ** -0.5)

@@ -1,4 +1,4 @@
-"""The output projection: which module reads the heads, and what each head's slice of it does to a norm."""
+"""The output projection: which module reads the heads, and how each head's slice of it changes a norm."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ NAMES = (
 
 
 def output_projection(model: nn.Module, path: str, width: int) -> str | None:
-    """Path of the linear layer that reads `width` = heads * head width numbers from the attention module at `path`.
+    """Path of the linear layer that reads `width` (heads * head width) channels from the attention module at `path`.
 
-    Looked for among the module's own children, then (BERT and its kin) in the sibling `output.dense`. None if absent.
+    Searches the module's children first, then the sibling `output.dense` (BERT and related models). None where neither
+    has one.
     """
     module = model.get_submodule(path)
     for name in NAMES:
@@ -59,23 +60,24 @@ def _reads(module: nn.Module, width: int) -> bool:
 def head_factors(projection: nn.Module, heads: int, head_dim: int) -> Float[Tensor, "head rank dim"]:
     """R_h with norm(R_h w) = norm(W_O^h w) for every w, from the QR factorisation of each head's slice of W_O.
 
-    A d x d factor costs what the Gram matrix does and keeps its accuracy near W_O's null space, where the Gram
-    matrix loses half the digits. Float32, on the projection's device; the bias belongs to no head and is left out.
+    The d x d factor costs as much as the Gram matrix and stays accurate near W_O's null space, where the Gram matrix
+    loses half the digits. Float32 (float64 for a float64 weight), on the projection's device. The bias belongs to no
+    head and is left out.
     """
     weight = projection_weight(projection, heads * head_dim)
     exact = weight if weight.dtype == torch.float64 else weight.float()
     slices = exact.unflatten(1, (heads, head_dim)).transpose(0, 1)
-    there = slices.device
-    return torch.linalg.qr(slices if has_float64(there) else slices.cpu(), mode="r").R.to(there)
+    device = slices.device
+    return torch.linalg.qr(slices if has_float64(device) else slices.cpu(), mode="r").R.to(device)
 
 
 def projection_weight(projection: nn.Module, width: int) -> Float[Tensor, "out width"]:
-    """W with shape (out, width): read where it is a plain matrix, else (packed, quantised) asked for. Eight-bit floats
-    are no plain numbers: their scales stand beside them.
+    """The projection's weight W, (out, width). Under --tp these are the columns of this process's heads.
 
-    Where the model is spread over processes (--tp): the columns of this process's heads.
+    A plain matrix is read from the weight. A packed or quantised weight is recovered by applying the layer to the
+    identity; 8-bit floats count as quantised, because their scales are stored apart from them.
     """
-    with align_module_device(projection):  # what accelerate keeps on disk or elsewhere is here while it is read
+    with align_module_device(projection):  # loads a weight that accelerate keeps on disk or on another device
         weight = local_part(getattr(projection, "weight", None))
         if isinstance(weight, Tensor) and weight.dim() == 2 and _plain(weight) and not weight.is_meta:
             if isinstance(projection, nn.Linear) or getattr(projection, "in_features", None) == width:
@@ -90,10 +92,11 @@ def projection_weight(projection: nn.Module, width: int) -> Float[Tensor, "out w
 
 
 def _plain(weight: Tensor) -> bool:
-    """No tensor of a quantisation's own class either."""
+    """Whether a weight holds its numbers as they are: a plain tensor, not a quantisation's subclass, of 16 bits or
+    more."""
     return type(weight) in (Tensor, nn.Parameter) and weight.is_floating_point() and weight.element_size() > 1
 
 
 def local_part(weight: Any) -> Any:
-    """The part of a weight that this process holds, where transformers has spread it (--tp); else the weight itself."""
+    """The part of a weight that this process holds where --tp spreads it over processes; else the weight itself."""
     return weight.to_local() if hasattr(weight, "to_local") else weight

@@ -1,4 +1,4 @@
-"""The dry run: which attention calls a model makes in a pass, where they stand, and how each can be read."""
+"""The dry run: which attention calls a model makes in a forward pass, in which modules, and how each can be read."""
 
 from __future__ import annotations
 
@@ -29,38 +29,39 @@ INTERFACE, INLINE = "interface", "inline"
 
 @dataclass(frozen=True)
 class Plan:
-    """The attention calls of one forward pass, in their order, as the dry run found them."""
+    """The attention calls of one forward pass, in the order of the dry run."""
 
     sites: list[Site]
     unread: tuple[str, ...] = ()
-    """Modules whose attention is no map of a sequence's queries and keys: within windows, in bands, to pooled keys."""
+    """Modules whose attention is no map from all queries to all keys: windowed, banded, or with pooled keys."""
     positions: int = 0
-    """The most queries any site had in the dry run: the positions of a picture."""
+    """The largest number of queries of any site in the dry run. For an image model: the positions of an image."""
     failures: list[str] = field(default_factory=list)
-    """Why Triton failed, in the dry run or in a later pass that follows this plan; one line at most."""
+    """Why Triton failed, in the dry run or in a later pass that follows this plan: at most one line."""
 
     @property
     def inline(self) -> bool:
-        """Some call does not go through transformers' attention interface."""
+        """Whether some call does not go through transformers' attention interface."""
         return any(site.path == INLINE for site in self.sites)
 
 
 def plan(model: nn.Module, forward: Callable[[], Any]) -> Plan:
-    """Runs `forward` once, on one sequence (8 to 16 tokens are enough), and notes every attention call it makes.
+    """Runs `forward` on one sequence (8 to 16 tokens are enough) and records every attention call.
 
-    Raises SinkscopeError when none can be read.
+    Runs it a second time where a model computes attention in its own code. Raises SinkscopeError where no call can be
+    read.
     """
     failures: list[str] = []
     seen, unread = _dry_run(model, forward, failures)
     if any(one.path == INLINE for one in seen):
-        # BigBird replaces its attention modules while its first forward runs.
+        # BigBird replaces its attention modules during its first forward pass, so the first record is out of date.
         seen, unread = _dry_run(model, forward, failures)
     if not seen:
         raise SinkscopeError(
             f"no attention of {type(model).__name__} could be read: it has no softmax attention, or none that is one "
             "map of queries and keys"
         )
-    if failures:  # of a later call: the kernel is not tried again at any layer
+    if failures:  # Triton failed in some call: no layer tries it again
         seen = [replace(one, kernel=one.kernel and TORCH) for one in seen]
     return Plan(_sites(model, seen), unread, max(one.queries for one in seen), failures)
 
@@ -71,34 +72,34 @@ def _dry_run(model: nn.Module, forward: Callable[[], Any], failures: list[str]) 
 
     def dispatched(module: nn.Module, call: AttentionCall) -> Tensor:
         if module not in names:
-            raise SinkscopeError(f"an attention module outside the model called: {type(module).__name__}")
-        with watch.rest():
+            raise SinkscopeError(f"an attention module outside the model was called: {type(module).__name__}")
+        with watch.paused():
             output, _ = read(call, failures)
             if call.of_positions:
                 seen.append(_seen(names[module], call, INTERFACE))
             return output
 
-    def inline(made: InlineCall | SdpaCall) -> None:
-        if isinstance(made, SdpaCall):
-            call = made.unfolded(None)
+    def inline(inline_call: InlineCall | SdpaCall) -> None:
+        if isinstance(inline_call, SdpaCall):
+            call = inline_call.unfolded(None)
             if call.of_positions:
-                seen.append(_seen(made.module, call, INLINE))
+                seen.append(_seen(inline_call.module, call, INLINE))
         else:
-            found = _seen_map(model, made)
+            found = _seen_map(model, inline_call)
             if found is not None:
                 seen.append(found)
 
     watch = InlineWatch(inline)
-    with torch.no_grad(), shadowed(dispatched), watch.watched(model), _readable(model), hidden_states(model) as given:
+    with torch.no_grad(), shadowed(dispatched), watch.watched(model), _runnable(model), hidden_states(model) as given:
         forward()
-    unmet = {module for module, count in watch.unmet.items() if count > 0}
-    parts = watch.split | no_maps(model, seen, unmet, given)
-    return [one for one in seen if one.module not in parts], tuple(sorted(parts | unmet))
+    unmatched = {module for module, count in watch.unmatched.items() if count > 0}
+    parts = watch.split | no_maps(model, seen, unmatched, given)
+    return [one for one in seen if one.module not in parts], tuple(sorted(parts | unmatched))
 
 
 @contextmanager
-def _readable(model: nn.Module) -> Iterator[None]:
-    """What a model raises on a short input becomes one line: it wants inputs that neither text nor pictures give."""
+def _runnable(model: nn.Module) -> Iterator[None]:
+    """Turns a model's error on the short input into a one-line SinkscopeError: it needs more than its main input."""
     try:
         yield
     except (SinkscopeError, MemoryError):
@@ -131,7 +132,8 @@ def _seen(module: str, call: AttentionCall, path: str) -> Seen:
 
 
 def _seen_map(model: nn.Module, call: InlineCall) -> Seen | None:
-    """None where the softmax is no attention of heads over keys: one query, or not square and no known head count."""
+    """The record of an inline call. None where its softmax is not taken for attention: it has one query, or a head
+    count that the model does not name, or, where the model names none, unequal numbers of queries and keys."""
     heads = call.seen.probabilities.shape[-3]
     known = head_counts(model, call.module)
     seen = call.unfolded(heads)
@@ -186,12 +188,15 @@ def _sites(model: nn.Module, seen: list[Seen]) -> list[Site]:
             )
         )
         calls[one.module] += 1
-    return _told_apart(sites)
+    return _with_unique_layers(sites)
 
 
-def _told_apart(sites: list[Site]) -> list[Site]:
-    """(stream, layer, head) names one row of the tables: where two calls of a stream have one layer number (a layer
-    that attends twice, two lists of layers), the stream's calls are numbered through in their order."""
+def _with_unique_layers(sites: list[Site]) -> list[Site]:
+    """Makes (stream, layer) unique, since (stream, layer, head) identifies a row of the tables.
+
+    Where two calls of a stream share a layer number (a layer with two attentions, two lists of layers), all calls of
+    that stream are numbered in their order instead.
+    """
     ambiguous = {stream for (stream, _), count in Counter((s.stream, s.layer) for s in sites).items() if count > 1}
     running: Counter[str] = Counter()
     numbered = []

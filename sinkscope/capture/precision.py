@@ -7,12 +7,13 @@ from torch import Tensor
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """Float64 where the device has it (Apple's GPUs do not), else float32: for sums whose terms nearly cancel."""
+    """The tensor in float64 where the device has it (Apple's GPUs do not), else in float32. For sums whose terms nearly
+    cancel."""
     return tensor.double() if has_float64(tensor.device) else tensor.float()
 
 
 def float64(tensor: Tensor) -> Tensor:
-    """Float64; on the CPU where the device has none: for what is rare enough to be moved."""
+    """The tensor in float64, moved to the CPU where the device has no float64. For steps rare enough to afford that."""
     return tensor.double() if has_float64(tensor.device) else tensor.cpu().double()
 
 

@@ -1,7 +1,7 @@
-"""Every undocumented part of transformers, torch and accelerate that sinkscope uses, one function each.
+"""Every undocumented part of transformers, torch and accelerate that sinkscope uses, each behind one function.
 
-Such a part may move in any release. Each function then raises a SinkscopeError that names the library, its version and
-what moved; `tests/capture/test_private_doors.py` tries them all on the installed versions.
+Any release may move such a part. Its function then raises a SinkscopeError that names the library, its version and the
+part; `tests/capture/test_private_doors.py` calls them all on the installed versions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sinkscope.errors import SinkscopeError
 
 
 def moved(library: str, name: str) -> SinkscopeError:
-    """The error for a part `name` of `library` that is not where it was."""
+    """Returns the error for a part `name` of `library` that is not where sinkscope expects it."""
     return SinkscopeError(
         f"{library} {version(library)} has no {name}, which sinkscope relies on: try an older {library} or a newer "
         "sinkscope"
@@ -29,7 +29,7 @@ def moved(library: str, name: str) -> SinkscopeError:
 
 
 def _part(library: str, owner: Any, name: str) -> Any:
-    """The attribute of `owner` that `name` ends in. Raises SinkscopeError where it is gone."""
+    """The attribute of `owner` named by the last part of `name`. Raises SinkscopeError where it is gone."""
     try:
         return getattr(owner, name.rpartition(".")[2])
     except AttributeError:
@@ -40,28 +40,29 @@ def _part(library: str, owner: Any, name: str) -> Any:
 
 
 def attention_functions() -> MutableMapping[str, Any]:
-    """Attention functions by name, for all models. `AttentionInterface.register` adds to it; nothing public removes."""
+    """The registry of attention functions, by name. `AttentionInterface.register` adds to it; no public function
+    removes."""
     return _part("transformers", AttentionInterface, "AttentionInterface._global_mapping")
 
 
 def mask_functions() -> MutableMapping[str, Any]:
-    """Mask functions by name, for all models; nothing public lists those that transformers has registered itself."""
+    """The registry of mask functions, by name. No public function lists those that transformers registers itself."""
     return _part("transformers", AttentionMaskInterface, "AttentionMaskInterface._global_mapping")
 
 
 def mask_sizes(given: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Batch, queries and keys of the mask that a mask function is called for with these arguments."""
+    """Batch size, queries and keys of the mask that a mask function makes from these arguments."""
     try:
         return given["batch_size"], given["q_length"], given["kv_length"]
     except KeyError as error:
         raise moved("transformers", f"mask functions' argument {error}") from None
 
 
-# transformers: which attention a configuration chooses, which class and which losses a model type has
+# transformers: the attention that a configuration chooses, and the classes of a model type
 
 
 def attention_name(config: Any) -> str | None:
-    """The attention that this configuration chooses; None for one that is not of transformers' own class."""
+    """The name of the attention that this configuration chooses; None where it is no PreTrainedConfig."""
     if not isinstance(config, PreTrainedConfig):
         return None
     return _part("transformers", config, "PreTrainedConfig._attn_implementation_internal")
@@ -69,12 +70,12 @@ def attention_name(config: Any) -> str | None:
 
 def set_attention_name(config: PreTrainedConfig, name: str | None) -> None:
     """Chooses the attention of this configuration alone; the public way changes its sub-configurations too."""
-    attention_name(config)  # a new attribute in place of one that moved would change nothing
+    attention_name(config)  # raises where the attribute moved: setting a new one would have no effect
     config._attn_implementation_internal = name
 
 
 def base_class(config: Any) -> Any:
-    """The class AutoModel makes of this configuration; None for a type it does not know."""
+    """The class that AutoModel builds from this configuration; None for a type it does not know."""
     try:
         return _part("transformers", AutoModel, "AutoModel._model_mapping")[type(config)]
     except KeyError:
@@ -82,24 +83,24 @@ def base_class(config: Any) -> Any:
 
 
 def has_sdpa(family: Any) -> bool:
-    """Whether models of that class can be loaded with `attn_implementation="sdpa"`."""
+    """Whether models of this class can be loaded with `attn_implementation="sdpa"`."""
     _part("transformers", PreTrainedModel, "PreTrainedModel._supports_sdpa")
     return bool(getattr(family, "_supports_sdpa", False))
 
 
 def causal_class_names() -> set[str]:
-    """Names of the classes that predict the next token."""
+    """Names of the model classes that predict the next token."""
     from transformers.models.auto import modeling_auto
 
     name = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
     return set(_part("transformers", modeling_auto, f"modeling_auto.{name}").values())
 
 
-# torch: tensors that are not there yet, how often a tensor was written into, and its multi-head attention
+# torch: tensors without storage, how often a tensor was written into, and its multi-head attention
 
 
 def empty_wrapper(kind: type[Any], shape: list[int], dtype: torch.dtype, device: torch.device) -> Any:
-    """A tensor of the subclass `kind` that has a shape and holds no numbers."""
+    """A tensor of the subclass `kind` that has a shape but no storage."""
     make = _part("torch", Tensor, "Tensor._make_wrapper_subclass")
     return make(kind, shape, dtype=dtype, device=device)
 
@@ -110,12 +111,12 @@ def times_written(tensor: Tensor) -> int:
 
 
 def writes(operator: Any) -> bool:
-    """Whether an operator, as `__torch_dispatch__` gets it, writes into one of its arguments."""
+    """Whether an operator, as `__torch_dispatch__` receives it, writes into one of its arguments."""
     return bool(_part("torch", operator, "OpOverload._schema").is_mutable)
 
 
 def map_tensors(kind: type[Any], change: Callable[[Any], Any], tree: Any) -> Any:
-    """`tree` (lists, tuples, dicts) with `change` applied to everything of class `kind`."""
+    """Applies `change` to every object of class `kind` in `tree` (lists, tuples, dicts)."""
     try:
         from torch.utils._pytree import tree_map_only
     except ImportError:
@@ -124,7 +125,7 @@ def map_tensors(kind: type[Any], change: Callable[[Any], Any], tree: Any) -> Any
 
 
 def weak_tensor_table() -> MutableMapping[Tensor, Any]:
-    """A dictionary whose keys are tensors, by identity, that it does not keep alive."""
+    """A dictionary keyed by tensors: compared by identity, held by weak references."""
     try:
         from torch.utils.weak import WeakTensorKeyDictionary
     except ImportError:
@@ -133,28 +134,28 @@ def weak_tensor_table() -> MutableMapping[Tensor, Any]:
 
 
 def open_multi_head_attention() -> Callable[..., Any]:
-    """torch's multi-head attention, open to a TorchFunctionMode: projections, softmax and products come one by one.
+    """torch's multi-head attention, as a copy whose inner projections, softmax and products a TorchFunctionMode sees.
 
-    torch's own hands itself to a mode whole. This is a copy of its code that is answered "no" when it asks whether
-    there is a mode.
+    torch's own function passes itself to an active mode as a single call. In the copy, its test for an active mode
+    (`has_torch_function`) always returns False, so it runs its code instead.
     """
-    own, question = functional.multi_head_attention_forward, "has_torch_function"
-    code = _part("torch", own, "multi_head_attention_forward.__code__")
-    if question not in code.co_names:
-        raise moved("torch", f"{question} in multi_head_attention_forward")
-    unasked = {**own.__globals__, question: lambda tensors: False}
-    copy = FunctionType(code, unasked, own.__name__, own.__defaults__, own.__closure__)
-    copy.__kwdefaults__ = own.__kwdefaults__
+    original, test = functional.multi_head_attention_forward, "has_torch_function"
+    code = _part("torch", original, "multi_head_attention_forward.__code__")
+    if test not in code.co_names:
+        raise moved("torch", f"{test} in multi_head_attention_forward")
+    namespace = {**original.__globals__, test: lambda tensors: False}
+    copy = FunctionType(code, namespace, original.__name__, original.__defaults__, original.__closure__)
+    copy.__kwdefaults__ = original.__kwdefaults__
     return copy
 
 
-# accelerate: where a module's weights go
+# accelerate: the devices of a module's weights
 
 
 def execution_devices(model: nn.Module) -> Iterable[Any]:
-    """The devices that accelerate brings the modules' weights to, in the order of the modules.
+    """The devices on which accelerate runs the modules, in the order of the modules.
 
-    A model that accelerate has spread over devices (it then has `hf_device_map`) carries a hook at some module.
+    A model that accelerate has spread over devices has `hf_device_map`, and then at least one module has a hook.
     """
     hooks = [module._hf_hook for module in model.modules() if hasattr(module, "_hf_hook")]
     if not hooks and hasattr(model, "hf_device_map"):

@@ -1,4 +1,7 @@
-"""Where a model's heads are: module path, block, layer number, stream, kind. Never `layer_idx`, which collides."""
+"""Where a model's attention heads are: module path, block, layer number, stream and kind.
+
+Layer numbers come from the module tree, never from `layer_idx`, which several modules may share.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +30,15 @@ STREAM_NAMES = {
 }
 
 STREAM_INPUTS = {"pixel_values": "vision", "input_features": "audio", "input_values": "audio"}
-"""Where the path says nothing: by what the model reads."""
+"""The stream by the model's main input, for modules whose path does not tell it."""
 
 
 def block_of(model: nn.Module, path: str, attention_paths: Iterable[str]) -> tuple[str, int] | None:
-    """The block an attention module belongs to and its number: (path of the block, index in its ModuleList).
+    """The block that holds an attention module: (path of the block, its index in its ModuleList).
 
-    The innermost ModuleList whose every child holds attention; where none does (a hybrid's layers, T5's list of
-    sub-layers) the outermost. None when no ModuleList is above the module.
+    The block is a child of the innermost ModuleList whose children all hold attention. Where there is no such list (the
+    layers of a hybrid model, T5's list of sub-layers), it is a child of the outermost ModuleList. None where the module
+    is in no ModuleList.
     """
     paths = list(attention_paths)
     parts = path.split(".")
@@ -53,7 +57,8 @@ def block_of(model: nn.Module, path: str, attention_paths: Iterable[str]) -> tup
 
 
 def stream_of(model: nn.Module, path: str, cross: bool) -> str:
-    """`text`, `vision`, `audio`, or `encoder` / `decoder` / `cross` of an encoder-decoder, from the module's path."""
+    """The stream of a module, from its path: `text`, `vision`, `audio`, or an encoder-decoder's `encoder`, `decoder` or
+    `cross`."""
     lowered = path.lower()
     if cross or any(name in lowered for name in CROSS_NAMES):
         return "cross"
@@ -70,7 +75,7 @@ def stream_of(model: nn.Module, path: str, cross: bool) -> str:
 
 
 def kind_of(module: nn.Module, window: int | None, cross: bool, layer: int | None) -> Kind:
-    """`full`, `sliding:W`, `chunked:C` or `cross`, as the model's own configuration names the layer."""
+    """`full`, `sliding:W`, `chunked:C` or `cross`, from the window that the call names and from the configuration."""
     if cross:
         return Kind("cross")
     if window is None:
@@ -86,7 +91,8 @@ def kind_of(module: nn.Module, window: int | None, cross: bool, layer: int | Non
 
 
 def not_softmax(model: nn.Module, sites: Iterable[Site]) -> list[str]:
-    """Blocks beside the attention blocks that made no attention call: Mamba, linear attention, convolutions."""
+    """Paths of blocks that made no attention call, among the siblings of those that did: Mamba, linear attention,
+    convolutions."""
     blocks = {site.block for site in sites if site.block is not None}
     parents = {block.rpartition(".")[0] for block in blocks}
     return [
@@ -98,7 +104,7 @@ def not_softmax(model: nn.Module, sites: Iterable[Site]) -> list[str]:
 
 
 def head_counts(model: nn.Module, path: str) -> set[int]:
-    """Numbers of heads that the attention module, its parent and their configurations name; empty where none does."""
+    """Every head count that the attention module, its parent or a configuration names; empty where none does."""
     found: set[int] = set()
     for owner_path in (path, path.rpartition(".")[0]):
         owner = model.get_submodule(owner_path)

@@ -1,4 +1,4 @@
-"""Calls of a dry run that are no map of a sequence's queries and keys, and how they are told from those that are."""
+"""Finds the attention calls of a dry run that are no map from all of a sequence's queries to its keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sinkscope.capture.sites import stream_of
 
 @dataclass(frozen=True)
 class Seen:
-    """One call of the dry run. `heads` etc. as in Site."""
+    """One attention call of the dry run. `heads` and the fields after it are as in Site."""
 
     module: str
     rows: int
@@ -33,20 +33,23 @@ class Seen:
     kernel: str | None = None
 
 
-def no_maps(model: nn.Module, seen: list[Seen], unmet: set[str], given: dict[str, torch.Size]) -> set[str]:
-    """Modules whose calls are parts of an attention, or of something else. `unmet`: those with a softmax not read."""
+def no_maps(model: nn.Module, seen: list[Seen], unmatched: set[str], given: dict[str, torch.Size]) -> set[str]:
+    """Paths of modules whose calls are only parts of an attention map, or no attention.
+
+    `unmatched`: modules with a softmax whose product with values was not seen.
+    """
     calls = Counter(one.module for one in seen)
 
     def part(one: Seen) -> bool:
         square = one.queries == one.keys
-        pictures = _of_pictures(model, one)
+        of_image = _of_image(model, one)
         return (
-            (one.module in unmet and not square)  # global tokens beside bands
-            or one.rows != 1  # windows: several rows for the dry run's one sequence
-            or (pictures and calls[one.module] > 1)  # windows: a call each, as many as the picture has
-            or (pictures and not square)  # pooled keys
-            or _filled_up(one, given.get(one.module))
-            or _behind_a_window(model, one)
+            (one.module in unmatched and not square)  # banded attention with global tokens
+            or one.rows != 1  # windows folded into the batch: several rows for the dry run's one sequence
+            or (of_image and calls[one.module] > 1)  # windows: one call for each, their number depends on the image
+            or (of_image and not square)  # pooled keys
+            or _padded_to_window(one, given.get(one.module))
+            or _reads_windowed_cache(model, one)
         )
 
     return {one.module for one in seen if part(one)}
@@ -54,7 +57,7 @@ def no_maps(model: nn.Module, seen: list[Seen], unmet: set[str], given: dict[str
 
 @contextmanager
 def hidden_states(model: nn.Module) -> Iterator[dict[str, torch.Size]]:
-    """The shape of the hidden states each module is given, by its path."""
+    """Collects the shape of the hidden states that each module receives, by the module's path."""
     shapes: dict[str, torch.Size] = {}
 
     def keep(name: str) -> Callable[..., None]:
@@ -75,21 +78,22 @@ def hidden_states(model: nn.Module) -> Iterator[dict[str, torch.Size]]:
             handle.remove()
 
 
-def _behind_a_window(model: nn.Module, one: Seen) -> bool:
-    """Whether a canvas reads its prompt from a cache that keeps a window: there the first key is no first position."""
+def _reads_windowed_cache(model: nn.Module, one: Seen) -> bool:
+    """Whether a diffusion model's canvas reads its prompt from a sliding-window cache, whose first key may not be the
+    sequence's first position."""
     return (
         one.window is not None and one.queries != one.keys and hasattr(getattr(model, "config", None), "canvas_length")
     )
 
 
-def _of_pictures(model: nn.Module, one: Seen) -> bool:
+def _of_image(model: nn.Module, one: Seen) -> bool:
     return stream_of(model, one.module, False) == "vision"
 
 
-def _filled_up(one: Seen, given: torch.Size | None) -> bool:
-    """Whether an attention module fills its positions up to a whole window: (1, T, D) goes in, more than T queries ask.
+def _padded_to_window(one: Seen, given: torch.Size | None) -> bool:
+    """Whether an attention module pads its positions to a whole window: it gets (1, T, D) and has more than T queries.
 
-    Where it reads channels (1, D, T) or positions (T, 1, D) first, that is not said.
+    False where it gets channels first (1, D, T) or positions first (T, 1, D): these sizes do not show padding.
     """
     if given is None or one.queries != one.keys or given[2] == one.queries:
         return False

@@ -1,4 +1,4 @@
-"""What one layer's pass leaves for the metrics: a LayerView. Everything in it is O(T); none of it is padding."""
+"""LayerView: what the metrics can read of one attention call. Everything in it is O(T), and it holds no padding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sinkscope.capture.kernels.sums import AttentionSums
 
 
 class Missing(Exception):
-    """A metric needs a tensor that this layer does not show; its column stays NaN."""
+    """Raised where a metric needs a tensor that this layer does not have; the metric's column stays NaN."""
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,21 @@ class Kind:
 
 @dataclass(frozen=True)
 class Site:
-    """One attention call of a model's pass, and where it stands.
+    """One attention call of a model's forward pass, and its place in the model.
 
     Attributes:
         stream: `text`, `vision`, `audio`, `encoder`, `decoder` or `cross`.
-        layer: the model's own number of the block (index in its ModuleList); a running number in the stream where
-            there is none, or where it would name two calls.
-        module: dotted path of the attention module; `path[n]` for its n-th call when it is called more than once.
+        layer: the block's index in its ModuleList; a running number in the stream where there is no such list, or
+            where two calls would have the same number.
+        module: dotted path of the attention module.
+        call: 0 for the module's first call in a pass, 1 for its second, and so on.
         kind: `full`, `sliding:W`, `chunked:C` or `cross`.
-        head_dim, value_dim: None where q and k, or v, could not be seen.
-        path: how it is read: `interface` (our function in transformers' attention interface), `inline` (the map the
-            model forms itself).
-        score: how logits become attention: softmax, or one whose rows are no distribution (`capture.scores`).
-        kernel: what sums its attention: `triton` or `torch blocks`; None where the model's own map is summed.
-        block, projection: paths of the owning block and of the output projection, None where there is none.
+        head_dim, value_dim: widths of q and k, and of v; None where these were not seen.
+        path: how the call is read: `interface` (through transformers' attention interface) or `inline` (computed by the
+            model's own code).
+        score: how logits become attention: `softmax`, or a name in `kernels.unnormalised.SCORES`.
+        kernel: what sums the attention: `triton` or `torch blocks`; None where the model's own map is summed.
+        block, projection: paths of the block and of the output projection; None where there is none.
     """
 
     stream: str
@@ -72,12 +73,12 @@ class Site:
 
 @dataclass
 class LayerView:
-    """One attention layer of one batch, all sequences of equal length T. Tensors in the model's dtype.
+    """One attention call on one batch, whose sequences all have length T. Tensors have the model's dtype.
 
     Shapes: query (B, H, T, d), key (B, G, T, d), value (B, G, T, dv), output o and projected w (B, T, H, dv);
     residual_in x, attention_input z, residual_out e (B, T, D); factors R_h (H, r, dv). Each may be None: use the
-    properties, which raise Missing. `head_mean`: where this process holds some of the layer's heads only, turns their
-    mean into the mean over all.
+    properties, or `need`, which raise Missing. `head_mean` turns the mean over this process's heads into the mean over
+    all heads of the layer; None where this process holds them all.
     """
 
     site: Site
@@ -125,7 +126,7 @@ class LayerView:
 
     @cached_property
     def projected(self) -> Float[Tensor, "batch query head vdim"]:
-        """w: what the output projection reads of each head."""
+        """w: what the output projection reads from each head."""
         return need(self.raw_projected)
 
     @cached_property
@@ -134,7 +135,7 @@ class LayerView:
 
     @cached_property
     def inverse_query_norms(self) -> Float[Tensor, "batch head query"]:
-        """1 / norm q_i, 0 for a zero vector, whose cosine with anything counts as 0."""
+        """1 / norm q_i; 0 for a zero vector, so that its cosines are 0."""
         return inverse(self.query_norms)
 
     @cached_property
@@ -208,17 +209,17 @@ class LayerView:
         )
 
     def layer_mean(self, values: Float[Tensor, "batch head"]) -> Float[Tensor, "batch 1"]:
-        """Mean over the heads of the layer, also those that another process holds."""
-        own = values.mean(-1, keepdim=True)
-        return own if self.head_mean is None else self.head_mean(self.site, own)
+        """Mean over all heads of the layer, including those that other processes hold."""
+        mean = values.mean(-1, keepdim=True)
+        return mean if self.head_mean is None else self.head_mean(self.site, mean)
 
     def per_query_head(self, grouped: Tensor) -> Tensor:
-        """(B, G, ...) -> (B, H, ...): each group's numbers once for each of its query heads."""
+        """(B, G, ...) -> (B, H, ...): repeats each group's values for each of its query heads."""
         return grouped.repeat_interleave(self.heads // grouped.shape[1], dim=1)
 
 
 def once_per_view(compute: Callable[[LayerView], Tensor]) -> Callable[[LayerView], Tensor]:
-    """Decorates a function that several metrics call: it runs once for each view, which keeps the result."""
+    """Decorates a function that several metrics call: it runs once for each view, and the view caches the result."""
 
     @wraps(compute)
     def kept(view: LayerView) -> Tensor:
@@ -234,7 +235,7 @@ def inverse(norms: Tensor) -> Tensor:
 
 
 def need(tensor: Tensor | None) -> Tensor:
-    """The tensor in float32 or wider; raises Missing where the layer has none."""
+    """The tensor in float32 (float64 stays). Raises Missing where it is None."""
     if tensor is None:
         raise Missing
     return tensor if tensor.dtype == torch.float64 else tensor.float()

@@ -1,4 +1,4 @@
-"""The context that watches a model's forward passes and hands over a LayerView for each attention call."""
+"""The context manager that watches a model's forward passes and produces a LayerView for each attention call."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from sinkscope.errors import SinkscopeError
 class Capture:
     """Watches forward passes of `model` and calls `on_layer` with one LayerView for each site and sequence group.
 
-    `on_call` is shown each call itself, before it is measured; it must not keep what it is shown. `head_mean`: see
-    LayerView.
-    Use as `with capture.watching(): model(...)`. Afterwards, also after an exception, the model has no hook of ours
-    and the attention registry is as it was. Nothing of a layer is kept once its block has ended.
+    `on_call`, where given, receives each call before it is measured; it must not keep the call's tensors. `head_mean`:
+    see LayerView.
+    Use as `with capture.watching(): model(...)`. On exit, also after an exception, all our hooks are removed and the
+    attention registry is restored. A layer's tensors are released when its block has ended.
     """
 
     model: nn.Module
@@ -48,7 +48,7 @@ class Capture:
     def watching(self, spans: list[Span] | None = None, length: int = 0) -> Iterator[None]:
         """Watches until the block ends.
 
-        `spans`: valid positions of each sequence where a batch holds padding; `length`: positions of that batch.
+        `spans` gives the valid positions of each sequence where the batch is padded; `length` is the padded length.
         Raises SinkscopeError where the model makes other attention calls than in the dry run.
         """
         self.cuts = None if spans is None else [Cut(row, span, length) for row, span in enumerate(spans)]
@@ -76,7 +76,7 @@ class Capture:
     def _check_calls(self) -> None:
         for site in self.plan.sites:
             if self._calls[site.module] <= site.call:
-                raise SinkscopeError(f"attention {site.name!r} was called in the dry run, but not on this text")
+                raise SinkscopeError(f"attention module {site.name!r} was called in the dry run, but not on this input")
 
     def _hooks(self) -> Iterator[Any]:
         self._names = {module: name for name, module in self.model.named_modules()}
@@ -107,63 +107,63 @@ class Capture:
             if pending is None or pending.output is None or not args or args[0].numel() != pending.output.numel():
                 return
             read = args[0].reshape(pending.output.shape)
-            # The interface fixes the layout (B, T, H * dv); code of a model's own must show that it has it.
+            # The interface fixes the layout (B, T, H * dv). A model's own code may use another, so values are compared.
             if pending.site.path != INLINE or torch.allclose(read, pending.output, rtol=1e-3, atol=1e-6):
                 pending.projected = read
 
-        return self._resting(hook)
+        return self._while_paused(hook)
 
-    def _resting(self, hook: Callable[..., None]) -> Callable[..., None]:
-        def rested(*args: Any) -> None:
-            with self._watch.rest():
+    def _while_paused(self, hook: Callable[..., None]) -> Callable[..., None]:
+        def paused(*args: Any) -> None:
+            with self._watch.paused():
                 hook(*args)
 
-        return rested
+        return paused
 
     def _end_block(self, path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             hidden = output[0] if isinstance(output, tuple) else output
-            plain = isinstance(hidden, Tensor) and hidden.dim() == 3  # hyper-connections carry several streams
+            plain = isinstance(hidden, Tensor) and hidden.dim() == 3  # hyper-connections have several residual streams
             self._finish(self._waiting.pop(path, []), hidden if plain else None)
             self._inputs.pop(path, None)
 
-        return self._resting(hook)
+        return self._while_paused(hook)
 
     def _next_site(self, path: str) -> Site:
         site = self._by_call.get((path, self._calls[path]))
         if site is None:
-            raise SinkscopeError(f"attention module {path!r} was called once more than in the dry run")
+            raise SinkscopeError(f"attention module {path!r} was called more often than in the dry run")
         self._calls[path] += 1
         return site
 
     def _dispatched(self, module: nn.Module, call: AttentionCall) -> Tensor:
         if not call.of_positions or self._names.get(module) in self.plan.unread:
-            with self._watch.rest():
+            with self._watch.paused():
                 return read(self._masks.read(call), self.plan.failures)[0]
         site = self._next_site(self._names.get(module, ""))
-        with self._watch.rest():
+        with self._watch.paused():
             output, parts = self._measure(site, call)
         self._keep(Pending(site, parts, (output.shape[0], output.shape[1]), call.query, call.key, call.value, output))
         return output
 
-    def _inline(self, made: InlineCall | SdpaCall) -> None:
-        if (made.module, 0) not in self._by_call:
-            return  # no attention, as the dry run found
-        site = self._next_site(made.module)
-        pending = self._of_map(site, made) if isinstance(made, InlineCall) else self._of_sdpa(site, made)
-        pending.projected = pending.output if made.handed_on else None
+    def _inline(self, found: InlineCall | SdpaCall) -> None:
+        if (found.module, 0) not in self._by_call:
+            return  # the dry run found that this module is no attention
+        site = self._next_site(found.module)
+        pending = self._of_map(site, found) if isinstance(found, InlineCall) else self._of_sdpa(site, found)
+        pending.projected = pending.output if found.feeds_projection else None
         self._keep(pending)
 
-    def _of_map(self, site: Site, made: InlineCall) -> Pending:
-        seen = made.unfolded(site.heads)
+    def _of_map(self, site: Site, inline_call: InlineCall) -> Pending:
+        seen = inline_call.unfolded(site.heads)
         if self.on_call is not None:
             self.on_call(site, seen)
         parts: list[Part] = [(rows, cut, map_sums(part)) for rows, cut, part in self._cut_map(site, seen)]
         rows = (seen.probabilities.shape[0], seen.probabilities.shape[-2])
         return Pending(site, parts, rows, seen.query, seen.key, seen.value, seen.output)
 
-    def _of_sdpa(self, site: Site, made: SdpaCall) -> Pending:
-        call, output = made.unfolded(site.heads), made.unfolded_output(site.heads)
+    def _of_sdpa(self, site: Site, inline_call: SdpaCall) -> Pending:
+        call, output = inline_call.unfolded(site.heads), inline_call.unfolded_output(site.heads)
         _, parts = self._measure(site, call)
         return Pending(site, parts, (output.shape[0], output.shape[1]), call.query, call.key, call.value, output)
 
@@ -178,7 +178,7 @@ class Capture:
             return
         for cut in self.cuts:
             cut.check(site.name, batch, queries, len(self.cuts))
-            yield cut.one, cut, cut.map(seen)
+            yield cut.batch_row, cut, cut.map(seen)
 
     def _measure(self, site: Site, call: AttentionCall) -> tuple[Tensor, list[Part]]:
         if self.on_call is not None:
@@ -194,14 +194,14 @@ class Capture:
             part = self._masks.read(cut.call(call), call.mask, cut.index)
             rows, sums = read(part, self.plan.failures)
             output[cut.index, cut.rows(output.shape[1])] = rows[0]
-            parts.append((cut.one, cut, sums))
+            parts.append((cut.batch_row, cut, sums))
         return output, parts
 
     def _finish(self, ended: list[Pending], residual_out: Tensor | None = None) -> None:
         for pending in ended:
             for rows, cut, sums in pending.parts:
                 self.on_layer(self._view(pending, cut, sums, residual_out), rows.start)
-        for pending in ended:  # a layer's tensors must not outlive its block
+        for pending in ended:  # releases the layer's tensors
             self._latest.pop(pending.site.module, None)
             self._inputs.pop(pending.site.module, None)
 
@@ -214,10 +214,10 @@ class Capture:
         time_first = getattr(self.model.get_submodule(site.module), "batch_first", True) is False
 
         def tokens(tensor: Tensor | None) -> Tensor | None:
-            # Code of a model's own may put channels, or time, first: then x is not read, rather than read wrongly.
+            # A model's own code may put channels or time first. Then x is left out, rather than read wrongly.
             fits = tensor is not None and tensor.shape[:2] == pending.rows and not time_first
-            own = part(tensor, 1) if fits else None
-            return None if own is None else own.to(sums.first.device)  # the layer before may be on another device
+            valid = part(tensor, 1) if fits else None
+            return None if valid is None else valid.to(sums.first.device)  # the previous layer may use another device
 
         return LayerView(
             site=site,

@@ -1,4 +1,4 @@
-"""The block-wise kernel against a plain softmax of the whole matrix in float64, for any shape, mask and block size."""
+"""The torch walk against a plain softmax over the whole matrix in float64, for many shapes, masks and block sizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MASKS = ("causal", "full", "window", "bool", "additive", "alibi", "holes", "late
 
 
 def reference(call: dict[str, Any], mask: Tensor | None, causal: bool) -> dict[str, Tensor]:
-    """Everything from the full matrix, in float64."""
+    """Output and sums computed from the full matrix, in float64."""
     query, key, value = (call[name].double() for name in ("query", "key", "value"))
     repeat = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
@@ -140,7 +140,7 @@ def test_cross_attention(queries: int) -> None:
 
 
 def test_margins_past_float32_s_smallest_number() -> None:
-    """exp(-200) underflows; the margin is read from logits and does not."""
+    """exp(-200) underflows; the margin does not, because it is computed from logits."""
     query = torch.ones(1, 1, 3, 1) * 200
     key = torch.tensor([1.0, 0.0, 0.0]).view(1, 1, 3, 1)
     _, sums = attend(AttentionCall(query, key, key, causal=True))
@@ -172,7 +172,7 @@ def test_blocks_cover_every_query_once_with_an_edge_at_64() -> None:
 
 
 def test_memory_is_a_block_not_the_matrix() -> None:
-    """The largest tensor made during a call stays far below T x T a head."""
+    """The largest tensor made during a call has far fewer than T x T elements for each head."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Largest(TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""A model while it is captured: its output, its hooks, the attention registry, padding, and what is refused."""
+"""A watched model: its output, its hooks, the attention registry, padding, and which models are refused."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_self_check_leaves_the_model_as_it_was() -> None:
 
 
 def test_self_check_stops_a_scan_whose_sums_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A capture that reads scaled queries wrongly must not get past it."""
+    """The self-check fails where the capture uses a wrong scaling."""
     import sinkscope.capture.watch as watch
 
     right = watch.read
@@ -149,7 +149,7 @@ def test_projection_weight_that_cannot_be_read_is_asked_for() -> None:
 
 
 def test_a_weight_with_its_scale_beside_it_is_asked_for() -> None:
-    """Eight-bit floats: the matrix is weight times scale, which only the layer itself knows."""
+    """An 8-bit weight has a scale that only the layer knows, so the matrix is found by applying the layer."""
     from sinkscope.capture.output_projection import projection_weight
 
     class Scaled(torch.nn.Linear):
@@ -163,7 +163,7 @@ def test_a_weight_with_its_scale_beside_it_is_asked_for() -> None:
 
 
 def test_a_layer_s_tensors_go_with_its_block() -> None:
-    """When a layer is read, nothing of the one before is held: memory is one layer's, however many there are."""
+    """A layer's tensors are released before the next layer is read, so memory does not grow with the layers."""
     model, ids = tiny("llama"), random_ids(2, 40)
     forward, found = find(model)
     kept: list[weakref.ref[torch.Tensor]] = []

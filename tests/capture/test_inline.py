@@ -1,4 +1,4 @@
-"""Attention computed in a model's own forward: the same columns inline as through transformers' interface."""
+"""Attention in a model's own code: a model read through the interface and read inline gives the same columns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def by_matmul(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> 
 
 
 def by_bmm(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> Tensor:
-    """Heads folded into the batch, probabilities through a cast and dropout."""
+    """Folds heads into the batch; casts the probabilities and applies dropout."""
     fold = (q.shape[0] * q.shape[1], *q.shape[2:])
     scores = torch.bmm(q.reshape(fold), k.reshape(fold).mT) * scaling
     scores = scores + torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(q.dtype).min)[0]
@@ -39,7 +39,7 @@ def by_bmm(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> Ten
 
 
 def by_baddbmm(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> Tensor:
-    """Bloom's way: the product is added to a bias in one call."""
+    """As Bloom does: one call multiplies and adds a bias."""
     fold = (q.shape[0] * q.shape[1], *q.shape[2:])
     bias = torch.zeros(fold[0], fold[1], fold[1])
     scores = bias.baddbmm(batch1=q.reshape(fold), batch2=k.reshape(fold).mT, beta=1.0, alpha=scaling)
@@ -48,7 +48,7 @@ def by_baddbmm(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) ->
 
 
 def by_einsum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> Tensor:
-    """XLNet's way: positions first, the batch inside."""
+    """As XLNet does: positions are the first axis, the batch is the second."""
     q, k, v = (tensor.permute(2, 0, 1, 3) for tensor in (q, k, v))  # (T, B, H, d)
     scores = torch.einsum("ibnd,jbnd->bnij", q, k) * scaling
     scores = scores - 1e30 * (~mask).float()
@@ -65,7 +65,7 @@ STYLES["sdpa"] = by_sdpa
 
 @pytest.fixture
 def inline(monkeypatch: pytest.MonkeyPatch) -> Callable[[Style], None]:
-    """Makes every attention of this process inline, in a given style."""
+    """Makes every model in this process compute its attention inline, in a given style."""
 
     def use(style: Style) -> None:
         def attention(
@@ -109,7 +109,7 @@ def test_padding_counts_nowhere(style: str, inline: Callable[[Style], None]) -> 
 
 
 def test_logits_hidden_by_a_window_are_not_guessed(inline: Callable[[Style], None]) -> None:
-    """A window's masked logits are lost: no gap. All other columns stand."""
+    """Under a window the masked logits are lost, so logit_gap is missing; all other columns agree."""
     model, ids = tiny("mistral"), random_ids(2, 40)
     expected = sinkscope.scan(model, data=ids)
     inline(by_matmul)
@@ -121,7 +121,7 @@ def test_logits_hidden_by_a_window_are_not_guessed(inline: Callable[[Style], Non
 
 
 def test_learned_sinks_behind_the_keys(inline: Callable[[Style], None]) -> None:
-    """gpt-oss's way, inline: one more logit, whose probability is cut off before the values."""
+    """A learned sink computed inline: one more logit, whose probability is dropped before the values."""
 
     def with_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> Tensor:
         scores = (q @ k.mT * scaling).masked_fill(~mask, -torch.inf)
@@ -137,7 +137,7 @@ def test_learned_sinks_behind_the_keys(inline: Callable[[Style], None]) -> None:
 
 
 class Routed(nn.Module):
-    """A block with a router's softmax, an output softmax and no attention."""
+    """A block with a router softmax, an output softmax and no attention."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""The Triton kernels: run under Triton's interpreter, compiled ahead of time for two GPUs, and when a scan uses them.
+"""The Triton kernels: run under Triton's interpreter, compiled ahead of time for two GPUs, and when they are used.
 
-`kernel_cases` checks their numbers. It runs in a process of its own, because Triton is interpreted in a whole process
-or not at all.
+`kernel_cases` checks their numbers. It runs in a process of its own, because Triton's interpreter is switched on for a
+whole process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CASES = Path(__file__).parents[1] / "support" / "kernel_cases.py"
 GROUPS = ("shapes", "features", "models")
 CAUSAL, _ = make_call((1, 4, 2, 40, 8), "causal", "softmax")
 SHARED = {90: 227, 86: 99}
-"""KiB of shared memory a program may have, by compute capability."""
+"""KiB of shared memory that a program may use, by compute capability."""
 POINTERS = {
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",
@@ -66,7 +66,7 @@ def test_on_a_gpu(group: str) -> None:
 
 
 class Launches:
-    """Stands in for a kernel and keeps what it would have been launched with."""
+    """Replaces a kernel and records the arguments of each launch."""
 
     def __init__(self) -> None:
         self.made: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
@@ -76,7 +76,7 @@ class Launches:
 
 
 def source(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The kernel specialised as a launch with these arguments would have it."""
+    """The kernel's source, specialised as a launch with these arguments would specialise it."""
     from triton.compiler import ASTSource
 
     values = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
@@ -129,7 +129,7 @@ def test_compiled_ahead_of_time(
     capability: int, dtype: torch.dtype, widths: tuple[int, int], everything: bool, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """No GPU is needed to see that a variant compiles, and that its tiles fit into shared memory."""
+    """Every variant compiles and its tiles fit into shared memory; this needs no GPU."""
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     query, key = (torch.zeros(1, heads, 80, widths[0], dtype=dtype) for heads in (2, 1))
@@ -144,7 +144,7 @@ def test_compiled_ahead_of_time(
 
 @pytest.fixture
 def willing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine on which Triton compiles, as far as anyone can tell beforehand."""
+    """Pretends that Triton compiles on this machine and has not failed yet."""
     monkeypatch.setattr(attention, "_compiles", lambda device: True)
     monkeypatch.setattr(attention, "_triton_failed", threading.Event())
 
@@ -207,7 +207,7 @@ def test_a_scan_tells_of_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("willing")
 def test_a_later_scan_does_not_inherit_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton stays untried, and the second run says that torch read it; the warning is the first run's alone."""
+    """A second scan does not try Triton again and reports torch as the kernel; only the first has the warning."""
     tried = []
 
     def fail(call: AttentionCall) -> None:
@@ -255,7 +255,7 @@ def test_memory_that_runs_out_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.slow
 def test_kernels_are_not_imported_unless_one_is_launched() -> None:
-    """They import triton, which a machine without a GPU need not have."""
+    """The kernels' modules import triton, which a machine without a GPU may not have."""
     program = "import sys, sinkscope.capture; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     names = done.stdout.split()

@@ -26,14 +26,14 @@ IDS = random_ids(2, 70)
 def multiplied_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, logit_multiplier: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The model's own attention, whole maps: the logits of head h times logit_multiplier[h]."""
+    """The model's own attention over whole maps: multiplies the logits of head h by logit_multiplier[h]."""
     key, value = (each.repeat_interleave(module.num_key_value_groups, 1) for each in (key, value))
     maps = (query @ key.mT * scaling * logit_multiplier.view(1, -1, 1, 1) + mask).softmax(-1)
     return (maps @ value).transpose(1, 2), maps
 
 
 class MultipliedAttention(LlamaAttention):  # type: ignore[misc]
-    """Llama's without rotary embeddings; passes `logit_multiplier` (H,) to the attention function."""
+    """Llama's attention without rotary embeddings; passes `logit_multiplier` (H,) to the attention function."""
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
@@ -56,7 +56,7 @@ def model() -> PreTrainedModel:
 
 @pytest.fixture
 def declared() -> Iterator[None]:
-    """How the keyword enters: the queries are as much longer, which bias, mask and soft cap do not notice."""
+    """Declares the keyword: it scales the queries, which scales the logits before bias, mask and soft-cap."""
 
     @attention_keyword("logit_multiplier")
     def multiplied(call: AttentionCall, factors: Tensor) -> AttentionCall:
@@ -88,7 +88,7 @@ def test_the_sums_and_the_output_follow_a_declared_keyword(model: PreTrainedMode
 
 @pytest.mark.usefixtures("declared")
 def test_a_scan_of_padded_sequences_reads_a_declared_keyword(model: PreTrainedModel) -> None:
-    """The self-check holds the scan against the model's own maps; each sequence alone gives what the batch gives."""
+    """The self-check compares with the model's own maps; a sequence gives the same alone and in a padded batch."""
     mask = torch.ones_like(IDS)
     mask[1, 50:] = 0
     run = sinkscope.scan(model, data={"input_ids": IDS, "attention_mask": mask}, batch_size=2)

@@ -1,4 +1,4 @@
-"""Masks made in strips: the same numbers as with the whole mask, no T x T tensor, and a registry that is restored."""
+"""Masks made in strips: the same numbers as with the whole mask, no T x T tensor, and a restored registry."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def config(**sizes: Any) -> Any:
 
 
 def make(**options: Any) -> Tensor | None:
-    """A sliding-window mask as a model asks for it."""
+    """Makes a sliding-window mask as a model does."""
     implementation = options.pop("implementation", "sdpa")
     chosen = config(sliding_window=options.pop("window", 5))
     chosen._attn_implementation = implementation
@@ -125,7 +125,7 @@ def test_one_row_for_all_queries_is_read_as_such() -> None:
 def test_a_mask_that_a_model_writes_into_between_layers_is_read_again(
     large: int, implementation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The self-check holds the second layer to what it computed, not to the mask of the first."""
+    """The self-check compares the second layer with the mask it used, not with the mask of the first."""
     monkeypatch.setattr(lazy_mask, "LARGE", large)
     model = tiny_model(transformers.AutoModel, "mistral")
     model.config._attn_implementation = implementation
@@ -144,7 +144,7 @@ def test_a_mask_that_a_model_writes_into_between_layers_is_read_again(
 
 
 def test_what_is_left_out_stays_left_out() -> None:
-    """A plain causal mask is None for sdpa: making it lazy would cost what leaving it out saves."""
+    """A plain causal mask stays None for sdpa: a lazy mask would be slower than none."""
     plain: dict[str, Any] = {"inputs_embeds": torch.zeros(2, LENGTH, 8), "past_key_values": None}
     with lazy_masks(1):
         assert create_causal_mask(config=config(), attention_mask=None, **plain) is None
@@ -173,7 +173,7 @@ def test_a_lazy_mask_is_read_as_the_whole_one(implementation: str, attention_mas
         lazy = read_mask(make(implementation=implementation, attention_mask=attention_mask), True, *size)
     assert torch.equal(whole.counts, lazy.counts)
     assert whole.causal == lazy.causal
-    assert lazy.mask is None  # its spans tell all: nothing is made a second time
+    assert lazy.mask is None  # the spans are enough: no mask is made a second time
     for start, stop in ((0, 16), (16, 48)):
         for ours, other in zip(whole.block(start, stop).ragged, lazy.block(start, stop).ragged, strict=True):
             assert ours[0] == other[0]
@@ -193,7 +193,7 @@ def test_a_scan_with_lazy_masks_is_the_same(family: str, padding: bool, monkeypa
 
 
 class Largest(TorchDispatchMode):
-    """The most elements any tensor had."""
+    """Records the number of elements of the largest tensor made."""
 
     seen = 0
 
@@ -206,7 +206,7 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("family", slow_but(["gemma3_text", "mistral", "gpt_oss"], "gemma3_text"))
 def test_nothing_of_a_long_scan_is_square(family: str) -> None:
-    """T = 4096: with the sliding layers' mask, or an additive one, made whole, T x T = 16.8 million."""
+    """At T = 4096 a whole mask, of the sliding layers or an additive one, would have T x T = 16.8 million elements."""
     model = tiny_model(transformers.AutoModel, family)
     model.config.max_position_embeddings = 8192
     length = 4096

@@ -1,5 +1,5 @@
-"""Undocumented parts of transformers, torch and accelerate that sinkscope uses: each works on the installed versions;
-where one is gone, the error names it. Runs at both ends of the supported range."""
+"""The contract with undocumented parts of transformers, torch and accelerate: each function of `private_doors` works on
+the installed versions, and where a part is gone its error names it. Runs at both ends of the supported range."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sinkscope.errors import SinkscopeError
 
 
 class Called(TorchFunctionMode):
-    """Keeps the names of the torch functions that are called."""
+    """Records the names of the torch functions that are called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ def test_accelerate_says_where_a_module_runs() -> None:
 
 
 def remove(patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
-    """Takes an attribute away from a module or an object; from a class and every class it inherits from."""
+    """Removes an attribute from a module or an object; from a class, also from every class that it inherits from."""
     for each in getattr(owner, "__mro__", (owner,)):
         if name in vars(each):
             patch.delattr(each, name)
@@ -173,7 +173,7 @@ def spread_without_hooks() -> nn.Module:
 
 
 def asks_nothing(query: Tensor) -> Tensor:
-    """Stands for a multi-head attention that finds modes in another way."""
+    """A multi-head attention that does not call has_torch_function."""
     return query
 
 
@@ -232,7 +232,7 @@ def test_every_door_is_tried_here() -> None:
 
 
 def private_names(tree: ast.AST) -> tuple[set[str], set[str]]:
-    """Names with one leading underscore that a module gives to its own things, and those it asks other things for."""
+    """The names that a module defines, and the names with one leading underscore that it reads from other objects."""
     own, asked = set(), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -248,7 +248,8 @@ def private_names(tree: ast.AST) -> tuple[set[str], set[str]]:
 
 
 def test_nothing_else_in_the_package_asks_for_a_private_part() -> None:
-    """`os._exit` is documented; `_attn_implementation` is what transformers tells authors of a model to read."""
+    """Two names are allowed: `os._exit` is documented, and transformers tells model authors to read
+    `_attn_implementation`."""
     modules = {path: ast.parse(path.read_text("utf-8")) for path in Path(sinkscope.__path__[0]).rglob("*.py")}
     own = set().union(*(private_names(tree)[0] for tree in modules.values()))
     for path, tree in modules.items():

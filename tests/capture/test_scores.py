@@ -1,4 +1,4 @@
-"""Attention scores other than softmax: the block-wise kernel against the whole matrix in float64, and what is NaN."""
+"""Scores other than softmax: the torch walk against the whole matrix in float64, and which sums are NaN."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MASKS = ("causal", "full", "window", "bool", "holes", "alibi")
 
 
 def naive(call: AttentionCall, given: torch.Tensor | None, mask: str, score: str) -> torch.Tensor:
-    """A from the whole matrix, loop by loop, float64."""
+    """A computed entry by entry in float64."""
     batch, heads, length, _ = call.query.shape
     key = call.key.double().repeat_interleave(heads // call.key.shape[1], 1)
     logits = call.query.double() @ key.mT * call.scaling

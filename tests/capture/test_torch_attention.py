@@ -1,4 +1,4 @@
-"""torch's own multi-head attention is read like any other, although its fused paths hide the computation."""
+"""torch's own multi-head attention is read although its fused path and its single function call hide the map."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_masses_are_those_of_the_weights_torch_returns(settings: dict[str, A
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # torch's own, of its fused path
 @pytest.mark.parametrize("settings", slow_but(KINDS, *FAST), ids=words)
 def test_the_model_s_output_stays(settings: dict[str, Any]) -> None:
-    """The fused path of nn.TransformerEncoder is left while it is watched: to rounding it gives the same."""
+    """nn.TransformerEncoder leaves its fused path while it is watched; its output is the same up to rounding."""
     model, given = torch_model(**settings), padded()
     forward = Forward(model)
     found = plan(model, lambda: forward(given["input_ids"][:1, :16]))
@@ -79,7 +79,7 @@ def test_the_model_s_output_stays(settings: dict[str, Any]) -> None:
 
 
 def test_weights_asked_for_or_not_every_column_is_the_same() -> None:
-    """Two roads in torch's code, one of which scales the queries first; norms and dormancy are the same on both."""
+    """torch has two code paths, one of which scales the queries first; all columns agree between them."""
     ids = random_ids(3, 30)
     runs = [sinkscope.scan(torch_model(kind=kind), data=ids) for kind in ("weights", "no_weights")]
     for name in runs[0].heads.select_dtypes("number"):
@@ -90,7 +90,7 @@ def test_weights_asked_for_or_not_every_column_is_the_same() -> None:
 
 
 def test_positions_first_the_residual_stream_is_left_out() -> None:
-    """Also where a batch has as many sequences as positions, so that the axes could be mistaken for each other."""
+    """Holds also where a batch has as many sequences as positions, so that the axes look the same."""
     run = sinkscope.scan(torch_model(batch_first=False), data=random_ids(12, 12), batch_size=12)
     assert run.layers["inf_norm"].isna().all()
     assert run.heads["bos_mass"].notna().all()

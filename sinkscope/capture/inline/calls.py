@@ -1,4 +1,4 @@
-"""What is seen of an attention computed inline: a map with the tensors around it, or a call of torch's own function."""
+"""Records of attention that a model computes inline: a map with the tensors around it, or a call of torch's sdpa."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from sinkscope.capture.kernels.map_walk import AttentionMap
 
 @dataclass
 class InlineCall:
-    """One attention computed inline, as seen: axes in front of (query, key) may still be folded into one.
+    """One attention map computed inline. Batch and heads, the axes before (query, key), may still be folded into one.
 
-    `handed_on`: the output projection is known to read the output as it is (torch's own multi-head attention, which
-    calls it as a function that no hook sees).
+    `feeds_projection`: the output projection reads the output unchanged. This is known for torch's own multi-head
+    attention, which applies the projection as a function, where no hook can read its input.
     """
 
     module: str
     seen: AttentionMap
-    handed_on: bool = False
+    feeds_projection: bool = False
 
     @property
     def folded(self) -> bool:
         return self.seen.probabilities.dim() == 3
 
     def unfolded(self, heads: int) -> AttentionMap:
-        """(B * H, ...) -> (B, H, ...), the batch in front as all known families fold it."""
+        """The map with (B * H, ...) unfolded to (B, H, ...): every known model folds the batch first."""
         seen = self.seen
         if not self.folded:
             return seen
@@ -51,15 +51,15 @@ class InlineCall:
 
 @dataclass
 class SdpaCall:
-    """One call of torch's scaled_dot_product_attention from the module of that path; output (B, H, Tq, dv).
+    """One call of torch's scaled_dot_product_attention in the module at path `module`; output (B, H, Tq, dv).
 
-    Axes in front of (position, channel), and of the mask, may still be folded into one. `handed_on` as in InlineCall.
+    Batch and heads, also those of the mask, may still be folded into one axis. `feeds_projection` as in InlineCall.
     """
 
     module: str
     call: AttentionCall
     output: Tensor
-    handed_on: bool = False
+    feeds_projection: bool = False
 
     def unfolded(self, heads: int | None) -> AttentionCall:
         """(B * H, T, d) -> (B, H, T, d); `heads` None takes all for the heads of one sequence."""
@@ -80,9 +80,9 @@ def _unfold(tensor: Tensor, heads: int | None) -> Tensor:
 
 
 def map_of(logits: Tensor, product: Product, products: frozenset[Product], plain: bool) -> AttentionMap | None:
-    """The map and what surrounds it, all with the same leading axes; None where these do not fit each other.
+    """The map and the tensors around it, with the same leading axes; None where probabilities and logits do not fit.
 
-    `product`: map @ values; `products`: those the logits were made of; `plain`: the map is the softmax of `logits`.
+    `product` is map @ values, `products` are those that formed the logits; `plain`: the map is the softmax of `logits`.
     """
     probabilities = product.left
     for tensor in (probabilities, logits):
@@ -92,7 +92,7 @@ def map_of(logits: Tensor, product: Product, products: frozenset[Product], plain
     queries, keys = probabilities.shape[-2:]
 
     def fit(tensor: Tensor | None, rows: int) -> Tensor | None:
-        """With the leading axes of the map; the second, heads, may be fewer (groups). None where it does not fit."""
+        """The tensor with the map's leading axes (the head axis may hold fewer groups); None where it does not fit."""
         if tensor is None or tensor.shape[-2] != rows:
             return None
         if len(lead) == 2 and tensor.dim() == 3 and tensor.shape[0] == lead.numel():

@@ -1,8 +1,8 @@
-"""Attention that a model computes in its own forward: read where its softmax meets the values, by watching torch.
+"""Finds attention that a model computes in its own forward pass, by watching its torch calls.
 
-While a forward runs, every torch function call passes through `InlineWatch`. A softmax over the last axis whose result
-is then the left factor of a matrix product is attention; a router's or an output softmax never is. Calls of
-`scaled_dot_product_attention` are read as they stand. The model's own computation is not touched.
+During a forward pass every torch function call passes through `InlineWatch`. A softmax over the last axis is taken for
+attention where its result is the left factor of a matrix product; the softmax of a router or of the model's output
+never is. Calls of `scaled_dot_product_attention` are read directly. The model's own computation is not changed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SAME_VALUES = frozenset(
         *("narrow", "to", "type_as", "type", "float", "half", "bfloat16", "double", "contiguous", "clone", "dropout"),
     }
 )
-"""Functions that leave probabilities what they were, if perhaps in another shape or dtype (dropout: in eval mode)."""
+"""Functions that change at most the shape or dtype of probabilities, not their values (dropout: in eval mode)."""
 
 TURNED = frozenset(
     {
@@ -35,7 +35,8 @@ TURNED = frozenset(
         *("topk", "argmax", "max", "amax", "sum", "mean"),
     }
 )
-"""After these the axes are no longer (query, key): a product with the result says nothing of values."""
+"""After these functions the last axes are no longer (query, key), so a product with the result is not taken for
+attention."""
 
 FUNCTIONS = ("softmax", "dropout")
 
@@ -45,12 +46,13 @@ InlineHandler = Callable[[InlineCall | SdpaCall], None]
 
 @dataclass(eq=False)
 class _Softmax:
-    """Where a tracked tensor comes from.
+    """The softmax that a tracked tensor comes from.
 
     Attributes:
-        products: the matrix products its logits were made of.
-        plain: it still has that softmax's values. straight: its last axes are still (query, key).
-        met: filled once values were multiplied with it, or with another tensor of the same softmax.
+        products: the matrix products that formed the softmax's logits.
+        plain: the tensor still has the softmax's values.
+        straight: the tensor's last axes are still (query, key).
+        matched: filled once a tensor of this softmax was multiplied with values; all its tensors share this list.
     """
 
     module: str
@@ -58,31 +60,31 @@ class _Softmax:
     products: frozenset[Product]
     plain: bool = True
     straight: bool = True
-    met: list[bool] = field(default_factory=list)
+    matched: list[bool] = field(default_factory=list)
 
 
 class InlineWatch(TorchFunctionMode):
-    """Calls `handler` with every attention a model computes inline; to be entered around its forward.
+    """Calls `handler` with every attention that a model computes inline while `watched(model)` is entered.
 
-    `watched(model)` keeps the stack of modules whose forward is under way. Tensors are tracked by weak references: a
-    layer's map lives as long as the model's own code keeps it. `split`: modules that multiply maps with each other
-    (low-rank approximations), whose attention is no single map. `unmet`: how many softmaxes of products a module
-    took whose values they could not be seen to meet.
+    `modules` is the stack of modules whose forward is running. Tensors are tracked by weak references, so a layer's map
+    lives only as long as the model's own code keeps it. `split` holds modules that multiply maps with each other
+    (low-rank approximations), whose attention is no single map. `unmatched` counts, for each module, the softmaxes over
+    products that were not seen to be multiplied with values.
     """
 
     def __init__(self, handler: InlineHandler) -> None:
         super().__init__()
         self.handler = handler
         self.modules: list[str] = [""]
-        self.resting = 0
+        self.pauses = 0
         self.in_multi_head = 0
         self.split: set[str] = set()
-        self.unmet: Counter[str] = Counter()
+        self.unmatched: Counter[str] = Counter()
         self.tracked = weak_tensor_table()
 
     @contextmanager
     def watched(self, model: nn.Module) -> Iterator[None]:
-        """Hooks on the model's modules and this mode, until the block ends."""
+        """Adds hooks to the model's modules and enters this mode; undoes both when the block ends."""
         handles = []
         try:
             for name, module in model.named_modules():
@@ -98,13 +100,13 @@ class InlineWatch(TorchFunctionMode):
             self.tracked = weak_tensor_table()
 
     @contextmanager
-    def rest(self) -> Iterator[None]:
-        """Our own computations inside a forward are none of the model's."""
-        self.resting += 1
+    def paused(self) -> Iterator[None]:
+        """Ignores torch calls until the block ends: for our own computations inside the model's forward pass."""
+        self.pauses += 1
         try:
             yield
         finally:
-            self.resting -= 1
+            self.pauses -= 1
 
     def _entering(self, name: str) -> Callable[..., None]:
         return lambda module, args: self.modules.append(name)
@@ -117,12 +119,13 @@ class InlineWatch(TorchFunctionMode):
         if func is multi_head_attention_forward:
             return self._multi_head(args, kwargs)
         result = func(*args, **kwargs)
-        if not self.resting and isinstance(result, Tensor) and result.dim() > 2:
+        if not self.pauses and isinstance(result, Tensor) and result.dim() > 2:
             self._note(getattr(func, "__name__", ""), args, kwargs, result)
         return result
 
     def _multi_head(self, args: Any, kwargs: dict[str, Any]) -> Any:
-        """nn.MultiheadAttention's function, watched inside: this mode is off while a function it was asked for runs."""
+        """Runs nn.MultiheadAttention's function with this mode entered again, since torch disables a mode in its own
+        handler."""
         multi_head = open_multi_head_attention()
         self.in_multi_head += 1
         try:
@@ -134,7 +137,7 @@ class InlineWatch(TorchFunctionMode):
     def _note(self, name: str, args: Any, kwargs: dict[str, Any], result: Tensor) -> None:
         if name == "scaled_dot_product_attention":
             call = sdpa_call(self.modules[-1], result, *args, **kwargs)
-            call.handed_on = bool(self.in_multi_head)
+            call.feeds_projection = bool(self.in_multi_head)
             self.handler(call)
             return
         origins = [self.tracked[tensor] for tensor in _tensors(args, kwargs) if tensor in self.tracked]
@@ -159,28 +162,28 @@ class InlineWatch(TorchFunctionMode):
         if axis in (-1, result.dim() - 1) and result.dim() in (3, 4):
             self.tracked[result] = _Softmax(self.modules[-1], logits, products)
         if products:
-            self.unmet[self.modules[-1]] += 1
+            self.unmatched[self.modules[-1]] += 1
 
     def _multiplied(self, product: Product, result: Tensor) -> None:
-        """A product with a tracked map: with values on its right it is attention, with another map it is none."""
+        """Handles a product with a tracked map: map @ values is attention, a product of two maps is not."""
         left, right = (self.tracked.get(factor) for factor in product.factors)
         if not isinstance(left, _Softmax) or isinstance(right, _Softmax):
             softmaxes = [origin for origin in (left, right) if isinstance(origin, _Softmax)]
             self.split.update(origin.module for origin in softmaxes)
             self.tracked[result] = replace(softmaxes[0], straight=False)
-        elif left.straight and not left.met:
+        elif left.straight and not left.matched:
             seen = map_of(left.logits, product, left.products, left.plain)
             if seen is not None:
-                left.met.append(True)
-                self.unmet[left.module] -= bool(left.products)
+                left.matched.append(True)
+                self.unmatched[left.module] -= bool(left.products)
                 if self.in_multi_head and seen.query is not None:
-                    seen.query = seen.query * seen.query.shape[-1] ** 0.5  # torch scales q before the product
+                    seen.query = seen.query * seen.query.shape[-1] ** 0.5  # undoes torch's scaling of q
                 self.handler(InlineCall(left.module, seen, bool(self.in_multi_head)))
 
 
 def _derived(softmaxes: list[_Softmax], name: str) -> _Softmax:
     first = softmaxes[0]
-    same = all(other.met is first.met for other in softmaxes)
+    same = all(other.matched is first.matched for other in softmaxes)
     return replace(
         first,
         plain=first.plain and same and name in SAME_VALUES,
@@ -197,5 +200,6 @@ def _tensors(args: Any, kwargs: dict[str, Any]) -> Iterator[Tensor]:
 
 
 def _is_function(name: str, module: nn.Module) -> bool:
-    """Modules that stand for a function (Softmax, Dropout, IntSoftmax): attention belongs to what holds them."""
+    """Whether a module is the model itself, or only stands for a function (Softmax, Dropout, IntSoftmax): attention in
+    it belongs to the module that holds it."""
     return name == "" or any(word in f"{name.rpartition('.')[2]} {type(module).__name__}".lower() for word in FUNCTIONS)

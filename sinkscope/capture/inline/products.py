@@ -1,4 +1,4 @@
-"""Matrix products as a model's code writes them (matmul, bmm, baddbmm, einsum), in one form: left @ right = out."""
+"""Reads the matrix products in a model's code (matmul, bmm, baddbmm, einsum) in one form: left @ right = out."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ MATMULS = ("matmul", "__matmul__", "bmm")
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """left (..., n, k) @ right (..., k, m) = out (..., n, m); the leading axes of both are batches of matrices.
+    """left (..., n, k) @ right (..., k, m) = out (..., n, m); the leading axes are batch axes.
 
-    `factors`: left and right as the model's code named them. `exact`: `out` is the product and nothing added to it.
+    `factors` are left and right as the tensors that the model's code passed. `exact`: `out` is the product itself, with
+    nothing added.
     """
 
     left: Tensor
@@ -26,7 +27,7 @@ class Product:
 
 
 def read_product(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> Product | None:
-    """The product that a call of the torch function `name` made; None where it made none of batches of matrices."""
+    """The product that a call of the torch function `name` computed; None where it is no batched matrix product."""
     if name == "einsum":
         operands = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
         return _einsum(args[0], operands, result) if len(operands) == 2 and isinstance(args[0], str) else None
@@ -42,7 +43,8 @@ def read_product(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], resul
 
 
 def _einsum(equation: str, operands: Any, result: Tensor) -> Product | None:
-    """Two operands, one summed index, one index of each alone: a product of matrices, whatever the order of axes."""
+    """Reads an einsum as a batched matrix product: exactly one index is summed, each operand keeps exactly one index of
+    its own, all others are batch axes. None for any other einsum."""
     equation = _spelled_out(equation.replace(" ", ""), operands)
     terms, arrow, out = equation.partition("->")
     first, comma, second = terms.partition(",")
@@ -71,7 +73,7 @@ def _einsum(equation: str, operands: Any, result: Tensor) -> Product | None:
 
 
 def _spelled_out(equation: str, operands: Any) -> str:
-    """The equation with letters in the place of `...`; as it is where the operands differ in the axes it stands for."""
+    """The equation with letters in place of `...`; unchanged where the operands disagree on how many axes it covers."""
     terms = equation.partition("->")[0].split(",")
     hidden = {each.dim() - len(term) + 3 for term, each in zip(terms, operands, strict=False) if "..." in term}
     if len(hidden) != 1:

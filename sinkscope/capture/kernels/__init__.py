@@ -1,1 +1,1 @@
-"""One attention call -> its output and its row and column sums: a walk over blocks in torch, or Triton kernels."""
+"""Computes the output and the row and column sums of an attention call, in torch block by block or in Triton."""

@@ -1,6 +1,6 @@
-"""Who reads an attention call: Triton kernels where they can, the walk over blocks in torch everywhere else.
+"""Chooses what computes an attention call: the Triton kernels where they can, else torch, block by block.
 
-The walk is the reference; the kernels give the same sums within float32 rounding, without logits in memory.
+The torch code is the reference. The kernels give the same sums within float32 rounding, without logits in memory.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ WALKS: dict[str, Callable[..., Walk]] = {
     "softmax": Walk,
     **{name: partial(UnnormalisedWalk, score=score) for name, score in SCORES.items()},
 }
-"""How a call is walked over in torch, by its `score`."""
+"""The torch implementation for each `score` of a call."""
 
 _triton_failed = threading.Event()
-"""Set when Triton first fails: this process does not try it again, in this scan or a later one."""
+"""Set when Triton first fails: this process then does not try it again, in this scan or a later one."""
 
 
 def read(call: AttentionCall, failures: list[str] | None = None) -> tuple[Tensor, AttentionSums]:
-    """Attention output (B, Tq, H, dv) in the query's dtype, and the sums over its probabilities.
+    """Returns the attention output (B, Tq, H, dv) in the query's dtype, and the sums over its probabilities.
 
-    Where Triton fails on this machine, this and all later calls are walked over in torch: slower, and as right.
-    `failures` then gets a line that says why. Memory that has run out is no such failure: it is raised, so that the
-    batch can be halved. Raises SinkscopeError for an unknown score.
+    Where Triton fails on this machine, this call and all later ones are computed in torch: slower, but as accurate.
+    `failures` then gets a line that says why. An out-of-memory error does not count as such a failure: it is raised, so
+    that the batch can be halved. Raises SinkscopeError for an unknown score.
     """
     if kernel_of(call) == TRITON:
         try:
@@ -57,10 +57,11 @@ def read(call: AttentionCall, failures: list[str] | None = None) -> tuple[Tensor
 
 
 def attend_in_blocks(call: AttentionCall, block_bytes: int | None = None) -> tuple[Tensor, AttentionSums]:
-    """The same by the block walk in torch, whatever the device.
+    """Returns what `read` returns, computed in torch block by block, on any device.
 
-    Memory: O(B H rows Tk) with as many rows as `block_bytes` allows. Equal to softmax attention within float32
-    rounding; a query that sees no key returns 0. Raises SinkscopeError for a score that WALKS does not hold.
+    Memory is O(B H rows Tk), with as many rows as `block_bytes` allows. For softmax the output equals that of attention
+    over the whole matrix within float32 rounding; a query that sees no key returns 0. Raises SinkscopeError for a score
+    that is not in WALKS.
     """
     if call.score not in WALKS:
         raise SinkscopeError(f"the model asks for an unknown attention score {call.score!r}: one of {', '.join(WALKS)}")
@@ -73,14 +74,15 @@ def attend_in_blocks(call: AttentionCall, block_bytes: int | None = None) -> tup
 
 
 def kernel_of(call: AttentionCall) -> str:
-    """What reads this call: `triton` on an NVIDIA GPU, for calls that `triton_call.supports`; else `torch blocks`."""
+    """What computes this call: `triton` on an NVIDIA GPU if `triton_call.supports` the call, else `torch blocks`."""
     can = not _triton_failed.is_set() and _compiles(call.query.device) and triton_call.supports(call)
     return TRITON if can else TORCH
 
 
 @functools.cache
 def _compiles(device: torch.device) -> bool:
-    """Other makers' GPUs go by the name cuda too; the kernels were not compiled for them, so torch reads there."""
+    """Whether the kernels compile for a device. Other makers' GPUs are also called cuda, but the kernels were never
+    compiled for them, so torch computes there."""
     if device.type != "cuda" or torch.version.cuda is None or find_spec("triton") is None:
         return False
     return torch.cuda.get_device_capability(device) >= OLDEST

@@ -1,6 +1,6 @@
-"""Sums over an attention map that a model has formed itself: what `blocks` gives where q, k and v can be had.
+"""The sums of `walk`, taken from an attention map that the model's own code has formed.
 
-The map is the model's own, one layer at a time; it is read in blocks of queries and not kept.
+The map is read in blocks of queries, one layer at a time, and not kept.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ from torch import Tensor
 from sinkscope.capture.kernels.sums import EARLY, AttentionSums, block_edges
 
 HIDDEN_GAP = 5000.0
-"""A key whose logit lies this far below its row's largest is masked. Models mask by adding -1e4 or lower; what they
-compute from weights never spreads that far, and its probability is exactly 0 in every dtype."""
+"""A key counts as masked where its logit is this far below the row's largest. Models mask by adding -1e4 or lower, and
+logits computed from weights never spread that far. The key's probability is exactly 0 in every dtype."""
 
 NORMALISED = 1e-3
-"""Rows of a map that was changed after its softmax count as a distribution where they sum to 1 within this."""
+"""A map that was changed after its softmax still counts as a distribution where its rows sum to 1 within this."""
 
 
 @dataclass
 class AttentionMap:
-    """One call's map, and the tensors around it that were seen.
+    """One call's attention map, and the tensors around it that were seen.
 
-    Shapes: probabilities (B, H, Tq, Tk), what the values were multiplied by; logits (B, H, Tq, >= Tk), the softmax's
-    input, None where the map was changed after the softmax. More logits than keys: learned sinks stand last.
-    query (B, H, Tq, d), key (B, G, Tk, d), value (B, G, Tk, dv), output (B, Tq, H, dv); None where not seen.
+    Attributes:
+        probabilities: (B, H, Tq, Tk), the factor of the values.
+        logits: (B, H, Tq, >= Tk), the softmax's input; None where the map was changed after the softmax. Logits beyond
+            Tk are those of learned sinks.
+        query, key, value, output: (B, H, Tq, d), (B, G, Tk, d), (B, G, Tk, dv), (B, Tq, H, dv); None where not seen.
     """
 
     probabilities: Tensor
@@ -38,10 +40,10 @@ class AttentionMap:
 
 
 def map_sums(seen: AttentionMap, block_bytes: int | None = None) -> AttentionSums:
-    """The sums of `attend`, from the map. Probabilities in half precision are taken again from their logits.
+    """AttentionSums from a map. Probabilities in half precision are recomputed from their logits.
 
-    logit_gap is over the keys a query sees; NaN where it does not see all its causal order allows (the logits of
-    masked keys are lost). margin and logit_gap are NaN without logits. Without logits a zero counts as masked.
+    logit_gap is NaN for a query that does not see all keys that its causal order allows, because the logits of masked
+    keys are lost. Without logits, margin and logit_gap are NaN and a probability of 0 counts as masked.
     """
     walk = _MapWalk(seen)
     batch, heads, queries, keys = seen.probabilities.shape
@@ -95,7 +97,7 @@ class _MapWalk:
         self.previous[..., start + skip : start + skip + before.shape[-1]] = before
 
     def _from_logits(self, rows: slice, logits: Tensor) -> Tensor:
-        """Margin, gap and argmax of a block; returns which keys each query sees."""
+        """Fills margin, gap and largest for a block of queries; returns which keys each query sees."""
         peak = logits.amax(-1, keepdim=True)
         shown = logits > peak - HIDDEN_GAP
         kept = logits.masked_fill(~shown, -torch.inf)

@@ -1,6 +1,6 @@
-"""What an attention call leaves behind: O(T) numbers a head, never T x T.
+"""What is kept of an attention call: O(T) numbers for each head, never T x T.
 
-METRICS' notation: A[i, j] is the probability query i gives key j, after mask, soft-cap, window and learned sink.
+A[i, j] is the probability that query i gives to key j, after mask, soft-cap, window and learned sink.
 """
 
 from __future__ import annotations
@@ -14,33 +14,35 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 EARLY = 64
-"""Gu et al. 2410.10781 measure sinks at T = 64: columns are also kept as they stood after query 63."""
+"""Gu et al. 2410.10781 measure sinks at T = 64, so the column sums after query 63 are kept too."""
 
 
 BLOCK_BYTES = 4 * 2**20
-"""Logits held at once on a CPU: about the cores' own caches (0.5 to 16 MiB tried; 2 to 8 are alike)."""
+"""Bytes of logits held at once on a CPU, near the size of its caches. Of 0.5 to 16 MiB, 2 to 8 are equally fast."""
 
 DEVICE_BLOCK_BYTES = 256 * 2**20
-"""The same on an accelerator, where large launches pay."""
+"""Bytes of logits held at once on an accelerator, where large launches are faster."""
 
 
 @dataclass
 class AttentionSums:
-    """What one call leaves behind: O(T) numbers a head, float32. A = attention probabilities.
+    """Sums over the attention probabilities A of one call, in float32 (float64 for a float64 model).
 
-    Where the score is no softmax, A is the raw score: entropy, margin and learned_sink are NaN, masses are raw.
+    Where the score is not softmax, A is the raw score: entropy, margin and learned_sink are NaN, all sums are of raw A.
+    The last axis of a row sum is the query i.
 
     Attributes:
-        first: A[i, 0] of every query. last-dimension index i throughout.
+        first: A[i, 0].
         diagonal, previous: A[i, i] and A[i, i-1]; None where queries are not the keys (cross-attention).
-        entropy: -sum_j A log A over keys, nats.
+        entropy: -sum_j A[i, j] log A[i, j] over keys, in nats.
         margin: log(A[i, 0] / (1 - A[i, 0])) from logits; NaN where query i cannot see key 0 or sees nothing else.
-        learned_sink: 1 - sum_j A[i, j], taken by learned sink logits; exactly 0 without them.
+        learned_sink: 1 - sum_j A[i, j], the mass of learned sink logits; exactly 0 without them.
         first_is_largest: key 0 has the row's largest probability (ties count for key 0).
-        logit_gap: s_i0 minus the mean of s_ij over the keys j the causal order allows, before mask and window.
-        columns: sum_i A[i, k] of every key k.
-        early_columns: the same over the first 64 queries, keys 0..63; None where Tq < 64.
-        visible: number of keys each query may see, (b | 1, h | 1, query).
+        logit_gap: s_i0 minus the mean of s_ij over the keys j that the causal order allows, before mask and window.
+            Where the mask adds a finite bias, the mean is over the keys that query i sees.
+        columns: sum_i A[i, k] for every key k.
+        early_columns: the same sum over queries 0..63, for keys 0..63; None where Tq < 64.
+        visible: the number of keys that each query may see, (b | 1, h | 1, query).
         causal: no query sees a later key.
         row_total: sum_j |A[i, j]| where the rows are no distribution; None for softmax, whose rows sum to
             1 - learned_sink.
@@ -63,21 +65,21 @@ class AttentionSums:
     @property
     def first_share(self) -> Float[Tensor, "batch head query"]:
         """|A[i,0]| / sum_j |A[i,j]|, 0 where the row is 0: Gu et al. 2410.10781's proxy for attention that is not
-        normalised. A[i,0] itself in a plain softmax; among keys alone where a learned sink takes its part."""
+        normalised. For plain softmax it is A[i,0]; with a learned sink it is key 0's share of the keys' mass."""
         total = 1 - self.learned_sink if self.row_total is None else self.row_total
         return torch.where(total > 0, self.first.abs() / total, 0.0)
 
     def rows(self, count: int) -> AttentionSums:
-        """The sums of the first `count` sequences; an axis of size 1 that all sequences share stays."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        cut: dict[str, Any] = {name: value[:count] for name, value in own.items() if isinstance(value, Tensor)}
+        """The sums of the first `count` sequences; a batch axis of size 1 that all sequences share stays."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        cut: dict[str, Any] = {name: value[:count] for name, value in values.items() if isinstance(value, Tensor)}
         return replace(self, **cut)
 
 
 def block_edges(
     queries: int, row_bytes: int, device: torch.device, block_bytes: int | None = None
 ) -> list[tuple[int, int]]:
-    """Cuts 0..queries into blocks of a multiple of 16 rows, with an edge at EARLY where there are as many queries."""
+    """Cuts 0..queries into blocks of a multiple of 16 rows; with more than EARLY queries there is an edge at EARLY."""
     if block_bytes is None:
         block_bytes = BLOCK_BYTES if device.type == "cpu" else DEVICE_BLOCK_BYTES
     rows = max(16, block_bytes // row_bytes // 16 * 16)

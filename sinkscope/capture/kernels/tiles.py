@@ -1,4 +1,4 @@
-"""How the Triton kernels cut a call: a fixed table by dtype and width, and which tiles have anything to do."""
+"""How the Triton kernels cut a call into tiles, and which tiles hold a pair that is seen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 @dataclass(frozen=True)
 class Tiles:
-    """Queries and keys of a tile in both kernels, channels multiplied at once, warps and pipeline stages."""
+    """A tile's queries and keys in both kernels, the channels multiplied at once, the warps and the pipeline stages."""
 
     queries: int
     keys: int
@@ -22,11 +22,12 @@ class Tiles:
 
 
 def tiles(dtype: torch.dtype, width: int) -> Tiles:
-    """By dtype and the widest of q, k and v, filled up to a power of two. Fixed, not tuned: the same bytes each time.
+    """The tile for a dtype and a width: the largest of q, k and v, rounded up to a power of two.
 
-    Compiled for sm_86 and sm_90, each keeps its sums in registers (a hundred bytes spilt, or none) and stays within
-    the 99 KiB of shared memory of the smaller one: larger tiles would read keys less often, but not fit wide heads.
-    Float32 products run without tensor cores, from registers, 32 channels at a time.
+    The choice is fixed, not tuned at run time, so that results are the same bytes each time. Compiled for sm_86 and
+    sm_90, every choice keeps its sums in registers (at most about a hundred bytes spill) and fits the 99 KiB of shared
+    memory of sm_86. Larger tiles would read keys less often, but would not fit wide heads. Float32 products run without
+    tensor cores, from registers, 32 channels at a time.
     """
     if dtype == torch.float32:
         return Tiles(64, 32, 32, 4 if width <= 128 else 8, 1)
@@ -36,29 +37,31 @@ def tiles(dtype: torch.dtype, width: int) -> Tiles:
 
 
 def power(width: int) -> int:
-    """The next power of two, at least the 16 that a matrix product takes."""
+    """The smallest power of two that is at least `width` and at least 16, the minimum of a matrix product in Triton."""
     return max(16, 1 << (width - 1).bit_length())
 
 
-def met(hidden: Bool[Tensor, "b h query key"], cut: Tiles) -> Bool[Tensor, "query_block key_block"]:
-    """Which tiles hold a pair that some sequence and head sees."""
+def visible_tiles(hidden: Bool[Tensor, "b h query key"], cut: Tiles) -> Bool[Tensor, "query_block key_block"]:
+    """Which tiles hold a pair (query, key) that is seen in some sequence and head."""
     pairs = ~hidden.all(dim=1).all(dim=0)
     pairs = pad(pairs, (0, -pairs.shape[1] % cut.keys, 0, -pairs.shape[0] % cut.queries))
     return pairs.unflatten(1, (-1, cut.keys)).any(-1).unflatten(0, (-1, cut.queries)).any(1)
 
 
-def met_without_mask(
+def visible_tiles_without_mask(
     rows: range, columns: range, triangle: bool, cut: Tiles, device: torch.device
 ) -> Bool[Tensor, "query_block key_block"]:
-    """The same for queries `rows` and keys `columns` where a query sees every key, or none later than itself."""
+    """Which tiles of queries `rows` and keys `columns` hold a pair that is seen. A query sees every key, or with
+    `triangle` every key that is not later than itself."""
     last = torch.arange(rows.start, rows.stop, cut.queries, device=device)[:, None] + (cut.queries - 1)
     first = torch.arange(columns.start, columns.stop, cut.keys, device=device)
     return first <= last if triangle else torch.ones(len(last), len(first), dtype=torch.bool, device=device)
 
 
-def reach(tiles_met: Bool[Tensor, "block other"]) -> Int[Tensor, "block two"]:
-    """From which to which block of the other kind each block has something to do; nothing at all is 0 to 0."""
-    index = torch.arange(tiles_met.shape[1], device=tiles_met.device)
-    last = torch.where(tiles_met, index + 1, 0).amax(1)
-    first = torch.where(tiles_met, index, tiles_met.shape[1]).amin(1)
+def reach(visible: Bool[Tensor, "block other"]) -> Int[Tensor, "block two"]:
+    """For each block of queries, the first and the end of the key blocks that it sees (or, transposed, the query blocks
+    of each key block); 0 and 0 where there are none."""
+    index = torch.arange(visible.shape[1], device=visible.device)
+    last = torch.where(visible, index + 1, 0).amax(1)
+    first = torch.where(visible, index, visible.shape[1]).amin(1)
     return torch.stack([torch.minimum(first, last), last], 1).int()

@@ -1,8 +1,8 @@
-"""One softmax attention call read by the Triton kernels: what `blocks.attend` gives, without its logits in memory.
+"""Computes one softmax attention call with the Triton kernels: the results of `walk`, without logits in memory.
 
-Two launches over a range of queries: `kernels.row_sums` (output and row sums), then `kernels.column_sums`. A call with
-no mask, or with one that says no more than "causal", is two ranges: queries 0..63, after which the columns are the
-early ones, and all others. Any other mask is cut into strips of queries: nothing as large as the mask is made of it.
+Each range of queries takes two launches: `row_sums` (output and row sums), then `column_sums`. A call without a mask,
+or with a purely causal one, has two ranges: queries 0..63, after which the early column sums are copied, and all
+others. With any other mask the ranges are narrow strips, so that no temporary is as large as the mask.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.sums import EARLY, AttentionSums, block_edges
-from sinkscope.capture.kernels.tiles import met, met_without_mask, power, reach, tiles
+from sinkscope.capture.kernels.tiles import power, reach, tiles, visible_tiles, visible_tiles_without_mask
 from sinkscope.capture.kernels.walk import FLOOR, linear_gap
 from sinkscope.capture.masks.visibility import BlockMask, Visibility
 
 WIDEST = 256
-"""Of q, k and v: tiles of wider heads do not fit beside each other in shared memory."""
+"""The largest width of q, k and v: tiles of wider heads do not fit into shared memory together."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROW_SUMS = ("first", "entropy", "margin", "learned_sink", "largest", "logit_gap", "diagonal", "previous")
-"""The planes that `kernels.row_sums` writes, in its order."""
+"""The planes that the kernel `row_sums` writes, in its order."""
 NO_GAP, CAUSAL_GAP, SEEN_GAP, FULL_GAP = range(4)
-"""Keys whose logits `logit_gap` averages: none (linear logits need no look), up to the query, those seen, all."""
+"""The keys whose logits `logit_gap` averages: none (linear logits use `linear_gap`), those up to the query, those that
+it sees, or all."""
 
 
 def supports(call: AttentionCall) -> bool:
-    """Whether the kernels compute this call, on whatever device: softmax, one dtype of DTYPES, widths of 1..256."""
+    """Whether the kernels can compute this call, on any device: softmax, one dtype of DTYPES, widths up to WIDEST, no
+    gradients."""
     tensors = (call.query, call.key, call.value)
     return (
         call.score == "softmax"
@@ -41,9 +43,9 @@ def supports(call: AttentionCall) -> bool:
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, AttentionSums]:
-    """As `blocks.attend`, for a call that `supports` allows: output (B, Tq, H, dv), and float32 sums.
+    """Returns the output (B, Tq, H, dv) and float32 sums of a call that `supports` accepts.
 
-    Raises what Triton raises where it cannot compile or launch.
+    Raises whatever Triton raises where it cannot compile or launch a kernel.
     """
     device = call.query.device
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
@@ -54,7 +56,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, AttentionSums]:
 
 
 class _Launch:
-    """One call's tensors as the kernels take them, and the sums they fill."""
+    """One call's tensors in the form that the kernels take, and the sums that the kernels fill."""
 
     def __init__(self, call: AttentionCall) -> None:
         self.call = call
@@ -65,7 +67,7 @@ class _Launch:
         self.tiles = tiles(call.query.dtype, max(self.padded, self.padded_value))
         self.triangle, self.masked = _kind(call.visible, self.queries)
         self.sinks = None
-        if call.sinks is not None:  # several sink logits take what one with their log-sum-exp takes
+        if call.sinks is not None:  # several sink logits are equivalent to one: their log-sum-exp
             joined = call.sinks.float().logsumexp(-1).clamp(min=FLOOR)
             self.sinks = joined.expand(self.batch, self.heads, self.queries)
         zeros = call.query.new_zeros
@@ -76,15 +78,15 @@ class _Launch:
         self.output = call.query.new_empty(self.batch, self.queries, self.heads, self.value_width)
 
     def edges(self) -> list[tuple[int, int]]:
-        """Ranges of queries, with an edge at EARLY."""
+        """The ranges of queries, with an edge at EARLY."""
         if not self.masked:
             return [(0, EARLY), (EARLY, self.queries)] if self.queries > EARLY else [(0, self.queries)]
         shared_batch, shared_heads, _ = self.call.visible.counts.shape
-        entry = 6 if self.call.visible.has_bias else 2  # what a strip makes of a pair: its bool, and a float32 bias
+        entry = 6 if self.call.visible.has_bias else 2  # bytes in a strip for each pair: bools, a float32 bias
         return block_edges(self.queries, shared_batch * shared_heads * self.keys * entry, self.call.query.device)
 
     def treat(self, start: int, stop: int) -> None:
-        """Both kernels over queries start..stop and the keys these may see."""
+        """Runs both kernels over queries start..stop and the keys that these may see."""
         call, visible = self.call, self.call.visible
         if self.masked:
             seen = visible.block(start, stop, whole=not call.linear)
@@ -95,9 +97,9 @@ class _Launch:
             gap = SEEN_GAP if seen.bias is not None else CAUSAL_GAP if visible.causal else FULL_GAP
         hidden = seen.hidden
         rows, columns = range(start, stop), range(seen.low, seen.high)
-        shared = wanted = self._met(rows, columns, hidden, self.triangle)
-        if gap in (CAUSAL_GAP, FULL_GAP):  # the mean of logits takes those that a window hides, too
-            wanted = self._met(rows, columns, None, gap == CAUSAL_GAP)
+        shared = wanted = self._visible_tiles(rows, columns, hidden, self.triangle)
+        if gap in (CAUSAL_GAP, FULL_GAP):  # the mean of logits includes keys that a window hides
+            wanted = self._visible_tiles(rows, columns, None, gap == CAUSAL_GAP)
         bias = self._bias(start, stop, seen)
         shape = (self.batch, self.heads, stop - start, seen.high - seen.low)
         masks = (_tile(hidden, shape, call.query), _tile(bias, shape, call.query))
@@ -114,21 +116,21 @@ class _Launch:
             "SLICE": min(self.tiles.slice, self.padded),
             "num_warps": self.tiles.warps,
             "num_stages": self.tiles.stages,
-            "enable_fp_fusion": True,  # said outright, since the default changes with Triton's version
+            "enable_fp_fusion": True,  # set explicitly, since the default changes with Triton's version
         }
         self._row_sums(masks, sizes, reach(wanted), flags | {"GAP": gap, "FIRST": seen.low == 0})
         self._column_sums(masks, sizes, reach(shared.T), flags)
         if stop == EARLY:
             self.early = self.columns[..., :EARLY].clone()
 
-    def _met(self, rows: range, columns: range, hidden: Tensor | None, triangle: bool) -> Tensor:
-        """Which tiles have a pair that is seen: no other tile is loaded."""
+    def _visible_tiles(self, rows: range, columns: range, hidden: Tensor | None, triangle: bool) -> Tensor:
+        """Which tiles hold a pair that is seen; the kernels load only these."""
         if hidden is not None:
-            return met(hidden, self.tiles)
-        return met_without_mask(rows, columns, triangle, self.tiles, self.call.query.device)
+            return visible_tiles(hidden, self.tiles)
+        return visible_tiles_without_mask(rows, columns, triangle, self.tiles, self.call.query.device)
 
     def _bias(self, start: int, stop: int, seen: BlockMask) -> Tensor | None:
-        """What is added to the logits of the strip: the call's bias, the mask's, or their sum."""
+        """The bias added to the strip's logits: the call's, the mask's, or their sum."""
         if self.call.bias is None:
             return seen.bias
         bias = self.call.bias.expand(-1, -1, self.queries, -1)[..., start:stop, seen.low : seen.high]
@@ -163,7 +165,7 @@ class _Launch:
         )  # fmt: skip
 
     def sums(self) -> AttentionSums:
-        """After the last range."""
+        """The call's sums, complete after the last range."""
         call = self.call
         rows = dict(zip(ROW_SUMS, self.rows, strict=True))
         return AttentionSums(
@@ -183,7 +185,7 @@ class _Launch:
 
 
 def _kind(visible: Visibility, queries: int) -> tuple[bool, bool]:
-    """Whether a triangle is all there is to a mask, and whether there is more to it than that."""
+    """(triangle, masked): the mask is exactly the causal triangle; the mask hides other keys or adds a bias."""
     if visible.spans is None:
         return False, True
     if bool((visible.counts == visible.keys).all()):
@@ -194,7 +196,8 @@ def _kind(visible: Visibility, queries: int) -> tuple[bool, bool]:
 
 
 def _tile(tensor: Tensor | None, shape: tuple[int, ...], instead: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """A mask's or bias' strip with the strides of the full shape; any tensor where there is none."""
+    """A strip of a mask or bias, with strides for the full shape. Where there is none, `instead` fills the argument,
+    which the kernel does not read."""
     if tensor is None:
         return instead, (0, 0, 0, 0)
     tensor = tensor.expand(shape)
@@ -202,5 +205,5 @@ def _tile(tensor: Tensor | None, shape: tuple[int, ...], instead: Tensor) -> tup
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    """Neighbouring channels side by side; other dimensions as they lie."""
+    """The tensor with contiguous channels; its other axes may have any stride."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

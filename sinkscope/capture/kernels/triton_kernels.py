@@ -1,21 +1,21 @@
 """Two Triton kernels that read one softmax attention call on a GPU: row sums with the output, then column sums.
 
-Only `capture.fused` imports this module, and only when a call is to be launched: a machine without Triton needs none.
-One program of `row_sums` takes a block of queries of one head over all keys in its reach (online softmax); one program
-of `column_sums` takes a block of keys over all queries that reach it. No two programs write one number, and each adds
-in a fixed order: the same call gives the same bytes twice.
+Only `triton_call` imports this module, and only when it launches a call, so that a machine needs no Triton before that.
+One program of `row_sums` processes a block of queries of one head against all key blocks that it sees (online softmax).
+One program of `column_sums` processes a block of keys against all query blocks that see it. No two programs write the
+same number, and each adds in a fixed order, so that the same call gives the same bytes each time.
 
-What is float32: every logit, probability and sum, also of bfloat16 and float16 inputs, whose products are exact in
-float32. Float32 inputs are multiplied as they are (`ieee`, never TF32). One thing is not: for the output, and only for
-it, the probabilities of keys 1.. are rounded to the values' dtype, as in torch's own fused attention.
+Every logit, probability and sum is float32, also for bfloat16 and float16 inputs, whose products are exact in float32.
+Float32 inputs are multiplied in full precision (`ieee`, never TF32). There is one exception: for the output alone, the
+probabilities of keys 1.. are rounded to the values' dtype, as in torch's own fused attention.
 
-Key 0 stands apart from the online softmax, which runs over the OTHER keys: so its margin comes from the log-sum-exp of
-the others, with all digits, and a sink that takes nearly everything does not swallow the small terms beside it.
+The online softmax runs over keys 1.. and leaves out key 0. The margin of key 0 then comes from the log-sum-exp of the
+other keys with full precision, and a sink that takes nearly all mass does not absorb the small terms of the others.
 
-A launch treats queries start..start + count against keys low..low + span, in blocks of BLOCK_M and BLOCK_N from there
-on: `top`, `left`, `at_row`, `at_column` count from `start` and `low`; `place` is (start, count, low, span). `reach`
-says for each block from which block to which of the other kind it has something to do with. `masks` is (hidden, its
-strides along queries and keys, bias, its strides): tensors that begin at `start` and `low`. Offsets are 64-bit.
+A launch processes queries start..start + count against keys low..low + span, in blocks of BLOCK_M queries and BLOCK_N
+keys. `top`, `left`, `at_row` and `at_column` count from `start` and `low`; `place` is (start, count, low, span).
+`reach` holds, for each block, the first and the end of the blocks of the other kind that it needs. `masks` is (hidden,
+its strides along queries and keys, bias, its strides); these tensors begin at `start` and `low`. Offsets are 64-bit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from sinkscope.capture.kernels.triton_steps import (
 )
 
 VARIED = ["heads", "repeat", "queries", "keys", "plane", "start", "count", "low", "span"]
-"""Numbers that change from call to call: compiling a kernel anew for each kind of them would gain nothing."""
+"""Arguments that change from call to call; compiling the kernels anew for their values would gain nothing."""
 
 
 @triton.jit(do_not_specialize=[name for name in VARIED if name != "keys"])
@@ -53,8 +53,9 @@ def row_sums(
     GAP: tl.constexpr, SQUARE: tl.constexpr, FIRST: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, SLICE: tl.constexpr,
 ):  # fmt: skip
-    """Output (B, Tq, H, dv) of the queries, their eight row sums (planes of `sums`, as `fused.ROW_SUMS` names them),
-    and for `column_sums` each row's peak logit and 1 / sum exp(s - peak) (two planes of `peaks`). FIRST: low is 0.
+    """Writes the queries' output (B, Tq, H, dv), their eight row sums (the planes of `sums`, in the order of
+    `triton_call.ROW_SUMS`) and, for `column_sums`, each row's peak logit and 1 / sum exp(s - peak) (the two planes of
+    `peaks`). FIRST: low is 0, so that the keys include key 0.
     """
     blocks = tl.cdiv(count, BLOCK_M)
     program = tl.program_id(0)
@@ -86,7 +87,7 @@ def row_sums(
         )
         raw_first, first = first_logits(few, few_seen, near)
 
-    peak, total, spread = zero + FLOOR, zero, zero  # of the other keys: max s, sum e^(s - peak), that times (s - peak)
+    peak, total, spread = zero + FLOOR, zero, zero  # over keys 1..: max s, sum e^(s - peak), that times (s - peak)
     gap, counted = zero, zero
     own, before = zero + FLOOR, zero + FLOOR
     mixed = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
@@ -154,10 +155,10 @@ def column_sums(
     CAUSAL: tl.constexpr, HIDDEN: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SLICE: tl.constexpr,
 ):  # fmt: skip
-    """Adds sum_i A[i, k] over the queries to `sums` (B, H, Tk).
+    """Adds the sum over these queries of A[i, k] to `sums` (B, H, Tk).
 
-    Tiles are (keys, queries), so that a sum over queries stays within a row of threads; sums of tiles are added with
-    Kahan's compensation, since a sink's column at T = 131072 adds two thousand of them.
+    Tiles are (keys, queries), so that a sum over queries stays within a row of threads. The sums of tiles are added
+    with Kahan's compensation, since a sink's column at T = 131072 has two thousand of them.
     """
     blocks = tl.cdiv(span, BLOCK_N)
     program = tl.program_id(0)

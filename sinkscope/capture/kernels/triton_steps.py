@@ -1,4 +1,4 @@
-"""The steps of the kernels of `capture.kernels`: compiled into them, and named there."""
+"""The steps of the Triton kernels, compiled into them. `triton_kernels` explains the arguments."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import triton.language as tl
 # `no_type_check` keeps the test suite's run-time type checks out of functions that are compiled, not called.
 
 FLOOR = tl.constexpr(-1e30)
-"""A hidden logit: finite, so that 0 * FLOOR is 0 and exp(FLOOR - peak) exactly 0."""
+"""A hidden key's logit: finite, so that 0 * FLOOR is 0, and exp(FLOOR - peak) is exactly 0."""
 LOWEST = tl.constexpr(-5e29)
-"""At or below: a key that a bias forbids."""
+"""A logit at or below this belongs to a key that the bias hides."""
 CAUSAL_GAP, SEEN_GAP = tl.constexpr(1), tl.constexpr(2)
 NEAR = tl.constexpr(16)
-"""Keys in the tile that fetches key 0's logits: the fewest a matrix product takes."""
+"""Keys in the tile that computes key 0's logits: the fewest that a matrix product takes."""
 
 
 @triton.jit
 @no_type_check
 def _tanh(x):
-    """To float32's last digits everywhere: its series near 0, where 1 - exp(-2x) would lose them."""
+    """tanh to float32 precision everywhere: by its series near 0, where 1 - exp(-2x) would lose digits."""
     square = x * x
     series = 62 / 2835 + square * (-1382 / 155925 + square * (21844 / 6081075))
     series = 1 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * series)))
@@ -33,7 +33,7 @@ def _tanh(x):
 @triton.jit
 @no_type_check
 def tile(vectors, stride, first, count, left, WIDTH: tl.constexpr, NUMBER: tl.constexpr, SIZE: tl.constexpr):
-    """Channels left..left + SIZE of NUMBER vectors from `first` on, one a row; 0 past the last vector and channel."""
+    """Channels left..left + SIZE of NUMBER vectors from `first` on, as rows; 0 past the last vector and channel."""
     lanes, channels = tl.arange(0, NUMBER), left + tl.arange(0, SIZE)
     there = (first + lanes < count)[:, None] & (channels < WIDTH)[None, :]
     vectors += tl.cast(first, tl.int64) * stride
@@ -46,10 +46,10 @@ def dots(
     held, ours, our_stride, our_first, our_count, theirs, their_stride, their_first, their_count,
     WIDTH: tl.constexpr, OURS: tl.constexpr, THEIRS: tl.constexpr, BLOCK_D: tl.constexpr, SLICE: tl.constexpr,
 ):  # fmt: skip
-    """Dot products of OURS vectors from `our_first` on with THEIRS from `their_first` on. `held`: our channels.
+    """Dot products of OURS vectors from `our_first` on with THEIRS from `their_first` on. `held` is our tile.
 
-    Where SLICE is less than BLOCK_D, ours are read again, slice by slice: a float32 product without tensor cores holds
-    its operands in registers, and wide ones would not fit.
+    Where SLICE is less than BLOCK_D, `held` is not used and our vectors are read again slice by slice: a float32
+    product without tensor cores keeps its operands in registers, where wide ones would not fit.
     """
     if SLICE < BLOCK_D:
         products = tl.zeros([OURS, THEIRS], tl.float32)
@@ -69,7 +69,8 @@ def logits_of(
     products, first_row, row_lanes, first_column, column_lanes, place, masks, scale, cap,
     CAUSAL: tl.constexpr, HIDDEN: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """Logits of a tile before any mask, and which of its pairs are seen. The lanes broadcast to the tile."""
+    """A tile's logits with the bias added but no key hidden, and which of its pairs are seen. Row and column lanes
+    broadcast to the tile."""
     start, count, low, span = place
     hidden, hidden_q, hidden_k, bias, bias_q, bias_k = masks
     at_row, at_column = first_row + row_lanes, first_column + column_lanes
@@ -94,7 +95,7 @@ def logits_of(
 @triton.jit
 @no_type_check
 def first_logits(logits, seen, lanes):
-    """Key 0's column of its tile: as it stands, and FLOOR where it is not seen."""
+    """Key 0's logits from the tile that holds it: for all queries, and with FLOOR for queries that do not see it."""
     is_first = (lanes == 0)[None, :]
     raw = tl.sum(tl.where(is_first, logits, 0.0), 1)
     return raw, tl.where(tl.sum((seen & is_first).to(tl.int32), 1) > 0, raw, FLOOR)
@@ -103,7 +104,7 @@ def first_logits(logits, seen, lanes):
 @triton.jit
 @no_type_check
 def gap_terms(logits, seen, raw_first, at_row, at_column, place, GAP: tl.constexpr):
-    """Sum of s_i0 - s_ij over the keys of a tile that `logit_gap` averages, and their number."""
+    """The sum of s_i0 - s_ij over those keys of a tile that `logit_gap` averages, and the number of these keys."""
     start, count, low, span = place
     allowed = (at_row < count)[:, None] & (at_column < span)[None, :]
     if GAP == CAUSAL_GAP:
@@ -116,7 +117,8 @@ def gap_terms(logits, seen, raw_first, at_row, at_column, place, GAP: tl.constex
 @triton.jit
 @no_type_check
 def online(logits, others, peak, total, spread):
-    """One step of the online softmax: weights e^(s - peak) of a tile, by how much earlier ones fade, and the sums."""
+    """One step of the online softmax. Returns the tile's weights e^(s - peak), the factor that rescales earlier weights
+    to the new peak, and the updated sums."""
     logits = tl.where(others, logits, FLOOR)
     higher = tl.maximum(peak, tl.max(logits, 1))
     logits -= higher[:, None]
@@ -130,9 +132,10 @@ def online(logits, others, peak, total, spread):
 @triton.jit
 @no_type_check
 def store_rows(at, plane, peaks, real, first, taken_logit, peak, total, spread):
-    """Row sums from the logits of key 0 and of the learned sink, and the online softmax of all other keys.
+    """Stores the row sums, from the logits of key 0 and of the learned sink and the online softmax of the other keys.
 
-    Returns what the caller scales by: the row's highest logit, 1 / its norm, how the others' weights fade, and A[i,0].
+    Returns what the caller scales by: the row's highest logit, 1 / its norm, the factor that rescales the other keys'
+    weights, and A[i,0].
     """
     sees_first, has_sink = first > LOWEST, taken_logit > LOWEST
     rest_peak = tl.maximum(peak, taken_logit)

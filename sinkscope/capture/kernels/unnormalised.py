@@ -1,8 +1,8 @@
-"""Scores that are not softmax, whose rows are no distribution, and the block walk that sums raw attention.
+"""Scores other than softmax, whose rows are no distribution, and the walk that sums raw attention.
 
-A model asks for a score by the keyword `score` of its attention call; see `AttentionCall.score`. Each score takes
-logits (..., query, key) and the queries' positions i as (query, 1), and returns A before the causal mask. The softmax
-walk stays as it is; this one differs in the step from logits to A, and in what a row's sums mean.
+A model chooses a score with the keyword `score` of its attention call; see `AttentionCall.score`. Each score takes
+logits (..., query, key) and the queries' positions i as (query, 1), and returns A before the causal mask. This walk
+differs from the softmax walk in the step from logits to A, and in the meaning of a row's sums.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Score = Callable[[Tensor, Tensor], Tensor]
 
 
 def relu(logits: Tensor, rows: Tensor) -> Tensor:
-    """A[i,t] = relu(s_it) / max(i, 1), Ran-Milo 2603.11487: a row may be all zero, or sum to anything above."""
+    """A[i,t] = relu(s_it) / max(i, 1), Ran-Milo 2603.11487. A row may sum to any number from 0 on."""
     return torch.relu(logits) / rows.clamp(min=1)
 
 
 def sigmoid(logits: Tensor, rows: Tensor) -> Tensor:
-    """A[i,t] = sigmoid(s_it): every key judged alone, no normalisation."""
+    """A[i,t] = sigmoid(s_it): each key independent of the others, without normalisation."""
     return torch.sigmoid(logits)
 
 
@@ -34,7 +34,7 @@ SCORES: dict[str, Score] = {"relu": relu, "sigmoid": sigmoid}
 
 
 class UnnormalisedWalk(Walk):
-    """Sums of raw A. Entropy, margin and learned-sink mass have no meaning without a distribution: NaN."""
+    """Sums of raw A. Entropy, margin and learned-sink mass are NaN: they have no meaning without a distribution."""
 
     def __init__(self, call: AttentionCall, *sizes: Any, score: Score) -> None:
         super().__init__(call, *sizes)

@@ -1,7 +1,7 @@
-"""One attention call, walked over in blocks of queries: its output and every row and column sum, never T x T.
+"""Computes one attention call in blocks of queries: its output and every row and column sum, never T x T.
 
-Sums are float32 whatever the model's dtype (float64 for a float64 model). Keys and values of a group are used where
-they lie, not repeated for each query head.
+Sums are float32 whatever the model's dtype (float64 for a float64 model). The keys and values of a group are shared,
+not repeated for each of its query heads.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from sinkscope.capture.masks.visibility import BlockMask
 from sinkscope.capture.precision import wide
 
 FLOOR = -1e30
-"""A masked logit: finite, so that 0 * FLOOR is 0 and not NaN, and exp(FLOOR - max) is exactly 0."""
+"""The logit of a masked key: finite, so that 0 * FLOOR is 0 and not NaN, and exp(FLOOR - max) is exactly 0."""
 
 UNDERFLOW = 1e-30
 
 
 class Walk:
-    """The running sums of one call. Arrays are (B, G, R, ...) with R query heads a group: head = g * R + r."""
+    """The running sums of one call. Tensors are (B, G, R, ...), with R query heads in a group: head = g * R + r."""
 
     def __init__(self, call: AttentionCall, batch: int, groups: int, repeat: int, queries: int, keys: int) -> None:
         self.call, self.shape = call, (batch, groups, repeat)
@@ -114,7 +114,7 @@ class Walk:
         return bias[..., start:stop, seen.low : seen.high].to(self.dtype).clamp(min=FLOOR)
 
     def _row_gap(self, logits: Tensor, seen: BlockMask, start: int) -> Tensor:
-        """s_i0 - mean_j s_ij where a soft-cap or bias makes the mean depend on every logit."""
+        """s_i0 - mean_j s_ij, averaged over the logits: with a soft-cap or bias the mean key is not enough."""
         hidden = seen.hidden if seen.bias is not None else None
         if self.call.visible.causal and seen.bias is None:
             rows = torch.arange(start, start + logits.shape[-2], device=logits.device)
@@ -138,11 +138,11 @@ class Walk:
         if stop == EARLY:
             self.early = self.columns[..., :EARLY].clone()
         if self.call.square:
-            offset = start - seen.low  # negative where the block's first queries see nothing
+            offset = start - seen.low  # negative where the block's first queries see no key
             for target, place in ((self.diagonal, offset), (self.previous, offset - 1)):
                 part = weights.diagonal(place, -2, -1)
-                there = slice(max(0, -place), max(0, -place) + part.shape[-1])
-                target[..., start:stop][..., there] = part * inverse[..., there]
+                queries = slice(max(0, -place), max(0, -place) + part.shape[-1])
+                target[..., start:stop][..., queries] = part * inverse[..., queries]
 
     def _output(self, rows: slice, seen: BlockMask, weights: Tensor, norm: Tensor) -> None:
         batch, groups, repeat = self.shape
@@ -154,7 +154,7 @@ class Walk:
         self.out[:, rows] = mixed.permute(0, 3, 1, 2, 4)
 
     def _buffer(self, which: int, shape: tuple[int, ...] | torch.Size) -> Tensor:
-        """Two scratch areas, as large as the largest block so far, used again for each block."""
+        """One of two scratch buffers, which all blocks share and which are as large as the largest block so far."""
         size = math.prod(shape)
         if self.buffers is None or self.buffers[0].numel() < size:
             device = self.call.query.device
@@ -190,10 +190,10 @@ def _sum_dtype(call: AttentionCall) -> torch.dtype:
 
 
 def _margin(exponents: Tensor, rest: Tensor) -> Tensor:
-    """log(A[i,0] / (1 - A[i,0])) from shifted logits (key 0 first) and the summed exponentials of all others; NaN for
-    a query that sees key 0 alone.
+    """log(A[i,0] / (1 - A[i,0])) from shifted logits (key 0 first) and `rest`, the summed exponentials of all others.
 
-    Where those underflow (margins past about 69 nats) they are summed again from their own largest.
+    Where `rest` underflows (margins past about 69 nats) it is recomputed relative to its own largest term. NaN for a
+    query that sees only key 0.
     """
     margin = exponents[..., 0] - rest.log()
     lost = rest < UNDERFLOW
@@ -204,9 +204,9 @@ def _margin(exponents: Tensor, rest: Tensor) -> Tensor:
 
 
 def linear_gap(call: AttentionCall) -> Tensor:
-    """s_i0 - mean_j s_ij for plain scaled dot products: the mean of logits is the logit of the mean key.
+    """s_i0 - mean_j s_ij for plain scaled dot products: the mean of the logits is the logit of the mean key.
 
-    k_0 - mean k nearly cancels where keys are alike, and is taken in float64; its products with q are not.
+    Where keys are similar, k_0 - mean k nearly cancels, so it is computed in float64. Its products with q are not.
     """
     batch, heads, queries, width = call.query.shape
     groups, dtype = call.key.shape[1], _sum_dtype(call)
@@ -222,7 +222,7 @@ def linear_gap(call: AttentionCall) -> Tensor:
 
 
 def grouped(tensor: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    """(b | 1, h | 1, rows, keys) -> (b | 1, G | 1, R | 1, rows, keys), ready to meet the logits."""
+    """(b | 1, h | 1, rows, keys) -> (b | 1, G | 1, R | 1, rows, keys), which broadcasts with the logits."""
     _, groups, repeat = shape
     if tensor.shape[1] == 1:
         return tensor.unsqueeze(2)

@@ -1,1 +1,1 @@
-"""Which keys a query may see: one reading of every mask, and masks made in strips."""
+"""Which keys each query may see: reads every form of mask, and makes large masks in strips."""

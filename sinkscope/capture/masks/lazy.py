@@ -1,9 +1,9 @@
-"""Masks of long sequences without their T x T: transformers' own mask function makes their rows when asked for.
+"""Masks of long sequences without T x T memory: transformers' own mask function makes the rows that are asked for.
 
-A bool mask of 32,768 tokens takes 1 GiB for each kind of layer, an additive one 4. While a pass is watched, a mask of
-more than LARGE elements is a LazyMask: it has the shape of the mask and stays lazy through the slices models take of
-it. Anything else that touches it gets the real mask, which is kept from then on, so that what a model writes into it
-stays there: a model which computes with its mask is right, though not sparing.
+A bool mask of 32,768 tokens takes 1 GiB for each kind of layer, an additive mask 4 GiB. While a pass is watched, a mask
+of LARGE or more elements is a LazyMask. It has the mask's shape and stays lazy when a model slices it. Any other
+operation gets the real mask, which is kept from then on, so that what a model writes into it is not lost. A model that
+computes with its mask therefore stays correct, but saves no memory.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from sinkscope.capture.private_doors import (
 )
 
 LARGE = 8 * 2**20
-"""A mask of fewer elements (about 2,900 queries and keys) is left as transformers makes it."""
+"""A mask with fewer elements (up to about 2,900 queries and keys) stays as transformers makes it."""
 
 Strip = Callable[[int, int, int, int], Tensor]
-"""Makes rows start..stop and keys low..high of a mask, (b, 1, rows, keys)."""
+"""Takes (start, stop, low, high); returns rows start..stop and keys low..high of a mask, (b, 1, rows, keys)."""
 
 Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(eq=False)
 class _Source:
-    """What all cuts of one mask share. `whole`: the mask itself, once something other than a cut has touched one."""
+    """What all slices of one mask share. `whole` is the real mask, once an operation other than slicing needed it."""
 
     make: Strip
     queries: int
@@ -50,14 +50,14 @@ class _Source:
             return self.make(start, stop, low, high)
         return self.whole[:, :, start:stop, low:high]
 
-    def settle(self) -> None:
-        """From now on the mask is a real one."""
+    def materialise(self) -> None:
+        """Makes the real mask, which is used from now on."""
         if self.whole is None:
             self.whole = self.make(0, self.queries, 0, self.keys)
 
 
 class LazyMask(Tensor):
-    """A mask (b, 1, query, key) that is made in strips."""
+    """A mask (b, 1, query, key) without storage, made in strips on demand."""
 
     _source: _Source
     _ranges: Ranges
@@ -71,19 +71,19 @@ class LazyMask(Tensor):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """The same for equal cuts of one mask, until something is written into it."""
+        """A key that is equal for equal slices of one mask, and changes when something is written into the mask."""
         whole = self._source.whole
         return (id(self._source), self._ranges, 0 if whole is None else times_written(whole), times_written(self))
 
     def strip(self, start: int, stop: int, low: int, high: int) -> Tensor:
-        """Rows start..stop and keys low..high of this mask, made now."""
+        """Makes rows start..stop and keys low..high of this mask."""
         (first, last), _, (row, _), (column, _) = self._ranges
         made = self._source.strip(row + start, row + stop, column + low, column + high)
         return made if made.shape[0] == 1 else made[first:last]
 
     def whole(self) -> Tensor:
-        """The mask itself, T x T."""
-        self._source.settle()
+        """The real mask, T x T."""
+        self._source.materialise()
         rows, keys = self.shape[-2:]
         return self.strip(0, rows, 0, keys).expand(self.shape)
 
@@ -103,20 +103,20 @@ class LazyMask(Tensor):
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         real_args, real_kwargs = map_tensors(LazyMask, LazyMask.whole, (args, kwargs or {}))
         result = function(*real_args, **real_kwargs)
-        if writes(function):  # in here torch itself does not count what is written
+        if writes(function):  # torch does not count writes inside __torch_dispatch__
             map_tensors(LazyMask, lambda mask: increment_version(mask._source.whole), (args, kwargs))
         return result
 
 
 def identity(mask: Tensor | None) -> tuple[Any, ...]:
-    """The same for one mask as long as nothing is written into it; `mask` must be kept while this is."""
+    """A key for a mask that changes when something is written into it. Valid only while `mask` is alive."""
     if isinstance(mask, LazyMask):
         return mask.identity
     return (id(mask), 0 if mask is None else times_written(mask))
 
 
 def _cut(ranges: Ranges, index: Any) -> Ranges | None:
-    """The ranges that plain slices leave; None for any other index, and for a cut of the axis of heads."""
+    """The ranges after plain slices; None for any other index, and where the head axis is sliced."""
     given = list(index) if isinstance(index, tuple) else [index]
     if given.count(Ellipsis) == 1:
         place = given.index(Ellipsis)
@@ -133,7 +133,7 @@ def _cut(ranges: Ranges, index: Any) -> Ranges | None:
 
 @contextmanager
 def lazy_masks(large: int | None = None) -> Iterator[None]:
-    """Until the block ends, masks of `large` elements or more (None = LARGE) come lazily; then all is as before."""
+    """Makes masks of `large` elements or more (None = LARGE) lazy until the block ends, then restores the registry."""
     registry = mask_functions()
     before = {name: registry[name] for name in ("sdpa", "eager") if name in registry}
     for name, make in before.items():
@@ -144,16 +144,16 @@ def lazy_masks(large: int | None = None) -> Iterator[None]:
         registry.update(before)
 
 
-class _Asked(Exception):
-    """The mask function was called: this mask cannot be left out."""
+class _MaskNeeded(Exception):
+    """Raised when transformers evaluates the mask function: it does not leave this mask out."""
 
 
-def _ask(*_: Any) -> Any:
-    raise _Asked
+def _raise_mask_needed(*_: Any) -> Any:
+    raise _MaskNeeded
 
 
 def _lazily(original: Callable[..., Tensor | None], large: int) -> Callable[..., Tensor | None]:
-    """`original` of transformers' mask interface, with a LazyMask in place of a large mask."""
+    """Wraps a function of transformers' mask interface: it returns a LazyMask in place of a large mask."""
     signature = inspect.signature(original)
 
     def make(*args: Any, **kwargs: Any) -> Tensor | None:
@@ -162,9 +162,9 @@ def _lazily(original: Callable[..., Tensor | None], large: int) -> Callable[...,
         batch, queries, keys = mask_sizes(given)
         if batch * queries * keys < large:
             return original(**given)
-        try:  # whether a mask can be left out is decided before its function is called
-            return original(**given | {"mask_function": _ask})
-        except _Asked:
+        try:  # returns without calling the mask function where transformers leaves the mask out (None)
+            return original(**given | {"mask_function": _raise_mask_needed})
+        except _MaskNeeded:
             part = _strip_maker(original, given)
         corner = part(0, 1, 0, 1)
         source = _Source(part, queries, keys)

@@ -1,4 +1,4 @@
-"""Which keys a query may see, and what is added to its logits: one reading of every mask transformers hands over."""
+"""Which keys each query may see, and what is added to its logits, read from any mask that transformers passes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 from sinkscope.capture.masks.lazy import LazyMask
 
 ROWS = 128
-"""Mask rows looked at together: no temporary as large as the mask itself."""
+"""Mask rows read at a time, so that no temporary is as large as the mask."""
 
 
 @dataclass(frozen=True)
 class BlockMask:
-    """What a block of queries needs: keys `low..high` are in reach of some of them.
+    """The mask of a block of queries: keys `low..high` contain every key that one of them may see.
 
-    `ragged` are the columns (counted from `low`) where not every query sees every key, and what is hidden there; most
-    blocks under a causal order or a window need one or two narrow pieces, not the whole block.
+    `ragged` lists the column ranges (counted from `low`) in which some query does not see some key, each with its
+    hidden entries. Under a causal order or a window most blocks need one or two narrow ranges, not the whole block.
     """
 
     low: int
@@ -29,7 +29,7 @@ class BlockMask:
 
     @property
     def hidden(self) -> Bool[Tensor, "b h rows _"] | None:
-        """The same for all columns in one piece; None where every query sees every key."""
+        """The hidden entries of all columns as one tensor; None where every query sees every key."""
         if not self.ragged:
             return None
         columns, first = self.ragged[0]
@@ -44,18 +44,21 @@ class BlockMask:
 
 @dataclass(frozen=True)
 class Visibility:
-    """The keys each query may attend, for one mask of one forward pass. O(T) memory wherever keys stand side by side.
+    """The keys that each query may see under one mask. O(T) memory where every query's keys are contiguous.
 
     Attributes:
         causal: no query sees a later key (decided by the mask's contents, not by the model's class).
-        counts: keys query i may see; learned sinks are not keys and not counted. Shape (b, h, query), b and h
-            may be 1 (shared).
-        spans: first and past-the-last key of every query, each like counts, where all keys between are seen: causal
-            order, windows, chunks, padding, packed rows. A query that sees nothing has (keys, 0). None otherwise.
-        mask: the mask itself where spans do not tell all: a bias, or keys seen with gaps between.
-        reach: smallest and largest first key, smallest and largest past key of a query over b and h, (4, query).
+        counts: the number of keys that query i may see, without learned sinks. Shape (b, h, query), where b and h are 1
+            if the batch or the heads share the mask.
+        keys: the number of keys.
+        spans: the first key of every query and the one after its last, each shaped like counts. Set where every query's
+            keys are contiguous and no bias is added: causal order, windows, chunks, padding, packed rows. A query that
+            sees nothing has (keys, 0). None otherwise.
+        mask: the mask itself where spans is None: it adds a bias, or a query's keys have gaps.
+        reach: for each query, over b and h: smallest and largest first key, smallest and largest end (the key after the
+            last). Shape (4, query).
         has_empty_rows: some query sees no key at all (padding); its attention is 0, as in torch's sdpa.
-        has_bias: finite additive terms (ALiBi, relative positions) join the logits.
+        has_bias: the mask adds finite terms to the logits (ALiBi, relative positions).
     """
 
     causal: bool
@@ -68,10 +71,11 @@ class Visibility:
     has_bias: bool = False
 
     def block(self, start: int, stop: int, whole: bool = False) -> BlockMask:
-        """Keys in reach of queries start..stop; `whole` keeps those a window hides from all of them in range."""
+        """The mask of queries start..stop over the keys that they may see. `whole` also includes keys that a window
+        hides from all of these queries."""
         first, last_first, first_past, past = self._edges(start, stop)
         low, high = (0, stop if self.causal else self.keys) if whole else (first, past)
-        if high <= low:  # no query of the block sees a key: one hidden key stands for all
+        if high <= low:  # no query of the block sees a key: the block gets one key, which is hidden
             low, high = 0, 1
         if self.spans is not None:
             return BlockMask(low, high, self._ragged(start, stop, low, high, last_first, first_past), None)
@@ -82,7 +86,7 @@ class Visibility:
         return BlockMask(low, high, ((slice(0, high - low), hidden),), bias)
 
     def _edges(self, start: int, stop: int) -> list[int]:
-        """Smallest and largest first key, smallest and largest past key among queries start..stop."""
+        """Smallest and largest first key, smallest and largest end of queries start..stop."""
         rows = self.reach[:, start:stop]
         least, most = rows.amin(1).tolist(), rows.amax(1).tolist()
         return [least[0], most[1], least[2], most[3]]
@@ -90,7 +94,8 @@ class Visibility:
     def _ragged(
         self, start: int, stop: int, low: int, high: int, last_first: int, first_past: int
     ) -> tuple[tuple[slice, Tensor], ...]:
-        """Keys between the last first key and the first past key are seen by all: only those beside them differ."""
+        """The column ranges in which queries differ. All queries see the keys from the largest first key up to the
+        smallest end, so only the columns on either side of these need a mask."""
         assert self.spans is not None
         first, past = (edge[..., start:stop, None] for edge in self.spans)
         columns = torch.arange(low, high, device=first.device)
@@ -109,7 +114,7 @@ class Visibility:
 def read_mask(mask: Tensor | None, causal: bool, queries: int, keys: int, device: torch.device) -> Visibility:
     """Reads a mask as transformers passes it: None (then `causal` decides), bool (True = attend) or additive float.
 
-    Shapes (b|1, h|1, query|1, >= keys). Raises ValueError where the mask does not fit the queries and keys.
+    Its shape is (b | 1, h | 1, query | 1, >= keys). Raises ValueError where it does not fit the queries and keys.
     """
     if mask is None:
         steps = torch.arange(1, queries + 1, device=device).view(1, 1, -1)
@@ -119,17 +124,17 @@ def read_mask(mask: Tensor | None, causal: bool, queries: int, keys: int, device
         raise ValueError(f"an attention mask of shape {tuple(mask.shape)} for {queries} queries and {keys} keys")
     mask = mask[..., :keys]
     if isinstance(mask, LazyMask) and mask.shape[-2] != queries:
-        mask = mask.whole()  # one row for all queries, which strips of its own would not be
+        mask = mask.whole()  # it has one row for all queries, so it cannot be read in strips of rows
     if not isinstance(mask, LazyMask):
         mask = mask.expand(-1, -1, queries, keys)
-        # Copies of one row of the batch, or of one head, are read once.
+        # A mask that is only expanded over the batch or the heads is read once.
         mask = mask[:1] if mask.stride(0) == 0 else mask
         mask = mask[:, :1] if mask.stride(1) == 0 else mask
     return _scan_rows(mask, queries, keys)
 
 
 def strip(mask: Tensor, start: int, stop: int, low: int, high: int) -> Tensor:
-    """Queries start..stop and keys low..high of a mask, made now where the mask is a lazy one."""
+    """Queries start..stop and keys low..high of a mask; a LazyMask makes them now."""
     if isinstance(mask, LazyMask):
         return mask.strip(start, stop, low, high)
     return mask[..., start:stop, low:high]
@@ -138,8 +143,8 @@ def strip(mask: Tensor, start: int, stop: int, low: int, high: int) -> Tensor:
 def _scan_rows(mask: Tensor, queries: int, keys: int) -> Visibility:
     bias = False
     columns = torch.arange(1, keys + 1, device=mask.device, dtype=torch.int32)
-    # Written into one tensor made beforehand: kept one by one, small results would stop each strip's memory from being
-    # given back.
+    # Results are written into one tensor allocated first: small results kept one by one would keep the allocator from
+    # returning each strip's memory.
     found = torch.empty(3, *strip(mask, 0, 1, 0, 1).shape[:2], queries, dtype=torch.int64, device=mask.device)
     total, starts, ends = found
     for start in range(0, queries, ROWS):
@@ -174,7 +179,7 @@ def _from_spans(first: Tensor, past: Tensor, keys: int) -> Visibility:
 
 
 def _reach(first: Tensor, past: Tensor) -> Tensor:
-    """(4, query) on the CPU: it is asked for single numbers, a block at a time."""
+    """Visibility's `reach`, on the CPU because single numbers are read from it for every block."""
     pairs = [edge for tensor in (first, past) for edge in (tensor.amin((0, 1)), tensor.amax((0, 1)))]
     return torch.stack(pairs).cpu()
 
@@ -185,7 +190,7 @@ def _is_causal(reach: Tensor, keys: int) -> bool:
 
 
 def _hidden(rows: Tensor) -> Tensor:
-    """Where an additive mask forbids a key: half of the dtype's most negative number or lower, or -inf.
+    """Where an additive mask hides a key: at half of the dtype's most negative number or lower, or -inf.
 
     ALiBi and relative position biases stay far above that bound in every dtype; float16 masks use -65504.
     """

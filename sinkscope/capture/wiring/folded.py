@@ -1,7 +1,8 @@
-"""One layer of one sequence as Lampert et al. write it: tokens x, normalised tokens z, and W applied to their mixes.
+"""One layer of one sequence in the notation of Lampert et al.: tokens x, normalised tokens z, and W applied to mixes.
 
-W z = W_O^h W_V^h diag(gain) z is the value v less its constant part, through W_O^h: the values that the attention call
-got and gave are enough, and no T x D block of a head is formed. Biases (of the norm, of W_V, of W_O) are left out.
+W z = W_O^h W_V^h diag(gain) z equals W_O^h applied to the value v without its constant part. The attention call's
+values and output are therefore enough, and no T x D tensor of a head is formed. Biases (of the norm, of W_V, of W_O)
+are left out.
 """
 
 from __future__ import annotations
@@ -23,23 +24,31 @@ Mixed = Float[Tensor, "head token vdim"]
 
 @dataclass
 class OutputWeights:
-    """W_O^hT of every head, and what is derived from it once for all sequences of a batch."""
+    """W_O^hT of every head, and what follows from it, computed once for all sequences of a batch."""
 
     slices: Float[Tensor, "head vdim channel"]
 
     @cached_property
     def roots(self) -> Float[Tensor, "head rank vdim"]:
-        """R_h with |R_h y| = |W_O^h y|: norms and spectra through W_O without the T x D block."""
+        """R_h with |R_h y| = |W_O^h y|: gives norms and spectra after W_O without a T x D tensor."""
         return torch.linalg.qr(self.slices.mT, mode="r").R
 
 
 @dataclass
 class FoldedHeads:
-    """Float64 wherever the device has it. n = T - 1 tokens: i = 1..T-1, the first token is in mixes only.
+    """The tokens and heads of one layer and sequence, in float64.
 
-    Each of `x` and `z` (n, D), `weights`, and `values`, `attended`, `uniform`, `written` (H, n, dv) may be None: `need`
-    raises Missing. With u_j = W_V diag(gain) z_j the mixes are values = u_i, attended = sum_j A_ij u_j, uniform = the
-    mean of u_j over j <= i (all j in a bidirectional layer); `written` = w_i, what the output projection really reads.
+    There are n = T - 1 tokens, i = 1..T-1; token 0 takes part in the mixes only. With u_j = W_V diag(gain) z_j. Any
+    tensor may be None; `need` then raises Missing.
+
+    Attributes:
+        x, z: tokens and normalised tokens, (n, D).
+        weights: the output projection.
+        values: u_i, (H, n, dv).
+        attended: sum_j A_ij u_j, (H, n, dv).
+        uniform: the mean of u_j over j <= i (over all j in a bidirectional layer), (H, n, dv).
+        written: w_i, what the output projection reads, biases included, (H, n, dv).
+        margin: each head's sink margin, (H, n).
     """
 
     heads: int
@@ -72,7 +81,7 @@ class FoldedHeads:
 
     @cached_property
     def spread(self) -> Float[Tensor, ""]:
-        """tr B = mean |z_i - zbar|^2; NaN where all tokens are one (a division by it has no answer)."""
+        """tr B = mean |z_i - zbar|^2; NaN where it is 0, since the metrics divide by it."""
         spread = self.centred.square().sum(-1).mean()
         return torch.where(spread > 0, spread, torch.nan)
 
@@ -118,13 +127,13 @@ class FoldedHeads:
         return self.weights
 
     def through_output(self, mixed: Mixed) -> Float[Tensor, "head token rank"]:
-        """R_h y_i: as long as W_O^h y_i, and with the same angles between tokens."""
+        """R_h y_i, which has the same norms as W_O^h y_i and the same angles between tokens."""
         return mixed @ self._weights.roots.mT
 
     def average_cosine(self, mixed: Mixed | None) -> Float[Tensor, " head"]:
-        """Mean cosine over unordered pairs i != j of x_i + W_O^h y_i; y None: of x_i itself, the same for each head.
+        """Mean cosine over unordered pairs i != j of x_i + W_O^h y_i, where y is `mixed`; for None of x_i alone.
 
-        (|sum of unit vectors|^2 - n) / (n (n - 1)); a vector of zeros has cosine 0 with all.
+        It is (|sum of unit vectors|^2 - n) / (n (n - 1)); a zero vector has cosine 0 with every other.
         """
         squares = self.tokens.square().sum(-1).expand(self.heads, -1)
         if mixed is not None:
@@ -140,7 +149,7 @@ class FoldedHeads:
 
 
 def fold(view: LayerView, wiring: Wiring, weights: OutputWeights | None, sequence: int) -> FoldedHeads:
-    """One sequence of a view. What cannot be had stays None."""
+    """Reads one sequence of a view. What the view or the wiring lacks stays None."""
     site = view.site
     folded = FoldedHeads(site.heads, margin=float64(view.attention.margin[sequence, :, 1:]))
     x, z = view.residual_in, view.attention_input
@@ -171,7 +180,7 @@ def _add_mixes(folded: FoldedHeads, view: LayerView, constant: Float[Tensor, "gr
         folded.uniform = values.mean(1, keepdim=True).expand_as(values)[:, 1:]
     output = view.output
     plain = output is not None and view.raw_projected is not None and torch.equal(view.raw_projected, output)
-    if output is not None and plain:  # a gate or a norm after attention: the head no longer adds W sum_j A_ij z_j
+    if output is not None and plain:  # with a gate or norm after attention, the head does not add W sum_j A_ij z_j
         sums = view.attention
         total = 1 - sums.learned_sink if sums.row_total is None else sums.row_total
         shares = float64(total[sequence]).unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""Linear maps recognised by what they do: which module gave these numbers, its matrix, the gain of a norm."""
+"""Recognises linear maps by what they compute: which module produced a tensor, its matrix, and the gain of a norm."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from sinkscope.capture.output_projection import projection_weight
 from sinkscope.capture.precision import float64
 
 SAME_DIRECTION = 1e-5
-"""1 - cosine below which two features, seen over a dozen tokens and more, are one and the same."""
+"""Two features are the same where 1 - cosine over a dozen or more tokens is below this."""
 
 FIT = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
-"""Relative error up to which a map read from weights accounts for what the model computed in a dtype (RMS norms
-compute in float32 whatever the model's)."""
+"""The largest relative error, by dtype, with which a map read from weights still explains what the model computed. (RMS
+norms compute in float32 whatever the model's dtype.)"""
 
 PROBE = 100.0
-"""Size of a norm's test input: large beside any epsilon, its square within half precision's range."""
+"""The size of a norm's test input: large compared to any epsilon, and its square is in half precision's range."""
 
 CHUNK = 512
 
 
 @dataclass(frozen=True)
 class Record:
-    """A module with what it read and what it returned."""
+    """A module with its input and its output."""
 
     module: nn.Module
     read: Tensor
@@ -35,9 +35,9 @@ class Record:
 
 @dataclass(frozen=True)
 class InputNorm:
-    """z = gain * n + bias, n = the normalised token: x (less its mean where `centred`) times a number of its own.
+    """z = gain * n + bias. The normalised token n is x, less its mean where `centred`, times one number for each token.
 
-    Without a norm (`absent`) n is x itself, gain 1 and bias 0.
+    Without a norm (`absent`) n is x itself, gain is 1 and bias is 0.
     """
 
     gain: Float[Tensor, " channel"]
@@ -48,7 +48,7 @@ class InputNorm:
     def normalised(
         self, x: Float[Tensor, "*batch token channel"], z: Float[Tensor, "*batch token channel"]
     ) -> Float[Tensor, "*batch token channel"]:
-        """n of every token, from x and z. Its number a token is the least-squares one, so that a gain of 0 is borne."""
+        """n of every token, from x and z. Each token's number is the least-squares fit, which allows gains of 0."""
         if self.absent:
             return x
         tokens = x - x.mean(-1, keepdim=True) if self.centred else x
@@ -60,14 +60,14 @@ class InputNorm:
 
 @dataclass(frozen=True)
 class Projection:
-    """Rows of a linear layer, one a feature of every head, and what it returns for 0. Float64."""
+    """The rows of a linear layer for every feature of every head, and the layer's output for 0. Float64."""
 
     weight: Float[Tensor, "head dim channel"]
     constant: Float[Tensor, "head dim"]
 
 
 def find_norm(x: Tensor, z: Tensor, records: list[Record]) -> InputNorm | None:
-    """The norm that turns x into z; the absent one where z is x; None where no single module does it."""
+    """The norm that turns x into z; an `absent` norm where z equals x; None where no single module turns x into z."""
     width = x.shape[-1]
     if torch.equal(x, z):
         return InputNorm(float64(x.new_ones(width)), float64(x.new_zeros(width)), absent=True)
@@ -77,16 +77,16 @@ def find_norm(x: Tensor, z: Tensor, records: list[Record]) -> InputNorm | None:
         gain, bias = gain_and_bias(record.module, x)
         for centred in (False, True):
             norm = InputNorm(gain, bias, centred)
-            again = gain * norm.normalised(float64(x), float64(z)) + bias
-            if _fits(again, float64(z), z.dtype):
+            predicted = gain * norm.normalised(float64(x), float64(z)) + bias
+            if _fits(predicted, float64(z), z.dtype):
                 return norm
     return None
 
 
 def gain_and_bias(norm: nn.Module, like: Tensor) -> tuple[Float[Tensor, " channel"], Float[Tensor, " channel"]]:
-    """What an RMS or layer norm does after normalising, asked of the module itself (gains may be w or 1 + w).
+    """The gain and bias that an RMS or layer norm applies, found by calling it (its gain may be w or 1 + w).
 
-    The probe has mean 0, so that both kinds only divide it by its root mean square.
+    The probe input has mean 0, so that both kinds of norm only divide it by its root mean square.
     """
     width = like.shape[-1]
     probe = like.new_ones(width)
@@ -94,7 +94,7 @@ def gain_and_bias(norm: nn.Module, like: Tensor) -> tuple[Float[Tensor, " channe
     if width % 2:
         probe[-1] = 0.0
     rest = torch.zeros_like(probe)
-    if width % 2:  # the odd channel by a second probe, in which it stands against the first
+    if width % 2:  # a second probe, in which the last channel balances the first, tests the odd channel
         rest[0], rest[-1] = 1.0, -1.0
     parts = []
     for pattern in (probe, rest) if width % 2 else (probe,):
@@ -103,19 +103,19 @@ def gain_and_bias(norm: nn.Module, like: Tensor) -> tuple[Float[Tensor, " channe
         unit = float64(pattern) / float64(pattern).square().mean().sqrt()
         parts.append(((plus - minus) / 2 / torch.where(unit == 0, 1.0, unit), (plus + minus) / 2, unit != 0))
     gain, bias, _ = parts[0]
-    for other, _, there in parts[1:]:
-        gain = torch.where(there & (float64(probe) == 0), other, gain)
+    for other, _, tested in parts[1:]:
+        gain = torch.where(tested & (float64(probe) == 0), other, gain)
     return gain, bias
 
 
 def find_projection(
     signal: Float[Tensor, "batch head token dim"], z: Tensor, records: list[Record], exact: bool = False
 ) -> Projection | None:
-    """The linear layer that reads z and gives `signal`; its rows in the signal's order, whatever layout it has.
+    """The linear layer that reads z and produces `signal`, with its rows in the signal's order, whatever its layout.
 
-    Not `exact`: up to a factor, at all positions or (rotated) at position 0 only, and past an RMS norm over each head
-    or over all of them, whose gain joins the rows (its division, a number a token, does not). None where no layer
-    does it, or two features cannot be told apart.
+    Without `exact` the match is up to a factor, at all positions or (under a rotation) at position 0 only. It also goes
+    through an RMS norm over each head or over all heads: the norm's gain is multiplied into the rows, its division by
+    one number for each token is left out. None where no layer matches, or where two features cannot be distinguished.
     """
     linear = [record for record in records if _same(record.read, z) and record.returned.dim() == 3]
     for tokens in (slice(None),) if exact else (slice(None), slice(0, 1)):
@@ -134,7 +134,7 @@ def find_projection(
             return None
         heads, dim = signal.shape[1], signal.shape[3]
         rows = rows.to(weight.device)
-        missing = rows < 0  # a feature that is 0 whatever the token: a pruned head
+        missing = rows < 0  # a feature that is 0 for every token, as in a pruned head
         weight = (weight[rows] * gain[:, None]).masked_fill(missing[:, None], 0.0)
         constant = (constant[rows] * gain).masked_fill(missing, 0.0)
         return Projection(weight.unflatten(0, (heads, dim)), constant.unflatten(0, (heads, dim)))
@@ -155,38 +155,41 @@ def _through_linear(wanted: Tensor, linear: list[Record], tokens: slice, exact: 
 def _through_norm(
     wanted: Tensor, linear: list[Record], records: list[Record], tokens: slice, shape: torch.Size
 ) -> Found | None:
-    """A norm gave the wanted features; a linear layer gave what that norm read."""
+    """Finds a norm that produced the wanted features, and the linear layer that produced the norm's input."""
     for record in records:
         if record.read.shape != record.returned.shape or record.read.numel() != shape.numel():
             continue
-        for turned in (False, True):
-            read, returned = (_by_token(tensor, shape, turned) for tensor in (record.read, record.returned))
+        for heads_first in (False, True):
+            read, returned = (_by_token(tensor, shape, heads_first) for tensor in (record.read, record.returned))
             if read is None or returned is None:
                 continue
             places = _match(wanted, _features(returned[:, tokens]))
             if places is None:
                 continue
             found = _through_linear(_features(read[:, tokens]), linear, tokens, True)
-            if found is None or not _only_scales(record):
+            if found is None or not _is_rms_norm(record):
                 continue
             gain, _ = gain_and_bias(record.module, record.read)
             gain = gain.repeat(wanted.shape[1] // len(gain))[places.to(gain.device)]
-            return found[0], torch.where(places < 0, -1, found[1][places]), gain  # gain 0: no such feature
+            return found[0], torch.where(places < 0, -1, found[1][places]), gain  # -1 where the gain is 0
     return None
 
 
-def _by_token(tensor: Tensor, shape: torch.Size, turned: bool) -> Tensor | None:
-    """(batch, token, head, dim) or (batch, head, token, dim) if `turned`, or (batch, token, all) -> (b, t, all)."""
+def _by_token(tensor: Tensor, shape: torch.Size, heads_first: bool) -> Tensor | None:
+    """(batch, token, head, dim), or (batch, head, token, dim) with `heads_first`, -> (batch, token, head * dim).
+
+    (batch, token, any) stays as it is. None for any other shape.
+    """
     batch, heads, length, dim = shape
     if tensor.dim() == 3:
-        return tensor if not turned and tensor.shape[:2] == (batch, length) else None
-    if tensor.shape != ((batch, heads, length, dim) if turned else (batch, length, heads, dim)):
+        return tensor if not heads_first and tensor.shape[:2] == (batch, length) else None
+    if tensor.shape != ((batch, heads, length, dim) if heads_first else (batch, length, heads, dim)):
         return None
-    return (tensor.transpose(1, 2) if turned else tensor).flatten(2)
+    return (tensor.transpose(1, 2) if heads_first else tensor).flatten(2)
 
 
-def _only_scales(record: Record) -> bool:
-    """The norm is an RMS norm: each vector times the gain and a number of its own; no mean taken off, no bias."""
+def _is_rms_norm(record: Record) -> bool:
+    """Whether the module is an RMS norm: it multiplies each vector by the gain and one number, without mean or bias."""
     gain, bias = gain_and_bias(record.module, record.read)
     read, returned = float64(record.read), float64(record.returned)
     norm = InputNorm(gain, bias)
@@ -194,14 +197,14 @@ def _only_scales(record: Record) -> bool:
 
 
 def _features(tensor: Tensor) -> Tensor:
-    """(batch, token, ...) -> [all tokens, feature]."""
+    """(batch, token, ...) -> (batch * token, feature), float32."""
     return tensor.flatten(2).flatten(0, 1).float()
 
 
 def _match(wanted: Tensor, offered: Tensor, exact: bool = False) -> Int[Tensor, " feature"] | None:
-    """For each wanted column the one offered column of the same direction, -1 for a column of zeros; else None.
+    """For each wanted column the index of the offered column with the same direction; -1 for a column of zeros.
 
-    `exact`: of the same size too. None where a column has no counterpart, or two of them.
+    `exact` asks for the same norm too. None where a column has no counterpart or several.
     """
     if exact and wanted.shape == offered.shape and torch.equal(wanted, offered):
         return torch.arange(wanted.shape[1], device=wanted.device)
@@ -217,8 +220,8 @@ def _match(wanted: Tensor, offered: Tensor, exact: bool = False) -> Int[Tensor, 
             return None
         places.append(torch.where(zero, -1, close.float().argmax(-1)))
     rows = torch.cat(places)
-    there = rows >= 0
-    if exact and not torch.allclose(sizes[there], offered_sizes[rows[there]], rtol=SAME_DIRECTION):
+    matched = rows >= 0
+    if exact and not torch.allclose(sizes[matched], offered_sizes[rows[matched]], rtol=SAME_DIRECTION):
         return None
     return rows
 
@@ -235,7 +238,8 @@ def _fits(predicted: Tensor, seen: Tensor, dtype: torch.dtype) -> bool:
 def stable_rank(
     left: Float[Tensor, "head channel dim"], right: Float[Tensor, "group channel dim"]
 ) -> Float[Tensor, " head"]:
-    """|M|_F^2 / |M|_2^2 of M = left_h right_g^T, from d x d factors; NaN where M is 0. A group's heads are adjacent."""
+    """|M|_F^2 / |M|_2^2 of M = left_h right_g^T, from d x d factors; NaN where M is 0. The heads of a group are
+    adjacent."""
     first = torch.linalg.qr(float64(left), mode="r").R
     second = torch.linalg.qr(float64(right), mode="r").R.repeat_interleave(len(left) // len(right), dim=0)
     squares = torch.linalg.svdvals(first @ second.mT).square()

@@ -1,8 +1,9 @@
-"""What stands before an attention call, found by numbers, not by names: its input norm, and W_V, W_Q, W_K.
+"""Finds the input norm, W_V, W_Q and W_K of an attention call by the values they produce, not by their names.
 
-One short pass records every module of a block. The module whose output is the very v the call got, and whose input is
-the block's normalised input, holds W_V, whatever it is called and however its rows are laid out (fused, interleaved).
-Where none is found (latent attention, keys and values of another layer, norms on v) the map is missing, never guessed.
+One short pass records the input and output of every module of a block. The module that reads the block's normalised
+input and returns exactly the v of the attention call holds W_V, whatever its name and its row layout (fused,
+interleaved). Where no module does (latent attention, keys and values of another layer, norms on v), the map is missing,
+never guessed.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from sinkscope.capture.wiring.linear_maps import InputNorm, Record, find_norm, f
 
 @dataclass(frozen=True)
 class Wiring:
-    """One site's linear maps, folded with the gain of the norm before them. None: not to be read.
+    """One site's linear maps, folded with the gain of the norm before them. None where a map could not be read.
 
     Attributes:
-        norm: from x to the normalised token and to z.
-        constant: v of the normalised token 0, that is b_V + W_V b of the norm's own bias, (G, dv).
-        rank_w, rank_qk: stable ranks of W_O^h W_V^h and of W_Q^hT W_K^h, one a head.
+        norm: the norm that turns x into z.
+        constant: v where the normalised token is the zero vector, b_V + W_V b with the norm's bias b, (G, dv).
+        rank_w, rank_qk: stable ranks of W_O^h W_V^h and of W_Q^hT W_K^h for each head.
     """
 
     norm: InputNorm | None
@@ -43,17 +44,17 @@ class Wiring:
 
 
 def trace(model: nn.Module, plan: Plan, forward: Callable[[], Any]) -> dict[str, Wiring]:
-    """The wiring of every site, by its name, from one call of `forward` on a few short sequences.
+    """The wiring of every site, by the site's name, from one call of `forward` on a few short sequences.
 
-    Best with every token at position 0, where a rotation leaves q and k as they were projected (else position 0 alone
-    tells, and there many models hold the same vector whatever the text). Modules that call attention several times in
-    a pass are left out.
+    `forward` should put every token at position 0, where a rotation leaves q and k as they were projected. Otherwise
+    only position 0 can be used, and many models have the same vector there whatever the text. Modules that call
+    attention several times in a pass are left out.
     """
     return _Trace(model, plan).run(forward)
 
 
 class _Trace:
-    """The pass under way: inputs and outputs of the modules of the current block."""
+    """The state of the pass: inputs and outputs of the current block's modules."""
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
         self.model, self.failures = model, plan.failures
@@ -100,7 +101,7 @@ class _Trace:
 
     def _leave(self, path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if self.busy:  # a module asked for its weights, outside the model's own pass
+            if self.busy:  # `_wiring` calls modules itself; these calls are not the model's
                 return
             read = _first(args, kwargs)
             if read is not None and isinstance(output, Tensor):
@@ -116,16 +117,16 @@ class _Trace:
     def _wiring(self, site: Site, call: AttentionCall) -> Wiring:
         z = self.inputs.get(site.module)
         x = self.inputs.get(site.block) if site.block is not None else None
-        own = {path: record for path, record in self.records.items() if path.startswith(f"{site.module}.")}
-        before = [record for path, record in self.records.items() if path not in own]
+        inside = {path: record for path, record in self.records.items() if path.startswith(f"{site.module}.")}
+        before = [record for path, record in self.records.items() if path not in inside]
         if z is None or x is None or z.dim() != 3 or x.shape != z.shape or call.key.shape[2] != call.query.shape[2]:
             return Wiring(None, None, None, None)
         norm = find_norm(x.to(z.device), z, before)
-        value = find_projection(call.value, z, list(own.values()), exact=True)
+        value = find_projection(call.value, z, list(inside.values()), exact=True)
         if norm is None:
             return Wiring(None, None, None, None)
-        query = find_projection(call.query, z, list(own.values()))
-        key = find_projection(call.key, z, list(own.values()))
+        query = find_projection(call.query, z, list(inside.values()))
+        key = find_projection(call.key, z, list(inside.values()))
         constant = rank_w = rank_qk = None
         if value is not None:
             constant = value.constant + torch.einsum("gvd,d->gv", value.weight, norm.bias)
@@ -140,7 +141,7 @@ class _Trace:
 
 
 def output_slices(model: nn.Module, site: Site) -> Float[Tensor, "head vdim channel"] | None:
-    """W_O^hT of every head, in float64; None where the site has no output projection, or no values were seen."""
+    """W_O^hT of every head, in float64; None where the site has no output projection or its values were not seen."""
     if site.projection is None or site.value_dim is None:
         return None
     weight = projection_weight(model.get_submodule(site.projection), site.heads * site.value_dim)
@@ -148,6 +149,6 @@ def output_slices(model: nn.Module, site: Site) -> Float[Tensor, "head vdim chan
 
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """The tensor a module reads first: `hidden_states`, or its first argument."""
+    """A module's main input, `hidden_states` or its first argument; None where that is no float tensor."""
     read = kwargs.get("hidden_states", args[0] if args else None)
     return read if isinstance(read, Tensor) and read.is_floating_point() else None
