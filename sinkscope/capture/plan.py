@@ -33,7 +33,7 @@ class Plan:
 
     sites: list[Site]
     unread: tuple[str, ...] = ()
-    """Modules whose attention is no map from all queries to all keys: windowed, banded, or with pooled keys."""
+    """Modules whose attention is not one map of queries and keys: computed window by window, in bands, or pooled."""
     positions: int = 0
     """The largest number of queries of any site in the dry run. For an image model: the positions of an image."""
     failures: list[str] = field(default_factory=list)
@@ -58,8 +58,8 @@ def plan(model: nn.Module, forward: Callable[[], Any]) -> Plan:
         seen, unread = _dry_run(model, forward, failures)
     if not seen:
         raise SinkscopeError(
-            f"no attention of {type(model).__name__} could be read: it has no softmax attention, or none that is one "
-            "map of queries and keys"
+            f"no attention of {type(model).__name__} could be read: it has no softmax attention, or computes it "
+            "only in parts, such as windows of an image"
         )
     if failures:  # Triton failed in some call: no layer tries it again
         seen = [replace(one, kernel=one.kernel and TORCH) for one in seen]

@@ -1,4 +1,4 @@
-"""Finds the attention calls of a dry run that are no map from all of a sequence's queries to its keys."""
+"""Finds the attention calls of a dry run that are not one map of a sequence's queries and keys."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def rank_output(folded: FoldedHeads) -> HeadValues:
     included in w, means not subtracted): 1 = the same direction for every token; empty where the head writes
     nothing."""
     written = folded.through_output(folded.need(folded.written))
-    squares = torch.linalg.eigvalsh(written.mT @ written)  # in float64, squaring costs the largest and the sum nothing
+    squares = torch.linalg.eigvalsh(written.mT @ written)  # float64: squaring loses no accuracy here
     return squares.sum(-1) / torch.where(squares[:, -1] > 0, squares[:, -1], torch.nan)
 
 

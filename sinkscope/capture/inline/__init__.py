@@ -1,1 +1,1 @@
-"""Attention that a model computes in its own forward, read where its softmax meets the values."""
+"""Finds and reads attention that a model computes in its own code, without transformers' attention interface."""

@@ -62,7 +62,7 @@ class SdpaCall:
     feeds_projection: bool = False
 
     def unfolded(self, heads: int | None) -> AttentionCall:
-        """(B * H, T, d) -> (B, H, T, d); `heads` None takes all for the heads of one sequence."""
+        """(B * H, T, d) -> (B, H, T, d); None for `heads` takes the whole axis as the heads of one sequence."""
         call, mask = self.call, self.call.mask
         if mask is not None:
             shared = mask.dim() != 3 or mask.shape[0] == 1
@@ -71,7 +71,7 @@ class SdpaCall:
         return replace(call, query=query, key=key, value=value, mask=mask)
 
     def unfolded_output(self, heads: int) -> Tensor:
-        """(B, Tq, H, dv)."""
+        """The output as (B, Tq, H, dv)."""
         return _unfold(self.output, heads).transpose(1, 2)
 
 

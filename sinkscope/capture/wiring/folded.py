@@ -38,8 +38,8 @@ class OutputWeights:
 class FoldedHeads:
     """The tokens and heads of one layer and sequence, in float64.
 
-    There are n = T - 1 tokens, i = 1..T-1; token 0 takes part in the mixes only. With u_j = W_V diag(gain) z_j. Any
-    tensor may be None; `need` then raises Missing.
+    There are n = T - 1 tokens, i = 1..T-1; token 0 takes part in the mixes only. Below, u_j = W_V diag(gain) z_j.
+    Any tensor may be None; `need` then raises Missing.
 
     Attributes:
         x, z: tokens and normalised tokens, (n, D).
