@@ -18,7 +18,9 @@ import torch
 
 from sinkscope import load_run, scan
 from sinkscope.checkpoints import LoadOptions, open_checkpoint
-from sinkscope.comparison.gate import Policy, baseline_of, check, read_policy
+from sinkscope.comparison.baseline import baseline_of
+from sinkscope.comparison.gate import check
+from sinkscope.comparison.policy import Policy, read_policy
 
 BASE_SEED, SEEDS = 0, 20
 NOISE = 0.02

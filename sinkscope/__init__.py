@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from sinkscope.comparison.baseline import read_baseline as read_baseline
     from sinkscope.comparison.compare_runs import Comparison as Comparison
     from sinkscope.comparison.compare_runs import compare as compare
-    from sinkscope.comparison.gate import Verdict as Verdict
     from sinkscope.comparison.gate import check as check
     from sinkscope.comparison.policy import Policy as Policy
     from sinkscope.comparison.policy import Rule as Rule
     from sinkscope.comparison.policy import read_policy as read_policy
+    from sinkscope.comparison.verdict import Verdict as Verdict
     from sinkscope.engine.launch import start_processes as start_processes
     from sinkscope.engine.scan import Interrupted as Interrupted
     from sinkscope.engine.scan import scan as scan
@@ -55,7 +55,7 @@ _PUBLIC = {
     ),
     "Comparison": ("comparison.compare_runs", "what `compare` found: tables of differences, heads that changed"),
     "check": ("comparison.gate", "judges a run against a baseline: did any metric move too far? returns a Verdict"),
-    "Verdict": ("comparison.gate", "what `check` found: passed or not, and every place that moved too far"),
+    "Verdict": ("comparison.verdict", "what `check` found: passed or not, and every place that moved too far"),
     "Policy": ("comparison.policy", "how far metrics may move before `check` fails: a list of Rules"),
     "Rule": ("comparison.policy", "how far one metric may move, for each head, each layer or the whole model"),
     "read_policy": ("comparison.policy", "reads a Policy from a TOML file or from pyproject.toml"),

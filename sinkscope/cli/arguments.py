@@ -2,56 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
-
-import typer
-
-from sinkscope.cli.options import Metrics, TrustRemoteCode
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sinkscope.cli.spot_scan import SpotScan
     from sinkscope.runs.request import Request
     from sinkscope.runs.run import Run
-
-
-Device = Annotated[str, typer.Option(help="For a model scanned on the spot: auto, cpu, cuda, cuda:N, mps.")]
-Dtype = Annotated[str, typer.Option(help="For a model scanned on the spot: auto, float32, bfloat16, float16.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print no progress and no warnings.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-
-
-@dataclass(frozen=True)
-class SpotScan:
-    """How a model that is named in place of a run is scanned. Each field is an option of those commands."""
-
-    device: Device = "auto"
-    dtype: Dtype = "auto"
-    trust_remote_code: TrustRemoteCode = False
-    metrics: Metrics = None
-    quiet: Quiet = False
-
-
-def with_spot_scan(command: Callable[..., None]) -> Callable[..., None]:
-    """Replaces a command's parameter `spot: SpotScan` by one command-line option for each field of SpotScan."""
-    hints = get_type_hints(SpotScan, include_extras=True)
-
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        command(spot=SpotScan(**{name: given.pop(name) for name in hints}), **given)
-
-    signature = inspect.signature(command, eval_str=True)
-    named = inspect.Parameter.KEYWORD_ONLY
-    kept = [each.replace(kind=named) for name, each in signature.parameters.items() if name != "spot"]
-    options = [
-        inspect.Parameter(field.name, named, default=field.default, annotation=hints[field.name])
-        for field in fields(SpotScan)
-    ]
-    run.__signature__ = signature.replace(parameters=[*kept, *options])  # type: ignore[attr-defined]
-    return run
 
 
 def is_run(name: str) -> bool:

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from sinkscope.cli.arguments import SpotScan, open_run, with_spot_scan
-from sinkscope.cli.common import say
-from sinkscope.runs.folder import check_writable, write_file
+from sinkscope.cli.arguments import open_run
+from sinkscope.cli.common import check_writable, say
+from sinkscope.cli.spot_scan import SpotScan, with_spot_scan
+from sinkscope.runs.folder import write_file
 
 
 @with_spot_scan

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sinkscope.cli.arguments import AsJson, SpotScan, is_run, open_run, with_spot_scan
-from sinkscope.runs.folder import check_writable, write_file
+from sinkscope.cli.arguments import is_run, open_run
+from sinkscope.cli.common import check_writable
+from sinkscope.cli.options import AsJson
+from sinkscope.cli.spot_scan import SpotScan, with_spot_scan
+from sinkscope.runs.folder import write_file
 
 if TYPE_CHECKING:
     from sinkscope.comparison.baseline import Baseline
-    from sinkscope.comparison.gate import Verdict
+    from sinkscope.comparison.verdict import Verdict
 
 
 FAILED = 1

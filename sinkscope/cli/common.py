@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import typer
@@ -61,3 +62,13 @@ def say(message: str) -> None:
     from sinkscope.present.text import printable
 
     print(f"sinkscope: {printable(message)}", file=sys.stderr)
+
+
+def check_writable(path: Path | None) -> None:
+    """Raises SinkscopeError, before anything is measured, where `path` is a folder or its folder does not exist."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise SinkscopeError(f"cannot write {path}: it is a folder")
+    if not path.parent.is_dir():
+        raise SinkscopeError(f"cannot write {path}: no folder {path.parent}")

@@ -8,8 +8,11 @@ from typing import Annotated
 
 import typer
 
-from sinkscope.cli.arguments import AsJson, SpotScan, is_run, open_run, with_spot_scan
-from sinkscope.runs.folder import check_writable, write_file
+from sinkscope.cli.arguments import is_run, open_run
+from sinkscope.cli.common import check_writable
+from sinkscope.cli.options import AsJson
+from sinkscope.cli.spot_scan import SpotScan, with_spot_scan
+from sinkscope.runs.folder import write_file
 
 
 @with_spot_scan

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sinkscope.cli.common import say
+from sinkscope.cli.common import check_writable, say
 from sinkscope.errors import SinkscopeError
 from sinkscope.present.paper.format import Format, find_format, format_names, format_of_file
-from sinkscope.runs.folder import check_writable, write_file
+from sinkscope.runs.folder import write_file
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run

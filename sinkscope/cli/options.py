@@ -1,16 +1,12 @@
-"""Options of every command that loads a model by name."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    pass
-
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N, mps.")]
 DeviceMap = Annotated[str | None, typer.Option(help="auto: spread the model over GPUs, CPU and disk.")]
@@ -24,6 +20,7 @@ Metrics = Annotated[
     typer.Option(metavar="FILE.py", help="Run a Python file and measure the metrics it defines, too; may be repeated."),
 ]
 AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Load pickled weights where a model has no others.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def slug(model: str) -> str:

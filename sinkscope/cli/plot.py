@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from sinkscope.cli.common import say
+from sinkscope.cli.common import check_writable, say
 from sinkscope.cli.options import TrustRemoteCode
 from sinkscope.errors import SinkscopeError
-from sinkscope.runs.folder import check_writable, write_file
+from sinkscope.runs.folder import write_file
 
 TRUST = "--trust-remote-code"
 FIGURE_OF = {"--metric": "heatmap"} | dict.fromkeys(("--layer", "--head", "--text", TRUST), "attention")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sinkscope.cli.common import say
-from sinkscope.runs.folder import check_writable, write_file
+from sinkscope.cli.common import check_writable, say
+from sinkscope.runs.folder import write_file
 
 if TYPE_CHECKING:
     from sinkscope.comparison.compare_runs import Comparison

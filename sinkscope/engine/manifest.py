@@ -22,7 +22,8 @@ from sinkscope.metrics.extension import definitions
 from sinkscope.metrics.registry import TABLES
 from sinkscope.runs.columns import columns
 from sinkscope.runs.request import Request
-from sinkscope.runs.schema.manifest import Manifest, SiteFacts, Timing
+from sinkscope.runs.schema.manifest import Manifest, Timing
+from sinkscope.runs.schema.site import SiteFacts
 from sinkscope.runs.strict_json import plain
 from sinkscope.runs.values import Domain
 

@@ -8,7 +8,7 @@ from sinkscope.present.numbers import signed, significant
 from sinkscope.present.text import markdown_cell, printable
 
 if TYPE_CHECKING:
-    from sinkscope.comparison.gate import Breach, Tally, Verdict
+    from sinkscope.comparison.verdict import Breach, Tally, Verdict
 
 
 SHOWN, ANNOTATED, IN_SUMMARY = 40, 10, 50

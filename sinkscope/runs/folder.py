@@ -9,13 +9,8 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sinkscope.errors import SinkscopeError
-
-if TYPE_CHECKING:
-    pass
-
 
 WORK, UNFINISHED = ".sinkscope-", "shards"
 """Names inside a result folder: the prefix of a temporary folder, and the folder of an unfinished scan's shards."""
@@ -135,13 +130,3 @@ def write_file(path: Path, content: str | bytes) -> None:
         if temporary:
             Path(temporary).unlink(missing_ok=True)
         raise SinkscopeError(f"cannot write {path}: {error.strerror or error}") from None
-
-
-def check_writable(path: Path | None) -> None:
-    """Raises SinkscopeError, before anything is measured, where `path` is a folder or its folder does not exist."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise SinkscopeError(f"cannot write {path}: it is a folder")
-    if not path.parent.is_dir():
-        raise SinkscopeError(f"cannot write {path}: no folder {path.parent}")

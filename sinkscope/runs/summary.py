@@ -5,8 +5,6 @@ summary.json holds these records, and sentences that say the same in words.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-
 import numpy as np
 import pandas as pd
 
@@ -15,30 +13,25 @@ from sinkscope.capture.kernels.sums import EARLY
 from sinkscope.metrics.mass import eligible_keys
 from sinkscope.runs.averages import mean, sem, uniform_alpha
 from sinkscope.runs.dormancy import agreement
+from sinkscope.runs.massive import massive_activations, token_at
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.stream import (
     Average,
-    ChannelPosition,
     DormantHeads,
     FirstTokenNorm,
-    MassiveActivations,
-    MassiveChannel,
     PrefixValues,
     StreamSummary,
     TopPosition,
     Windows,
 )
 from sinkscope.runs.schema.summary import DomainSummary
-from sinkscope.runs.values import Domain, SiteValues
+from sinkscope.runs.values import Domain, Stream
 from sinkscope.runs.words import in_words
 
 EPSILONS = (0.2, 0.3, 0.5, 0.8)
-TOP_POSITIONS, TOP_MASSIVE, TOP_CHANNELS = 5, 3, 8
+TOP_POSITIONS = 5
 JUMP = 5.0
 """The first token's norm jumps (or falls) where one block changes it by this factor or more."""
-
-Stream = list[tuple[Site, list[SiteValues]]]
-"""The sites of one stream, each with its values in every domain."""
 
 
 def domain_summaries(
@@ -100,7 +93,7 @@ def _stream(
         dormant=_dormant(heads, asked),
         dormancy_scores=agreement(heads),
         first_token_norm=_jumps(stream),
-        massive_activations=_massive(stream, layers, tokens),
+        massive_activations=massive_activations(stream, layers, tokens),
         windows=_windows(stream, queries),
     )
     scores = sorted({site.score for site, _ in stream} - {"softmax"})
@@ -152,7 +145,7 @@ def _top_positions(stream: Stream, tokens: list[str | None], epsilon: float) -> 
     return [
         TopPosition(
             position=int(k),
-            token=_token(tokens, int(k)),
+            token=token_at(tokens, int(k)),
             mean_alpha=float(average[k]),
             heads_over_epsilon=int((alpha[:, k] > epsilon).sum()),
         )
@@ -191,59 +184,6 @@ def _jumps(stream: Stream) -> FirstTokenNorm:
         if change[down] <= 1 / JUMP:
             result.fall_layer = stream[down][0].layer
     return result
-
-
-def _massive(stream: Stream, layers: pd.DataFrame, tokens: list[str | None]) -> MassiveActivations:
-    """Where the largest activation of the run sits, and which layers hold elements above both bounds of Sun et al."""
-    if layers["max_abs"].isna().all():
-        return MassiveActivations(present=None, layers=[], max_abs=None)
-    row = layers.loc[layers["max_abs"].idxmax()]
-    position = int(row["max_abs_token"])
-    present = sorted({int(layer) for layer in layers.loc[layers["massive_tokens"] > 0, "layer"]})
-    return MassiveActivations(
-        present=bool(present),
-        layers=present,
-        max_abs=float(row["max_abs"]),
-        layer=int(row["layer"]),
-        position=position,
-        token=_token(tokens, position),
-        channel=int(row["max_abs_dim"]),
-        over_token_median=float(row["max_over_token_median"]),
-        over_layer_median=float(row["max_over_layer_median"]),
-        channels=_massive_channels(stream, tokens),
-    )
-
-
-def _massive_channels(stream: Stream, tokens: list[str | None]) -> list[MassiveChannel]:
-    """The channels that hold most massive elements, most first, with the layers and positions of those elements.
-
-    `tokens_per_sequence`: how many massive elements the channel has in one sequence, a mean over those layers.
-    `positions`: the positions seen most often, each with the percent of (layer, sequence) pairs that have one there.
-    """
-    seen: dict[int, dict[int, Counter[int]]] = defaultdict(dict)
-    for site, parts in stream:
-        for (position, channel), count in sum((values.massive for values in parts), Counter()).items():
-            seen[channel].setdefault(site.layer, Counter())[position] += count
-    sequences = sum(values.count for values in stream[0][1])
-    found: list[tuple[float, MassiveChannel]] = []
-    for channel, layers in seen.items():
-        pairs, positions = len(layers) * sequences, sum(layers.values(), Counter())
-        often = sorted(positions.items(), key=lambda item: (-item[1], item[0]))[:TOP_MASSIVE]
-        each = positions.total() / pairs
-        places = [
-            ChannelPosition(position=place, token=_token(tokens, place), percent=100 * count / pairs)
-            for place, count in often
-        ]
-        entry = MassiveChannel(
-            channel=channel, layers=sorted(layers), tokens_per_sequence=each, positions=places
-        )  # fmt: skip
-        found.append((len(layers) * each, entry))
-    found.sort(key=lambda busy: (-busy[0], busy[1].channel))
-    return [entry for _, entry in found[:TOP_CHANNELS]]
-
-
-def _token(tokens: list[str | None], position: int) -> str | None:
-    return tokens[position] if position < len(tokens) else None
 
 
 def _windows(stream: Stream, queries: int) -> Windows:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sinkscope.capture import Site
+
 if TYPE_CHECKING:
     from sinkscope.metrics.quantities import QuantitySet
 
@@ -82,3 +84,7 @@ class Domain:
     ids: np.ndarray
     documents: list[str]
     sites: dict[str, SiteValues] = field(default_factory=dict)
+
+
+Stream = list[tuple[Site, list[SiteValues]]]
+"""The sites of one stream, each with its values in every domain."""

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 import sinkscope
 from sinkscope.cli import app
-from sinkscope.comparison.gate import Policy, Rule, check
+from sinkscope.comparison.gate import check
+from sinkscope.comparison.policy import Policy, Rule
 from sinkscope.metrics.extension import functions_in
 from sinkscope.present.figures.run import draw
 from sinkscope.runs.strict_json import to_json
