@@ -464,4 +464,4 @@ def test_scan_of_another_model_says_so(tmp_path: Path) -> None:
     tiny("llama").save_pretrained(tmp_path)
     result = call("scan", str(tmp_path))
     assert result.exit_code == 2
-    assert "no model of the trigger task" in result.stderr
+    assert "is not a model of the trigger task" in result.stderr

@@ -217,7 +217,7 @@ def test_processes_of_a_launch_must_have_the_same_code(tmp_path: Path) -> None:
     told = []
 
     class Listening(Processes):
-        def same(self, facts: Any) -> None:
+        def require_same(self, facts: Any) -> None:
             told.append(facts)
 
     model, ids = tiny("llama", num_hidden_layers=1), random_ids(2, 16)

@@ -98,7 +98,7 @@ TABLES = {
             own=_with_sem(BOS_MASS, SINK_SCORE, SINK_RATE),
         ),
         TableSchema(
-            "positions", "positions.parquet", "one (stream, layer, head, position); means over sequences",
+            "positions", "positions.parquet", "one (stream, layer, head, position)",
             (DOMAIN, STREAM, LAYER, HEAD, _key("position", "integer", "The position, as a key and as a query.")),
             own=(
                 _number("alpha", "probability", "[0, 1]", "Mean alpha_k of the key at the position."),
