@@ -15,7 +15,8 @@ from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts
 from sinkscope.checkpoints.keys import check_keys
 from sinkscope.checkpoints.placement import Placement, held
 from sinkscope.checkpoints.quiet import quiet_transformers
-from sinkscope.checkpoints.sources import Source, find_source, first_line, pickled_files, shorten, weights_hash
+from sinkscope.checkpoints.sources import Source, find_source, first_line, pickled_files, shorten, weight_paths
+from sinkscope.checkpoints.weight_files import weights_hash
 from sinkscope.errors import OutOfMemory, SinkscopeError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -53,10 +54,11 @@ def open_checkpoint(name: str, options: LoadOptions = LoadOptions()) -> Checkpoi
         model = _to_device(model, device)
     model.eval()
     _check_finite(name, model)
+    files = weight_paths(source, getattr(type(model.config), "extra_files", ()))
     facts = {
         "id": name,
         "revision": source.revision,
-        "weights_sha256": weights_hash(source),
+        "weights_sha256": weights_hash(files),
         "tokenizer": type(tokenizer).__name__ if tokenizer is not None else None,
     }
     checkpoint = Checkpoint(name, model, tokenizer, facts, problem, warnings)

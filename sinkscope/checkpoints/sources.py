@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sinkscope.checkpoints.examples import example_folder
+from sinkscope.checkpoints.weight_files import DISTRIBUTED, SAFE, check_file, weight_names
 from sinkscope.errors import SinkscopeError
 
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -23,6 +23,8 @@ class Source:
     gguf: str | None = None
     revision: str | None = None
     pickled: bool = False
+    weights: tuple[str, ...] = ()
+    """Names of the files that hold the weights, sorted."""
 
     @property
     def folder(self) -> Path | None:
@@ -57,13 +59,14 @@ def _gguf_file(name: str, path: Path) -> Source:
         raise SinkscopeError(f"no such file: {name}")
     if path.suffix != ".gguf":
         raise SinkscopeError(f"{name} is a file: give its folder, or a .gguf file")
+    check_file(path)
     from gguf import GGUFReader
 
     try:
         GGUFReader(path)
     except Exception as error:  # damage raises struct, numpy, Unicode or key errors in the reader
         raise SinkscopeError(f"{name} is damaged or not a GGUF file ({first_line(error)}): download it again") from None
-    return Source(name, str(path.parent.resolve()), gguf=path.name)
+    return Source(name, str(path.parent.resolve()), gguf=path.name, weights=(path.name,))
 
 
 def _folder(name: str, path: Path, allow_pickle: bool) -> Source:
@@ -72,19 +75,24 @@ def _folder(name: str, path: Path, allow_pickle: bool) -> Source:
         ggufs = sorted(file.name for file in path.glob("*.gguf"))
         hint = f"; name its file {path / ggufs[0]}" if ggufs else ""
         raise SinkscopeError(f"{name} holds no config.json: not a model folder{hint}")
-    try:
-        json.loads(config.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise SinkscopeError(f"{config} is damaged: {first_line(error)}") from None
-    safe = sorted(path.glob("*.safetensors"))
-    for file in safe:
-        _check_safetensors(file)
-    if safe:
-        return Source(name, str(path))
+    files = sorted(file.name for file in path.iterdir())
+    weights = weight_names(name, files, path.joinpath)
+    if any(DISTRIBUTED.fullmatch(file) for file in files):
+        weights = tuple(file for file in files if file.endswith(".safetensors"))
+    for file in weights:
+        check_file(path / file)
+    if _safe(weights):
+        for file in weights:
+            _check_safetensors(path / file)
+        return Source(name, str(path), weights=weights)
     if not _pickles(path):
-        raise SinkscopeError(f"{name} holds no weights (*.safetensors)")
+        raise SinkscopeError(f"{name} holds no weights ({SAFE})")
     _require_allow_pickle(name, allow_pickle)
-    return Source(name, str(path), pickled=True)
+    return Source(name, str(path), pickled=True, weights=weights)
+
+
+def _safe(weights: tuple[str, ...]) -> bool:
+    return bool(weights) and weights[0].endswith(".safetensors")
 
 
 def _pickles(path: Path) -> list[Path]:
@@ -123,7 +131,7 @@ def _hub(name: str, revision: str | None, allow_pickle: bool) -> Source:
     try:
         info = HfApi().model_info(name, revision=revision, timeout=20)
     except GatedRepoError:
-        raise SinkscopeError(f"{name} is gated: ask for access on its page, then run `hf auth login`") from None
+        raise _gated(name) from None
     except RevisionNotFoundError:
         raise SinkscopeError(f"{name} has no revision {revision!r}") from None
     except RepositoryNotFoundError:
@@ -135,7 +143,26 @@ def _hub(name: str, revision: str | None, allow_pickle: bool) -> Source:
     except Exception as error:  # every transport error of every HTTP library: offline, DNS, proxy, 5xx
         return _cached(name, revision, allow_pickle, error)
     files = {sibling.rfilename for sibling in info.siblings or []}
-    return _hub_source(name, files, info.sha, allow_pickle)
+    return _hub_source(name, files, info.sha, allow_pickle, lambda file: _download(name, file, info.sha))
+
+
+def _gated(name: str) -> SinkscopeError:
+    return SinkscopeError(f"{name} is gated: ask for access on its page, then run `hf auth login`")
+
+
+def _download(name: str, file: str, sha: str | None) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import GatedRepoError
+
+    from sinkscope.checkpoints.quiet import quiet_transformers
+
+    try:
+        with quiet_transformers():
+            return Path(hf_hub_download(name, file, revision=sha))
+    except GatedRepoError:
+        raise _gated(name) from None
+    except Exception as error:  # transport errors, a full disk, a cache that cannot be written
+        raise SinkscopeError(f"cannot download {file} of {name}: {first_line(error)}") from None
 
 
 def _cached(name: str, revision: str | None, allow_pickle: bool, error: Exception) -> Source:
@@ -148,43 +175,35 @@ def _cached(name: str, revision: str | None, allow_pickle: bool, error: Exceptio
             f"the model hub cannot be reached ({first_line(error)}) and {name!r} is neither a folder nor in its cache"
         ) from None
     snapshot = Path(config).parent
-    return _hub_source(name, {file.name for file in snapshot.iterdir()}, snapshot.name, allow_pickle)
+    return _hub_source(name, {file.name for file in snapshot.iterdir()}, snapshot.name, allow_pickle, snapshot.joinpath)
 
 
-def _hub_source(name: str, files: set[str], sha: str | None, allow_pickle: bool) -> Source:
+def _hub_source(
+    name: str, files: set[str], sha: str | None, allow_pickle: bool, path_of: Callable[[str], Path]
+) -> Source:
     if "config.json" not in files:
         raise SinkscopeError(f"{name} holds no config.json: not a transformers model")
-    pickled = not any(file.endswith(".safetensors") for file in files)
+    weights = weight_names(name, files, path_of)
+    if not weights:
+        raise SinkscopeError(f"{name} holds no weights ({SAFE})")
+    pickled = not _safe(weights)
     if pickled:
         _require_allow_pickle(name, allow_pickle)
-    return Source(name, name, revision=sha, pickled=pickled)
+    return Source(name, name, revision=sha, pickled=pickled, weights=weights)
 
 
-def weights_hash(source: Source) -> str | None:
-    """SHA-256 over the names and SHA-256 of the weight files; None where there are none."""
+def weight_paths(source: Source, extra: tuple[str, ...] = ()) -> list[Path]:
+    """Paths of the weight files; for a hub id those in the cache, once it is loaded. `extra`: names that may exist."""
     folder = source.folder
     if folder is None:
         from huggingface_hub import try_to_load_from_cache
 
         config = try_to_load_from_cache(source.location, "config.json", revision=source.revision)
         if not isinstance(config, str):
-            return None
+            return []
         folder = Path(config).parent
-    files = [folder / source.gguf] if source.gguf else sorted(folder.glob("*.safetensors")) or sorted(_pickles(folder))
-    if not files:
-        return None
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(f"{file.name}:{_file_hash(file)}\n".encode())
-    return digest.hexdigest()
-
-
-def _file_hash(file: Path) -> str:
-    blob = file.resolve().name  # the hub's cache names a weight file by its SHA-256
-    if len(blob) == 64 and all(letter in "0123456789abcdef" for letter in blob):
-        return blob
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    more = {file for file in extra if (folder / file).is_file()}
+    return [folder / file for file in sorted({*source.weights} | more)]
 
 
 def first_line(error: BaseException | Any) -> str:

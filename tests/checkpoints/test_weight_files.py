@@ -1,0 +1,193 @@
+"""The files that weights come from: no pickle unasked, none outside the folder, all hashed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import Refused
+from safetensors.torch import load_file, save_file
+
+from sinkscope import SinkscopeError
+from sinkscope.checkpoints import open_checkpoint
+from sinkscope.checkpoints.sources import find_source
+
+INDEX = "model.safetensors.index.json"
+PART = "part.safetensors"
+ELSEWHERE = ["part.bin", f"../{PART}", f"/{PART}", f"sub/{PART}", rf"sub\{PART}", ""]
+
+
+def write_index(folder: Path, part: object) -> None:
+    """Puts an index in the place of model.safetensors, which becomes a file that nothing names."""
+    weights = folder / "model.safetensors"
+    shards = dict.fromkeys(load_file(weights), part)
+    weights.rename(folder / "dummy.safetensors")
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": shards}), "utf-8")
+
+
+def change_a_weight(file: Path) -> None:
+    weights = load_file(file)
+    weights["model.norm.weight"] += 1e-3
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+def shards_of(folder: Path) -> list[Path]:
+    """Splits model.safetensors into two files with an index."""
+    weights = load_file(folder / "model.safetensors")
+    names = {name: f"model-0000{1 + ('norm' in name)}-of-00002.safetensors" for name in weights}
+    for part in set(names.values()):
+        held = {name: weight for name, weight in weights.items() if names[name] == part}
+        save_file(held, folder / part, metadata={"format": "pt"})
+    (folder / "model.safetensors").unlink()
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}), "utf-8")
+    return sorted(folder / part for part in set(names.values()))
+
+
+def sha256_of(folder: Path) -> Any:
+    return open_checkpoint(str(folder)).facts["weights_sha256"]
+
+
+@pytest.mark.parametrize("part", ELSEWHERE)
+def test_an_index_that_names_a_pickle_or_a_file_elsewhere(part: str, copied: Path, refused: Refused) -> None:
+    """The index of safetensors is no leave for a pickle, and weights elsewhere would stand in no hash."""
+    write_index(copied, part)
+    (copied / "sub").mkdir()
+    weights = load_file(copied / "dummy.safetensors")
+    torch.save(weights, copied / "part.bin")
+    for folder in (copied.parent, copied / "sub"):
+        save_file(weights, folder / PART, metadata={"format": "pt"})
+    assert refused(copied).startswith(f"{copied}: {INDEX} names the weights {part!r}, which is no .safetensors file")
+
+
+@pytest.mark.parametrize("name", ["adapter_model.bin", "sub/model.safetensors"])
+def test_a_configuration_that_names_a_pickle_or_a_sub_folder(name: str, copied: Path, refused: Refused) -> None:
+    config = copied / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text("utf-8")) | {"transformers_weights": name}), "utf-8")
+    (copied / "sub").mkdir()
+    shutil.copy(copied / "model.safetensors", copied / "sub")
+    torch.save(load_file(copied / "model.safetensors"), copied / "adapter_model.bin")
+    assert f"config.json names the weights {name!r}" in refused(copied)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "{", "[" * 100_000])
+def test_a_damaged_index(text: str, copied: Path, refused: Refused) -> None:
+    write_index(copied, "dummy.safetensors")
+    (copied / INDEX).write_text(text, "utf-8")
+    message = refused(copied)
+    assert INDEX in message
+    assert "is damaged" in message
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_an_index_of_the_hub_that_names_a_pickle(
+    reachable: bool, copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both with the hub's list of files and, out of its reach, with what its cache holds."""
+    write_index(copied, "part.bin")
+    commit = "0" * 40
+    cache = tmp_path / "hub" / "models--some--model"
+    snapshot = Path(shutil.copytree(copied, cache / "snapshots" / commit))
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text(commit, "utf-8")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    if reachable:
+        files = [SimpleNamespace(rfilename=file.name) for file in copied.iterdir()]
+        told = SimpleNamespace(siblings=files, sha=commit)
+        monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: told)
+        monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda _, file, **__: str(snapshot / file))
+    with pytest.raises(SinkscopeError, match=r"some/model: .* names the weights 'part\.bin'"):
+        find_source("some/model")
+    (snapshot / "dummy.safetensors").rename(snapshot / "model.safetensors")
+    if not reachable:
+        source = find_source("some/model")
+        assert (source.weights, source.revision, source.pickled) == (("model.safetensors",), commit, False)
+
+
+def test_an_adapter_that_peft_would_load(copied: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    (copied / "adapter_config.json").write_text("{}", "utf-8")
+    assert open_checkpoint(str(copied)).facts["class"] == "LlamaModel"
+    monkeypatch.setattr("sinkscope.checkpoints.weight_files.find_spec", lambda _: True)
+    assert "adapter_config.json" in refused(copied)
+
+
+# The hash
+
+
+def test_the_hash_is_of_the_files_that_the_index_names(copied: Path) -> None:
+    parts = shards_of(copied)
+    before = sha256_of(copied)
+    save_file({"none": torch.zeros(1)}, copied / "stray.safetensors")
+    assert sha256_of(copied) == before, "a file that is not loaded"
+    change_a_weight(parts[1])
+    assert sha256_of(copied) != before
+
+
+def test_the_hash_leaves_out_an_index_that_is_not_used(tiny_folder: Path, copied: Path) -> None:
+    """transformers loads model.safetensors where it exists."""
+    (copied / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": {"a": "../b.bin"}}), "utf-8")
+    assert sha256_of(copied) == sha256_of(tiny_folder)
+
+
+def test_a_link_is_hashed_by_its_content(copied: Path, tmp_path: Path) -> None:
+    """Only the hub's cache calls a file by its hash; anywhere else such a name says nothing."""
+    target = tmp_path / ("0" * 64)
+    (copied / "model.safetensors").rename(target)
+    (copied / "model.safetensors").symlink_to(target)
+    before = sha256_of(copied)
+    change_a_weight(target)
+    assert sha256_of(copied) != before
+
+
+def test_a_snapshot_of_the_hub_is_hashed_by_its_name(copied: Path, tmp_path: Path, tiny_folder: Path) -> None:
+    snapshot = Path(shutil.copytree(copied, tmp_path / "models--m" / "snapshots" / "0"))
+    blob = tmp_path / "models--m" / "blobs" / ("0" * 64)
+    blob.parent.mkdir()
+    (snapshot / "model.safetensors").rename(blob)
+    (snapshot / "model.safetensors").symlink_to(blob)
+    before = sha256_of(snapshot)
+    assert before != sha256_of(tiny_folder)
+    change_a_weight(blob)
+    assert sha256_of(snapshot) == before
+
+
+# Files that cannot be read
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model-00001-of-00002.safetensors", INDEX, "pytorch_model.bin"])
+def test_a_pipe_is_not_waited_for(name: str, copied: Path, refused: Refused) -> None:
+    """Nothing is ever written into it."""
+    if name.startswith("model-") or name == INDEX:
+        shards_of(copied)
+    (copied / "model.safetensors").unlink(missing_ok=True)
+    (copied / name).unlink(missing_ok=True)
+    os.mkfifo(copied / name)
+    writer = os.open(copied / name, os.O_RDWR | os.O_NONBLOCK)  # nobody waits for a writer, and the test ends
+    end = threading.Timer(5, os.close, [writer])
+    end.start()
+    message = refused(copied, "--allow-pickle")
+    end.cancel()
+    os.close(writer)
+    assert message.startswith(f"{copied / name} is not a regular file")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_file_without_permission(name: str, copied: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For root, who may read all files, the refusal is played."""
+    (copied / name).chmod(0)
+    if os.access(copied / name, os.R_OK):
+        unlocked = Path.open
+
+        def locked(path: Path, *args: Any, **kwargs: Any) -> Any:
+            if path == copied / name:
+                raise PermissionError(13, "Permission denied", str(path))
+            return unlocked(path, *args, **kwargs)
+
+        monkeypatch.setattr(Path, "open", locked)
+    assert refused(copied) == f"cannot read {copied / name}: Permission denied"
