@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -97,6 +100,7 @@ def add_facts(checkpoint: Checkpoint) -> None:
     config: Any = model.config
     checkpoint.facts |= {
         "config_sha256": _config_hash(config),
+        "tokenizer_sha256": _tokenizer_hash(checkpoint.tokenizer),
         "class": type(model).__name__,
         "model_type": getattr(config, "model_type", None),
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -114,6 +118,21 @@ def _config_hash(config: Any) -> str:
     for name in ("_name_or_path", "transformers_version"):
         settings.pop(name, None)
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def _tokenizer_hash(tokenizer: Any) -> str | None:
+    """SHA-256 of a tokenizer: of its serialisation, or of its vocabulary and the files that it writes."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        # Truncation and padding come first, and every call of the tokenizer sets them.
+        return hashlib.sha256(backend.to_str().partition('"added_tokens":')[2].encode()).hexdigest()
+    if not hasattr(tokenizer, "get_vocab"):
+        return None
+    digest = hashlib.sha256(repr(sorted(tokenizer.get_vocab().items())).encode())
+    with suppress(NotImplementedError), tempfile.TemporaryDirectory() as folder:
+        for file in filter(None, tokenizer.save_vocabulary(folder) or ()):
+            digest.update(Path(file).read_bytes())
+    return digest.hexdigest()
 
 
 def _quantization(config: Any) -> str | None:

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Refused
+from conftest import Refused, make_model
 from safetensors.torch import load_file, save_file
+from transformers import CTRLTokenizer
 
 from sinkscope import SinkscopeError
-from sinkscope.checkpoints import open_checkpoint
+from sinkscope.checkpoints import open_checkpoint, wrap_model
 from sinkscope.checkpoints.sources import find_source
 
 INDEX = "model.safetensors.index.json"
@@ -155,6 +156,32 @@ def test_a_snapshot_of_the_hub_is_hashed_by_its_name(copied: Path, tmp_path: Pat
     assert before != sha256_of(tiny_folder)
     change_a_weight(blob)
     assert sha256_of(snapshot) == before
+
+
+def test_the_hash_of_the_tokenizer(copied: Path) -> None:
+    facts = open_checkpoint(str(copied)).facts
+    path = copied / "tokenizer.json"
+    settings = json.loads(path.read_text("utf-8"))
+    settings["truncation"] = {"direction": "Right", "max_length": 9, "strategy": "LongestFirst", "stride": 0}
+    path.write_text(json.dumps(settings), "utf-8")
+    assert open_checkpoint(str(copied)).facts == facts, "each call of a tokenizer decides on truncation"
+    settings["model"]["merges"].pop()
+    path.write_text(json.dumps(settings), "utf-8")
+    changed = open_checkpoint(str(copied)).facts
+    assert {name for name in facts if facts[name] != changed[name]} == {"tokenizer_sha256"}
+
+
+def test_the_hash_of_a_tokenizer_in_python(tmp_path: Path) -> None:
+    """It has no serialisation: its vocabulary and the files that it writes are hashed."""
+    (tmp_path / "vocab.json").write_text(json.dumps({letter: number for number, letter in enumerate("ab")}), "utf-8")
+    hashes = []
+    for merges in ("a b", "b a"):
+        (tmp_path / "merges.txt").write_text(f"#version: 0.2\n{merges}\n", "utf-8")
+        tokenizer = CTRLTokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"), unk_token="a")
+        hashes.append(wrap_model(make_model(), tokenizer).facts["tokenizer_sha256"])
+    assert None not in hashes
+    assert hashes[0] != hashes[1]
+    assert wrap_model(make_model()).facts["tokenizer_sha256"] is None
 
 
 # Files that cannot be read

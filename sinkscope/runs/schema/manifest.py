@@ -38,6 +38,8 @@ class ModelFacts(Record):
     """SHA-256 over names and contents of the weight files; null for a model object."""
     config_sha256: str | None = None
     """SHA-256 of the configuration as it was loaded; null for runs of 0.1."""
+    tokenizer_sha256: str | None = None
+    """SHA-256 of the tokenizer's serialisation or vocabulary files; null without a tokenizer and for runs of 0.1."""
     tokenizer: str | None
     """Class of the tokenizer."""
     class_: str | None = Field(None, alias="class")
