@@ -15,6 +15,7 @@ from torch import nn
 
 from sinkscope.capture.private_doors import attention_name
 from sinkscope.checkpoints.placement import devices, input_device
+from sinkscope.checkpoints.weight_files import Stamp, check_unchanged
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.vectors import KindNames, VectorTask, task_of
 
@@ -41,11 +42,17 @@ class Checkpoint:
     warnings: list[str] = field(default_factory=list)
     task: VectorTask | None = field(init=False, default=None)
     origin: dict[str, Any] = field(default_factory=dict)
+    weights: dict[Path, Stamp] = field(default_factory=dict)
+    """The weight files as they were before loading; empty for a model object."""
 
     def __post_init__(self) -> None:
         self.task = task_of(self.model)
         if self.task is not None:
             self.tokenizer = KindNames(self.task.tokens)
+
+    def check_unchanged(self) -> None:
+        """Raises SinkscopeError where a weight file has changed: on a CPU the model may read it while it runs."""
+        check_unchanged(self.weights)
 
     @property
     def device(self) -> torch.device:

@@ -16,7 +16,7 @@ from sinkscope.checkpoints.keys import check_keys
 from sinkscope.checkpoints.placement import Placement, held
 from sinkscope.checkpoints.quiet import quiet_transformers
 from sinkscope.checkpoints.sources import Source, find_source, first_line, pickled_files, shorten, weight_paths
-from sinkscope.checkpoints.weight_files import weights_hash
+from sinkscope.checkpoints.weight_files import stamps, weights_hash
 from sinkscope.errors import OutOfMemory, SinkscopeError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -47,6 +47,7 @@ def open_checkpoint(name: str, options: LoadOptions = LoadOptions()) -> Checkpoi
     device = pick_device(options.device)
     dtype = pick_dtype(options.dtype)
     source = find_source(name, options.revision, options.allow_pickle)
+    noted = stamps(weight_paths(source)) if source.folder else {}
     with quiet_transformers(bars_too=source.gguf is not None):
         model, warnings = _load_model(source, options, dtype)
         tokenizer, problem = _load_tokenizer(source, options)
@@ -55,6 +56,7 @@ def open_checkpoint(name: str, options: LoadOptions = LoadOptions()) -> Checkpoi
     model.eval()
     _check_finite(name, model)
     files = weight_paths(source, getattr(type(model.config), "extra_files", ()))
+    noted = stamps(files) | noted
     facts = {
         "id": name,
         "revision": source.revision,
@@ -64,6 +66,8 @@ def open_checkpoint(name: str, options: LoadOptions = LoadOptions()) -> Checkpoi
     checkpoint = Checkpoint(name, model, tokenizer, facts, problem, warnings)
     checkpoint.origin = {"pretrained_model_name_or_path": source.location, "revision": source.revision or "main"}
     checkpoint.origin["trust_remote_code"] = options.trust_remote_code
+    checkpoint.weights = noted
+    checkpoint.check_unchanged()
     add_facts(checkpoint)
     return checkpoint
 

@@ -1,4 +1,4 @@
-"""Finds the files that transformers loads a checkpoint's weights from."""
+"""Finds the files that transformers loads a checkpoint's weights from, and notices when one of them changes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path, PureWindowsPath
 from typing import Any
@@ -18,6 +18,9 @@ DISTRIBUTED = re.compile(r"shard-[0-9]{5}-model-[0-9]{5}-of-[0-9]{5}\.safetensor
 """A file of torch's distributed format: where a folder holds one, transformers loads all its *.safetensors."""
 
 SHA256 = re.compile("[0-9a-f]{64}")
+
+Stamp = tuple[int, int, int]
+"""Size in bytes, time of the last change in ns, inode."""
 
 
 def weight_names(place: str, files: Collection[str], path_of: Callable[[str], Path]) -> tuple[str, ...]:
@@ -111,3 +114,30 @@ def _file_hash(file: Path) -> str:
         return content.name
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def stamps(files: Iterable[Path]) -> dict[Path, Stamp]:
+    """Notes the state of each file. Raises SinkscopeError for a missing one."""
+    files = list(files)
+    for file in files:
+        check_file(file)
+    return {file: _stamp(file) for file in files}
+
+
+def check_unchanged(noted: Mapping[Path, Stamp]) -> None:
+    """Raises SinkscopeError where a file is no longer what `stamps` noted."""
+    for file, stamp in noted.items():
+        try:
+            same = _stamp(file) == stamp
+        except OSError:
+            continue  # the file was removed: the pages that a model has mapped keep their content
+        if not same:
+            raise SinkscopeError(
+                f"{file} was changed during the scan, whose numbers could mix two models: scan again when nothing "
+                "writes to it"
+            )
+
+
+def _stamp(file: Path) -> Stamp:
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ino

@@ -194,6 +194,7 @@ class Loop:
             bad = collector.bad_site(self.plan.sites)
             if bad is not None:
                 raise SinkscopeError(_why_not_finite(self.checkpoint, bad.layer, bad.module))
+            self.checkpoint.check_unchanged()
             return collector.commit()
         except BaseException:
             collector.drop()

@@ -1,4 +1,4 @@
-"""The files that weights come from: no pickle unasked, none outside the folder, all hashed."""
+"""The files that weights come from: no pickle unasked, none outside the folder, all hashed, none changed midway."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conftest import Refused, make_model
 from safetensors.torch import load_file, save_file
 from transformers import CTRLTokenizer
 
-from sinkscope import SinkscopeError
+from sinkscope import SinkscopeError, scan
 from sinkscope.checkpoints import open_checkpoint, wrap_model
 from sinkscope.checkpoints.sources import find_source
 
@@ -218,3 +218,36 @@ def test_a_file_without_permission(name: str, copied: Path, refused: Refused, mo
 
         monkeypatch.setattr(Path, "open", locked)
     assert refused(copied) == f"cannot read {copied / name}: Permission denied"
+
+
+# Files that change
+
+
+@pytest.mark.parametrize("change", ["written over", "replaced"])
+def test_weights_that_change_during_the_scan(change: str, copied: Path, tmp_path: Path) -> None:
+    """On a CPU the model reads them from the file while it runs."""
+    file, shards = copied / "model.safetensors", tmp_path / "shards"
+    other = tmp_path / "other.safetensors"
+    shutil.copy(file, other)
+    change_a_weight(other)
+
+    def progress(_: str, done: int, __: int) -> None:
+        if done == 2:
+            _ = other.rename(file) if change == "replaced" else file.write_bytes(other.read_bytes())
+
+    with pytest.raises(SinkscopeError, match=r"model\.safetensors was changed during the scan"):
+        scan(str(copied), seq_len=16, num_sequences=4, batch_size=1, progress=progress, shards=shards)
+    kept = [path.name for path in shards.rglob("*.safetensors")]
+    assert len(kept) == 2, "the batches before the change, and no other"
+
+
+def test_weights_that_are_removed_during_the_scan(copied: Path) -> None:
+    """The pages stay: the numbers are those of the model that was loaded."""
+
+    def progress(_: str, done: int, __: int) -> None:
+        if done == 1:
+            (copied / "model.safetensors").unlink()
+
+    asked: dict[str, Any] = {"seq_len": 16, "num_sequences": 2, "batch_size": 1}
+    whole = scan(str(copied), **asked)
+    assert scan(str(copied), **asked, progress=progress).heads.equals(whole.heads)
