@@ -90,11 +90,17 @@ class Baseline:
 def baseline_of(run: Run) -> Baseline:
     """Computes the mean, standard error and count of every metric of a run at every level.
 
-    Raises SinkscopeError for an interrupted run: its fingerprints cover all of the text, its means only a part.
+    Raises SinkscopeError for an interrupted run: its fingerprints cover all of the text, its means only a part. Also
+    for a run whose sequences belong to no domain of its manifest: nothing could be compared with it.
     """
     manifest = run.manifest
     if not manifest.complete:
         raise SinkscopeError(f"the run of {manifest.model.id} was interrupted: scan it to the end")
+    if not domains(run):
+        raise SinkscopeError(
+            f"the run of {manifest.model.id} is damaged: sequences.parquet has no sequence of the data its manifest "
+            "names, so nothing can be compared; scan it again"
+        )
     names = chosen_metrics([run], [])
     levels = {
         (data.domain, level): _averaged(cells(run, data.domain, level, names))

@@ -32,7 +32,8 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
     that is missing on one side only always fails.
 
     Raises SinkscopeError where layers or heads differ from the baseline's, the run lacks one of its domains, neither
-    holds a rule's metric, the run was interrupted, or the texts differ and one has fewer than 2 sequences.
+    holds a rule's metric, the run was interrupted, nothing can be compared, or the texts differ and one has fewer than
+    2 sequences.
     """
     now = baseline_of(run)
     same_text, notes = {}, []
@@ -58,6 +59,8 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
         for rule in policy.rules
     ]
     tallies = [_tally(each, q, policy.significance) for each, q in zip(judged, _pooled(judged), strict=True)]
+    if not any(tally.places or tally.breaches for tally in tallies):
+        raise SinkscopeError("nothing was compared: no value that the policy names is in both the run and the baseline")
     model, before_model = (each.facts.model.id for each in (now, baseline))
     return Verdict(model, before_model, same_text, tallies, notes)
 
@@ -66,6 +69,8 @@ def _pairs(now: Baseline, baseline: Baseline) -> list[tuple[str, str]]:
     """Pairs of (domain of the run, domain of the baseline) that have the same tokens, or else the same name."""
     prints = baseline.fingerprints()
     known = set(prints.values())
+    if not known:
+        raise SinkscopeError("the baseline names no data, so nothing can be compared: write it again")
     pairs = []
     for data in now.facts.data:
         theirs = prints.get(data.fingerprint, data.domain)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -256,6 +257,23 @@ def test_other_shapes_and_other_data_are_bad_input() -> None:
     run.sequences["domain"] = "elsewhere"
     with pytest.raises(SinkscopeError, match="lacks the baseline's data"):
         check(run, baseline_of(scanned()))
+
+
+def test_a_gate_with_nothing_to_compare_is_bad_input(tmp_path: Path) -> None:
+    """No data named, data that no sequence belongs to, no value on either side: none of them is a passed check."""
+    scanned().save(tmp_path / "run")
+    path = baseline_file(tmp_path)
+    path.write_text(re.sub(r'^"data": .*', '"data": [],', path.read_text(), flags=re.M))
+    result = CliRunner().invoke(app, ["check", str(tmp_path / "run"), "--baseline", str(path)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "the baseline names no data" in result.stderr
+    stray, empty = scanned(), scanned()
+    stray.sequences["domain"] = "elsewhere"
+    with pytest.raises(SinkscopeError, match="has no sequence of the data its manifest names"):
+        baseline_of(stray)
+    empty.sequences.loc[empty.sequences["head"].notna(), "bos_mass"] = np.inf  # a baseline keeps no infinite mean
+    with pytest.raises(SinkscopeError, match="nothing was compared"):
+        check(empty, baseline_of(empty), STRICT)
 
 
 @pytest.mark.parametrize(
