@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -116,17 +117,57 @@ def _check_writable(target: Path) -> None:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Writes a temporary file beside `path`, then renames it. Raises SinkscopeError where it cannot be written."""
-    temporary = None
+    """Writes a file whole or not at all: to a temporary file beside it, then renamed over it. A link stays a link.
+
+    A device, a pipe and a stream of this process (/dev/stdout) cannot be replaced: the content is written into them.
+    Raises SinkscopeError where it cannot be written; BrokenPipeError where the reader of a pipe has gone.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    stream = _own_stream(path)
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        if stream is not None:
+            with os.fdopen(os.dup(stream), "wb") as file:
+                file.write(data)
+        elif _may_be_replaced(path):
+            _replace(Path(os.path.realpath(path)), data)
+        else:
+            with path.open("wb") as file:
+                file.write(data)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise SinkscopeError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _may_be_replaced(path: Path) -> bool:
+    """There is a regular file, or none yet. Raises OSError for links that lead to each other."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return True
+
+
+def _own_stream(path: Path) -> int | None:
+    """The number of the open file that /dev/stdout, /dev/fd/N and the like stand for; None for other paths."""
+    streams = {os.path.realpath(folder) for folder in ("/dev/fd", "/proc/self/fd")}
+    for _ in range(40):  # links that lead to each other end here
+        if path.name.isdecimal() and os.path.realpath(path.parent) in streams:
+            return int(path.name)
+        if not path.is_symlink():
+            return None
+        path = path.parent / path.readlink()
+    return None
+
+
+def _replace(path: Path, data: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(data)
         mask = os.umask(0)
         os.umask(mask)
         Path(temporary).chmod(0o666 & ~mask)
         Path(temporary).replace(path)
-    except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        raise SinkscopeError(f"cannot write {path}: {error.strerror or error}") from None
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

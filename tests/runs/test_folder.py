@@ -1,0 +1,64 @@
+"""Files and folders that results are written to."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.runs.folder import write_file
+
+WRITE = "from pathlib import Path; from sinkscope.runs.folder import write_file; "
+
+
+def test_a_file_is_replaced_and_a_link_to_it_stays(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    target, link = tmp_path / "there" / "file", tmp_path / "link"
+    target.write_text("old, and longer than the new")
+    link.symlink_to(target)
+    write_file(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    assert [path.name for path in target.parent.iterdir()] == ["file"]
+
+
+def test_a_pipe_is_written_into(tmp_path: Path) -> None:
+    """A device node is no regular file either: /dev/null must not become one."""
+    pipe, read = tmp_path / "pipe", list[bytes]()
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    write_file(pipe, b"content")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    reader.join(10)
+    assert read == [b"content"]
+
+
+@pytest.mark.skipif(not Path("/dev/stdout").is_symlink(), reason="needs /dev/stdout")
+def test_stdout_is_written_into(tmp_path: Path) -> None:
+    """Into a pipe, and behind what a file that the shell appends to already holds. A link like /dev/stdout, for which
+    a defect does no harm."""
+    link = tmp_path / "stdout"
+    link.symlink_to(Path("/dev/stdout").readlink())
+    command = [sys.executable, "-c", f"{WRITE}write_file(Path({str(link)!r}), 'content')"]
+    assert subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout == b"content"
+    path = tmp_path / "log"
+    path.write_text("before ")
+    with path.open("ab") as log:
+        subprocess.run(command, stdout=log, check=True)
+    assert path.read_text() == "before content"
+
+
+def test_links_that_lead_to_each_other_are_one_line(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    a.symlink_to(b)
+    b.symlink_to(a)
+    with pytest.raises(SinkscopeError, match=r"^cannot write .*/a: "):
+        write_file(a, "content")
+    assert a.is_symlink()
