@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -23,11 +24,39 @@ AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Load pickled 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
-def slug(model: str) -> str:
-    """The MODEL-SLUG of runs/MODEL-SLUG: a hub id with `--` for its slash, the last part of a path, `example-NAME`."""
+def slug(model: str, parts: int = 1) -> str:
+    """The MODEL-SLUG of runs/MODEL-SLUG: a hub id with `--` for its slash, the last parts of a path, `example-NAME`."""
     if Path(model).exists():
-        model = Path(model).resolve().name
+        model = "/".join(Path(model).resolve().parts[-parts:])
     return re.sub(r"[^\w.-]+", "-", model.replace("/", "--")).strip("-.") or "model"
+
+
+def slugs(models: list[str]) -> dict[str, str]:
+    """The slug of each of several models. Where folders have the same name, their parents' names stand before it.
+
+    Raises SinkscopeError where two models would be written to the same folder all the same.
+    """
+    from sinkscope.errors import SinkscopeError
+
+    named = {model: slug(model) for model in models}
+    for parts in (2, 3, 4):
+        shared = _clashing(named)
+        named |= {model: slug(model, parts) for model in shared}
+    shared = _clashing(named)
+    if shared:
+        raise SinkscopeError(
+            f"{shared[0]} and {shared[1]} would both be written to the folder {named[shared[0]]}: scan them one by "
+            "one, each with an --out of its own"
+        )
+    return named
+
+
+def _clashing(named: dict[str, str]) -> list[str]:
+    """Models whose slug another has too; some file systems do not tell upper from lower case. Namesakes follow."""
+    times = Counter(name.casefold() for name in named.values())
+    return sorted(
+        (model for model in named if times[named[model].casefold()] > 1), key=lambda model: named[model].casefold()
+    )
 
 
 def single(values: list[str] | None) -> str | list[str] | None:

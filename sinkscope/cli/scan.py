@@ -20,6 +20,7 @@ from sinkscope.cli.options import (
     parse_batch_size,
     single,
     slug,
+    slugs,
 )
 from sinkscope.cli.scan_job import Job, launched
 from sinkscope.errors import in_one_line
@@ -144,15 +145,9 @@ def scan_all(job: Job, models: list[str], folder: Path, as_json: bool) -> None:
     from sinkscope.runs.strict_json import to_json
 
     runs, failed = [], []
-    for model in models:
-        target = folder / slug(model)
+    for model, name in slugs(models).items():
         try:
-            before = job.finished_before(target)
-            if before is not None:
-                say(f"{model}: already finished, in {target}")
-                runs.append(before)
-                continue
-            run, written = job.scan(model, target)
+            run, written = job.scan(model, folder / name)
         except typer.Exit:  # the scan was interrupted; typer derives Exit from RuntimeError
             raise
         except Exception as error:  # whatever it is, the other models are still scanned

@@ -44,20 +44,18 @@ class Job:
     processes: Processes
 
     def scan(self, model: str, target: Path) -> tuple[Run, list[Path]]:
-        """Scans a model; returns the run and the files written.
+        """Scans a model; returns the run and the files written, no files where --resume finds the same scan finished.
 
         Raises SinkscopeError. After Ctrl-C, saves what was measured until then and exits with 130.
         """
-        from sinkscope.runs.run import check_target
-
-        self.processes.on_main(lambda: check_target(target, self.force, self.resume))
+        resume = self.processes.on_main(lambda: self._resumes(target))
         from sinkscope.engine.scan import Interrupted, scan
         from sinkscope.present.terminal.progress import progress_bar
 
         with progress_bar(self.quiet) as progress:
             try:
                 run = scan(
-                    model, shards=target, resume=self.resume, progress=progress, processes=self.processes,
+                    model, shards=target, resume=resume, progress=progress, processes=self.processes,
                     **self.options,
                 )  # fmt: skip
             except Interrupted as stopped:
@@ -66,18 +64,23 @@ class Job:
                     raise
                 self.processes.on_main(lambda: self._save_part(part, target))
                 raise typer.Exit(INTERRUPTED) from None
+        if run.path is not None:
+            say(f"{model}: already finished, in {target}")
+            return run, []
         return run, self.processes.on_main(lambda: self._save(run, target))
 
-    def finished_before(self, target: Path) -> Run | None:
-        """With --resume, the finished run in `target`; None where there is none, and without --resume."""
-        return self.processes.on_main(lambda: self._finished(target))
+    def _resumes(self, target: Path) -> bool:
+        """Whether the scan resumes from what the folder holds. Raises SinkscopeError where it must not be put there.
 
-    def _finished(self, target: Path) -> Run | None:
+        A finished run is resumed too: nothing is left to scan. With --force it is replaced.
+        """
         from sinkscope.runs.folder import UNFINISHED
-        from sinkscope.runs.run import finished, load_run
+        from sinkscope.runs.run import check_target, finished
 
-        skip = self.resume and finished(target) and not (target / UNFINISHED).exists()
-        return load_run(target) if skip else None
+        done = finished(target) and not (target / UNFINISHED).exists()
+        if self.force or not (done and self.resume):
+            check_target(target, self.force, self.resume)
+        return self.resume and not (done and self.force)
 
     def _save(self, run: Run, target: Path) -> list[Path]:
         run.manifest.command = shlex.join(["sinkscope", *sys.argv[1:]])

@@ -13,6 +13,7 @@ from sinkscope.checkpoints.forward import Forward
 from sinkscope.checkpoints.probes import DRY_RUN_TOKENS
 from sinkscope.engine.assemble import build_run
 from sinkscope.engine.batch_size import memory_needed
+from sinkscope.engine.finished import finished_before
 from sinkscope.engine.input_kinds import Asked, asked_of, check_asked, claim
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loop import Loop, Progress
@@ -98,7 +99,8 @@ def scan(
             which are run; they are measured in addition to sinkscope's.
         self_check: compare one short sequence with the model's own eager attention first.
         shards: a folder that keeps every finished batch until the run is saved there. resume: continue from what an
-            earlier scan of the same model, data and settings left there; the result is the same to the last bit.
+            earlier scan of the same model, data and settings left there; the result is the same to the last bit. If
+            that scan is finished, its run is returned.
         processes: the result of `start_processes`, in a script that a launcher runs in several processes: they share
             the work, and all get the same Run.
 
@@ -160,6 +162,9 @@ def scan_request(
         )
     loop, manifest = _set_up(request, model, tokenizer, metrics, progress or _silent, processes)
     if shards is not None:
+        before = processes.on_main(lambda: finished_before(shards, manifest) if resume else None)
+        if before is not None:
+            return before
         rule = [SPECTRA_CUBES, FEWEST_SPECTRA] if request.spectra is None else request.spectra
         key = manifest.decides() | {"spectra": rule}
         loop.shards = processes.on_main(lambda: Shards.open(shards, key, resume))

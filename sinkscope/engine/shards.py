@@ -87,7 +87,7 @@ class Shards:
         different = [name for name in {**own, **theirs} if own.get(name) != theirs.get(name)]
         if different:
             raise SinkscopeError(
-                f"{self.folder} holds an unfinished scan with another {_first_difference(own, theirs, different)}; "
+                f"{self.folder} holds an unfinished scan with another {first_difference(own, theirs, different)}; "
                 "give another --out, or --force to start anew"
             )
 
@@ -179,14 +179,14 @@ def _refuse_other_quantities(path: Path, theirs: dict[str, list[str]], own: dict
     )
 
 
-def _first_difference(own: Any, theirs: Any, names: list[str]) -> str:
+def first_difference(own: Any, theirs: Any, names: list[str]) -> str:
     """Names the first entry in which two keys differ: `model.dtype (bfloat16 there, float32 now)`."""
     name = names[0]
     first, second = own.get(name), theirs.get(name)
     if isinstance(first, dict) and isinstance(second, dict):
         inner = [key for key in {**first, **second} if first.get(key) != second.get(key)]
-        rest = _first_difference(first, second, inner)
-        return rest if name == "request" else f"{name}.{rest}"
+        rest = first_difference(first, second, inner)
+        return rest if name in ("request", "text") else f"{name}.{rest}"
     shown = [text if len(text) <= 40 else "..." for text in (str(second), str(first))]
     return f"{name} ({shown[0]} there, {shown[1]} now)"
 

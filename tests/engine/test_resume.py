@@ -17,8 +17,11 @@ from typing import Any
 import pytest
 from conftest import TABLES, Scan
 from tiers import slow_but
+from typer.testing import CliRunner, Result
 
 import sinkscope
+from sinkscope.cli import app
+from sinkscope.cli.options import slugs
 from sinkscope.engine import shards as shards_module
 from sinkscope.engine.shards import Shards
 from sinkscope.runs.folder import UNFINISHED as SHARDS
@@ -221,8 +224,9 @@ def test_the_command_tells_how_to_go_on(scan_cli: Scan, tiny_folder: Path, tmp_p
     assert "--resume goes on with it, --force starts anew" in refused.stderr
     assert scan_cli(tiny_folder, *ARGS, "--resume", out=out).code == 0
     again = scan_cli(tiny_folder, *ARGS, "--resume", out=out)
-    assert again.code == 2
-    assert "finished run" in again.stderr
+    assert again.code == 0, "a loop that goes on until the scan is done must end"
+    assert again.stderr == f"sinkscope: {tiny_folder}: already finished, in {out}\n"
+    assert again.stdout.startswith(str(tiny_folder))
     assert scan_cli(tiny_folder, *ARGS, "--force", out=out).code == 0
 
 
@@ -288,10 +292,6 @@ def test_a_failed_first_batch_leaves_nothing(
 
 
 def test_several_models_each_have_their_folder(scan_cli: Scan, tiny_folder: Path, tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from sinkscope.cli import app
-
     names = tmp_path / "models.txt"
     names.write_text(
         f"# two that work, one that does not\n{tiny_folder}\nexample:trigger-softmax\n\n{tmp_path}/absent\n"
@@ -306,11 +306,46 @@ def test_several_models_each_have_their_folder(scan_cli: Scan, tiny_folder: Path
     assert again.stderr.count("already finished") == 2
 
 
+def scan_several(*words: object) -> Result:
+    few = ("--seq-len", "16", "--num-sequences", "2", "--no-self-check")
+    return CliRunner().invoke(app, ["scan", *map(str, words), *few])
+
+
+def test_a_finished_run_is_kept_for_the_scan_that_made_it_only(tiny_folder: Path, copied: Path, tmp_path: Path) -> None:
+    """Other text, other settings, another model: each is refused by name, with one model and with several."""
+    words = (tiny_folder, copied, "--out", tmp_path / "runs", "--data", "random")
+    assert scan_several(*words).exit_code == 0
+    kept = (tmp_path / "runs" / "copied" / "manifest.json").read_bytes()
+    assert scan_several(*words, "--resume", "--quiet").exit_code == 0
+    other = scan_several(*words[:-1], "repeated", "--resume")
+    assert other.exit_code == 2
+    assert other.stderr.count("holds a finished run with another data (['random'] there, ['repeated'] now)") == 2
+    one = (copied, "--out", tmp_path / "runs" / "copied", "--data", "random", "--resume")
+    assert "another epsilon (0.3 there, 0.5 now)" in scan_several(*one, "--epsilon", 0.5).stderr
+    config = json.loads((copied / "config.json").read_text("utf-8"))
+    (copied / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.1}), "utf-8")
+    several = scan_several(*words, "--resume")
+    assert several.exit_code == 2
+    assert "finished run with another model.config_sha256" in several.stderr
+    assert "1 of 2 models failed" in several.stderr
+    assert (tmp_path / "runs" / "copied" / "manifest.json").read_bytes() == kept
+
+
+def test_models_of_one_name_have_folders_of_their_own(tmp_path: Path) -> None:
+    """Checkpoints are called final, or checkpoint-1000, whatever was trained."""
+    names = [str(tmp_path / parent / name) for parent in "ab" for name in ("final", "start")]
+    for name in [*names, str(tmp_path / "only")]:
+        Path(name).mkdir(parents=True)
+    assert list(slugs(names[::2]).values()) == ["a--final", "b--final"]
+    assert list(slugs([*names, str(tmp_path / "only")]).values())[-1] == "only"
+    refused = scan_several(names[0], tmp_path / "b" / ".." / "a" / "final", "--out", tmp_path / "runs")
+    assert refused.exit_code == 2
+    assert "would both be written to the folder" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
 def test_no_model_and_no_list_is_one_line(tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from sinkscope.cli import app
-
     for words, told in ((["scan"], "no model"), (["scan", "--models", str(tmp_path / "none")], "cannot read")):
         result = CliRunner().invoke(app, words)
         assert result.exit_code == 2

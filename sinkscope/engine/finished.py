@@ -1,0 +1,53 @@
+"""A finished run against the scan that is asked for now: the same scan need not be made again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sinkscope.engine.shards import first_difference
+from sinkscope.errors import SinkscopeError
+from sinkscope.runs.folder import UNFINISHED
+from sinkscope.runs.run import Run, finished, load_run
+from sinkscope.runs.schema.manifest import Manifest
+from sinkscope.runs.strict_json import plain
+
+READ = {"spec", "bos", "fingerprint", "sequences", "seq_len"}
+"""What tells the sequences of one domain from others."""
+
+
+def finished_before(folder: str | Path, asked: Manifest) -> Run | None:
+    """The finished run in a folder; None where there is none, or where an unfinished scan is to replace it.
+
+    `asked`: the manifest of the scan that is asked for now. Raises SinkscopeError where another scan made the run: of
+    another model, over other sequences, or with other settings. It names the first difference.
+    """
+    target = Path(folder)
+    if not finished(target) or (target / UNFINISHED).exists():
+        return None
+    run = load_run(target)
+    own, theirs = _facts(asked), _facts(run.manifest)
+    known = {name for name, value in theirs["model"].items() if value is not None}  # sinkscope 0.1 recorded fewer
+    for facts in (own, theirs):
+        facts["model"] = {name: value for name, value in facts["model"].items() if name in known}
+    if own["data"] == theirs["data"]:  # however they were asked for, the sequences are the same
+        del own["text"], theirs["text"]
+    different = [name for name in own if own[name] != theirs[name]]
+    if different:
+        raise SinkscopeError(
+            f"{target} holds a finished run with another {first_difference(own, theirs, different)}; give another "
+            "--out, or --force to replace it"
+        )
+    return run
+
+
+def _facts(manifest: Manifest) -> dict[str, Any]:
+    """What makes two scans the same, as plain data."""
+    return {
+        "text": plain(manifest.request.part("text")),
+        "request": plain(manifest.request.part("columns", "rounding")),
+        "model": manifest.model.model_dump(mode="json", by_alias=True),
+        "data": {each.domain: each.model_dump(mode="json", include=READ) for each in manifest.data},
+        "metrics": {name: each.model_dump(mode="json") for name, each in manifest.metrics.items()},
+        "tensor_parallel": manifest.tensor_parallel,
+    }
