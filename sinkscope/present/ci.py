@@ -53,7 +53,7 @@ def by_size(breaches: list[Breach]) -> list[Breach]:
 
 def describe(breach: Breach, several: bool = False) -> str:
     """One line: metric, place, value in the baseline, value now, allowed change."""
-    where = f"{breach.place} on {printable(breach.domain)}" if several else breach.place
+    where = printable(f"{breach.place} on {breach.domain}" if several else breach.place)
     text = f"{breach.metric} at {where}: {significant(breach.baseline)} -> {significant(breach.now)}"
     if breach.baseline is None or breach.now is None:
         return f"{text} (a value is missing on one side)"
@@ -94,7 +94,7 @@ def markdown_verdict(verdict: Verdict) -> str:
     if verdict.breaches:
         lines += ["", "| metric | place | baseline | now | allowed |", "|---|---|---:|---:|---:|"]
     for breach in by_size(verdict.breaches)[:IN_SUMMARY]:
-        where = f"{breach.place} on {markdown_cell(breach.domain)}" if several else breach.place
+        where = markdown_cell(f"{breach.place} on {breach.domain}" if several else breach.place)
         numbers = f"{significant(breach.baseline)} | {significant(breach.now)} | ±{significant(breach.allowed)}"
         lines.append(f"| {breach.metric} | {where} | {numbers} |")
     if len(verdict.breaches) > IN_SUMMARY:

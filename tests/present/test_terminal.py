@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from desk import scanned
 
 from sinkscope.checkpoints.examples import EXAMPLES
+from sinkscope.comparison.compare_runs import compare
+from sinkscope.present.terminal.comparison import render_comparison
 from sinkscope.present.terminal.metrics import metric_list, render_examples, render_metrics
 from sinkscope.present.terminal.run import render_run
 from sinkscope.present.text import printable
@@ -125,6 +129,30 @@ def test_tokens_and_names_are_data() -> None:
     assert "\x1b]0" not in text
     assert "\\x1b[31mred\\u202e[bold]x[/bold]" in text
     assert "evil\\x1b]0;title\\x07\\nname" in text
+
+
+def test_no_text_of_a_run_folder_reaches_the_terminal_as_it_is() -> None:
+    """Not a name alone: the facts, the streams and the metrics of a forged folder are shown, not obeyed."""
+    evil, run = "\x1b[31mX\n::error::y", make_run()
+    for facts, names in (
+        (run.manifest.model, ("class_", "dtype", "device")),
+        (run.summary.streams["text"].dormant, ("rule",)),
+    ):
+        for name in names:
+            setattr(facts, name, evil)
+    run.heads["kind"] = run.heads["pattern"] = evil
+    run.heads.loc[run.heads["layer"] == 0, "stream"] = evil
+    run.summary.streams = {evil: run.summary.streams["text"], "text": run.summary.streams["text"]}
+    other = scanned()
+    other.manifest.model.dtype = other.manifest.model.device = evil
+    other.sequences["stream"] = np.where(other.sequences["layer"] == 0, evil, "text")
+    other.sequences = other.sequences.rename(columns={"entropy": evil})
+    moved = copy.deepcopy(other)
+    moved.sequences[[evil, "bos_mass"]] += 0.1
+    for text in render_run(run), render_comparison(compare(other, moved, metrics=["bos_mass", evil], bootstrap=False)):
+        assert "\x1b" not in text
+        assert "\n::error::y" not in text
+        assert "\\x1b[31mX" in text
 
 
 def test_missing_values_are_dashes() -> None:

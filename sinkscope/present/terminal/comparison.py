@@ -36,7 +36,7 @@ def render_comparison(result: Comparison, width: int = 80, color: str | None = N
             for keys, own in rows.groupby(["domain", "stream"], sort=False):
                 parts.append(_map(own, metric, keys, rows, width, color is not None))
         else:
-            parts.append(Text(f"\n{metric}: no difference in any head\n", style="bold"))
+            parts.append(Text(f"\n{printable(metric)}: no difference in any head\n", style="bold"))
         if (result.heads["difference"].abs() > 0).any():
             parts.append(_strongest(result.heads, width))
     if result.same_shape:
@@ -48,7 +48,8 @@ def _title(result: Comparison) -> Text:
     text = Text()
     for name, facts in (("A", result.a), ("B", result.b)):
         text.append(f"{name}  {printable(str(facts['model']))}", style="bold")
-        text.append(f"  {facts['shape']}, {facts['dtype']} on {facts['device']}, {facts['sequences']} sequences\n")
+        about = f"{facts['shape']}, {facts['dtype']} on {facts['device']}, {facts['sequences']} sequences"
+        text.append(f"  {printable(about)}\n")
     how = (
         "paired: the same token sequences in both"
         if result.paired
@@ -68,7 +69,7 @@ def _summary(rows: pd.DataFrame, width: int) -> Table:
         rest = {"95 % interval": interval(row["low"], row["high"]), "p": probability(row["p"])}
         cells.append(
             place
-            | {"metric": row["metric"], "A": significant(row["a"]), "B": significant(row["b"])}
+            | {"metric": printable(row["metric"]), "A": significant(row["a"]), "B": significant(row["b"])}
             | {"difference": _change(row, width)}
             | (rest if width >= NARROW else {})
         )
@@ -97,14 +98,14 @@ def _map(rows: pd.DataFrame, metric: str, keys: Any, all_rows: pd.DataFrame, wid
     unit = 10.0 ** math.ceil(math.log10(most / 99))
     scale = f"in units of {unit:g}" if wide else f"+ - from {0.1 * most:.2g}, ▲ ▼ from {0.5 * most:.2g}"
     where = f" on {printable(str(keys[0]))}" if all_rows["domain"].nunique() > 1 else ""
-    stream = f", {keys[1]}" if all_rows["stream"].nunique() > 1 else ""
+    stream = f", {printable(str(keys[1]))}" if all_rows["stream"].nunique() > 1 else ""
     style = shades(-most, most, DIVERGING) if color else plain
     cells = (
         Cells(PLACES["value"], heads, lambda value: _in_units(value, unit), style)
         if wide
         else Cells(1, max(1, width - PLACES["layer"]), lambda value: _mark(value, most), style)
     )
-    return head_map(f"difference of {metric}{where}{stream}, {scale}", layers, cells, width)
+    return head_map(f"difference of {printable(metric)}{where}{stream}, {scale}", layers, cells, width)
 
 
 def _in_units(value: float, unit: float) -> str:
@@ -132,7 +133,7 @@ def _strongest(rows: pd.DataFrame, width: int) -> Table:
         own = rows[(rows["metric"] == metric) & (rows["difference"].abs() > 0)]
         order = own["difference"].abs().sort_values(ascending=False, kind="stable").index[:each]
         cells += [
-            {"head": f"{row['layer']}.{row['head']}", "metric": str(metric)}
+            {"head": f"{row['layer']}.{row['head']}", "metric": printable(str(metric))}
             | ({"A": significant(row["a"])} if width >= TINY else {})
             | {"B": significant(row["b"]), "difference": _change(row, width)}
             | ({"q": probability(row["q"])} if width >= NARROW else {})

@@ -33,7 +33,7 @@ def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: s
     for stream, summary in run.summary.streams.items():
         heads = run.heads[run.heads["stream"] == stream]
         if len(run.summary.streams) > 1:
-            parts.append(Text(f"\nstream {stream}", style="bold"))
+            parts.append(Text(f"\nstream {printable(stream)}", style="bold"))
         if run.summary.domains:
             parts += [*domain_answers(run, stream), *domain_rows(run, stream), *contrast_rows(run, stream)]
         else:
@@ -52,9 +52,10 @@ def _title(run: Run) -> Text:
     model, first = run.manifest.model, run.summary.first_token
     text = Text(printable(str(model.id)), style="bold")
     text.append(
-        f"  {model.class_}, {parameters(model.parameters or 0)} parameters, {model.dtype} on {model.device}\n",
+        printable(f"  {model.class_}, {parameters(model.parameters or 0)} parameters, {model.dtype} on {model.device}"),
         style="not bold",
     )
+    text.append("\n")
     for data in run.manifest.data:
         text.append(f"{printable(data.domain)}: {data.sequences} sequences of {data.seq_len} tokens", style="not bold")
         text.append(f", {data.joined} joined\n" if data.joined else "\n", style="not bold")
@@ -112,7 +113,9 @@ def _heat_map(heads: pd.DataFrame, domain: str | None, width: int, color: bool) 
 def _layer(heads: pd.DataFrame) -> MapRow:
     """The heads of one attention layer. Its kind is the note, except for full attention, which sees all tokens."""
     first = heads.iloc[0]
-    return MapRow(first["layer"], heads["bos_mass"].tolist(), "" if first["kind"] == "full" else first["kind"])
+    return MapRow(
+        first["layer"], heads["bos_mass"].tolist(), "" if first["kind"] == "full" else printable(first["kind"])
+    )
 
 
 def _percent(value: float) -> str:
@@ -135,7 +138,7 @@ def _strongest(heads: pd.DataFrame) -> Table:
     rows = [
         (f"{row['layer']}.{row['head']}", estimate(row["bos_mass"], row["bos_mass_sem"], 3),
          fixed(row["sink_score"], 3), fixed(row["sink_margin"], 2), fixed(row["entropy"], 2), fixed(row["honor"], 2),
-         row["pattern"])
+         printable(row["pattern"]))
         for row in order.to_dict("records")
     ]  # fmt: skip
     title = "strongest sinks (mean ± standard error over sequences)"
@@ -144,7 +147,7 @@ def _strongest(heads: pd.DataFrame) -> Table:
 
 def _dormant(summary: StreamSummary) -> Text:
     dormant = summary.dormant
-    text = Text(f"\ndormant heads ({dormant.rule}): ", style="bold")
+    text = Text(f"\ndormant heads ({printable(dormant.rule)}): ", style="bold")
     named = ", ".join(f"{layer}.{head}" for layer, head in dormant.heads[:LISTED])
     more = dormant.count - LISTED
     text.append((named or "none") + (f" and {more} more (heads.csv)" if more > 0 else "") + "\n", style="not bold")
