@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sinkscope.cli.arguments import is_run, open_run
-from sinkscope.cli.common import check_writable
+from sinkscope.cli.common import check_writable, say
 from sinkscope.cli.options import AsJson
 from sinkscope.cli.spot_scan import SpotScan, with_spot_scan
 from sinkscope.runs.folder import write_file
@@ -89,5 +89,8 @@ def show(verdict: Verdict, junit: Path | None, as_json: bool) -> None:
         (sys.stderr if as_json else sys.stdout).write(github_annotations(verdict))
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
-        with Path(summary).open("a", encoding="utf-8") as file:
-            file.write(markdown_verdict(verdict))
+        try:
+            with Path(summary).open("a", encoding="utf-8") as file:
+                file.write(markdown_verdict(verdict))
+        except OSError as error:  # the verdict alone decides the exit code
+            say(f"warning: the step's summary (GITHUB_STEP_SUMMARY) cannot be written to {summary}: {error.strerror}")

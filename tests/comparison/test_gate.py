@@ -381,6 +381,18 @@ def test_github_gets_ten_errors_and_a_table(tmp_path: Path, monkeypatch: pytest.
     assert "| residual_write_ln | layer 1 head 0 |" in text
 
 
+@pytest.mark.parametrize(("plant", "code"), [("", 0), ("zero head", 1)])
+def test_a_summary_that_cannot_be_written_is_a_warning(
+    plant: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The verdict alone decides the exit code."""
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "none" / "x"))
+    result = run_check(tmp_path, plant)
+    assert result.exit_code == code
+    assert result.stderr.startswith("sinkscope: warning: the step's summary (GITHUB_STEP_SUMMARY) cannot be written")
+    assert len(result.stderr.splitlines()) == 1
+
+
 def test_annotations_stay_ten() -> None:
     run = scanned()
     run.sequences["bos_mass"] += 0.1
@@ -392,6 +404,7 @@ def test_annotations_stay_ten() -> None:
 def test_names_are_data() -> None:
     evil = "x\n::error::y|<b>\x1b[1m%0A]]>&"
     run, base = hostile(scanned(), evil), hostile(scanned(), evil)
+    run.sequences["stream"] = base.sequences["stream"] = evil
     run.sequences["bos_mass"] += 0.1
     verdict = check(run, baseline_of(base), STRICT)
     for text in (render_verdict(verdict), markdown_verdict(verdict), github_annotations(verdict)):
