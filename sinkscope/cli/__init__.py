@@ -24,9 +24,10 @@ from sinkscope.cli import (
     schema,
     trigger,
 )
-from sinkscope.cli.common import BAD_INPUT, discard_stdout, guarded, say
+from sinkscope.cli.common import BAD_INPUT, discard_stdout, encode_anything, guarded, say
 from sinkscope.engine.launch import leave
 from sinkscope.engine.launcher import hush
+from sinkscope.errors import SinkscopeError
 
 app = typer.Typer(
     name="sinkscope",
@@ -72,7 +73,12 @@ def main() -> None:
 
     It flushes stdout itself, because a flush that fails while Python exits would end with code 120.
     """
-    hush()
+    try:
+        hush()
+    except SinkscopeError as error:
+        say(f"error: {error}")
+        sys.exit(BAD_INPUT)
+    encode_anything()
     code: str | int | None = 0
     try:
         try:

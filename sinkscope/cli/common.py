@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
+import io
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -45,6 +48,21 @@ def guarded(command: Callable[P, R], spreads: bool = False) -> Callable[P, R]:
         raise AssertionError
 
     return run
+
+
+def encode_anything() -> None:
+    """Makes stdout write what its encoding lacks (`±` in ASCII) as JSON's escapes, instead of failing at the end.
+
+    Python's own `backslashreplace` would write `\\xb1`, which is no JSON.
+    """
+
+    def escaped(error: UnicodeError) -> tuple[str, int]:
+        assert isinstance(error, UnicodeEncodeError)
+        return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+    codecs.register_error("sinkscope", escaped)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="sinkscope")
 
 
 def discard_stdout() -> None:

@@ -16,13 +16,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from sinkscope.engine.launcher import size
+from sinkscope.engine.launcher import UNSET, size
 from sinkscope.errors import OutOfMemory, SinkscopeError, in_one_line
 
 T = TypeVar("T")
 
 PATIENCE = timedelta(hours=2)
 """How long a process waits for the others: one may load from a slow disk, or save, while the rest are done."""
+
+FAREWELL = timedelta(seconds=30)
+"""How long a command that was refused waits for the others, so that none ends them before they have said why."""
 
 GONE = "another process of the launch has ended (killed, or out of memory); --resume goes on with what was measured"
 
@@ -86,7 +89,7 @@ class _Report:
 class Launched(Processes):
     """One of several processes."""
 
-    def __init__(self, device: str = "auto", tensor: bool = False) -> None:
+    def __init__(self, device: str = "auto", tensor: bool = False, patience: timedelta = PATIENCE) -> None:
         import torch
         from accelerate import PartialState
 
@@ -97,8 +100,14 @@ class Launched(Processes):
             raise SinkscopeError(f"{local} processes, but {gpus} GPUs here: start one per GPU, or give --device")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self._state = PartialState(cpu=not own_gpu, timeout=PATIENCE)
-        self.index, self.count = self._state.process_index, self._state.num_processes
+            try:
+                self._state = PartialState(cpu=not own_gpu, timeout=patience)
+                self.index, self.count = self._state.process_index, self._state.num_processes
+            except (ValueError, KeyError, AttributeError, RuntimeError, OSError) as error:
+                raise SinkscopeError(
+                    f"the environment tells of a launch of {size()} processes, which cannot be joined "
+                    f"({(str(error).splitlines() or [type(error).__name__])[0]}): {UNSET}"
+                ) from None
         self._in_step = self._pending = self._stopping = self._broken = False
         signal.signal(signal.SIGINT, self._interrupted)
 
@@ -229,7 +238,11 @@ def leave(code: int) -> int:
     """
     if size() == 1:
         return code
-    code = (_launched or Launched("cpu")).leave(code)
+    try:
+        launched = _launched or Launched("cpu", patience=FAREWELL)
+    except SinkscopeError:  # there are no others: what a launcher left in the environment
+        return code
+    code = launched.leave(code)
     sys.stderr.flush()
     os._exit(code)
 

@@ -6,10 +6,23 @@ import os
 import sys
 from pathlib import Path
 
+from sinkscope.errors import SinkscopeError
+
+UNSET = "start with torchrun or accelerate launch, or unset LOCAL_RANK and WORLD_SIZE"
+"""What to do where the environment names a launch that does not exist."""
+
 
 def size() -> int:
-    """Number of processes in this launch; 1 without a launcher."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1
+    """Number of processes in this launch; 1 without a launcher.
+
+    Raises SinkscopeError where the environment holds what no launcher sets.
+    """
+    if "LOCAL_RANK" not in os.environ:
+        return 1
+    text = os.environ.get("WORLD_SIZE", "1")
+    if not text.isdecimal() or int(text) < 1:
+        raise SinkscopeError(f"WORLD_SIZE={text} is not a number of processes: {UNSET}")
+    return int(text)
 
 
 def hush() -> None:

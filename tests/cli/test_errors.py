@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,9 +16,11 @@ import pandas as pd
 import pytest
 import torch
 from conftest import TABLES, VOCABULARY, Refused, Scan
+from desk import scanned
 
 import sinkscope
 from sinkscope import SinkscopeError, load_run, scan
+from sinkscope.cli import main
 
 Patch = Callable[[Callable[[torch.Tensor], None]], None]
 
@@ -117,6 +121,72 @@ def test_hub_data_need_the_datasets_package(tiny_folder: Path, refused: Refused)
 @pytest.mark.parametrize("spec", ["hf:", "hf:c4", "hf:/train", "hf:c4/"])
 def test_malformed_hub_data(spec: str, tiny_folder: Path, refused: Refused) -> None:
     assert "hf:NAME[:CONFIG]/SPLIT#FIELD" in refused(tiny_folder, "--data", spec)
+
+
+# Surroundings
+
+
+def ended(*words: str) -> int | str | None:
+    """The exit code of the `sinkscope` command, run in this process."""
+    sys.argv = ["sinkscope", *words]
+    with pytest.raises(SystemExit) as end:
+        main()
+    return end.value.code
+
+
+@pytest.fixture
+def as_command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int | str | None]:
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    return ended
+
+
+def test_stdout_that_lacks_letters_gets_escapes(
+    as_command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After all the work a ± must not be what fails; and JSON stays JSON."""
+    run = scanned()
+    run.manifest.model.id = "naïve \U0001f600"
+    run.save(tmp_path / "a")
+    run.sequences["bos_mass"] += 0.01
+    run.save(tmp_path / "b")
+    said = {}
+    for more in ((), ("--json",)):
+        written = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
+        assert as_command("check", str(tmp_path / "b"), "--baseline", str(tmp_path / "a"), *more) == 1
+        said[more] = written.getvalue().decode("ascii")
+    assert "allowed \\u00b1" in said[()]
+    assert json.loads(said["--json",])["model"] == "naïve \U0001f600"
+
+
+@pytest.mark.parametrize("processes", ["x", "0", "-1", ""])
+def test_leftovers_of_a_launcher_are_one_line(
+    processes: str, as_command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit 1 would mean a failed check."""
+    for name, value in {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": processes}.items():
+        monkeypatch.setenv(name, value)
+    assert as_command("check", "run", "--baseline", "run") == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"sinkscope: error: WORLD_SIZE={processes} is not a number of processes")
+    assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", [("check", "run", "--baseline", "run"), ("scan", "none")])
+def test_a_launch_that_there_is_not_is_one_line(
+    words: tuple[str, ...], as_command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def unreachable(**_: Any) -> None:
+        raise ValueError("environment variable MASTER_ADDR expected, but not set")
+
+    monkeypatch.setattr("accelerate.PartialState", unreachable)
+    for name, value in {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert as_command(*words) == 2
+    told = capsys.readouterr().err
+    assert ("only `scan` runs in several processes" if words[0] == "check" else "or unset LOCAL_RANK") in told
+    assert len(told.splitlines()) == 1
 
 
 # Options
