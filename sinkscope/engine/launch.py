@@ -1,8 +1,7 @@
 """The processes of one launch (accelerate launch, torchrun): this process's rank, and what the processes exchange.
 
-The default is a single process, which imports nothing. In a launch every process takes the same steps in the same
-order, and reports the outcome of each step to all others. A failure of one, or Ctrl-C, thus reaches all at the next
-step, and none waits for a process that has ended.
+A single process is the default and imports nothing. In a launch every process takes the same steps in the same order,
+and reports how each ended to all others: a failure of one, or Ctrl-C, reaches all, and none waits for one that ended.
 """
 
 from __future__ import annotations

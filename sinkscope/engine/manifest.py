@@ -20,6 +20,7 @@ from sinkscope.inputs import Corpus
 from sinkscope.inputs.rules import first_token
 from sinkscope.metrics.extension import definitions
 from sinkscope.metrics.registry import TABLES
+from sinkscope.metrics.spectra import FEWEST_SPECTRA, SPECTRA_CUBES
 from sinkscope.runs.columns import columns
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.manifest import Manifest, Timing
@@ -108,3 +109,9 @@ def _corpus_facts(corpus: Corpus, reading: Reading) -> dict[str, Any]:
 def _site_facts(site: Site) -> dict[str, Any]:
     same = set(SiteFacts.model_fields) - {"module", "kind"}
     return {name: getattr(site, name) for name in same} | {"module": site.name, "kind": asdict(site.kind)}
+
+
+def resume_key(manifest: Manifest) -> dict[str, Any]:
+    """Everything that must be equal for a scan to go on from another's shards."""
+    rule = manifest.request.spectra
+    return manifest.decides() | {"spectra": [SPECTRA_CUBES, FEWEST_SPECTRA] if rule is None else rule}

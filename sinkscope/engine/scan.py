@@ -17,7 +17,7 @@ from sinkscope.engine.finished import finished_before
 from sinkscope.engine.input_kinds import Asked, asked_of, check_asked, claim
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loop import Loop, Progress
-from sinkscope.engine.manifest import describe
+from sinkscope.engine.manifest import describe, resume_key
 from sinkscope.engine.self_check import self_check as check_against_eager
 from sinkscope.engine.shards import Shards
 from sinkscope.engine.smoother import Smoother, smoother
@@ -25,7 +25,6 @@ from sinkscope.engine.tensor_parallel import spread
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.extension import definitions
 from sinkscope.metrics.quantities import quantity_set
-from sinkscope.metrics.spectra import FEWEST_SPECTRA, SPECTRA_CUBES
 from sinkscope.runs.columns import metric_set
 from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
 from sinkscope.runs.dormancy import check_rule
@@ -165,9 +164,7 @@ def scan_request(
         before = processes.on_main(lambda: finished_before(shards, manifest) if resume else None)
         if before is not None:
             return before
-        rule = [SPECTRA_CUBES, FEWEST_SPECTRA] if request.spectra is None else request.spectra
-        key = manifest.decides() | {"spectra": rule}
-        loop.shards = processes.on_main(lambda: Shards.open(shards, key, resume))
+        loop.shards = processes.on_main(lambda: Shards.open(shards, resume_key(manifest), resume))
     try:
         loop.run()
     except KeyboardInterrupt:
