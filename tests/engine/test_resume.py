@@ -188,7 +188,7 @@ def test_another_rule_of_what_is_cheap_is_refused(
     """As between two versions: the rest would be measured on other sequences."""
     out = tmp_path / "run"
     break_off(tiny_folder, out, 1)
-    monkeypatch.setattr("sinkscope.engine.scan.SPECTRA_CUBES", 1)
+    monkeypatch.setattr("sinkscope.engine.manifest.SPECTRA_CUBES", 1)
     with pytest.raises(sinkscope.SinkscopeError, match="unfinished scan with another spectra"):
         _measure(tiny_folder, out, resume=True)
 
