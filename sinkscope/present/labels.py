@@ -5,7 +5,7 @@ from __future__ import annotations
 CHANGED = {
     "gained_sink": "gained a sink",
     "lost_sink": "lost its sink",
-    "woke": "woke (dormant no more)",
-    "fell_dormant": "fell dormant",
+    "woke": "became active (no longer dormant)",
+    "fell_dormant": "became dormant",
 }
 """The changes of state that a comparison lists."""

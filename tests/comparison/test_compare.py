@@ -307,8 +307,8 @@ head  metric      A      B     difference     q
 
 gained a sink: 1.2 (0.2 to 0.45)
 lost its sink: none
-woke (dormant no more): none
-fell dormant: none
+became active (no longer dormant): none
+became dormant: none
 """
 
 

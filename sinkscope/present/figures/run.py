@@ -86,15 +86,15 @@ def _first(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _title(axes: Axes, run: Run, text: str) -> None:
-    """Titles the axes: the model's name above `text`. Only the end of a long name is kept, so that it fits a column."""
-    name = printable(str(run.manifest.model.id).rstrip("/").rpartition("/")[2])
-    short = name if len(name) <= TITLE else f"...{name[3 - TITLE :]}"
-    axes.set_title(f"{short}\n{text}", loc="left", parse_math=False)
+    """Titles the axes: the model's name above `text`."""
+    name = str(run.manifest.model.id).rstrip("/").rpartition("/")[2]
+    axes.set_title(f"{_end(name)}\n{text}", loc="left", parse_math=False)
 
 
-def _shortened(text: str) -> str:
-    """As much of the start of a text as fits on a title's line."""
-    return text if len(text) <= TITLE else f"{text[: TITLE - 3]}..."
+def _end(text: str) -> str:
+    """As much of the end of a name as fits on a title's line: names of one model's runs and texts begin alike."""
+    text = printable(text)
+    return text if len(text) <= TITLE else f"...{text[3 - TITLE :]}"
 
 
 def _unit(run: Run, name: str) -> str:
@@ -137,11 +137,12 @@ def _scale(values: np.ndarray, unit: str) -> dict[str, Any]:
 
 
 def _measured(run: Run, rows: pd.DataFrame) -> str:
-    """The number of sequences and tokens, the precision and the text that were measured, as a title's line."""
+    """The number of sequences and tokens, the precision and the text that were measured: a title's line, or two."""
     first = rows["domain"].iloc[0] if "domain" in rows else domains(run)[0].domain
     data = next(each for each in domains(run) if each.domain == first)
-    text = f"{data.sequences} x {data.seq_len} tokens, {run.manifest.model.dtype}, {data.domain}"
-    return _shortened(printable(text))
+    size = f"{data.sequences} x {data.seq_len} tokens, {run.manifest.model.dtype}"
+    line = f"{size}, {printable(data.domain)}"
+    return line if len(line) <= TITLE else f"{size}\n{_end(data.domain)}"
 
 
 def _profile(canvas: Figure, run: Run) -> None:
