@@ -94,6 +94,6 @@ def test_gemma_bfloat16_sums_stay_float32(gemma: Checkpoint) -> None:
     model = checkpoint.model.to(torch.bfloat16)
     run = sinkscope.scan(model, data=prose(gemma, 128, 1))
     check = run.manifest.self_check
-    assert check["status"] == "passed"
-    assert check["max_difference"] < check["bound"]
+    assert check.status == "passed"
+    assert check.max_difference < check.bound
     assert run.heads["bos_mass"].between(0, 1).all()

@@ -116,7 +116,7 @@ def test_of_several_pictures_the_text_is_read(family: str) -> None:
         for site, probabilities in zip(run.manifest.attention, maps, strict=True):
             assert_masses(run, site.module, number, probabilities)
     ids[1, FIRST] = 20
-    with pytest.raises(sinkscope.SinkscopeError, match="as many image tokens"):
+    with pytest.raises(sinkscope.SinkscopeError, match="equally many pictures and image tokens"):
         sinkscope.scan(model, data=given)
 
 
