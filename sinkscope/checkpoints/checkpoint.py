@@ -136,6 +136,7 @@ def _tokenizer_hash(tokenizer: Any) -> str | None:
     if not hasattr(tokenizer, "get_vocab"):
         return None
     digest = hashlib.sha256(repr(sorted(tokenizer.get_vocab().items())).encode())
+    # A tokenizer without files of its own, such as one of characters, says so by NotImplementedError.
     with suppress(NotImplementedError), tempfile.TemporaryDirectory() as folder:
         for file in filter(None, tokenizer.save_vocabulary(folder) or ()):
             digest.update(Path(file).read_bytes())
