@@ -25,9 +25,11 @@ from sinkscope.checkpoints.trigger.config import KINDS, TriggerConfig
 from sinkscope.checkpoints.trigger.model import TriggerModel
 from sinkscope.cli import app
 from sinkscope.experiments.trigger.evaluation import evaluate
+from sinkscope.experiments.trigger.explicit import explicit_relu
+from sinkscope.experiments.trigger.recipe import Recipe
 from sinkscope.experiments.trigger.reproduce import Trained, head_table, model_table, recipes, verdict, write
-from sinkscope.experiments.trigger.theory import explicit_relu, forced_curve, forced_mass
-from sinkscope.experiments.trigger.training import STATE, STOP, Recipe, Training, train
+from sinkscope.experiments.trigger.theory import forced_curve, forced_mass
+from sinkscope.experiments.trigger.training import STATE, STOP, Training, train
 
 
 def generator(seed: int = 0) -> torch.Generator:

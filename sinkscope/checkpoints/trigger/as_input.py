@@ -62,8 +62,14 @@ class TriggerTask:
             "trigger_position": trigger,
             "columns": COLUMNS,
             "heads": heads,
-            "in_words": _words(heads, self.config.kind.score),
+            "in_words": [*_words(heads, self.config.kind.score), *self._off()],
         }
+
+    def _off(self) -> list[str]:
+        """Says what the model was asked for where no trigger stands, if that is not the paper's zero."""
+        kind = self.config.off.kind
+        asked = {"constant": "a constant c, not 0", "self": "G x_i, not 0"}
+        return [f"In rows without a trigger the target is {asked[kind]}."] if kind in asked else []
 
 
 def split_rows(first: np.ndarray, trigger: int, name: str) -> dict[str, float]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from sinkscope.checkpoints.trigger.default import Default, read_default
 from sinkscope.checkpoints.trigger.task import check_sizes
 from sinkscope.errors import SinkscopeError
 
@@ -36,10 +37,14 @@ KINDS = {
 class TriggerConfig(PretrainedConfig):  # type: ignore[misc]
     """Sizes and attention of a trigger model, and how it was trained (`training`: seed, command, steps, errors).
 
-    Raises SinkscopeError for an unknown attention, sizes below 1, d < 4, L < 4.
+    `default` and `default_values` say what the target is in rows without a trigger (`default.Default`). They are
+    written only where it is not zero: a config without them, such as 0.1 wrote, means zero.
+    Raises SinkscopeError for an unknown attention or default, values that do not fit it, sizes below 1, d < 4, L < 4.
     """
 
     model_type = MODEL_TYPE
+    default = "zero"
+    default_values = None
 
     def __init__(
         self,
@@ -50,6 +55,8 @@ class TriggerConfig(PretrainedConfig):  # type: ignore[misc]
         num_attention_heads: int = 1,
         initializer_range: float = 0.02,
         training: dict[str, Any] | None = None,
+        default: str = "zero",
+        default_values: list[Any] | None = None,
         **kwargs: Any,
     ) -> None:
         if attention not in KINDS:
@@ -58,6 +65,8 @@ class TriggerConfig(PretrainedConfig):  # type: ignore[misc]
             if value < 1:
                 raise SinkscopeError(f"{name} {value}: at least 1 is needed")
         check_sizes(hidden_size, length)
+        if read_default(default, default_values, hidden_size).values is not None:
+            self.default, self.default_values = default, default_values
         self.attention = attention
         self.hidden_size = hidden_size
         self.length = length
@@ -70,6 +79,11 @@ class TriggerConfig(PretrainedConfig):  # type: ignore[misc]
     @property
     def kind(self) -> Kind:
         return KINDS[self.attention]
+
+    @property
+    def off(self) -> Default:
+        """The target in rows without a trigger."""
+        return read_default(self.default, self.default_values, self.hidden_size)
 
     @property
     def residual(self) -> bool:

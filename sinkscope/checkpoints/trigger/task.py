@@ -1,4 +1,4 @@
-"""Data and targets of the trigger-conditional task (Ran-Milo 2603.11487): a mean at the trigger, 0 elsewhere.
+"""Data and targets of the trigger-conditional task (Ran-Milo 2603.11487): a mean at the trigger, a default elsewhere.
 
 Real vectors x_0 .. x_{L-1} of width d, no vocabulary. Coordinate 0: 1 at BOS (position 0) only; BOS is that unit
 vector. Coordinate 1: 1 at the trigger only. Coordinates 2 .. d-2: independent Uniform(-1, 1) at every position but 0,
@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from sinkscope.checkpoints.trigger.default import ZERO, Default
 from sinkscope.errors import SinkscopeError
 
 BOS, TRIGGER = 0, 1
@@ -70,24 +71,25 @@ def draw(count: int, length: int, dim: int, generator: torch.Generator, trigger:
     return Draw(x, place)
 
 
-def evaluation(count: int, length: int, dim: int, seed: int) -> Draw:
+def evaluation(count: int, length: int, dim: int, seed: int, trigger: int | None = None) -> Draw:
     """Draws the evaluation sequences with `seed`: the trigger stands at position 7, or at L-1 where L < 8.
 
+    Another `trigger` moves it; the numbers drawn stay the same.
     They differ from the training sequences of the same seed.
     """
     check_seed(seed)
     generator = torch.Generator().manual_seed(seed + EVALUATION_OFFSET)
-    return draw(count, length, dim, generator, trigger=evaluation_trigger(length))
+    return draw(count, length, dim, generator, evaluation_trigger(length) if trigger is None else trigger)
 
 
 def evaluation_trigger(length: int) -> int:
     return min(EVALUATION_TRIGGER, length - 1)
 
 
-def targets(data: Draw, residual: bool) -> Float[Tensor, "batch token channel"]:
-    """Returns y: the mean of x_1 .. x_j at the trigger j, 0 elsewhere. With `residual`, y is x plus that."""
+def targets(data: Draw, residual: bool, default: Default = ZERO) -> Float[Tensor, "batch token channel"]:
+    """Returns y: the mean of x_1 .. x_j at the trigger j, the default elsewhere. With `residual`, y is x plus that."""
     x, rows = data.inputs, torch.arange(len(data.inputs), device=data.inputs.device)
     means = x[:, 1:].cumsum(1)[rows, data.trigger - 1] / data.trigger[:, None]
-    y = x.clone() if residual else torch.zeros_like(x)
-    y[rows, data.trigger] += means
-    return y
+    y = default.rows(x)
+    y[rows, data.trigger] = means
+    return x + y if residual else y

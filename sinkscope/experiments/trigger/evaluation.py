@@ -15,6 +15,8 @@ from torch import Tensor
 from sinkscope.checkpoints.trigger import task
 from sinkscope.checkpoints.trigger.as_input import SINK, split_rows
 from sinkscope.checkpoints.trigger.model import TriggerModel
+from sinkscope.errors import SinkscopeError
+from sinkscope.experiments.trigger.patterns import Pattern, head_pattern
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,14 @@ class Evaluation:
         loss: mean squared error over all sequences, positions and coordinates.
         maps: A[i, t], mean over sequences.
         heads: one row per head: layer, head, and the columns of `as_input.COLUMNS` and of COLUMNS below.
+        patterns: each head's verdict, in the same order.
     """
 
     error: float
     loss: float
     maps: Float[Tensor, "layer head query key"]
     heads: list[dict[str, Any]]
+    patterns: list[Pattern]
 
     @property
     def sinks(self) -> int:
@@ -50,10 +54,27 @@ COLUMNS = {
 }
 
 
-def evaluate(model: TriggerModel, seed: int = 0, count: int = task.EVALUATION_SEQUENCES) -> Evaluation:
-    """Runs the model on `count` evaluation sequences, whose trigger is at position 7 (at L-1 where L < 8)."""
+LARGEST = 2**31
+"""Bytes that the attention maps of one evaluation may take, all layers and heads together."""
+
+
+def evaluate(
+    model: TriggerModel,
+    seed: int = 0,
+    count: int = task.EVALUATION_SEQUENCES,
+    length: int | None = None,
+    trigger: int | None = None,
+) -> Evaluation:
+    """Runs the model on `count` evaluation sequences of `length` positions; by default as many as in training.
+
+    The trigger is at position 7 (at L-1 where L < 8), or at `trigger`. Raises SinkscopeError for sizes without a task,
+    a trigger outside of 1 .. L-1, and where the attention maps would take more than 2 GiB.
+    """
     config = model.config
-    data = task.evaluation(count, config.length, config.hidden_size, seed)
+    length = config.length if length is None else length
+    task.check_sizes(config.hidden_size, length)
+    _check_size(count, length, config.num_hidden_layers * config.num_attention_heads)
+    data = task.evaluation(count, length, config.hidden_size, seed, trigger)
     gates: list[Tensor] = []
     hooks = [
         layer.self_attn.gate_proj.register_forward_hook(lambda module, args, out: gates.append(torch.sigmoid(out)))
@@ -66,8 +87,8 @@ def evaluate(model: TriggerModel, seed: int = 0, count: int = task.EVALUATION_SE
     finally:
         for hook in hooks:
             hook.remove()
-    errors = outputs.last_hidden_state - task.targets(data, config.residual)
-    trigger = task.evaluation_trigger(config.length)
+    errors = outputs.last_hidden_state - task.targets(data, config.residual, config.off)
+    trigger = int(data.trigger[0])
     heads = [
         _head(layer, head, weights[:, head].double(), trigger, config.kind.score)
         | _gate(gates, layer, head, config.hidden_size, trigger)
@@ -75,7 +96,22 @@ def evaluate(model: TriggerModel, seed: int = 0, count: int = task.EVALUATION_SE
         for head in range(config.num_attention_heads)
     ]
     maps = torch.stack([weights.mean(0) for weights in outputs.attentions])
-    return Evaluation(float(errors.abs().max()), float(errors.square().mean()), maps, heads)
+    patterns = [
+        head_pattern(layer, head, weights[:, head].double(), trigger)
+        for layer, weights in enumerate(outputs.attentions)
+        for head in range(config.num_attention_heads)
+    ]
+    return Evaluation(float(errors.abs().max()), float(errors.square().mean()), maps, heads, patterns)
+
+
+def _check_size(count: int, length: int, heads: int) -> None:
+    if count < 1:
+        raise SinkscopeError(f"{count} sequences: at least 1 is needed")
+    if (taken := 4 * count * heads * length**2) > LARGEST:
+        raise SinkscopeError(
+            f"{count} sequences of length {length} in {heads} heads have attention maps of {taken / 2**30:.1f} GiB, "
+            "more than 2: pass a smaller --num-sequences or --length"
+        )
 
 
 def _head(layer: int, head: int, a: Float[Tensor, "batch query key"], trigger: int, score: str) -> dict[str, Any]:

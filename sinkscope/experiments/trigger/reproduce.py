@@ -15,8 +15,9 @@ import pandas as pd
 from sinkscope.checkpoints.trigger.as_input import SINK
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.trigger.evaluation import Evaluation, evaluate
+from sinkscope.experiments.trigger.recipe import Recipe
 from sinkscope.experiments.trigger.theory import forced_curve
-from sinkscope.experiments.trigger.training import Progress, Recipe, train
+from sinkscope.experiments.trigger.training import Progress, train
 from sinkscope.runs.folder import write_file
 
 ATTENTIONS, SIZES, SEEDS = ("softmax", "relu"), (1, 2, 4), 3

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -20,10 +20,10 @@ from safetensors.torch import save_file
 
 from sinkscope.checkpoints.quiet import quiet_transformers
 from sinkscope.checkpoints.trigger import task
-from sinkscope.checkpoints.trigger.config import TriggerConfig
 from sinkscope.checkpoints.trigger.model import TriggerModel
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.trigger.interrupts import held_interrupts, one_thread
+from sinkscope.experiments.trigger.recipe import Recipe
 
 BATCH, BETAS, STOP = 128, (0.9, 0.95), 5e-3
 """Sequences per step; Adam's betas; the bound on the largest absolute error of a solved task."""
@@ -39,43 +39,8 @@ Progress = Callable[[int, float, float, float], None]
 """Called with (steps done, loss, largest absolute error, mean BOS mass over non-trigger rows) of the latest batch."""
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """Everything the weights depend on."""
-
-    attention: str = "softmax"
-    layers: int = 1
-    heads: int = 1
-    dim: int = 16
-    length: int = 16
-    seed: int = 0
-    steps: int = 50_000
-
-    @property
-    def learning_rate(self) -> float:
-        return 1e-3 if self.layers == 1 else 1e-4
-
-    @property
-    def name(self) -> str:
-        return f"{self.attention}-{self.layers}x{self.heads}-seed{self.seed}"
-
-    @property
-    def command(self) -> str:
-        """The command that trains this model, without --out."""
-        return "sinkscope trigger train " + " ".join(f"--{key} {value}" for key, value in asdict(self).items())
-
-    def config(self) -> TriggerConfig:
-        """The model's configuration. Raises SinkscopeError for sizes, steps or an attention that are not possible."""
-        if self.steps < 1:
-            raise SinkscopeError(f"steps {self.steps}: at least 1 is needed")
-        task.check_seed(self.seed)
-        return TriggerConfig(
-            attention=self.attention,
-            hidden_size=self.dim,
-            length=self.length,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-        )
+Keep = Callable[["Training"], None]
+"""Called with the training before its first step and after each."""
 
 
 class Training:
@@ -88,6 +53,7 @@ class Training:
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         config = recipe.config()
+        self.off = config.off
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
             self.model = TriggerModel(config)
@@ -103,12 +69,20 @@ class Training:
         evaluation sequences."""
         return self.error < STOP and self.evaluation_error < STOP
 
-    def run(self, progress: Progress | None = None, folder: Path | None = None) -> None:
+    @property
+    def ended(self) -> bool:
+        return self.solved or self.step >= self.recipe.steps
+
+    def run(self, progress: Progress | None = None, folder: Path | None = None, keep: Keep | None = None) -> None:
         """Trains to the end; saves the state to `folder`, where given, every 15 seconds and on an interrupt."""
         saved = monotonic()
         try:
             with one_thread(), held_interrupts() as interrupt:
-                while not self.solved and self.step < self.recipe.steps:
+                if keep and folder and not self.step:
+                    self.save(folder)  # a training that is killed before its first save shall know its own folders
+                while not self.ended:
+                    if keep:
+                        keep(self)
                     self.advance()
                     interrupt()
                     if progress and (self.step % REPORT_STEPS == 0 or self.solved):
@@ -116,6 +90,8 @@ class Training:
                     if folder and monotonic() - saved > SAVE_SECONDS:
                         self.save(folder)
                         saved = monotonic()
+                if keep:
+                    keep(self)
         except KeyboardInterrupt:
             if folder:
                 self.save(folder)
@@ -126,7 +102,7 @@ class Training:
         recipe, config = self.recipe, self.model.config
         data = task.draw(BATCH, recipe.length, recipe.dim, self.generator)
         outputs = self.model(inputs_embeds=data.inputs, output_attentions=True)
-        errors = outputs.last_hidden_state - task.targets(data, config.residual)
+        errors = outputs.last_hidden_state - task.targets(data, config.residual, self.off)
         loss = errors.square().mean()
         self.optimizer.zero_grad()
         loss.backward()
@@ -141,7 +117,7 @@ class Training:
         """The largest absolute error of the current weights on the evaluation sequences."""
         with one_thread(), torch.no_grad():
             predicted = self.model(inputs_embeds=self.evaluation.inputs).last_hidden_state
-        return float((predicted - task.targets(self.evaluation, self.model.config.residual)).abs().max())
+        return float((predicted - task.targets(self.evaluation, self.model.config.residual, self.off)).abs().max())
 
     def save(self, folder: Path) -> None:
         """Writes the state to a new file, then renames it into place."""
@@ -164,7 +140,7 @@ class Training:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             raise SinkscopeError(f"{path} is damaged ({error}): remove it and start again") from None
-        if facts["recipe"] | {"steps": 0} != asdict(self.recipe) | {"steps": 0}:
+        if {"default": "zero"} | facts["recipe"] | {"steps": 0} != asdict(self.recipe) | {"steps": 0}:
             raise SinkscopeError(
                 f"{path} belongs to another training ({facts['recipe']}): pass its options, or another --out"
             )
@@ -180,9 +156,16 @@ class Training:
             setattr(self, name, facts[name])
 
 
-def train(recipe: Recipe, folder: Path, resume: bool = False, progress: Progress | None = None) -> TriggerModel:
+def train(
+    recipe: Recipe,
+    folder: Path,
+    resume: bool = False,
+    progress: Progress | None = None,
+    keep: Keep | None = None,
+) -> TriggerModel:
     """Trains and writes a transformers folder: config.json (with `training`: seed, command, errors), model.safetensors.
 
+    `keep` is called before the first step and after each (`trajectory.keeper` keeps checkpoints).
     `resume` continues an interrupted training, returns a finished one, and starts a new one where there is neither.
     Raises SinkscopeError where the folder holds anything that would be lost.
     """
@@ -200,9 +183,9 @@ def train(recipe: Recipe, folder: Path, resume: bool = False, progress: Progress
     folder.mkdir(parents=True, exist_ok=True)
     if state.exists():
         training.load(folder)
-    training.run(progress, folder)
+    training.run(progress, folder, keep)
     model = training.model.eval()
-    model.config.training = _record(training)
+    model.config.training = training_record(training)
     with quiet_transformers():
         model.save_pretrained(folder)
     state.unlink(missing_ok=True)
@@ -219,18 +202,21 @@ def _finished(recipe: Recipe, folder: Path, resume: bool) -> TriggerModel:
     return model.eval()
 
 
-def _record(training: Training) -> dict[str, Any]:
-    """How the model was trained and its errors, for config.json. An error is the largest absolute error."""
-    recipe = training.recipe
+def training_record(training: Training) -> dict[str, Any]:
+    """How the model was trained and its errors, for config.json. An error is the largest absolute error.
+
+    `stopped` is `checkpoint` where training goes on. An untrained model has no batch, and no error in one.
+    """
+    recipe, end = training.recipe, "criterion" if training.solved else "steps"
     return {
         "command": recipe.command,
         "seed": recipe.seed,
         "batch": BATCH,
         "learning_rate": recipe.learning_rate,
         "steps": training.step,
-        "stopped": "criterion" if training.solved else "steps",
-        "loss": training.loss,
-        "batch_error": training.error,
+        "stopped": end if training.ended else "checkpoint",
+        "loss": training.loss if training.step else None,
+        "batch_error": training.error if training.step else None,
         "evaluation_error": training.evaluated(),
         "evaluation_sequences": task.EVALUATION_SEQUENCES,
     }
