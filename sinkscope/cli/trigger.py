@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from sinkscope.cli.common import guarded, say
+from sinkscope.cli.trigger_study import evaluate, explicit, study
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -39,6 +40,17 @@ def train(
         int,
         typer.Option(help="Limit of training steps; training ends earlier once the task is solved."),
     ] = 50_000,
+    default: Annotated[
+        str, typer.Option(help="Target in rows without a trigger: zero, constant (y_i = c) or self (y_i = G x_i).")
+    ] = "zero",
+    checkpoints: Annotated[
+        int | None,
+        typer.Option(
+            help="Keep N checkpoints in folders like step-000100 of --out, dense early: N steps up to --steps as far "
+            "as training goes, the start and the end. Also writes trajectory.csv and its figure.",
+            metavar="N",
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted training in --out.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -49,17 +61,39 @@ def train(
 
     Example: sinkscope trigger train --attention relu --layers 2 --heads 2 --out runs/trigger-relu-2x2
     """
-    from sinkscope.experiments.trigger.training import Recipe
+    from sinkscope.experiments.trigger.recipe import Recipe
     from sinkscope.experiments.trigger.training import train as run
+    from sinkscope.experiments.trigger.trajectory import keeper
     from sinkscope.present.terminal.progress import training_bar
     from sinkscope.present.terminal.trigger import render_training
 
-    recipe = Recipe(attention, layers, heads, dim, length, seed, steps)
+    recipe = Recipe(attention, layers, heads, dim, length, seed, steps, default)
+    recipe.config()
+    keep = None if checkpoints is None else keeper(out, checkpoints, steps)
     with training_bar(quiet) as (begin, progress):
         begin(recipe.name, steps)
-        model = run(recipe, out, resume=resume, progress=progress)
+        model = run(recipe, out, resume=resume, progress=progress, keep=keep)
+    text = render_training(model.config.training, out)
+    if keep is not None:
+        text += _write_trajectory(out, recipe.name)
     if not quiet:
-        sys.stdout.write(render_training(model.config.training, out))
+        sys.stdout.write(text)
+
+
+def _write_trajectory(out: Path, name: str) -> str:
+    """Writes trajectory.csv and, where matplotlib is installed, its figure; says at which step each sink appears."""
+    from sinkscope.experiments.trigger.trajectory import emergence, trajectory
+    from sinkscope.present.figures.canvas import available
+    from sinkscope.present.figures.trigger import trajectory as draw
+    from sinkscope.runs.folder import write_file
+
+    table = trajectory(out)
+    write_file(out / "trajectory.csv", table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    if available():
+        write_file(out / "trajectory.png", draw(table, name))
+    else:
+        say("no figure: it needs matplotlib (pip install 'sinkscope[figures]')")
+    return f"{emergence(table)}\n"
 
 
 def scan(
@@ -69,6 +103,9 @@ def scan(
     num_sequences: Annotated[
         int, typer.Option(help="Evaluation sequences, each with the trigger at position 7.")
     ] = 1000,
+    length: Annotated[
+        int | None, typer.Option(help="Positions of a sequence, at least 4. [default: the model's]")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed that draws the sequences.")] = 0,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV, with all digits.")] = False,
 ) -> None:
@@ -80,12 +117,15 @@ def scan(
     """
     from sinkscope.checkpoints import open_checkpoint
     from sinkscope.checkpoints.trigger.as_input import need_task
+    from sinkscope.checkpoints.trigger.task import check_sizes
     from sinkscope.engine.scan import scan as measure
     from sinkscope.present.terminal.trigger import render_task, task_csv
 
     network = open_checkpoint(model).model
-    need_task(network, model)
-    run = measure(network, num_sequences=num_sequences, seed=seed)
+    config = need_task(network, model).config
+    if length is not None:
+        check_sizes(config.hidden_size, length)
+    run = measure(network, num_sequences=num_sequences, seq_len=length, seed=seed)
     task = run.summary.task or {}
     sys.stdout.write(task_csv(task) if as_csv else render_task(task))
 
@@ -114,7 +154,7 @@ def reproduce(
     Example: sinkscope trigger reproduce --quick --out runs/trigger
     """
     from sinkscope.experiments.trigger import reproduce as study
-    from sinkscope.experiments.trigger.training import Recipe
+    from sinkscope.experiments.trigger.recipe import Recipe
     from sinkscope.present.figures.canvas import available
     from sinkscope.present.figures.trigger import draw_study
     from sinkscope.present.terminal.progress import training_bar
@@ -142,3 +182,6 @@ def reproduce(
 app.command("train")(guarded(train))
 app.command("scan")(guarded(scan))
 app.command("reproduce")(guarded(reproduce))
+app.command("evaluate")(guarded(evaluate))
+app.command("explicit")(guarded(explicit))
+app.command("study")(guarded(study))

@@ -21,7 +21,7 @@ from sinkscope.present.colors import CONTROL, DIVERGING, MAP
 from sinkscope.present.figures import ablation as ablation_figure
 from sinkscope.present.figures.canvas import WIDTHS
 from sinkscope.present.figures.run import _heatmap, draw, draw_attention
-from sinkscope.present.figures.trigger import attention, forced_mass
+from sinkscope.present.figures.trigger import attention, forced_mass, trajectory
 from sinkscope.present.identity import run_id
 from sinkscope.runs.run import Run
 
@@ -153,7 +153,13 @@ def test_the_control_of_an_ablation_is_grey_beside_any_number_of_scores(monkeypa
 def test_the_trigger_study_s_figures_are_drawn_alike() -> None:
     maps = torch.tril(torch.ones(2, 1, 4, 4)) / torch.arange(1, 5)[:, None]
     curve = pd.DataFrame({"mass": [0.5, 0.9, 1.0], "error": [0.1, 0.02, 0.0], "loss": [0.01, 0.001, 0.0]})
-    for draw_again in (lambda: attention(maps, "softmax-2x1"), lambda: forced_mass(curve)):
+    steps = {"step": [0, 0, 9, 9], "layer": 0, "head": [0, 1] * 2, "bos_mean": [0.1, 0.2, 0.9, 1.0], "error": 0.5}
+    draws = (
+        lambda: attention(maps, "softmax-2x1"),
+        lambda: forced_mass(curve),
+        lambda: trajectory(pd.DataFrame(steps), "softmax-1x2"),
+    )
+    for draw_again in draws:
         content = draw_again()
         assert content.startswith(STARTS["png"])
         assert b"sinkscope trigger study" in content

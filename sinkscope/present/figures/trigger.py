@@ -46,6 +46,32 @@ def attention(maps: Float[Tensor, "layer head query key"], name: str) -> bytes:
     return drawn(paint, f"sinkscope trigger study, mean attention of {name}", "png", size)
 
 
+def trajectory(table: pd.DataFrame, name: str) -> bytes:
+    """Mean BOS mass of every head over training above the model's largest error, steps on a logarithmic axis.
+
+    `table`: trajectory.csv. Step 0, the untrained model, stands at 0.5, because a logarithm has no place for it.
+    """
+    models = table.drop_duplicates("step")
+
+    def paint(canvas: Figure) -> None:
+        above, below = canvas.subplots(2, 1, sharex=True)
+        for number, ((layer, head), rows) in enumerate(table.groupby(["layer", "head"])):
+            above.plot(
+                rows["step"].clip(lower=0.5), rows["bos_mean"], color=LINES[number % len(LINES)], marker="o",
+                markersize=3, label=f"layer {layer}, head {head}",
+            )  # fmt: skip
+        above.axhline(0.9, color="grey", linestyle="--", linewidth=1)
+        top = max(1.0, float(table["bos_mean"].max()))
+        above.set(ylabel="A[i,0], rows without trigger", title=name, ylim=(-0.05, 1.05 * top))
+        if len(table) <= len(LINES) * len(models):
+            above.legend()
+        below.plot(models["step"].clip(lower=0.5), models["error"], color=LINES[0], marker="o", markersize=3)
+        below.axhline(5e-3, color="grey", linestyle="--", linewidth=1)
+        below.set(xscale="log", yscale="log", xlabel="training step", ylabel="largest error")
+
+    return drawn(paint, f"sinkscope trigger study, sink of {name} over training", "png", (5, 4.4))
+
+
 def forced_mass(curve: pd.DataFrame) -> bytes:
     """Loss and largest error against the BOS mass forced on every non-trigger row, with the paper's criterion."""
     kept = curve[curve["mass"] < 1]

@@ -1,0 +1,107 @@
+"""`sinkscope trigger evaluate`, `explicit` and `study`: the trigger task opened."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only: no progress, no summary.")]
+Model = Annotated[str, typer.Argument(help="Folder of a trigger model, or example:trigger-softmax.", metavar="MODEL")]
+Seed = Annotated[int, typer.Option(help="Seed that draws the sequences.")]
+
+
+def evaluate(
+    model: Model,
+    length: Annotated[
+        list[int] | None,
+        typer.Option(help="Positions L, at least 4; may be repeated. [default: 1, 2, 4 and 8 times the model's]"),
+    ] = None,
+    trigger: Annotated[
+        list[int] | None,
+        typer.Option(help="Position of the trigger; may be repeated. [default: 7, and the last]"),
+    ] = None,
+    num_sequences: Annotated[int, typer.Option(help="Evaluation sequences.")] = 1000,
+    seed: Seed = 0,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV, with all digits.")] = False,
+) -> None:
+    """Evaluate a model of the task at other lengths than that of its training: its error, and whether the sink stays.
+
+    Example: sinkscope trigger evaluate example:trigger-softmax --length 16 --length 32 --length 128
+    """
+    from sinkscope.checkpoints import LoadOptions, open_checkpoint
+    from sinkscope.checkpoints.trigger.as_input import need_task
+    from sinkscope.experiments.trigger.lengths import by_length
+    from sinkscope.present.terminal.trigger_study import render_lengths
+
+    network: Any = open_checkpoint(model, LoadOptions(device="cpu")).model
+    config = need_task(network, model).config
+    table = by_length(
+        network, length or [config.length * times for times in (1, 2, 4, 8)], trigger or (), seed, num_sequences
+    )
+    text = table.to_csv(index=False, lineterminator="\n") if as_csv else render_lengths(table, config.length)
+    sys.stdout.write(text)
+
+
+def explicit(
+    out: Annotated[Path, typer.Argument(help="Folder for config.json and model.safetensors.", metavar="OUT")],
+    attention: Annotated[str, typer.Option(help="Kind: relu or softmax.")] = "relu",
+    heads: Annotated[int, typer.Option(help="Heads: 1, or 2 for the solutions that need two.")] = 1,
+    default: Annotated[str, typer.Option(help="Target in rows without a trigger: zero or constant.")] = "zero",
+    dim: Annotated[int, typer.Option(help="Width d of a token, at least 4.")] = 16,
+    length: Annotated[int, typer.Option(help="Positions L up to which a softmax keeps its error.")] = 16,
+    seed: Annotated[int, typer.Option(help="Seed that draws the constant.")] = 0,
+    error: Annotated[
+        float, typer.Option(help="Largest absolute error of a softmax, on any input of the length or shorter.")
+    ] = 1e-3,
+) -> None:
+    """Write a solution of the task in closed form, without training, as a folder that `sinkscope scan` reads.
+
+    One ReLU head solves it without a sink, one softmax head with one, two softmax heads without.
+
+    Example: sinkscope trigger explicit runs/explicit-softmax --attention softmax --error 1e-4
+    """
+    from sinkscope.experiments.trigger.evaluation import evaluate as measure
+    from sinkscope.experiments.trigger.explicit import write_explicit
+    from sinkscope.present.terminal.trigger_study import render_explicit
+
+    model = write_explicit(out, attention, heads, default, dim, length, seed, error)
+    sys.stdout.write(render_explicit(model.config.training, measure(model, seed).error, out))
+
+
+def study(
+    out: Annotated[Path, typer.Option(help="Folder for models and tables; models already there are taken.")],
+    default: Annotated[
+        list[str] | None,
+        typer.Option(help="Target without a trigger; may be repeated. [default: zero, constant, self]"),
+    ] = None,
+    attention: Annotated[list[str] | None, typer.Option(help="Kind; may be repeated. [default: all six]")] = None,
+    heads: Annotated[list[int] | None, typer.Option(help="Heads of the layer; may be repeated. [default: 1]")] = None,
+    seeds: Annotated[int, typer.Option(help="Number N of seeds: each model is trained with 0 .. N-1.")] = 3,
+    steps: Annotated[int, typer.Option(help="Steps after which a model counts as unsolved.")] = 6000,
+    quiet: Quiet = False,
+) -> None:
+    """Train default x attention x seeds with one layer, and say of each which pattern it learned: sink, diagonal, ...
+
+    Prints a table in Markdown; study.csv holds one row per model, patterns.csv what each pattern could reach at best.
+
+    Example: sinkscope trigger study --default constant --attention softmax --seeds 1 --out runs/study
+    """
+    from sinkscope.checkpoints.trigger.config import KINDS
+    from sinkscope.checkpoints.trigger.default import DEFAULTS
+    from sinkscope.experiments.trigger import study as experiment
+    from sinkscope.experiments.trigger.recipe import Recipe
+    from sinkscope.present.terminal.progress import training_bar
+    from sinkscope.present.terminal.trigger_study import render_summary
+
+    recipes = experiment.plans(default or tuple(DEFAULTS), attention or tuple(KINDS), heads or (1,), seeds, steps)
+    with training_bar(quiet) as (begin, progress):
+
+        def start(recipe: Recipe, number: int, total: int) -> None:
+            begin(f"{recipe.name} ({number + 1} of {total})", recipe.steps)
+
+        table = experiment.study(out, recipes, start, progress)
+    if not quiet:
+        sys.stdout.write(render_summary(table))
