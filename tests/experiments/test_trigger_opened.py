@@ -483,6 +483,7 @@ def test_a_kill_between_two_checkpoints_leaves_a_folder_to_go_on_in(tmp_path: Pa
 def test_trajectory(tmp_path: Path) -> None:
     recipe = Recipe("gated", heads=2, dim=6, length=6, steps=12, default="constant")
     train(recipe, tmp_path, keep=keeper(tmp_path, 3, 12))
+    (tmp_path / "step-notes").mkdir()
     table = trajectory(tmp_path)
     assert table["step"].tolist() == [step for step in (0, 1, *checkpoint_steps(3, 12)[1:]) for _ in range(2)]
     assert table["head"].tolist() == [0, 1] * 4

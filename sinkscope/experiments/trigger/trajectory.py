@@ -85,7 +85,8 @@ def trajectory(folder: Path) -> pd.DataFrame:
 
     Raises SinkscopeError where the folder holds none.
     """
-    places = sorted(folder.glob("step-*"), key=lambda place: int(place.name.removeprefix("step-")))
+    steps = {place.name.removeprefix("step-"): place for place in folder.glob("step-*")}
+    places = [steps[step] for step in sorted(filter(str.isdecimal, steps), key=int)]
     if not places:
         raise SinkscopeError(f"{folder} holds no checkpoints: train anew with --checkpoints, into another --out")
     rows: list[dict[str, Any]] = []
