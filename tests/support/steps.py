@@ -1,4 +1,4 @@
-"""What the processes of a launch say to each other, without a scan. Usage: steps.py PART FOLDER, in each of two processes.
+"""What the processes of a launch say to each other, without a scan. Usage: steps.py PART FOLDER, in two processes.
 
 Each process writes to FOLDER/<index>.json what its steps raised, by the step's name, and ends as a command does.
 """
