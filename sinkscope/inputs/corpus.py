@@ -172,8 +172,6 @@ def _synthetic(
     drawn_ids = np.array([document.ids for document in documents], dtype=np.int64)
     ids = np.broadcast_to(drawn_ids, (len(documents), seq_len)).copy()
     if bos == "always":
-        if rules.bos_id is None:
-            raise SinkscopeError("--bos always: the tokenizer has no BOS token; use --bos auto or never")
         ids[:, 0] = rules.bos_id
     return Corpus(
         domain=spec,
