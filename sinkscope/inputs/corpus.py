@@ -172,6 +172,7 @@ def _synthetic(
     drawn_ids = np.array([document.ids for document in documents], dtype=np.int64)
     ids = np.broadcast_to(drawn_ids, (len(documents), seq_len)).copy()
     if bos == "always":
+        assert rules.bos_id is not None  # else refused before anything is read
         ids[:, 0] = rules.bos_id
     return Corpus(
         domain=spec,
