@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,25 @@ def test_a_peak_is_what_was_held_at_once() -> None:
     free = free_bytes(CPU)
     assert free is not None
     assert free > 0
+
+
+def test_memory_that_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    other = torch.device("mps")
+    assert free_bytes(other) is None
+    assert peak_bytes(lambda: None, other) is None
+    monkeypatch.setattr("sinkscope.experiments.bench.memory.RESET", tmp_path / "no" / "proc")
+    assert peak_bytes(lambda: None, CPU) is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_memory_of_a_gpu(llama: Any) -> None:
+    device = torch.device("cuda")
+    peak = peak_bytes(lambda: torch.ones(25 * 2**20, device=device), device)
+    assert peak is not None
+    assert 100 * 2**20 <= peak < 110 * 2**20
+    assert 0 < (free_bytes(device) or 0) <= torch.cuda.get_device_properties(device).total_memory
+    result = bench(copy.deepcopy(llama).to(device), seq_len=32, rounds=1)
+    assert all((cost.peak_bytes or 0) > 0 for cost in result.costs.values())
 
 
 def test_the_longest_sequence_lies_on_the_line_through_two_peaks(monkeypatch: pytest.MonkeyPatch, llama: Any) -> None:
