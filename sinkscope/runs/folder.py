@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import stat
 import tempfile
@@ -152,6 +153,17 @@ def _check_writable(target: Path) -> None:
             pass
     except OSError as error:
         raise SinkscopeError(f"cannot write to {target.parent}: {error.strerror}; give another --out") from None
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's content, in hexadecimal. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_of_files(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file in a folder, by name. Raises OSError."""
+    return {path.name: sha256_of(path) for path in sorted(folder.iterdir())}
 
 
 def write_file(path: Path, content: str | bytes) -> None:

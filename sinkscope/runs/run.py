@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.runs.folder import FolderKind
+from sinkscope.runs.folder import FolderKind, sha256_of, sha256_of_files
 from sinkscope.runs.schema.base import read_record
 from sinkscope.runs.schema.manifest import SCHEMA_VERSION, Manifest, TableFacts
 from sinkscope.runs.schema.old import manifest_from_0_1
@@ -88,6 +88,7 @@ class Run:
             if "parquet" in formats:
                 table.to_parquet(folder / f"{name}.parquet", index=False)
         (folder / "summary.json").write_text(to_json(self.summary.as_dict()), encoding="utf-8")
+        self.manifest.files = sha256_of_files(folder)
         (folder / "manifest.json").write_text(to_json(self.manifest.as_dict()), encoding="utf-8")
 
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -98,7 +99,8 @@ class Run:
 def load_run(path: str | Path) -> Run:
     """Reads a run folder, also one written by sinkscope 0.1.
 
-    Raises SinkscopeError where it is no run folder, a file is missing or damaged, or a newer sinkscope wrote it.
+    Raises SinkscopeError where it is no run folder, a file is missing, damaged or another run's, or a newer sinkscope
+    wrote it. Runs whose manifest holds no SHA-256 of the files are held to their rows and columns only.
     """
     folder = Path(path)
     if not folder.exists():
@@ -109,6 +111,7 @@ def load_run(path: str | Path) -> Run:
         raise SinkscopeError(f"{folder} is not a run folder: it holds no manifest of sinkscope's")
     manifest = read_manifest(found, f"manifest.json of the run {folder}")
     try:
+        _check_content(folder, "summary.json", manifest.files)
         answer = json.loads((folder / "summary.json").read_text("utf-8"))
         expected = [name for name in TABLES if name not in OPTIONAL or name in manifest.tables]
         missing = [name for name in expected if name not in manifest.tables]
@@ -149,10 +152,20 @@ def _shape(table: pd.DataFrame) -> TableFacts:
 def _read_table(folder: Path, name: str, manifest: Manifest) -> pd.DataFrame:
     is_csv, shape = name in CSV_TABLES, manifest.tables[name]
     file = f"{name}.csv" if is_csv else f"{name}.parquet"
+    _check_content(folder, file, manifest.files)
     table = pd.read_csv(folder / file) if is_csv else pd.read_parquet(folder / file)
     if list(table.columns) != list(shape.columns) or len(table) != shape.rows:
         raise ValueError(f"{name} has {len(table)} rows where the manifest says {shape.rows}, or other columns")
     return table.astype(shape.columns)
+
+
+def _check_content(folder: Path, file: str, known: dict[str, str]) -> None:
+    """Raises ValueError where a file is not the one that the manifest was written with; `known`: empty for old runs."""
+    if known and sha256_of(folder / file) != known.get(file):
+        raise ValueError(
+            f"{file} does not belong to this run: it was changed, or another scan wrote it (its SHA-256 is not the "
+            "manifest's)"
+        )
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -179,3 +179,26 @@ def test_a_damaged_journal_is_one_line(runs: Path, tmp_path: Path) -> None:
         with pytest.raises(SinkscopeError, match=r"journal\.json in it is damaged"):
             load_run(out)
     assert files(out) == files(runs / "old")
+
+
+def changed(content: bytes) -> bytes:
+    """One bit of the last digit or byte."""
+    return content[:-3] + bytes([content[-3] ^ 1]) + content[-2:]
+
+
+READ = ("heads.csv", "layers.csv", "length_curve.csv", "positions.parquet", "sequences.parquet", "summary.json")
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_file_that_is_not_the_runs_is_named(name: str, runs: Path, tmp_path: Path) -> None:
+    """One bit, another run's file, no file."""
+    out = tmp_path / "run"
+    shutil.copytree(runs / "old", out)
+    other = (runs / "new" / name).read_bytes()
+    for content in (changed((out / name).read_bytes()), other):
+        (out / name).write_bytes(content)
+        with pytest.raises(SinkscopeError, match=rf"run .* is damaged: {name} does not belong to this run"):
+            load_run(out)
+    (out / name).unlink()
+    with pytest.raises(SinkscopeError, match=rf"is damaged: .*No such file.*{name}"):
+        load_run(out)
