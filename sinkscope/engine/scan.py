@@ -164,7 +164,7 @@ def scan_request(
         before = processes.on_main(lambda: finished_before(shards, manifest) if resume else None)
         if before is not None:
             return before
-        loop.shards = processes.on_main(lambda: Shards.open(shards, resume_key(manifest), resume))
+        loop.shards = processes.on_main(lambda: Shards.open(shards, resume_key(manifest, loop.checkpoint), resume))
     try:
         loop.run()
     except KeyboardInterrupt:

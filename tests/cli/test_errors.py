@@ -401,23 +401,20 @@ def test_full_disk_keeps_the_run_that_was_to_be_replaced(
     assert contents(folder) == before
 
 
-def test_failing_rename_keeps_the_run_that_was_to_be_replaced(
-    tiny_folder: Path, scan_cli: Scan, refused: Refused, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("step", ["exchange", "sync_tree"])
+def test_a_failing_disk_keeps_the_run_that_was_to_be_replaced(
+    step: str, tiny_folder: Path, scan_cli: Scan, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = scan_cli(tiny_folder).folder
     before = contents(folder)
-    rename, failed = Path.rename, []
 
-    def rename_into_place_fails_once(self: Path, target: Any) -> Any:
-        if Path(target).parent == folder.resolve() and not failed:
-            failed.append(self)
-            raise OSError(errno.EIO, "Input/output error")
-        return rename(self, target)
+    def broken(*paths: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(Path, "rename", rename_into_place_fails_once)
-    refused(tiny_folder, "--force", "--seed", 1, shards=True)
-    assert failed
+    monkeypatch.setattr(f"sinkscope.runs.whole.{step}", broken)
+    assert "Input/output error" in refused(tiny_folder, "--force", "--seed", 1, shards=True)
     assert contents(folder) == before
+    assert listing(folder.parent) == ["run"]
 
 
 def test_save_refuses_like_the_command(tiny_model: Any, tmp_path: Path) -> None:
