@@ -50,6 +50,27 @@ def mask_functions() -> MutableMapping[str, Any]:
     return _part("transformers", AttentionMaskInterface, "AttentionMaskInterface._global_mapping")
 
 
+def registry_of(interface: type[Any]) -> MutableMapping[str, Any]:
+    """The registry behind one of the two interfaces, by name."""
+    return _part("transformers", interface, f"{interface.__name__}._global_mapping")
+
+
+def set_registry(interface: type[Any], registry: MutableMapping[str, Any]) -> None:
+    """Makes every instance of the interface look names up in `registry`."""
+    registry_of(interface)  # raises where the attribute moved: setting a new one would have no effect
+    interface._global_mapping = registry
+
+
+def shared_registries() -> dict[str, Mapping[str, Any]]:
+    """The two registries as most models see them, with what was assigned to the shared instances alone."""
+    from transformers import masking_utils, modeling_utils
+
+    return {
+        "attention": _part("transformers", modeling_utils, "modeling_utils.ALL_ATTENTION_FUNCTIONS"),
+        "mask": _part("transformers", masking_utils, "masking_utils.ALL_MASK_ATTENTION_FUNCTIONS"),
+    }
+
+
 def mask_sizes(given: Mapping[str, Any]) -> tuple[int, int, int]:
     """Batch size, queries and keys of the mask that a mask function makes from these arguments."""
     try:

@@ -18,7 +18,16 @@ from accelerate import cpu_offload
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree, weak
-from transformers import AttentionInterface, AutoConfig, AutoModel, Gemma3Config, LlamaConfig, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AutoConfig,
+    AutoModel,
+    Gemma3Config,
+    LlamaConfig,
+    PreTrainedModel,
+    masking_utils,
+    modeling_utils,
+)
 from transformers.masking_utils import AttentionMaskInterface, create_causal_mask
 from transformers.models.auto import modeling_auto
 
@@ -74,6 +83,27 @@ def test_mask_functions_are_those_that_models_look_up(monkeypatch: pytest.Monkey
     assert mask.shape == (2, 1, 7, 7)
     assert asked == [(2, 7, 7)]
     assert AttentionMaskInterface()["sdpa"] is noted
+
+
+@pytest.mark.parametrize("interface", [AttentionInterface, AttentionMaskInterface])
+def test_a_registry_is_replaced_for_every_instance(interface: Any) -> None:
+    before = doors.registry_of(interface)
+    try:
+        doors.set_registry(interface, {"sdpa": attend})
+        assert interface()["sdpa"] is attend
+    finally:
+        doors.set_registry(interface, before)
+    assert doors.registry_of(interface) is before
+
+
+def test_the_shared_registries_show_what_was_assigned_to_them_alone() -> None:
+    for what, plain in (("attention", doors.attention_functions()), ("mask", doors.mask_functions())):
+        shared: Any = doors.shared_registries()[what]
+        assert shared["sdpa"] is plain["sdpa"]
+        shared["sdpa"] = attend
+        assert doors.shared_registries()[what]["sdpa"] is attend
+        assert plain["sdpa"] is not attend
+        del shared["sdpa"]
 
 
 def test_an_attention_s_name_is_chosen_for_one_configuration_alone() -> None:
@@ -184,6 +214,13 @@ GONE: list[tuple[str, str, Break, Callable[[], Any]]] = [
      lambda patch: remove(patch, AttentionInterface, "_global_mapping"), doors.attention_functions),
     ("transformers", "AttentionMaskInterface._global_mapping",
      lambda patch: remove(patch, AttentionMaskInterface, "_global_mapping"), doors.mask_functions),
+    ("transformers", "AttentionInterface._global_mapping",
+     lambda patch: remove(patch, AttentionInterface, "_global_mapping"),
+     lambda: doors.set_registry(AttentionInterface, {})),
+    ("transformers", "modeling_utils.ALL_ATTENTION_FUNCTIONS",
+     lambda patch: remove(patch, modeling_utils, "ALL_ATTENTION_FUNCTIONS"), doors.shared_registries),
+    ("transformers", "masking_utils.ALL_MASK_ATTENTION_FUNCTIONS",
+     lambda patch: remove(patch, masking_utils, "ALL_MASK_ATTENTION_FUNCTIONS"), doors.shared_registries),
     ("transformers", "mask functions' argument 'q_length'", WHOLE, lambda: doors.mask_sizes({"batch_size": 1})),
     ("transformers", "PreTrainedConfig._attn_implementation_internal", WHOLE,
      lambda: doors.attention_name(bare_config())),
