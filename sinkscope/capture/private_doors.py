@@ -117,7 +117,8 @@ def causal_class_names() -> set[str]:
     return set(_part("transformers", modeling_auto, f"modeling_auto.{name}").values())
 
 
-# torch: tensors without storage, how often a tensor was written into, and its multi-head attention
+# torch: tensors without storage or made of others, how often one was written into, compiled modules, multi-head
+# attention
 
 
 def empty_wrapper(kind: type[Any], shape: list[int], dtype: torch.dtype, device: torch.device) -> Any:
@@ -152,6 +153,21 @@ def weak_tensor_table() -> MutableMapping[Tensor, Any]:
     except ImportError:
         raise moved("torch", "torch.utils.weak.WeakTensorKeyDictionary") from None
     return WeakTensorKeyDictionary()
+
+
+def inner_tensors(tensor: Tensor) -> list[Tensor]:
+    """The tensors that a tensor subclass says it is made of; none where it does not say."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    return [] if flatten is None else [getattr(tensor, name) for name in flatten()[0]]
+
+
+def compiled_from(module: nn.Module) -> nn.Module | None:
+    """The module that torch.compile has wrapped; None where this is no such wrapper."""
+    try:
+        from torch._dynamo import OptimizedModule
+    except ImportError:
+        raise moved("torch", "torch._dynamo.OptimizedModule") from None
+    return _part("torch", module, "OptimizedModule._orig_mod") if isinstance(module, OptimizedModule) else None
 
 
 def open_multi_head_attention() -> Callable[..., Any]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture import Capture, LayerView, Plan, Site
+from sinkscope.capture.attention_names import uncompiled
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.map_walk import AttentionMap
 from sinkscope.capture.precision import float64
@@ -158,7 +159,7 @@ def _eager_reference(
     """Returns the model's own eager maps; `reason` says why they cannot serve as reference."""
     reference = _Reference(EAGER, {}, {})
     try:
-        with torch.no_grad(), quiet_transformers():
+        with torch.no_grad(), quiet_transformers(), uncompiled():
             plain = forward(ids)
             with eager(model):
                 outputs = forward(ids, output_attentions=True)

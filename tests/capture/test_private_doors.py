@@ -145,6 +145,24 @@ def test_wrapper_tensors_counts_and_trees() -> None:
         assert doors.times_written(torch.zeros(2)) == 0
 
 
+def test_tensors_inside_a_tensor() -> None:
+    class Pair(Tensor):
+        def __tensor_flatten__(self) -> tuple[list[str], None]:
+            return ["left", "right"], None
+
+    pair: Any = torch.ones(2).as_subclass(Pair)
+    pair.left, pair.right = torch.zeros(1), torch.zeros(2)
+    assert doors.inner_tensors(pair) == [pair.left, pair.right]
+    assert doors.inner_tensors(torch.ones(2)) == []
+
+
+def test_the_module_inside_a_compiled_one() -> None:
+    layer = nn.Linear(2, 2)
+    compiled: Any = torch.compile(layer, backend="eager")
+    assert doors.compiled_from(compiled) is layer
+    assert doors.compiled_from(layer) is None
+
+
 def test_a_weak_table_lets_its_tensors_go() -> None:
     table, kept, gone = doors.weak_tensor_table(), torch.zeros(2), torch.zeros(2)
     table[kept], table[gone] = "kept", "gone"
@@ -236,6 +254,8 @@ GONE: list[tuple[str, str, Break, Callable[[], Any]]] = [
      lambda: doors.empty_wrapper(Tensor, [2], torch.float32, torch.device("cpu"))),
     ("torch", "Tensor._version", WHOLE, lambda: doors.times_written(torch.zeros(2).as_subclass(Uncounted))),
     ("torch", "OpOverload._schema", WHOLE, lambda: doors.writes(SimpleNamespace())),
+    ("torch", "torch._dynamo.OptimizedModule", lambda patch: remove(patch, torch._dynamo, "OptimizedModule"),
+     lambda: doors.compiled_from(nn.Linear(2, 2))),
     ("torch", "torch.utils._pytree.tree_map_only", lambda patch: remove(patch, _pytree, "tree_map_only"),
      lambda: doors.map_tensors(Tensor, torch.neg, [])),
     ("torch", "torch.utils.weak.WeakTensorKeyDictionary",
