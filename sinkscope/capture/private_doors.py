@@ -117,6 +117,18 @@ def causal_class_names() -> set[str]:
     return set(_part("transformers", modeling_auto, f"modeling_auto.{name}").values())
 
 
+def capturing(model: nn.Module) -> bool | None:
+    """Whether transformers has put hooks into this model that collect the maps it returns; None where it never did."""
+    return vars(model).get("_output_capturing_hooks_installed")
+
+
+def set_capturing(model: nn.Module, state: bool | None) -> None:
+    """Tells transformers whether its hooks are in this model; None where it never put any."""
+    vars(model).pop("_output_capturing_hooks_installed", None)
+    if state is not None:
+        vars(model)["_output_capturing_hooks_installed"] = state
+
+
 # torch: tensors without storage or made of others, how often one was written into, compiled modules, multi-head
 # attention
 
@@ -153,6 +165,11 @@ def weak_tensor_table() -> MutableMapping[Tensor, Any]:
     except ImportError:
         raise moved("torch", "torch.utils.weak.WeakTensorKeyDictionary") from None
     return WeakTensorKeyDictionary()
+
+
+def forward_hooks(module: nn.Module) -> MutableMapping[int, Any]:
+    """A module's forward hooks, by the number that their registration gave them."""
+    return _part("torch", module, "Module._forward_hooks")
 
 
 def inner_tensors(tensor: Tensor) -> list[Tensor]:

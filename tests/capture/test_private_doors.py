@@ -10,7 +10,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -34,6 +34,9 @@ from transformers.models.auto import modeling_auto
 import sinkscope
 from sinkscope.capture import private_doors as doors
 from sinkscope.errors import SinkscopeError
+
+SMALL: dict[str, Any] = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+                         "num_attention_heads": 2, "bos_token_id": 0, "eos_token_id": 0}  # fmt: skip
 
 
 class Called(TorchFunctionMode):
@@ -145,6 +148,19 @@ def test_wrapper_tensors_counts_and_trees() -> None:
         assert doors.times_written(torch.zeros(2)) == 0
 
 
+def test_the_hooks_that_collect_maps_are_known_and_forgotten() -> None:
+    model: Any = AutoModel.from_config(AutoConfig.for_model("llama", **SMALL))
+    assert doors.capturing(model) is None
+    model(torch.arange(4)[None], output_hidden_states=True)
+    assert doors.capturing(model)
+    assert len(doors.forward_hooks(model.layers[0])) == 1
+    doors.forward_hooks(model.layers[0]).clear()
+    doors.set_capturing(model, None)
+    assert doors.capturing(model) is None
+    assert len(model(torch.arange(4)[None], output_hidden_states=True).hidden_states) == 2
+    assert len(doors.forward_hooks(model.layers[0])) == 1
+
+
 def test_tensors_inside_a_tensor() -> None:
     class Pair(Tensor):
         def __tensor_flatten__(self) -> tuple[list[str], None]:
@@ -254,6 +270,7 @@ GONE: list[tuple[str, str, Break, Callable[[], Any]]] = [
      lambda: doors.empty_wrapper(Tensor, [2], torch.float32, torch.device("cpu"))),
     ("torch", "Tensor._version", WHOLE, lambda: doors.times_written(torch.zeros(2).as_subclass(Uncounted))),
     ("torch", "OpOverload._schema", WHOLE, lambda: doors.writes(SimpleNamespace())),
+    ("torch", "Module._forward_hooks", WHOLE, lambda: doors.forward_hooks(cast("nn.Module", SimpleNamespace()))),
     ("torch", "torch._dynamo.OptimizedModule", lambda patch: remove(patch, torch._dynamo, "OptimizedModule"),
      lambda: doors.compiled_from(nn.Linear(2, 2))),
     ("torch", "torch.utils._pytree.tree_map_only", lambda patch: remove(patch, _pytree, "tree_map_only"),
