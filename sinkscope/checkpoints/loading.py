@@ -17,6 +17,7 @@ from sinkscope.checkpoints.measurable import check_finite, check_object
 from sinkscope.checkpoints.placement import Placement
 from sinkscope.checkpoints.quiet import quiet_transformers
 from sinkscope.checkpoints.sources import Source, find_source, first_line, pickled_files, shorten, weight_paths
+from sinkscope.checkpoints.stored_types import check_stored_types
 from sinkscope.checkpoints.weight_files import stamps, weights_hash
 from sinkscope.checkpoints.wrappers import inner_model, wrapped_name
 from sinkscope.errors import OutOfMemory, SinkscopeError
@@ -56,8 +57,9 @@ def open_checkpoint(name: str, options: LoadOptions = LoadOptions()) -> Checkpoi
     if options.device_map is None and options.tensor_parallel == 1:
         model = _to_device(model, device)
     model.eval()
-    check_finite(name, model)
     files = weight_paths(source, getattr(type(model.config), "extra_files", ()))
+    check_stored_types(name, model, files)
+    check_finite(name, model)
     noted = stamps(files) | noted
     facts = {
         "id": name,

@@ -222,6 +222,25 @@ def test_nan_weights_are_refused_by_name(name: str, check: tuple[str, ...], copi
     assert name in refused(copied, *check)
 
 
+@pytest.mark.parametrize(("dtype", "kind"), [(torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3")])
+def test_codes_without_a_quantization_config_are_refused_by_name(
+    dtype: torch.dtype, kind: str, copied: Path, refused: Refused
+) -> None:
+    def encode(weights: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in weights if name.endswith("proj.weight")]:
+            weights[name] = weights[name].mul(100).to(dtype)
+
+    edit_weights(copied, encode)
+    message = refused(copied)
+    assert f"layers.0.mlp.down_proj.weight are stored as {kind}" in message
+    assert "quantization_config" in message
+
+
+def test_a_buffer_of_integers_is_no_harm(copied: Path) -> None:
+    edit_weights(copied, lambda weights: weights.update({"model.embed_tokens.position_ids": torch.arange(4)}))
+    open_checkpoint(str(copied))
+
+
 def test_overflow_in_half_precision_says_so(copied: Path, refused: Refused) -> None:
     """Finite weights whose products exceed float16."""
     edit_weights(copied, lambda weights: weights["model.layers.1.self_attn.q_proj.weight"].mul_(60_000.0))
