@@ -12,7 +12,7 @@ from torch import nn
 from sinkscope.capture.private_doors import base_class, has_sdpa
 from sinkscope.checkpoints.causal import need_causal
 from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts
-from sinkscope.checkpoints.keys import check_keys
+from sinkscope.checkpoints.keys import check_gguf_layers, check_keys
 from sinkscope.checkpoints.measurable import check_finite, check_object
 from sinkscope.checkpoints.placement import Placement
 from sinkscope.checkpoints.quiet import quiet_transformers
@@ -59,6 +59,7 @@ def open_checkpoint(name: str, options: LoadOptions = LoadOptions()) -> Checkpoi
     model.eval()
     files = weight_paths(source, getattr(type(model.config), "extra_files", ()))
     check_stored_types(name, model, files)
+    warnings += [line for file in files if source.gguf for line in check_gguf_layers(name, model, file)]
     check_finite(name, model)
     noted = stamps(files) | noted
     facts = {

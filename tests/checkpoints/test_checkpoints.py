@@ -298,6 +298,33 @@ def write_gguf(path: Path, layers: int = 1, rows: int = 100) -> Path:
     return path
 
 
+def write_whole_gguf(path: Path, said: int, held: int) -> Path:
+    """A GGUF of a tiny Llama whose header says that it has `said` layers, with the weights of `held`."""
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(path, "llama")
+    writer.add_block_count(said)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(48)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(4)
+    writer.add_context_length(64)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(100)
+    square, wide = (32, 32), (48, 32)
+    names = {"attn_norm": (32,), "ffn_norm": (32,), "attn_q": square, "attn_k": square, "attn_v": square}
+    names |= {"attn_output": square, "ffn_gate": wide, "ffn_up": wide, "ffn_down": wide[::-1]}
+    shapes = {"token_embd": (100, 32), "output_norm": (32,), "output": (100, 32)}
+    shapes |= {f"blk.{layer}.{name}": shape for layer in range(held) for name, shape in names.items()}
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", np.full(shape, 0.1, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 @pytest.mark.parametrize("data", [b"", b"GGUF", b"garbage" * 100, b"GGUF\x03\0\0\0" + b"\xff" * 64], ids=len)
 def test_damaged_gguf(data: bytes, tmp_path: Path, refused: Refused) -> None:
     path = tmp_path / "model.gguf"
@@ -315,6 +342,14 @@ def test_truncated_gguf(keep: float, tmp_path: Path, refused: Refused) -> None:
 
 def test_gguf_that_lacks_weights(tmp_path: Path, refused: Refused) -> None:
     assert "model.gguf" in refused(write_gguf(tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize("said", [1, 2])
+def test_layers_past_a_gguf_s_own_number_are_named(said: int, tmp_path: Path) -> None:
+    path = write_whole_gguf(tmp_path / "model.gguf", said, held=2)
+    named = f"{path} holds weights of layers that LlamaModel has no place for, as its header describes it: "
+    expected = [] if said == 2 else [f"{named}blk.1.attn_norm.weight and 8 more; they are not measured"]
+    assert open_checkpoint(str(path)).warnings == expected
 
 
 def test_absent_gguf(tmp_path: Path, refused: Refused) -> None:
