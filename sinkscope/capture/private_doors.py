@@ -50,6 +50,27 @@ def mask_functions() -> MutableMapping[str, Any]:
     return _part("transformers", AttentionMaskInterface, "AttentionMaskInterface._global_mapping")
 
 
+def registry_of(interface: type[Any]) -> MutableMapping[str, Any]:
+    """The registry behind one of the two interfaces, by name."""
+    return _part("transformers", interface, f"{interface.__name__}._global_mapping")
+
+
+def set_registry(interface: type[Any], registry: MutableMapping[str, Any]) -> None:
+    """Makes every instance of the interface look names up in `registry`."""
+    registry_of(interface)  # raises where the attribute moved: setting a new one would have no effect
+    interface._global_mapping = registry
+
+
+def shared_registries() -> dict[str, Mapping[str, Any]]:
+    """The two registries as most models see them, with what was assigned to the shared instances alone."""
+    from transformers import masking_utils, modeling_utils
+
+    return {
+        "attention": _part("transformers", modeling_utils, "modeling_utils.ALL_ATTENTION_FUNCTIONS"),
+        "mask": _part("transformers", masking_utils, "masking_utils.ALL_MASK_ATTENTION_FUNCTIONS"),
+    }
+
+
 def mask_sizes(given: Mapping[str, Any]) -> tuple[int, int, int]:
     """Batch size, queries and keys of the mask that a mask function makes from these arguments."""
     try:
@@ -96,7 +117,20 @@ def causal_class_names() -> set[str]:
     return set(_part("transformers", modeling_auto, f"modeling_auto.{name}").values())
 
 
-# torch: tensors without storage, how often a tensor was written into, and its multi-head attention
+def capturing(model: nn.Module) -> bool | None:
+    """Whether transformers has put hooks into this model that collect the maps it returns; None where it never did."""
+    return vars(model).get("_output_capturing_hooks_installed")
+
+
+def set_capturing(model: nn.Module, state: bool | None) -> None:
+    """Tells transformers whether its hooks are in this model; None where it never put any."""
+    vars(model).pop("_output_capturing_hooks_installed", None)
+    if state is not None:
+        vars(model)["_output_capturing_hooks_installed"] = state
+
+
+# torch: tensors without storage or made of others, how often one was written into, compiled modules, multi-head
+# attention
 
 
 def empty_wrapper(kind: type[Any], shape: list[int], dtype: torch.dtype, device: torch.device) -> Any:
@@ -131,6 +165,26 @@ def weak_tensor_table() -> MutableMapping[Tensor, Any]:
     except ImportError:
         raise moved("torch", "torch.utils.weak.WeakTensorKeyDictionary") from None
     return WeakTensorKeyDictionary()
+
+
+def forward_hooks(module: nn.Module) -> MutableMapping[int, Any]:
+    """A module's forward hooks, by the number that their registration gave them."""
+    return _part("torch", module, "Module._forward_hooks")
+
+
+def inner_tensors(tensor: Tensor) -> list[Tensor]:
+    """The tensors that a tensor subclass says it is made of; none where it does not say."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    return [] if flatten is None else [getattr(tensor, name) for name in flatten()[0]]
+
+
+def compiled_from(module: nn.Module) -> nn.Module | None:
+    """The module that torch.compile has wrapped; None where this is no such wrapper."""
+    try:
+        from torch._dynamo import OptimizedModule
+    except ImportError:
+        raise moved("torch", "torch._dynamo.OptimizedModule") from None
+    return _part("torch", module, "OptimizedModule._orig_mod") if isinstance(module, OptimizedModule) else None
 
 
 def open_multi_head_attention() -> Callable[..., Any]:

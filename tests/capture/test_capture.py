@@ -52,11 +52,16 @@ def test_everything_is_put_back_after_an_exception() -> None:
 
 def test_self_check_leaves_the_model_as_it_was() -> None:
     model = tiny("gemma3")
-    before = model.config._attn_implementation
+    before, state = model.config._attn_implementation, hooks(model)
     with torch.no_grad():
         plain = model(random_ids(1, 40)).last_hidden_state
         run = sinkscope.scan(model, data=random_ids(2, 40))
+        assert hooks(model) == state
         assert torch.equal(model(random_ids(1, 40)).last_hidden_state, plain)
+        # transformers puts its own hooks in again, once, when it is asked for what they collect
+        for _ in range(2):
+            assert len(model(random_ids(1, 40), output_hidden_states=True).hidden_states) == 4
+            assert len(sinkscope.scan(model, data=random_ids(2, 40)).heads) == 12
     assert run.manifest.self_check.status == "passed"
     assert run.manifest.self_check.layers == 3
     assert model.config._attn_implementation == before

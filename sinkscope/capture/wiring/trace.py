@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from sinkscope.capture.alone import here
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.interface import shadowed
 from sinkscope.capture.kernels.attend import read
@@ -71,7 +72,7 @@ class _Trace:
     def run(self, forward: Callable[[], Any]) -> dict[str, Wiring]:
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            stack.enter_context(shadowed(self._attention))
+            stack.enter_context(shadowed(self.model, self._attention))
             for handle in self._hooks():
                 stack.callback(handle.remove)
             forward()
@@ -81,9 +82,9 @@ class _Trace:
         watched = self.blocks | set(self.sites)
         for path, module in self.model.named_modules():
             if path in watched:
-                yield module.register_forward_pre_hook(self._enter(path), with_kwargs=True)
+                yield module.register_forward_pre_hook(here(self._enter(path)), with_kwargs=True)
             if any(path.startswith(f"{above}.") or path == above for above in watched):
-                yield module.register_forward_hook(self._leave(path), with_kwargs=True)
+                yield module.register_forward_hook(here(self._leave(path)), with_kwargs=True)
 
     def _attention(self, module: nn.Module, call: AttentionCall) -> Tensor:
         self.calls[self.names.get(module, "")] = call

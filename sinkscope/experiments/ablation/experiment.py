@@ -12,6 +12,7 @@ import numpy as np
 from torch import nn
 
 from sinkscope.capture import Plan, plan
+from sinkscope.capture.alone import alone
 from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.checkpoints.probes import probe
@@ -30,6 +31,7 @@ from sinkscope.runs.run import Run, load_run
 TOKENS = ("first",)
 
 
+@alone("an ablation")
 def ablate(
     model: Any,
     run: Run | str | Path,
@@ -140,8 +142,8 @@ class _LossMeter:
 def _hide_first(meter: _LossMeter, unablated: Arm, epsilon: float) -> Arm:
     """The arm with key 0 hidden. Sink rates are measured without and with hiding and stored in the two arms."""
     before, after = SinkCount(epsilon, len(meter.plan.sites)), SinkCount(epsilon, len(meter.plan.sites))
-    meter.measure(watched(before.receive, meter.plan.failures))
-    losses = meter.measure(first_token_hidden(after.receive, meter.plan.failures))
+    meter.measure(watched(meter.model, before.receive, meter.plan.failures))
+    losses = meter.measure(first_token_hidden(meter.model, after.receive, meter.plan.failures))
     unablated.sinks = before.rates()
     return Arm(HIDDEN, losses=losses, sinks=after.rates())
 

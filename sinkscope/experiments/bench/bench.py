@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sinkscope.capture.alone import alone
 from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
 from sinkscope.checkpoints.causal import NotCausal
 from sinkscope.checkpoints.checkpoint import check_length
@@ -27,6 +28,7 @@ SEQ_LEN, ROUNDS = 1024, 5
 SHORTEST = 32
 
 
+@alone("a benchmark")
 def bench(
     model: Any, *, seq_len: int | None = None, batch_size: int | None = None, rounds: int = ROUNDS,
     options: LoadOptions = LoadOptions(), progress: Progress | None = None,
