@@ -55,7 +55,7 @@ def _contrast(a: Domain, b: Domain, sites: list[Site]) -> pd.DataFrame:
     shared = [site for site in sites if site.name in a.sites and site.name in b.sites]
     first = np.concatenate([a.sites[site.name].head(METRIC) for site in shared], axis=1)
     second = np.concatenate([b.sites[site.name].head(METRIC) for site in shared], axis=1)
-    paired = len(first) == len(second) and a.documents[: len(first)] == b.documents[: len(second)]
+    paired = len(first) == len(second) and a.reads_as(b, len(first))
     found = paired_difference(first, second) if paired else welch_difference(first, second)
     low, high = bootstrap_interval(first, second, paired)
     q = false_discovery(found.p)
