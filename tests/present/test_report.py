@@ -77,7 +77,7 @@ def test_the_data_of_every_head() -> None:
 
 def test_names_tokens_and_paths_stay_text() -> None:
     evil = hostile(scanned(), EVIL)
-    text = render_report([evil, evil], compare(evil, evil, bootstrap=False))
+    text = render_report([evil, evil], compare(evil, evil))
     page = Page(text)
     assert len(page.scripts) == 2
     assert not page.all("img")
@@ -132,7 +132,7 @@ def test_keyboard_reaches_every_map_and_dark_is_known() -> None:
 @pytest.mark.slow
 def test_a_thousand_heads_stay_under_five_megabytes() -> None:
     run = enlarged(scanned(), 32, 32)
-    page = render_report([run, run], compare(run, run, bootstrap=False))
+    page = render_report([run, run], compare(run, run))
     assert len(page.encode()) < 5_000_000
     assert len(data_of(Page(page))[0]["heads"]) == 1024
 
