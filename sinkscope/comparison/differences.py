@@ -3,8 +3,11 @@
 All functions take whole arrays whose first axis is the sequences; NaN is a missing value.
 
 Test and interval are one statement: the 95 % interval leaves out 0 exactly where p < 0.05. Student's t was chosen by
-measured coverage: at 4 and 8 sequences the BCa bootstrap covers the truth in 73 to 90 % of samples, and on shares near
-0 a studentised bootstrap covers it no better than t. tests/comparison/test_calibration.py prints the coverage.
+measured coverage. With 4 to 32 sequences its intervals hold the truth in 93 to 98 % of samples of normal values and of
+shares near 0 or 1; where the difference itself is as skewed as an exponential, in 88, 89, 91 and 93 % with 4, 8, 16 and
+32. The BCa bootstrap does so in 71 to 82 % with 4. A studentised bootstrap mends the skewed case alone, with 4 by
+intervals twice as wide; its p-values end at 1 in the number of resamples, too coarse for the false discovery rate of a
+thousand heads. tests/comparison/test_calibration.py measures and prints the coverage.
 """
 
 from __future__ import annotations
