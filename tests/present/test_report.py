@@ -137,6 +137,18 @@ def test_a_thousand_heads_stay_under_five_megabytes() -> None:
     assert len(data_of(Page(page))[0]["heads"]) == 1024
 
 
+def test_changes_stand_with_q_and_those_within_noise_are_counted() -> None:
+    run = scanned()
+    result = compare(run, run)
+    change = {"domain": "<i>", "layer": 1, "head": 2, "metric": "sink_score", "a": 0.2, "b": 0.45, "q": 0.003}
+    result.changes["gained_sink"], result.within_noise["gained_sink"] = [change], [change] * 2
+    text = render_report([run, run], result)
+    assert (
+        "1.2 on &lt;i&gt; (0.2 to 0.45, q 0.003); 2 more crossed the threshold without a difference that holds" in text
+    )
+    assert "</strong> none; " not in text
+
+
 def test_long_texts_are_thinned_and_keep_their_peaks() -> None:
     alpha = np.full(4096, 1e-4)
     alpha[0], alpha[1777] = 0.5, 0.3
