@@ -221,14 +221,17 @@ def _refuse_other_quantities(path: Path, theirs: dict[str, list[str]], own: dict
 
 
 def first_difference(own: Any, theirs: Any, names: list[str]) -> str:
-    """Names the first entry in which two keys differ: `model.dtype (bfloat16 there, float32 now)`."""
-    name = names[0]
+    """Names the first entry in which two keys differ: `model.dtype (bfloat16 there, float32 now)`.
+
+    An entry that one key leaves to the default comes last: the default may be what the other one asks for.
+    """
+    name = min(names, key=lambda each: own.get(each) is None or theirs.get(each) is None)
     first, second = own.get(name), theirs.get(name)
     if isinstance(first, dict) and isinstance(second, dict):
         inner = [key for key in {**first, **second} if first.get(key) != second.get(key)]
         rest = first_difference(first, second, inner)
         return rest if name in ("request", "text") else f"{name}.{rest}"
-    shown = [text if len(text) <= 40 else "..." for text in (str(second), str(first))]
+    shown = [text if len(text) <= 40 else f"{text[:18]}...{text[-18:]}" for text in (str(second), str(first))]
     return f"{name} ({shown[0]} there, {shown[1]} now)"
 
 

@@ -74,6 +74,12 @@ def read_source(spec: str) -> Source:
     return Source(spec, documents)
 
 
+def origin(spec: str) -> str:
+    """What a SPEC reads from, whichever field: a file's absolute path; the name of a corpus or a dataset's split."""
+    name = spec.partition("#")[0]
+    return name if name.startswith("hf:") or Path(name).suffix.lower() not in SUFFIXES else str(Path(name).resolve())
+
+
 def check_spec(spec: str) -> None:
     """Raises SinkscopeError for a SPEC that no model can read; called before a model is loaded."""
     if spec in (*BUILT_IN, *SYNTHETIC):

@@ -158,7 +158,8 @@ def _dormant(heads: pd.DataFrame, asked: Request) -> DormantHeads:
     domains = heads["domain"].nunique() if "domain" in heads else 1
     counts = chosen.groupby(["layer", "head"], sort=False).size()
     named = sorted((int(layer), int(head)) for (layer, head), count in counts.items() if count == domains)
-    return DormantHeads(rule=asked.dormant_rule, count=len(named), heads=named)
+    some = len(counts) - len(named)
+    return DormantHeads(rule=asked.dormant_rule, count=len(named), heads=named, in_some_domains=some)
 
 
 def _profile(stream: Stream, metric: str) -> np.ndarray:

@@ -33,7 +33,9 @@ def _words(summary: StreamSummary, asked: Request) -> list[str]:
     elif massive.present is False:
         words.append("No massive activation: no element is above 100 and above 1000 x its layer's median.")
     dormant = summary.dormant
-    words.append(f"Dormant by {dormant.rule}: {dormant.count or 'none'} of {summary.heads} heads.")
+    some = dormant.in_some_domains
+    spread = f" in every domain, {some} in some domains only" if some else ""
+    words.append(f"Dormant by {dormant.rule}: {dormant.count or 'none'} of {summary.heads} heads{spread}.")
     far = len(summary.windows.layers_out_of_reach)
     if far:
         words.append(

@@ -29,7 +29,7 @@ from sinkscope.cli import app
 from sinkscope.cli.options import slugs
 from sinkscope.engine import shards as shards_module
 from sinkscope.engine.collector import Part
-from sinkscope.engine.shards import Shard, Shards
+from sinkscope.engine.shards import Shard, Shards, first_difference
 from sinkscope.metrics.quantities import quantity_set
 from sinkscope.runs.folder import UNFINISHED as SHARDS
 from sinkscope.runs.run import Run, load_run
@@ -405,6 +405,21 @@ def test_several_models_each_have_their_folder(scan_cli: Scan, tiny_folder: Path
     assert again.stderr.count("already finished") == 2
 
 
+def test_another_seed_is_named_though_the_data_were_left_to_the_default(tiny_folder: Path, tmp_path: Path) -> None:
+    """No --data and `--data prose` ask for the same text; the seed alone decides which documents are read."""
+    words = (tiny_folder, "--out", tmp_path / "run")
+    assert scan_several(*words).exit_code == 0
+    again = scan_several(*words, "--data", "prose", "--seed", 1, "--resume")
+    assert again.exit_code == 2
+    assert "holds a finished run with another seed (0 there, 1 now)" in again.stderr
+
+
+def test_long_values_that_differ_are_told_apart() -> None:
+    folder = "a-long-name-of-a-folder/" * 3
+    told = first_difference({"data": [f"{folder}b.jsonl"]}, {"data": [f"{folder}a.jsonl"]}, ["data"])
+    assert told == "data (['a-long-name-of-a...a-folder/a.jsonl'] there, ['a-long-name-of-a...a-folder/b.jsonl'] now)"
+
+
 def scan_several(*words: object) -> Result:
     few = ("--seq-len", "16", "--num-sequences", "2", "--no-self-check")
     return CliRunner().invoke(app, ["scan", *map(str, words), *few])
@@ -421,6 +436,7 @@ def test_a_finished_run_is_kept_for_the_scan_that_made_it_only(tiny_folder: Path
     assert other.stderr.count("holds a finished run with another data (['random'] there, ['repeated'] now)") == 2
     one = (copied, "--out", tmp_path / "runs" / "copied", "--data", "random", "--resume")
     assert "another epsilon (0.3 there, 0.5 now)" in scan_several(*one, "--epsilon", 0.5).stderr
+    assert "another seed (0 there, 1 now)" in scan_several(*one, "--seed", 1).stderr
     config = json.loads((copied / "config.json").read_text("utf-8"))
     (copied / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.1}), "utf-8")
     several = scan_several(*words, "--resume")

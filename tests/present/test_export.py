@@ -57,6 +57,21 @@ def test_intervals_are_students() -> None:
     assert (row["bos_mass_low"], row["bos_mass_high"]) == (pytest.approx(low), pytest.approx(high))
 
 
+@pytest.mark.parametrize(("level", "keys"), [("head", ["layer", "head"]), ("layer", ["layer"]), ("model", [])])
+def test_intervals_count_the_sequences_that_were_measured(level: str, keys: list[str]) -> None:
+    """Three of eight sequences, as where a metric is measured on a few only: two degrees of freedom."""
+    run = scanned()
+    short, name = run.sequences["sequence"] >= 3, "matrix_entropy" if level != "head" else "bos_mass"
+    run.sequences.loc[short, name] = np.nan
+    rows = run.sequences[run.sequences[name].notna()]
+    table = run.heads if level == "head" else run.layers
+    if level != "model":
+        found = rows.groupby(keys)[name]
+        table[name], table[f"{name}_sem"] = found.mean().to_numpy(), found.sem().to_numpy()
+    row = paper_table([run], level, [name]).frame.iloc[0]
+    assert row[f"{name}_high"] - row[name] == pytest.approx(row[f"{name}_sem"] * stats.t.ppf(0.975, 2))
+
+
 def test_models_down_metrics_across() -> None:
     runs = [scanned(), scanned("noise", text=1)]
     runs[1].manifest.model.id = "other"

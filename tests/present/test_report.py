@@ -77,7 +77,7 @@ def test_the_data_of_every_head() -> None:
 
 def test_names_tokens_and_paths_stay_text() -> None:
     evil = hostile(scanned(), EVIL)
-    text = render_report([evil, evil], compare(evil, evil, bootstrap=False))
+    text = render_report([evil, evil], compare(evil, evil))
     page = Page(text)
     assert len(page.scripts) == 2
     assert not page.all("img")
@@ -132,9 +132,21 @@ def test_keyboard_reaches_every_map_and_dark_is_known() -> None:
 @pytest.mark.slow
 def test_a_thousand_heads_stay_under_five_megabytes() -> None:
     run = enlarged(scanned(), 32, 32)
-    page = render_report([run, run], compare(run, run, bootstrap=False))
+    page = render_report([run, run], compare(run, run))
     assert len(page.encode()) < 5_000_000
     assert len(data_of(Page(page))[0]["heads"]) == 1024
+
+
+def test_changes_stand_with_q_and_those_within_noise_are_counted() -> None:
+    run = scanned()
+    result = compare(run, run)
+    change = {"domain": "<i>", "layer": 1, "head": 2, "metric": "sink_score", "a": 0.2, "b": 0.45, "q": 0.003}
+    result.changes["gained_sink"], result.within_noise["gained_sink"] = [change], [change] * 2
+    text = render_report([run, run], result)
+    assert (
+        "1.2 on &lt;i&gt; (0.2 to 0.45, q 0.003); 2 more crossed the threshold without a difference that holds" in text
+    )
+    assert "</strong> none; " not in text
 
 
 def test_long_texts_are_thinned_and_keep_their_peaks() -> None:

@@ -30,7 +30,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 def written(folder: Path, *runs: Run) -> Path:
     path = folder / "report.html"
-    result = compare(*runs, bootstrap=False) if len(runs) == 2 else None
+    result = compare(*runs) if len(runs) == 2 else None
     path.write_text(render_report(list(runs), result), encoding="utf-8")
     return path
 

@@ -149,7 +149,7 @@ def test_no_text_of_a_run_folder_reaches_the_terminal_as_it_is() -> None:
     other.sequences = other.sequences.rename(columns={"entropy": evil})
     moved = copy.deepcopy(other)
     moved.sequences[[evil, "bos_mass"]] += 0.1
-    for text in render_run(run), render_comparison(compare(other, moved, metrics=["bos_mass", evil], bootstrap=False)):
+    for text in render_run(run), render_comparison(compare(other, moved, metrics=["bos_mass", evil])):
         assert "\x1b" not in text
         assert "\n::error::y" not in text
         assert "\\x1b[31mX" in text

@@ -50,6 +50,8 @@ class DormantHeads(Record):
     """Number of dormant heads."""
     heads: list[Head]
     """[layer, head] of each dormant head."""
+    in_some_domains: int = 0
+    """Number of heads that are dormant in some of the domains, but not in every one."""
 
 
 class DormancyScores(Record):
