@@ -11,6 +11,8 @@ import pytest
 from conftest import make_model, make_tokenizer
 from desk import scanned
 
+pytestmark = pytest.mark.slow
+
 COMMANDS = {
     "version": "--version",
     "metrics": "metrics",
