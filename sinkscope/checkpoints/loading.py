@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from sinkscope.capture.private_doors import base_class, has_sdpa
+from sinkscope.checkpoints.bounds import Bounds
 from sinkscope.checkpoints.causal import need_causal
 from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts
 from sinkscope.checkpoints.keys import check_gguf_layers, check_keys
@@ -133,7 +134,7 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except Exception as error:  # each backend that is absent has an exception of its own
         raise SinkscopeError(f"device {name!r} is not available here: use cpu or auto ({first_line(error)})") from None
     if device.type == "meta":
         raise SinkscopeError("device 'meta' holds no numbers: use cpu, cuda or auto")
@@ -161,7 +162,7 @@ def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) 
     if source.gguf:
         common["gguf_file"] = source.gguf
     try:
-        with placement:
+        with placement, Bounds(source):
             config = AutoConfig.from_pretrained(source.location, **common)
             placement.check(source.name, config)
             if options.head:

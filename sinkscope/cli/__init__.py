@@ -24,7 +24,7 @@ from sinkscope.cli import (
     schema,
     trigger,
 )
-from sinkscope.cli.common import BAD_INPUT, discard_stdout, encode_anything, guarded, say
+from sinkscope.cli.common import BAD_INPUT, discard_stdout, encode_anything, guarded, open_closed_streams, say
 from sinkscope.engine.launch import leave
 from sinkscope.engine.launcher import hush
 from sinkscope.errors import SinkscopeError
@@ -64,7 +64,7 @@ def root(
     if version:
         from sinkscope import __version__
 
-        typer.echo(__version__)
+        sys.stdout.write(f"{__version__}\n")
         raise typer.Exit
 
 
@@ -73,6 +73,7 @@ def main() -> None:
 
     It flushes stdout itself, because a flush that fails while Python exits would end with code 120.
     """
+    open_closed_streams()
     try:
         hush()
     except SinkscopeError as error:

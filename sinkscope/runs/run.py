@@ -118,7 +118,7 @@ def load_run(path: str | Path) -> Run:
         if missing:
             raise ValueError(f"its manifest names no table {missing[0]}")
         tables = {name: _read_table(folder, name, manifest) for name in expected}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SinkscopeError(
             f"run {folder} is damaged: {(str(error).splitlines() or [type(error).__name__])[0]}"
         ) from None
@@ -134,7 +134,7 @@ def read_manifest(found: dict[str, Any], where: str) -> Manifest:
     if version == 1:
         try:
             found = manifest_from_0_1(found)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise SinkscopeError(f"{where} is damaged: {type(error).__name__} {error}") from None
     elif version != SCHEMA_VERSION:
         raise SinkscopeError(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -181,12 +183,34 @@ def test_a_launch_that_there_is_not_is_one_line(
         raise ValueError("environment variable MASTER_ADDR expected, but not set")
 
     monkeypatch.setattr("accelerate.PartialState", unreachable)
+    monkeypatch.setattr("sinkscope.engine.joining._in_vain", False)
     for name, value in {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     assert as_command(*words) == 2
     told = capsys.readouterr().err
     assert ("only `scan` runs in several processes" if words[0] == "check" else "or unset LOCAL_RANK") in told
+    assert "LOCAL_RANK=0, RANK=0, WORLD_SIZE=2" in told
     assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_launch_whose_other_processes_never_appear_is_told_soon(rank: str) -> None:
+    """What is left of another launch names an address, at which nobody else calls."""
+    port = str(20_000 + 2 * (os.getpid() % 5_000) + int(rank))
+    left = {"LOCAL_RANK": rank, "RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    code = (
+        "import sys; from datetime import timedelta; from sinkscope.engine import launch; "
+        "from sinkscope.cli import main; launch.START = timedelta(seconds=1)"
+        "; launch.Launched.__init__.__defaults__ = ('auto', False, launch.START)"
+        "; sys.argv = ['sinkscope', 'scan', 'example:trigger-softmax']; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | left, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"sinkscope: error: the environment tells of a launch (LOCAL_RANK={rank}, ")
+    assert "did not appear within 1 s" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 # Options
@@ -211,6 +235,11 @@ BAD_OPTIONS: dict[str, tuple[str, str]] = {
     "--format xlsx": ("--format", "csv, parquet"),
     "--bos maybe": ("--bos", "auto, always, never"),
     "--seed -1": ("--seed", "-1"),
+    f"--seed {10**26}": ("--seed", "at most"),
+    f"--num-sequences {10**26}": ("--num-sequences", "at most 1,000,000"),
+    f"--seq-len {10**26} --data random": ("--seq-len", "at most"),
+    f"--batch-size {10**26}": ("--batch-size", "at most"),
+    f"--spectra {10**26}": ("--spectra", "at most"),
 }
 
 

@@ -32,7 +32,7 @@ def with_domains(*names: str, text: int = 0) -> Run:
 
 
 def test_separate_samples_of_several_domains_are_matched_by_name() -> None:
-    found = compare(with_domains("x", "y"), with_domains("y", "z", text=1), unpaired=True, bootstrap=False)
+    found = compare(with_domains("x", "y"), with_domains("y", "z", text=1), unpaired=True)
     assert set(found.summary["domain"]) == {"y"}
     with pytest.raises(SinkscopeError, match="the runs share no domain: x, y against z, w"):
         compare(with_domains("x", "y"), with_domains("z", "w", text=1), unpaired=True)
@@ -50,7 +50,7 @@ def test_why_runs_are_not_paired() -> None:
 def test_runs_that_judge_by_other_rules_are_told() -> None:
     run = scanned()
     run.manifest.request = run.manifest.request.model_copy(update={"epsilon": 0.2, "dormant_rule": "honor<0.1"})
-    notes = " ".join(compare(scanned(), run, bootstrap=False).notes)
+    notes = " ".join(compare(scanned(), run).notes)
     assert "the runs have different epsilons" in notes
     assert "the runs have different dormant rules" in notes
 

@@ -41,7 +41,7 @@ def test_a_map_of_differences_that_is_too_narrow_for_numbers() -> None:
     for head, shift in enumerate((0.0, 0.04, 0.2, -0.2, 0.8, -0.8)):
         other.sequences.loc[other.sequences["head"] == head, "bos_mass"] += shift
     other.sequences.loc[other.sequences["head"] == 6, "bos_mass"] = np.nan
-    text = render_comparison(compare(run, other, metrics=["bos_mass"], bootstrap=False), width=80)
+    text = render_comparison(compare(run, other, metrics=["bos_mass"]), width=80)
     assert "+ - from 0.08, ▲ ▼ from 0.4" in text
     assert "    0 ..+-▲▼?" + "." * 33 in text
 
@@ -100,7 +100,7 @@ def test_a_chart_of_one_place_without_a_number(log: bool) -> None:
 
 def test_a_page_of_runs_of_other_shapes_has_no_map_of_differences(tmp_path: Path) -> None:
     small, large = scanned(layers=2), scanned()
-    result = compare(small, large, bootstrap=False)
+    result = compare(small, large)
     page = render_report([small, large], result)
     assert "difference of" not in page
     assert "heads cannot be matched" in page

@@ -22,6 +22,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.present.paper import formats
 from sinkscope.present.paper.format import find_format, format_names
 from sinkscope.present.paper.formats.latex import escape, latex_table
+from sinkscope.present.terminal.run import render_run
 from sinkscope.runs.head_selection import selected_heads
 from sinkscope.runs.paper_table import PaperTable, paper_table
 
@@ -257,3 +258,17 @@ def test_the_command(tmp_path: Path) -> None:
     for name, start in (("t.tex", b"%"), ("t.CSV", b"layer,"), ("t.parquet", b"PAR1"), ("t.txt", b"| layer")):
         assert CliRunner().invoke(app, ["export", run, "-o", str(tmp_path / name)]).exit_code == 0
         assert (tmp_path / name).read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+x", "-x", "@x", "\tx", "::error::x", "  ::error::x", "##[error]x"])
+def test_a_name_is_neither_a_formula_nor_a_command(name: str) -> None:
+    """A spreadsheet opens the CSV, a CI runner reads what is printed."""
+    run = scanned()
+    run.manifest.model.id = name
+    text = render(paper_table([run, scanned()], "model", None), "csv")
+    assert any(line.startswith((f"'{name},", f'"\'{name}",')) for line in text.splitlines())
+    assert "\ntiny," in text
+    for form in ("csv", "latex", "markdown"):
+        for line in render(paper_table([run, scanned()], "model", None), form).splitlines():
+            assert not line.lstrip().startswith(("::", "##["))
+    assert not render_run(run, [], width=80, color=None).lstrip().startswith(("::", "##["))

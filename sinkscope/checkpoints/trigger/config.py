@@ -33,6 +33,10 @@ KINDS = {
 }
 
 
+MOST = 256
+"""The largest number of layers, and of heads in each."""
+
+
 class TriggerConfig(PretrainedConfig):  # type: ignore[misc]
     """Sizes and attention of a trigger model, and how it was trained (`training`: seed, command, steps, errors).
 
@@ -57,6 +61,8 @@ class TriggerConfig(PretrainedConfig):  # type: ignore[misc]
         for name, value in (("layers", num_hidden_layers), ("heads", num_attention_heads)):
             if value < 1:
                 raise SinkscopeError(f"{name} {value}: at least 1 is needed")
+            if value > MOST:
+                raise SinkscopeError(f"{name} {value}: at most {MOST} is possible")
         check_sizes(hidden_size, length)
         self.attention = attention
         self.hidden_size = hidden_size

@@ -20,7 +20,7 @@ BOS, TRIGGER = 0, 1
 
 EVALUATION_TRIGGER = 7
 EVALUATION_SEQUENCES = 1000
-SMALLEST = 4
+SMALLEST, LARGEST = 4, 4096
 EVALUATION_OFFSET = 1_000_003
 SEEDS = 2**62
 """Seeds are below this, so that a seed with EVALUATION_OFFSET added fits into 64 bits."""
@@ -42,6 +42,9 @@ def check_sizes(dim: int, length: int) -> None:
         raise SinkscopeError(
             f"length {length}: the task needs at least {SMALLEST} positions (BOS, a token, two triggers)"
         )
+    for name, size in (("dimension", dim), ("length", length)):
+        if size > LARGEST:
+            raise SinkscopeError(f"{name} {size}: at most {LARGEST} is possible")
 
 
 def check_seed(seed: int) -> None:

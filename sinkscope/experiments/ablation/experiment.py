@@ -26,6 +26,7 @@ from sinkscope.experiments.ablation.loss import sequence_losses
 from sinkscope.experiments.ablation.result import HIDDEN, RANDOM, UNABLATED, Ablation, Arm, summarise
 from sinkscope.experiments.ablation.sinks import SinkCount
 from sinkscope.inputs import Corpus
+from sinkscope.runs.defaults import check_not_too_large
 from sinkscope.runs.run import Run, load_run
 
 TOKENS = ("first",)
@@ -77,6 +78,10 @@ def ablate(
     shares = check_fractions(list(fractions))
     if tokens is not None and tokens not in TOKENS:
         raise SinkscopeError(f"--tokens {tokens!r}: one of {', '.join(TOKENS)}")
+    for option, number in (("seq-len", seq_len), ("num-sequences", num_sequences), ("draws", draws), ("seed", seed)):
+        check_not_too_large(option, number)
+    if seed < 0:
+        raise SinkscopeError(f"--seed {seed}: 0 or more is needed")
     if draws < 2:
         raise SinkscopeError(f"--draws {draws}: at least 2 random choices are needed for a control")
     if not chosen or not shares:

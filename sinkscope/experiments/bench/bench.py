@@ -23,6 +23,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.bench.contenders import Passes
 from sinkscope.experiments.bench.memory import free_bytes
 from sinkscope.experiments.bench.result import EAGER, Cost, Speed
+from sinkscope.runs.defaults import check_not_too_large
 
 SEQ_LEN, ROUNDS = 1024, 5
 SHORTEST = 32
@@ -49,6 +50,8 @@ def bench(
     for option, number in (("--rounds", rounds), ("--batch-size", batch_size)):
         if number is not None and number < 1:
             raise SinkscopeError(f"{option} {number}: at least 1 is needed")
+    for name, given in (("rounds", rounds), ("batch-size", batch_size), ("seq-len", seq_len)):
+        check_not_too_large(name, given)
     report("loading", 0, 0)
     checkpoint, has_head = _open(model, options)
     length = _length(seq_len, checkpoint)

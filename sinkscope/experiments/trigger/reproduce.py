@@ -17,6 +17,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.trigger.evaluation import Evaluation, evaluate
 from sinkscope.experiments.trigger.theory import forced_curve
 from sinkscope.experiments.trigger.training import Progress, Recipe, train
+from sinkscope.runs.defaults import check_not_too_large
 from sinkscope.runs.folder import write_file
 
 ATTENTIONS, SIZES, SEEDS = ("softmax", "relu"), (1, 2, 4), 3
@@ -58,6 +59,7 @@ def recipes(attentions: Sequence[str] = ATTENTIONS, sizes: Sequence[int] = SIZES
     """
     if seeds < 1:
         raise SinkscopeError(f"seeds {seeds}: at least 1 is needed")
+    check_not_too_large("seeds", seeds)
     plans = [Recipe(kind, size, size, seed=seed) for size in sizes for seed in range(seeds) for kind in attentions]
     for recipe in plans:
         recipe.config()

@@ -24,6 +24,7 @@ from sinkscope.checkpoints.trigger.config import TriggerConfig
 from sinkscope.checkpoints.trigger.model import TriggerModel
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.trigger.interrupts import held_interrupts, one_thread
+from sinkscope.runs.defaults import check_not_too_large
 
 BATCH, BETAS, STOP = 128, (0.9, 0.95), 5e-3
 """Sequences per step; Adam's betas; the bound on the largest absolute error of a solved task."""
@@ -68,6 +69,7 @@ class Recipe:
         """The model's configuration. Raises SinkscopeError for sizes, steps or an attention that are not possible."""
         if self.steps < 1:
             raise SinkscopeError(f"steps {self.steps}: at least 1 is needed")
+        check_not_too_large("steps", self.steps)
         task.check_seed(self.seed)
         return TriggerConfig(
             attention=self.attention,
