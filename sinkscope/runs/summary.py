@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.capture import Site
-from sinkscope.capture.kernels.sums import EARLY
 from sinkscope.metrics.mass import eligible_keys
-from sinkscope.runs.averages import mean, sem, uniform_alpha
+from sinkscope.runs.averages import mean, sem
 from sinkscope.runs.dormancy import agreement
 from sinkscope.runs.massive import massive_activations, token_at
 from sinkscope.runs.request import Request
@@ -83,7 +82,7 @@ def _stream(
         tokens_per_sequence=queries,
         causal=causal,
         sink_rate_percent=_sink_rates(stream, asked),
-        uniform_alpha_0=_uniform(queries, causal),
+        uniform_alpha_0=_uniform(stream),
         bos_mass=_average(stream, "bos_mass"),
         sink_score=_average(stream, "sink_score"),
         entropy=_average(stream, "entropy"),
@@ -101,11 +100,12 @@ def _stream(
     return summary
 
 
-def _uniform(queries: int, causal: bool) -> PrefixValues:
-    """alpha_0 of a head that attends to all keys alike, over all queries and over the first 64."""
-    if not causal:
-        return PrefixValues(T=1 / queries, t64=1 / EARLY if queries >= EARLY else None)
-    return PrefixValues(T=uniform_alpha(queries), t64=uniform_alpha(EARLY) if queries >= EARLY else None)
+def _uniform(stream: Stream) -> PrefixValues:
+    """alpha_0 of uniform attention over all queries and over the first 64, averaged as sink_score is: over the
+    sequences and heads of every layer, so that windows and unequal lengths count as they do there."""
+    values = [v.arrays["uniform_alpha_0"].reshape(-1, 2) for _, parts in stream for v in parts]
+    whole, early = mean(np.concatenate(values))
+    return PrefixValues(T=float(whole), t64=None if np.isnan(early) else float(early))
 
 
 def _per_sequence(stream: Stream, metric: str) -> np.ndarray:

@@ -148,7 +148,8 @@ class StreamSummary(Record):
     sink_rate_percent: dict[str, PrefixValues]
     """By threshold: 100 x the mean over sequences, layers and heads of 1[alpha_0 > threshold]."""
     uniform_alpha_0: PrefixValues
-    """alpha_0 of a head that attends uniformly: the baseline of every sink score."""
+    """alpha_0 of heads that attend alike to all keys they may see, mean over sequences, layers and heads: the baseline
+    of every sink score. H_T / T under causal attention, 1 / keys where every query sees all keys."""
     bos_mass: Average
     """Mean attention on the first token."""
     sink_score: Average
