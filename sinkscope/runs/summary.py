@@ -129,8 +129,9 @@ def _sink_rates(stream: Stream, asked: Request) -> dict[str, PrefixValues]:
 
 
 def _percent_above(values: np.ndarray, epsilon: float) -> float | None:
-    """Percent of the values that exceed epsilon; None where all are missing."""
-    return None if np.isnan(values).all() else float(100 * (values > epsilon).mean())
+    """Percent of the values that exceed epsilon, of those that are there; None where all are missing."""
+    there = values[~np.isnan(values)]
+    return float(100 * (there > epsilon).mean()) if there.size else None
 
 
 def _top_positions(stream: Stream, tokens: list[str | None], epsilon: float) -> list[TopPosition]:
@@ -158,7 +159,8 @@ def _dormant(heads: pd.DataFrame, asked: Request) -> DormantHeads:
     domains = heads["domain"].nunique() if "domain" in heads else 1
     counts = chosen.groupby(["layer", "head"], sort=False).size()
     named = sorted((int(layer), int(head)) for (layer, head), count in counts.items() if count == domains)
-    return DormantHeads(rule=asked.dormant_rule, count=len(named), heads=named)
+    unknown = heads.loc[heads["dormant"].isna(), ["layer", "head"]].drop_duplicates()
+    return DormantHeads(rule=asked.dormant_rule, count=len(named), heads=named, unknown=len(unknown))
 
 
 def _profile(stream: Stream, metric: str) -> np.ndarray:

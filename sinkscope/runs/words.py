@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sinkscope.runs.request import Request
-from sinkscope.runs.schema.stream import StreamSummary
+from sinkscope.runs.schema.stream import DormantHeads, StreamSummary
 
 
 def in_words(summary: StreamSummary, scores: list[str], asked: Request) -> list[str]:
@@ -33,7 +33,7 @@ def _words(summary: StreamSummary, asked: Request) -> list[str]:
     elif massive.present is False:
         words.append("No massive activation: no element is above 100 and above 1000 x its layer's median.")
     dormant = summary.dormant
-    words.append(f"Dormant by {dormant.rule}: {dormant.count or 'none'} of {summary.heads} heads.")
+    words.append(f"Dormant by {dormant.rule}: {dormant_words(dormant, summary.heads)}.")
     far = len(summary.windows.layers_out_of_reach)
     if far:
         words.append(
@@ -41,6 +41,14 @@ def _words(summary: StreamSummary, asked: Request) -> list[str]:
             "first token."
         )
     return words
+
+
+def dormant_words(dormant: DormantHeads, heads: int) -> str:
+    """How many of a stream's heads are dormant, and in how many that is not known."""
+    if dormant.unknown == heads:
+        return "unknown, since its column is missing in every head"
+    found = f"{dormant.count or 'none'} of {heads - dormant.unknown} heads"
+    return found + (f", unknown in {dormant.unknown} more" if dormant.unknown else "")
 
 
 def _sink_words(summary: StreamSummary, epsilon: float) -> str:

@@ -119,7 +119,7 @@ class _Trace:
         x = self.inputs.get(site.block) if site.block is not None else None
         inside = {path: record for path, record in self.records.items() if path.startswith(f"{site.module}.")}
         before = [record for path, record in self.records.items() if path not in inside]
-        if z is None or x is None or z.dim() != 3 or x.shape != z.shape or call.key.shape[2] != call.query.shape[2]:
+        if z is None or x is None or z.dim() != 3 or x.shape != z.shape or site.cross or not call.square:
             return Wiring(None, None, None, None)
         norm = find_norm(x.to(z.device), z, before)
         value = find_projection(call.value, z, list(inside.values()), exact=True)

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sinkscope.present.numbers import estimate, fixed, is_missing, parameters
+from sinkscope.present.numbers import MISSING, estimate, fixed, is_missing, parameters
 from sinkscope.present.terminal.console import as_text
 from sinkscope.present.terminal.domains import contrast_rows, domain_answers, domain_rows, published_rows
 from sinkscope.present.terminal.head_map import Cells, MapRow, head_map, plain, shades
@@ -138,7 +138,7 @@ def _strongest(heads: pd.DataFrame) -> Table:
     rows = [
         (f"{row['layer']}.{row['head']}", estimate(row["bos_mass"], row["bos_mass_sem"], 3),
          fixed(row["sink_score"], 3), fixed(row["sink_margin"], 2), fixed(row["entropy"], 2), fixed(row["honor"], 2),
-         printable(row["pattern"]))
+         MISSING if is_missing(row["pattern"]) else printable(row["pattern"]))
         for row in order.to_dict("records")
     ]  # fmt: skip
     title = "strongest sinks (mean ± standard error over sequences)"
@@ -150,7 +150,8 @@ def _dormant(summary: StreamSummary) -> Text:
     text = Text(f"\ndormant heads ({printable(dormant.rule)}): ", style="bold")
     named = ", ".join(f"{layer}.{head}" for layer, head in dormant.heads[:LISTED])
     more = dormant.count - LISTED
-    text.append((named or "none") + (f" and {more} more (heads.csv)" if more > 0 else "") + "\n", style="not bold")
+    none = "unknown" if dormant.unknown == summary.heads else "none"
+    text.append((named or none) + (f" and {more} more (heads.csv)" if more > 0 else "") + "\n", style="not bold")
     return text
 
 

@@ -50,6 +50,8 @@ class DormantHeads(Record):
     """Number of dormant heads."""
     heads: list[Head]
     """[layer, head] of each dormant head."""
+    unknown: int = 0
+    """Number of heads in which the rule's column is missing, in one domain or more."""
 
 
 class DormancyScores(Record):
