@@ -206,14 +206,16 @@ def verdict(run: SmoothingRun) -> np.ndarray:
 
 @run_column("smoothing", unit="rank", range="[1, head dim]", source=f"{LAMPERT}, stable rank")
 def rank_w(run: SmoothingRun) -> np.ndarray:
-    """Stable rank |W|_F^2 / |W|_2^2 of W = W_O^h W_V^h diag(gain); it depends on the weights only, not on the text."""
+    """Stable rank |W|_F^2 / |W|_2^2 of W = W_O^h W_V^h diag(gain); it depends on the weights only, not on the text.
+    Empty where a map could not be read from the weights, and where W is 0; the summary counts such heads."""
     return _ranks(run.wiring.rank_w, run)
 
 
 @run_column("smoothing", unit="rank", range="[1, head dim]", source=f"{LAMPERT}, stable rank")
 def rank_qk(run: SmoothingRun) -> np.ndarray:
     """Stable rank of diag(gain) W_Q^hT W_K^h diag(gain). It leaves out position encodings and biases; of an RMS norm on
-    q and k it includes the gains, not the division."""
+    q and k it includes the gains, not the division. Empty where a map could not be read from the weights, and where the
+    product is 0; the summary counts such heads."""
     return _ranks(run.wiring.rank_qk, run)
 
 

@@ -176,6 +176,8 @@ class StreamSummary(Record):
     """Layers that cannot reach the first token."""
     smoothing: dict[str, int] | None = None
     """Number of heads by smoothing verdict; null where smoothing was not asked for."""
+    ranks_missing: dict[str, int] = Field(default_factory=dict)
+    """Number of heads without a value, by column of smoothing.csv (rank_w, rank_qk) that some head lacks."""
     in_words: list[str] = Field(default_factory=list)
     """The answer in sentences."""
 
