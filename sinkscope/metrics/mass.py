@@ -37,7 +37,7 @@ def sink_score(view: LayerView) -> HeadValues:
 @head_metric(unit="share", range="[0, 1]", source=GU)
 def sink_rate(view: LayerView) -> HeadValues:
     """Mean over sequences of 1[alpha_0 > epsilon]: the indicator per sequence first, then the mean; epsilon is 0.3 by
-    default."""
+    default. Where sequences are so short that uniform attention passes epsilon too, it says nothing about sinks."""
     return (sink_score(view) > view.epsilon).float()
 
 

@@ -22,7 +22,8 @@ def _raw_words(scores: list[str]) -> list[str]:
 def _words(summary: StreamSummary, asked: Request) -> list[str]:
     words = [_sink_words(summary, asked.epsilon)]
     top = summary.top_positions[0]
-    if top.position != 0 and top.heads_over_epsilon:
+    told = not says_nothing(summary.uniform_alpha_0.T, asked.epsilon)
+    if told and top.position != 0 and top.heads_over_epsilon:
         words.append(f"The strongest sink is position {top.position}, in {top.heads_over_epsilon} heads.")
     massive = summary.massive_activations
     if massive.present:
@@ -43,6 +44,11 @@ def _words(summary: StreamSummary, asked: Request) -> list[str]:
     return words
 
 
+def says_nothing(uniform: float | None, epsilon: float) -> bool:
+    """Whether uniform attention itself passes the threshold, so that passing it is no sign of a sink."""
+    return uniform is not None and uniform > epsilon
+
+
 def dormant_words(dormant: DormantHeads, heads: int) -> str:
     """How many of a stream's heads are dormant, and in how many that is not known."""
     if dormant.unknown == heads:
@@ -53,6 +59,11 @@ def dormant_words(dormant: DormantHeads, heads: int) -> str:
 
 def _sink_words(summary: StreamSummary, epsilon: float) -> str:
     rate, base = summary.sink_rate_percent[f"{epsilon:g}"].T, summary.uniform_alpha_0.T
+    if says_nothing(base, epsilon):
+        return (
+            f"Nothing can be said about sinks: with so few keys, uniform attention alone gives the first token an "
+            f"alpha_0 of {base:.3f}, above {epsilon:g}. Measure longer sequences."
+        )
     if summary.sink_heads:
         return (
             f"Attention sink: {summary.sink_heads} of {summary.heads} heads give the first token a mean alpha_0 above "

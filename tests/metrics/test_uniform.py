@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import AutoModel
 import sinkscope
 from sinkscope.capture.view import Kind
 from sinkscope.present.figures import run as run_figures
+from sinkscope.present.terminal.run import render_run
 from sinkscope.runs.image_tokens import uniform_mass
 
 KEYS = (".k_proj.", ".key.", ".k.", ".c_attn.", "relative_attention_bias")
@@ -108,3 +110,18 @@ def test_uniform_mass_on_image_tokens_is_the_double_loop_s(kind: Kind) -> None:
         start = {"full": 0, "sliding": max(0, i - (kind.size or 0) + 1), "chunked": i - i % (kind.size or 1)}[kind.name]
         rows.append(np.mean([places[k] for k in range(start, i + 1)]))
     assert uniform_mass(places, kind) == pytest.approx(np.mean(rows), rel=1e-12)
+
+
+def test_nothing_is_said_about_sinks_where_uniform_attention_passes_the_threshold() -> None:
+    """At T = 2 uniform attention gives alpha_0 = 0.75; at T = 16 H_16 / 16 = 0.211, above 0.2 and below 0.3."""
+    short = sinkscope.scan(tiny("llama"), data=random_ids(2, 2), self_check=False)
+    stream = short.summary.streams["text"]
+    assert stream.uniform_alpha_0.T == 0.75
+    assert stream.in_words[0].startswith("Nothing can be said about sinks: ")
+    assert not any("sink rate" in words or "strongest sink" in words for words in stream.in_words)
+    assert (short.heads["sink_rate"] == 1).any()  # the column keeps its definition
+    screen = render_run(short, width=100)
+    assert re.search(r"T = 2 +- +- +- +\d", screen)
+    longer = sinkscope.scan(tiny("llama"), data=random_ids(2, 16), self_check=False)
+    assert "Nothing can be said" not in longer.summary.streams["text"].in_words[0]
+    assert re.search(r"T = 16 +- +\d", render_run(longer, width=100))

@@ -94,7 +94,7 @@ class _Trace:
         self.calls[self.names.get(module, "")] = call
         return read(call, self.failures)[0]
 
-    def _enter(self, path: str) -> Callable[..., None]:
+    def _enter(self, path: str) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]] | None]:
         def hook(
             module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:

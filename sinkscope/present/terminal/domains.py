@@ -11,6 +11,7 @@ from rich.text import Text
 from sinkscope.present.numbers import MISSING, fixed, interval, probability
 from sinkscope.present.terminal.table import table
 from sinkscope.present.text import printable
+from sinkscope.runs.words import says_nothing
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
@@ -43,8 +44,9 @@ def domain_rows(run: Run, stream: str) -> list[RenderableType]:
         place = MISSING
         if massive.max_abs is not None:
             place = f"{massive.layer}.{massive.position}.{massive.channel}"
+        rate = MISSING if says_nothing(summary.uniform_alpha_0.T, run.summary.epsilon) else fixed(rates.T, 1)
         rows.append((
-            printable(domain), fixed(rates.T, 1), fixed(rates.t64, 1), fixed(summary.sink_score.mean, 3),
+            printable(domain), rate, fixed(rates.t64, 1), fixed(summary.sink_score.mean, 3),
             fixed(summary.uniform_alpha_0.T, 3), fixed(massive.max_abs, 1), place,
         ))  # fmt: skip
     title = f"\nby domain: sink rate in % at eps {name}, largest activation and its place"

@@ -18,6 +18,7 @@ from sinkscope.present.terminal.head_map import Cells, MapRow, head_map, plain, 
 from sinkscope.present.terminal.table import table
 from sinkscope.present.terminal.trigger import render_task
 from sinkscope.present.text import printable
+from sinkscope.runs.words import says_nothing
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
@@ -73,11 +74,15 @@ def _answers(summary: StreamSummary) -> Text:
 
 
 def _rates(summary: StreamSummary, epsilon: float) -> Table:
-    """Sink rates at every threshold, and the alpha_0 of uniform attention."""
+    """Sink rates at every threshold that uniform attention does not pass, and the alpha_0 of uniform attention."""
     rates, base = summary.sink_rate_percent, summary.uniform_alpha_0
 
     def row(label: str, values: Callable[[PrefixValues], float | None], mean: str) -> list[str]:
-        return [label, *(fixed(values(rate), 1) for rate in rates.values()), mean, fixed(values(base), 3)]
+        shown = [
+            MISSING if says_nothing(values(base), float(name)) else fixed(values(rate), 1)
+            for name, rate in rates.items()
+        ]
+        return [label, *shown, mean, fixed(values(base), 3)]
 
     mean = fixed(summary.sink_score.mean, 3)
     rows = [row(f"T = {summary.tokens_per_sequence}", lambda prefix: prefix.T, mean)]

@@ -148,7 +148,8 @@ class StreamSummary(Record):
     causal: bool
     """Whether no query sees a later key in any layer."""
     sink_rate_percent: dict[str, PrefixValues]
-    """By threshold: 100 x the mean over sequences, layers and heads of 1[alpha_0 > threshold]."""
+    """By threshold: 100 x the mean over sequences, layers and heads of 1[alpha_0 > threshold]. It says nothing about
+    sinks where uniform_alpha_0 is above the threshold too."""
     uniform_alpha_0: PrefixValues
     """alpha_0 of heads that attend alike to all keys they may see, mean over sequences, layers and heads: the baseline
     of every sink score. H_T / T under causal attention, 1 / keys where every query sees all keys."""
