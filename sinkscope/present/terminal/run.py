@@ -60,6 +60,8 @@ def _title(run: Run) -> Text:
     for data in run.manifest.data:
         text.append(f"{printable(data.domain)}: {data.sequences} sequences of {data.seq_len} tokens", style="not bold")
         text.append(f", {data.joined} joined\n" if data.joined else "\n", style="not bold")
+    if run.manifest.decoder_input is not None:
+        text.append(f"decoder reads {printable(run.manifest.decoder_input)}\n", style="not bold")
     shown = "differs between sequences" if first.id is None else f"'{printable(str(first.text))}' (id {first.id})"
     kind = {True: ", the tokenizer's BOS", False: ", not the tokenizer's BOS", None: ""}[first.is_bos]
     text.append(f"first token: {shown}{kind if first.id is not None else ''}\n", style="not bold")
