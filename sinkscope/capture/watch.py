@@ -40,7 +40,7 @@ class Capture:
     model: nn.Module
     plan: Plan
     on_layer: Callable[[LayerView, int], None]
-    epsilon: float = 0.3
+    epsilon: float
     on_call: Callable[[Site, AttentionCall | AttentionMap], None] | None = None
     head_mean: Callable[[Site, Tensor], Tensor] | None = None
     _factors: dict[str, Tensor] = field(default_factory=dict)

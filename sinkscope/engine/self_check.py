@@ -24,6 +24,7 @@ from sinkscope.engine.loop import Loop
 from sinkscope.engine.whole_maps import dense_map
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.mass import query_rows
+from sinkscope.runs.defaults import EPSILON
 
 Pass = Callable[..., Any]
 LENGTH = 128
@@ -87,7 +88,7 @@ def self_check(
         if isinstance(call, AttentionCall) and call.sinks is not None:
             hides_sinks.add(site.name)
 
-    capture = Capture(model, plan, lambda view, row: ours.__setitem__(view.site.name, view), on_call=see)
+    capture = Capture(model, plan, lambda view, row: ours.__setitem__(view.site.name, view), EPSILON, on_call=see)
     with capture.watching():
         run(ids)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)

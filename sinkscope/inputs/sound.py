@@ -115,6 +115,30 @@ def decoder_ids(tokenizer: Any, text: str | None, start: int | None) -> list[int
     return [start, *(ids[1:] if ids[:1] == [start] else ids)[:-1]]
 
 
+def language_and_task(origin: dict[str, Any]) -> dict[str, int]:
+    """The tokens, with their ids, that tell a multilingual Whisper its language and task; empty for other models.
+
+    They are what generation_config.json asks for, or else English and transcription.
+    """
+    from transformers import GenerationConfig
+    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
+
+    given = dict(origin)
+    try:
+        config = GenerationConfig.from_pretrained(given.pop("pretrained_model_name_or_path", None), **given)
+    except (OSError, ValueError, TypeError):  # the checkpoint has no such file
+        return {}
+    languages, tasks = getattr(config, "lang_to_id", None), getattr(config, "task_to_id", None)
+    if not isinstance(languages, dict) or not isinstance(tasks, dict):
+        return {}
+    language = str(getattr(config, "language", None) or "en").lower().strip("<|>")
+    language = f"<|{TO_LANGUAGE_CODE.get(language, language)}|>"
+    task = str(getattr(config, "task", None) or "transcribe")
+    if not isinstance(languages.get(language), int) or not isinstance(tasks.get(task), int):
+        raise SinkscopeError(f"--audio: generation_config.json has no id for language {language} or task {task}")
+    return {language: languages[language], f"<|{task}|>": tasks[task]}
+
+
 def _extractor(origin: dict[str, Any]) -> Any:
     from transformers import AutoFeatureExtractor
 

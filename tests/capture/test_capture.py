@@ -26,7 +26,7 @@ def test_output_is_the_model_s_own_and_nothing_stays(family: str) -> None:
     forward, found = find(model)
     with torch.no_grad():
         plain = forward(ids).last_hidden_state
-        with Capture(model, found, lambda view, row: None).watching():
+        with Capture(model, found, lambda view, row: None, 0.3).watching():
             watched = forward(ids).last_hidden_state
         after = forward(ids).last_hidden_state
     assert float((watched - plain).norm() / plain.norm()) < 3e-6
@@ -44,7 +44,7 @@ def test_everything_is_put_back_after_an_exception() -> None:
     def fail(view: Any, row: int) -> None:
         raise RuntimeError("stop")
 
-    with pytest.raises(RuntimeError, match="stop"), Capture(model, found, fail).watching():
+    with pytest.raises(RuntimeError, match="stop"), Capture(model, found, fail, 0.3).watching():
         forward(random_ids(1, 20))
     assert dict(AttentionInterface._global_mapping) == registry
     assert hooks(model) == state
@@ -178,7 +178,7 @@ def test_a_layer_s_tensors_go_with_its_block() -> None:
         alive.append(sum(one() is not None for one in kept))
         kept.extend(weakref.ref(tensor) for tensor in (view.raw_query, view.output, view.attention_input))
 
-    with Capture(model, found, receive).watching():
+    with Capture(model, found, receive, 0.3).watching():
         forward(ids)
     assert len(alive) > 1
     assert max(alive) == 0

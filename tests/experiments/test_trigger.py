@@ -147,7 +147,7 @@ def test_capture_leaves_the_output_as_it_was() -> None:
         found = plan(model, lambda forward=forward, data=data: forward(data.inputs[:1]))
         with torch.no_grad():
             plain = forward(data.inputs).last_hidden_state
-            with Capture(model, found, lambda view, row: None).watching():
+            with Capture(model, found, lambda view, row: None, 0.3).watching():
                 watched = forward(data.inputs).last_hidden_state
             assert torch.equal(forward(data.inputs).last_hidden_state, plain)
         torch.testing.assert_close(watched, plain, rtol=1e-5, atol=1e-6)

@@ -38,6 +38,7 @@ def make_run(heads: int = 3, token: str = "<s>", domains: tuple[str, ...] = ()) 
     ]  # fmt: skip
     rate = PrefixValues(T=50.0, t64=None)
     stream = StreamSummary.model_construct(
+        heads=2 * heads,
         tokens_per_sequence=32,
         sink_rate_percent={"0.2": rate, "0.3": rate},
         uniform_alpha_0=PrefixValues(T=0.127, t64=None),

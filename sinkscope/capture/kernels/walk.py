@@ -185,6 +185,7 @@ class Walk:
             columns=heads(self.columns),
             early_columns=None if self.early is None else heads(self.early),
             visible=call.visible.counts,
+            sees_first=call.visible.sees_first,
             causal=call.visible.causal,
         )
         return self.out.flatten(2, 3), sums

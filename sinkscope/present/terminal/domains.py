@@ -11,6 +11,7 @@ from rich.text import Text
 from sinkscope.present.numbers import MISSING, fixed, interval, probability
 from sinkscope.present.terminal.table import table
 from sinkscope.present.text import printable
+from sinkscope.runs.words import says_nothing
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
@@ -52,8 +53,9 @@ def domain_rows(run: Run, stream: str) -> list[RenderableType]:
         place = MISSING
         if massive.max_abs is not None:
             place = f"{massive.layer}.{massive.position}.{massive.channel}"
+        rate = MISSING if says_nothing(summary.uniform_alpha_0.T, run.summary.epsilon) else fixed(rates.T, 1)
         rows.append((
-            printable(domain), fixed(rates.T, 1), fixed(rates.t64, 1), fixed(summary.sink_score.mean, 3),
+            printable(domain), rate, fixed(rates.t64, 1), fixed(summary.sink_score.mean, 3),
             fixed(summary.uniform_alpha_0.T, 3), fixed(massive.max_abs, 1), place,
         ))  # fmt: skip
     title = f"by domain: sink rate in % at eps {name}, largest activation and its place"
@@ -66,11 +68,11 @@ def dormant_rows(run: Run, stream: str) -> Text:
     text = Text(f"\ndormant heads ({rule}), by domain\n", style="bold")
     entries = {domain: entry.streams for domain, entry in run.summary.domains.items() if stream in entry.streams}
     found = {domain: streams[stream].dormant for domain, streams in entries.items()}
-    none = [domain for domain, dormant in found.items() if not dormant.count]
+    none = [domain for domain, dormant in found.items() if not dormant.count and not dormant.unknown]
     some = [domain for domain in found if domain not in none]
     for domain in some[:ROWS]:
         text.append(f"{printable(domain)}: ", style="bold")
-        text.append(f"{dormant_heads(found[domain])}\n", style="not bold")
+        text.append(f"{dormant_heads(found[domain], entries[domain][stream].heads)}\n", style="not bold")
     if len(some) > ROWS:
         text.append(f"and in {len(some) - ROWS} more domains (heads.csv)\n", style="not bold")
     if none:
@@ -80,11 +82,15 @@ def dormant_rows(run: Run, stream: str) -> Text:
     return text
 
 
-def dormant_heads(dormant: DormantHeads) -> str:
-    """The first dormant heads as layer.head, and how many more there are; `none` where there is none."""
+def dormant_heads(dormant: DormantHeads, heads: int) -> str:
+    """The first dormant heads as layer.head, and how many more there are; `none` where there is none.
+
+    `unknown` where the rule's column is missing in all of the stream's `heads`.
+    """
     named = ", ".join(f"{layer}.{head}" for layer, head in dormant.heads[:HEADS])
     left_out = dormant.count - HEADS
-    return (named or "none") + (f" and {left_out} more (heads.csv)" if left_out > 0 else "")
+    none = "unknown" if dormant.unknown == heads else "none"
+    return (named or none) + (f" and {left_out} more (heads.csv)" if left_out > 0 else "")
 
 
 def more(left_out: int, noun: str, file: str) -> list[RenderableType]:

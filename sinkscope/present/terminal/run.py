@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sinkscope.present.numbers import estimate, fixed, is_missing, parameters
+from sinkscope.present.numbers import MISSING, estimate, fixed, is_missing, parameters
 from sinkscope.present.terminal.console import as_text
 from sinkscope.present.terminal.domains import (
     FEW,
@@ -27,6 +27,7 @@ from sinkscope.present.terminal.head_map import Cells, MapRow, head_map, plain, 
 from sinkscope.present.terminal.table import table
 from sinkscope.present.terminal.trigger import render_task
 from sinkscope.present.text import printable
+from sinkscope.runs.words import says_nothing
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
@@ -73,6 +74,8 @@ def _title(run: Run) -> Text:
         text.append(f", {data.joined} joined\n" if data.joined else "\n", style="not bold")
     if len(run.manifest.data) > ROWS:
         text.append(f"and {len(run.manifest.data) - ROWS} more domains (manifest.json)\n", style="not bold")
+    if run.manifest.decoder_input is not None:
+        text.append(f"decoder reads {printable(run.manifest.decoder_input)}\n", style="not bold")
     shown = "differs between sequences" if first.id is None else f"'{printable(str(first.text))}' (id {first.id})"
     kind = {True: ", the tokenizer's BOS", False: ", not the tokenizer's BOS", None: ""}[first.is_bos]
     text.append(f"first token: {shown}{kind if first.id is not None else ''}\n", style="not bold")
@@ -87,11 +90,15 @@ def _answers(summary: StreamSummary) -> Text:
 
 
 def _rates(summary: StreamSummary, epsilon: float) -> Table:
-    """Sink rates at every threshold, and the alpha_0 of uniform attention."""
+    """Sink rates at every threshold that uniform attention does not pass, and the alpha_0 of uniform attention."""
     rates, base = summary.sink_rate_percent, summary.uniform_alpha_0
 
     def row(label: str, values: Callable[[PrefixValues], float | None], mean: str) -> list[str]:
-        return [label, *(fixed(values(rate), 1) for rate in rates.values()), mean, fixed(values(base), 3)]
+        shown = [
+            MISSING if says_nothing(values(base), float(name)) else fixed(values(rate), 1)
+            for name, rate in rates.items()
+        ]
+        return [label, *shown, mean, fixed(values(base), 3)]
 
     mean = fixed(summary.sink_score.mean, 3)
     rows = [row(f"T = {summary.tokens_per_sequence}", lambda prefix: prefix.T, mean)]
@@ -152,7 +159,7 @@ def _strongest(heads: pd.DataFrame) -> Table:
     rows = [
         (f"{row['layer']}.{row['head']}", estimate(row["bos_mass"], row["bos_mass_sem"], 3),
          fixed(row["sink_score"], 3), fixed(row["sink_margin"], 2), fixed(row["entropy"], 2), fixed(row["honor"], 2),
-         printable(row["pattern"]))
+         MISSING if is_missing(row["pattern"]) else printable(row["pattern"]))
         for row in order.to_dict("records")
     ]  # fmt: skip
     title = "strongest sinks (mean ± standard error over sequences)"
@@ -162,7 +169,7 @@ def _strongest(heads: pd.DataFrame) -> Table:
 def _dormant(summary: StreamSummary) -> Text:
     dormant = summary.dormant
     text = Text(f"\ndormant heads ({printable(dormant.rule)}): ", style="bold")
-    return text.append(f"{dormant_heads(dormant)}\n", style="not bold")
+    return text.append(f"{dormant_heads(dormant, summary.heads)}\n", style="not bold")
 
 
 def _files(written: Iterable[Path]) -> Text:

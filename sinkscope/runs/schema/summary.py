@@ -89,7 +89,8 @@ class ImageTokens(Record):
     count: int
     """Number of image tokens in a sequence."""
     uniform: Number
-    """Mass that uniform causal attention puts on image tokens; null where attention is not causal."""
+    """Mass that uniform causal attention, within each layer's window, puts on image tokens; null where attention is not
+    causal."""
     mean_mass: Number
     """Mass on image tokens, mean over queries and heads."""
     heads: list[tuple[int, int, float]]
