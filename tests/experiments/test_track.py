@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from click.testing import Result
-from test_training import causal_llama
+from trainings import causal_llama
 from typer.testing import CliRunner
 
 import sinkscope

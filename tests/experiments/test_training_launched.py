@@ -9,13 +9,14 @@ import pandas as pd
 import pytest
 import torch
 from launches import launch
-from test_training import causal_llama, ids
+from trainings import causal_llama, ids
 
 import sinkscope
 
 pytestmark = pytest.mark.slow  # each starts four processes
 
-SCRIPT = Path(__file__).parents[1] / "support" / "train_launched.py"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tests" / "support" / "train_launched.py"
 
 
 def trained(how: str, watched: bool, out: Path) -> list[dict[str, Any]]:
@@ -27,9 +28,7 @@ def trained(how: str, watched: bool, out: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("how", ["trainer", "ddp", "fsdp", "fully_shard"])
 def test_training_is_the_same_to_the_last_bit(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tests = Path(__file__).parent
-    root = tests.parents[1]
-    monkeypatch.setenv("PYTHONPATH", ":".join(map(str, (root, tests, tests.parent / "support"))))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{SCRIPT.parent}")
     plain = trained(how, False, tmp_path / "plain")
     watched = trained(how, True, tmp_path / "watched")
     for before, after in zip(plain, watched, strict=True):

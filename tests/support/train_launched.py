@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from test_training import callback, causal_llama, ids, losses, trained
 from torch import distributed, nn
+from trainings import callback, causal_llama, ids, losses, trained
 
 STEPS = 4
 
