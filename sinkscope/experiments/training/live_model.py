@@ -130,6 +130,9 @@ class TrainingProcesses(Launched):
         self.index, self.count = torch.distributed.get_rank(), torch.distributed.get_world_size()
         self._in_step = self._pending = self._stopping = self._broken = False
 
+    def device(self, name: str) -> str:
+        return name  # the model stands where the training has put it
+
     def _exchange(self, own: Any) -> list[Any]:
         reports: list[Any] = [None] * self.count
         torch.distributed.all_gather_object(reports, own)
