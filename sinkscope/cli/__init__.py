@@ -22,6 +22,7 @@ from sinkscope.cli import (
     report,
     scan,
     schema,
+    track,
     trigger,
 )
 from sinkscope.cli.common import BAD_INPUT, discard_stdout, encode_anything, guarded, open_closed_streams, say
@@ -39,6 +40,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("scan")(guarded(scan.scan, spreads=True))
+app.command("track")(guarded(track.track))
 app.command("ablate")(guarded(ablate.ablate))
 app.command("compare")(guarded(compare.compare))
 app.command("baseline")(guarded(baseline.baseline))
