@@ -5,6 +5,8 @@ from __future__ import annotations
 
 def printable(text: str) -> str:
     """The text with every control or unprintable character written as its escape: no terminal codes get through."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
