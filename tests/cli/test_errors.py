@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -157,6 +158,18 @@ def test_stdout_that_lacks_letters_gets_escapes(
         said[more] = written.getvalue().decode("ascii")
     assert "allowed \\u00b1" in said[()]
     assert json.loads(said["--json",])["model"] == "naïve \U0001f600"
+
+
+@pytest.mark.parametrize("words", [["--version"], ["scan", "--help"], ["metrics", "bos_mass"]])
+def test_a_reader_that_has_gone_is_no_failed_check(
+    words: list[str], as_command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sinkscope --help | true`: typer would end with 1."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert as_command(*words) == 0
 
 
 @pytest.mark.parametrize("processes", ["x", "0", "-1", ""])
