@@ -326,6 +326,7 @@ def wrong(name: str, error: str) -> Any:
         wrong("--fraction 0.01", "of 8 heads is no head"),
         wrong("--tokens last", "one of first"),
         wrong("--draws 1", "at least 2 random choices"),
+        wrong("--draws 1000000000000", "at most 1000 random choices"),
         wrong("--num-sequences 1", "at least 2"),
         wrong("--seq-len 513", "exceeds the 512 positions"),
         wrong("--data nonesuch", "nonesuch"),

@@ -100,6 +100,12 @@ def test_sizes_without_a_task_are_refused(dim: int, length: int) -> None:
         task.draw(1, length, dim, generator())
 
 
+@pytest.mark.parametrize("sizes", [{"hidden_size": 10**9}, {"length": 10**12}, {"num_hidden_layers": 10**9}])
+def test_sizes_that_no_memory_holds_are_refused(sizes: dict[str, int]) -> None:
+    with pytest.raises(sinkscope.SinkscopeError, match="at most"):
+        TriggerConfig(**sizes)
+
+
 # --- models ---
 
 
@@ -366,7 +372,7 @@ def test_study_tables() -> None:
         ("gated", 1, 0),
     ]
     assert len(recipes(["relu"], [1, 1], 2)) == 2, "the same model is trained once"
-    for wrong in ({"attentions": ["linear"]}, {"sizes": [0]}, {"seeds": 0}):
+    for wrong in ({"attentions": ["linear"]}, {"sizes": [0]}, {"seeds": 0}, {"seeds": 10**12}):
         with pytest.raises(sinkscope.SinkscopeError):
             recipes(**wrong)
     models = study(model_of("softmax"), "softmax")

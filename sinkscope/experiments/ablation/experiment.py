@@ -28,6 +28,8 @@ from sinkscope.inputs import Corpus
 from sinkscope.runs.run import Run, load_run
 
 TOKENS = ("first",)
+MOST_DRAWS = 1000
+"""Random choices of heads past which a control gains nothing, and takes hours."""
 
 
 def ablate(
@@ -77,6 +79,8 @@ def ablate(
         raise SinkscopeError(f"--tokens {tokens!r}: one of {', '.join(TOKENS)}")
     if draws < 2:
         raise SinkscopeError(f"--draws {draws}: at least 2 random choices are needed for a control")
+    if draws > MOST_DRAWS:
+        raise SinkscopeError(f"--draws {draws}: at most {MOST_DRAWS} random choices are drawn")
     if not chosen or not shares:
         raise SinkscopeError("nothing to zero: at least one score and one fraction are needed")
     heads = head_table(loaded.heads, loaded.smoothing, chosen)

@@ -24,7 +24,7 @@ from sinkscope.experiments.bench.memory import free_bytes
 from sinkscope.experiments.bench.result import EAGER, Cost, Speed
 
 SEQ_LEN, ROUNDS = 1024, 5
-SHORTEST = 32
+SHORTEST, MOST = 32, 10_000
 
 
 def bench(
@@ -47,6 +47,8 @@ def bench(
     for option, number in (("--rounds", rounds), ("--batch-size", batch_size)):
         if number is not None and number < 1:
             raise SinkscopeError(f"{option} {number}: at least 1 is needed")
+        if number is not None and number > MOST:
+            raise SinkscopeError(f"{option} {number}: at most {MOST} is possible")
     report("loading", 0, 0)
     checkpoint, has_head = _open(model, options)
     length = _length(seq_len, checkpoint)

@@ -51,13 +51,18 @@ Draw = Callable[[list[Trained], pd.DataFrame], dict[str, bytes]]
 """Draws figures from the models trained so far and the table of forced_mass.csv; returns them by file name."""
 
 
+MOST_SEEDS = 1000
+
+
 def recipes(attentions: Sequence[str] = ATTENTIONS, sizes: Sequence[int] = SIZES, seeds: int = SEEDS) -> list[Recipe]:
     """One recipe for every size, seed and attention, smallest size first. The defaults hold the paper's six models.
 
-    Raises SinkscopeError for an attention or size that does not exist, and for `seeds` < 1.
+    Raises SinkscopeError for an attention or size that does not exist, and for `seeds` < 1 or past MOST_SEEDS.
     """
     if seeds < 1:
         raise SinkscopeError(f"seeds {seeds}: at least 1 is needed")
+    if seeds > MOST_SEEDS:
+        raise SinkscopeError(f"seeds {seeds}: at most {MOST_SEEDS} are trained")
     plans = [Recipe(kind, size, size, seed=seed) for size in sizes for seed in range(seeds) for kind in attentions]
     for recipe in plans:
         recipe.config()
