@@ -328,6 +328,8 @@ def wrong(name: str, error: str) -> Any:
         wrong("--draws 1", "at least 2 random choices"),
         wrong("--draws 1000000000000", "at most 1000 random choices"),
         wrong("--num-sequences 1", "at least 2"),
+        wrong("--seed -1", "at least 0"),
+        wrong("--seq-len 0", "at least 2"),
         wrong("--seq-len 513", "exceeds the 512 positions"),
         wrong("--data nonesuch", "nonesuch"),
     ],

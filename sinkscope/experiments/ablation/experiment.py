@@ -79,6 +79,10 @@ def ablate(
         raise SinkscopeError(f"--tokens {tokens!r}: one of {', '.join(TOKENS)}")
     if draws < 2:
         raise SinkscopeError(f"--draws {draws}: at least 2 random choices are needed for a control")
+    if seed < 0:
+        raise SinkscopeError(f"--seed {seed}: at least 0 is needed")
+    if seq_len is not None and seq_len < 2:
+        raise SinkscopeError(f"--seq-len {seq_len}: at least 2 tokens are needed")
     if draws > MOST_DRAWS:
         raise SinkscopeError(f"--draws {draws}: at most {MOST_DRAWS} random choices are drawn")
     if not chosen or not shares:
