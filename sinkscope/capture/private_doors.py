@@ -7,6 +7,7 @@ part; `tests/capture/test_private_doors.py` calls them all on the installed vers
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from datetime import timedelta
 from importlib.metadata import version
 from types import FunctionType
 from typing import Any
@@ -216,3 +217,16 @@ def execution_devices(model: nn.Module) -> Iterable[Any]:
         raise moved("accelerate", "Module._hf_hook")
     found = (getattr(hook, "execution_device", None) for hook in hooks)
     return [device for device in found if device is not None]
+
+
+# torch: how long joined processes wait for each other
+
+
+def set_process_timeout(patience: timedelta) -> None:
+    """Lets the processes of the launch wait this long for each other: torch takes a timeout at its start only."""
+    from torch.distributed import distributed_c10d
+
+    store = _part("torch", distributed_c10d, "distributed_c10d._get_default_store")
+    timeout = _part("torch", distributed_c10d, "distributed_c10d._set_pg_timeout")
+    store().set_timeout(patience)
+    timeout(patience)

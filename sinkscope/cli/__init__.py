@@ -83,11 +83,14 @@ def main() -> None:
         sys.exit(BAD_INPUT)
     encode_anything()
     code: str | int | None = 0
+    stdout = sys.stdout
     try:
         try:
             app()
         except SystemExit as stop:
             code = stop.code
+            if sys.stdout is not stdout:  # typer met a pipe without a reader, replaced stdout and ended with 1
+                sys.stdout, code = stdout, 0
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:  # the reader of the pipe has gone; the exit code stays

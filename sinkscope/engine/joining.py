@@ -53,7 +53,6 @@ def join(cpu: bool, wait: timedelta, patience: timedelta) -> Any:
 
 def _be_patient(patience: timedelta) -> None:
     """Lets the processes wait longer for each other than for their start."""
-    from torch.distributed import distributed_c10d as groups
+    from sinkscope.capture.private_doors import set_process_timeout
 
-    groups._get_default_store().set_timeout(patience)
-    groups._set_pg_timeout(patience)
+    set_process_timeout(patience)

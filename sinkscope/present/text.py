@@ -8,7 +8,11 @@ def printable(text: str) -> str:
 
     Nor does a line that begins with it become a command to a CI runner: `::` and `##[` lose their first sign so, too.
     """
-    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    shown = (
+        text
+        if text.isprintable()
+        else "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    )
     start = len(shown) - len(shown.lstrip())
     if shown.startswith(("::", "##["), start):
         shown = f"{shown[:start]}\\x{ord(shown[start]):02x}{shown[start + 1 :]}"

@@ -7,6 +7,7 @@ import ast
 import gc
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,6 +87,19 @@ def test_mask_functions_are_those_that_models_look_up(monkeypatch: pytest.Monkey
     assert mask.shape == (2, 1, 7, 7)
     assert asked == [(2, 7, 7)]
     assert AttentionMaskInterface()["sdpa"] is noted
+
+
+def test_a_launch_waits_as_long_as_it_is_told_after_its_start(tmp_path: Path) -> None:
+    from torch import distributed
+
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1, timeout=timedelta(seconds=5)
+    )
+    try:
+        doors.set_process_timeout(timedelta(hours=2))
+        assert distributed.distributed_c10d._get_default_store().timeout == timedelta(hours=2)
+    finally:
+        distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("interface", [AttentionInterface, AttentionMaskInterface])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Refused
-from test_checkpoints import write_gguf
+from ggufs import write_gguf
 
 from sinkscope import SinkscopeError
 from sinkscope.checkpoints import open_checkpoint

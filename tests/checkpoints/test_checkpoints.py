@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import Refused, Scan, make_model
+from ggufs import write_gguf
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -281,21 +282,6 @@ def test_damaged_pickle(copied: Path, refused: Refused) -> None:
 
 
 # GGUF
-
-
-def write_gguf(path: Path, layers: int = 1, rows: int = 100) -> Path:
-    """A GGUF with sound headers and one tensor."""
-    from gguf import GGUFWriter
-
-    writer = GGUFWriter(path, "llama")
-    writer.add_block_count(layers)
-    writer.add_embedding_length(64)
-    writer.add_tensor("token_embd.weight", np.zeros((rows, 64), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 def write_whole_gguf(path: Path, said: int, held: int) -> Path:

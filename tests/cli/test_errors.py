@@ -161,6 +161,18 @@ def test_stdout_that_lacks_letters_gets_escapes(
     assert json.loads(said["--json",])["model"] == "naïve \U0001f600"
 
 
+@pytest.mark.parametrize("words", [["--version"], ["scan", "--help"], ["metrics", "bos_mass"]])
+def test_a_reader_that_has_gone_is_no_failed_check(
+    words: list[str], as_command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sinkscope --help | true`: typer would end with 1."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert as_command(*words) == 0
+
+
 @pytest.mark.parametrize("processes", ["x", "0", "-1", ""])
 def test_leftovers_of_a_launcher_are_one_line(
     processes: str, as_command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -114,7 +114,7 @@ class _Trace:
 
     def _random(self, like: Tensor) -> Tensor:
         """Normal numbers, the same on every process that holds a part of the model."""
-        return torch.randn(like.shape, generator=self.generator).to(like)
+        return torch.randn(like.shape, generator=self.generator).to(like.device, like.dtype)
 
     def _leave(self, path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

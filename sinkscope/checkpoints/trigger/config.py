@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from sinkscope.checkpoints.trigger.task import check_sizes
+from sinkscope.checkpoints.trigger.task import LARGEST, check_sizes
 from sinkscope.errors import SinkscopeError
 
 MODEL_TYPE = "sinkscope_trigger"
@@ -31,10 +31,6 @@ KINDS = {
     "learned-sink": Kind(sink="learned"),
     "gated": Kind(gated=True),
 }
-
-
-MOST = 256
-"""The largest number of layers, and of heads in each."""
 
 
 class TriggerConfig(PretrainedConfig):  # type: ignore[misc]
@@ -61,8 +57,10 @@ class TriggerConfig(PretrainedConfig):  # type: ignore[misc]
         for name, value in (("layers", num_hidden_layers), ("heads", num_attention_heads)):
             if value < 1:
                 raise SinkscopeError(f"{name} {value}: at least 1 is needed")
-            if value > MOST:
-                raise SinkscopeError(f"{name} {value}: at most {MOST} is possible")
+        if num_hidden_layers * num_attention_heads > LARGEST:
+            raise SinkscopeError(
+                f"{num_hidden_layers} x {num_attention_heads} heads: a model of at most {LARGEST} heads"
+            )
         check_sizes(hidden_size, length)
         self.attention = attention
         self.hidden_size = hidden_size

@@ -55,7 +55,7 @@ Draw = Callable[[list[Trained], pd.DataFrame], dict[str, bytes]]
 def recipes(attentions: Sequence[str] = ATTENTIONS, sizes: Sequence[int] = SIZES, seeds: int = SEEDS) -> list[Recipe]:
     """One recipe for every size, seed and attention, smallest size first. The defaults hold the paper's six models.
 
-    Raises SinkscopeError for an attention or size that does not exist, and for `seeds` < 1.
+    Raises SinkscopeError for an attention or size that does not exist, and for `seeds` < 1 or too large.
     """
     if seeds < 1:
         raise SinkscopeError(f"seeds {seeds}: at least 1 is needed")

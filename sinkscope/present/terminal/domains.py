@@ -9,20 +9,18 @@ from rich.table import Table
 from rich.text import Text
 
 from sinkscope.present.numbers import MISSING, fixed, interval, probability
+from sinkscope.present.terminal.listing import FEW, ROWS, dormant_heads, more
 from sinkscope.present.terminal.table import table
 from sinkscope.present.text import printable
 from sinkscope.runs.words import says_nothing
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
-    from sinkscope.runs.schema.stream import DormantHeads
     from sinkscope.runs.schema.summary import DomainContrast, HeadContrast
 
 
-SHOWN, PAIRS, ROWS, HEADS = 6, 6, 12, 12
-"""Most heads of a pair, pairs, domains and dormant heads of a domain that are shown."""
-FEW = 4
-"""So many domains have sentences and maps of their own; they make 6 pairs. More would not fit on a screen."""
+SHOWN, PAIRS = 6, 6
+"""Most heads of a pair, and most pairs, that are shown."""
 
 
 def domain_answers(run: Run, stream: str) -> list[RenderableType]:
@@ -80,22 +78,6 @@ def dormant_rows(run: Run, stream: str) -> Text:
         text.append(f"{shown}: ", style="bold")
         text.append("none\n", style="not bold")
     return text
-
-
-def dormant_heads(dormant: DormantHeads, heads: int) -> str:
-    """The first dormant heads as layer.head, and how many more there are; `none` where there is none.
-
-    `unknown` where the rule's column is missing in all of the stream's `heads`.
-    """
-    named = ", ".join(f"{layer}.{head}" for layer, head in dormant.heads[:HEADS])
-    left_out = dormant.count - HEADS
-    none = "unknown" if dormant.unknown == heads else "none"
-    return (named or none) + (f" and {left_out} more (heads.csv)" if left_out > 0 else "")
-
-
-def more(left_out: int, noun: str, file: str) -> list[RenderableType]:
-    """A line that says how many more there are, and where; nothing where there are none."""
-    return [Text(f"and {left_out} more {noun}{'s' if left_out > 1 else ''} ({file})")] if left_out > 0 else []
 
 
 def contrast_rows(run: Run, stream: str) -> list[RenderableType]:

@@ -14,16 +14,14 @@ from rich.text import Text
 from sinkscope.present.numbers import MISSING, estimate, fixed, is_missing, parameters
 from sinkscope.present.terminal.console import as_text
 from sinkscope.present.terminal.domains import (
-    FEW,
-    ROWS,
     contrast_rows,
     domain_answers,
     domain_rows,
-    dormant_heads,
     dormant_rows,
     published_rows,
 )
 from sinkscope.present.terminal.head_map import Cells, MapRow, head_map, plain, shades
+from sinkscope.present.terminal.listing import FEW, ROWS, dormant_heads
 from sinkscope.present.terminal.table import table
 from sinkscope.present.terminal.trigger import render_task
 from sinkscope.present.text import printable
