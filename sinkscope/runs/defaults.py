@@ -19,7 +19,7 @@ MOST = {
     "batch-size": 1_000_000,
     "spectra": 1_000_000,
     "seed": 2**62 - 1,
-    "draws": 10_000,
+    "draws": 1_000,
     "rounds": 100_000,
     "seeds": 1_000,
     "steps": 1_000_000_000,

@@ -59,8 +59,8 @@ def test_the_length_keeps_to_the_model_s_positions(llama: Any) -> None:
 REFUSED: list[tuple[dict[str, int], str]] = [
     ({"rounds": 0}, "--rounds 0"),
     ({"seq_len": 31}, "at least 32 tokens"),
-    ({"rounds": 10**12}, "at most 10000"),
-    ({"batch_size": 10**26}, "at most 10000"),
+    ({"rounds": 10**12}, "at most 100,000"),
+    ({"batch_size": 10**26}, "at most 1,000,000"),
     ({"batch_size": 0}, "--batch-size 0"),
     ({"batch_size": -1}, "--batch-size -1"),
 ]
