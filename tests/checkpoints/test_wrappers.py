@@ -206,6 +206,7 @@ def compiled_method(model: Any) -> None:
     model.layers[1].self_attn.forward = torch.compile(model.layers[1].self_attn.forward, backend="eager")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [compiled_layer, compiled_in_place, compiled_method])
 def test_a_compiled_layer_that_ran_before_is_measured(change: Callable[[Any], None]) -> None:
     model = tiny("llama")

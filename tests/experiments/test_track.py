@@ -62,6 +62,7 @@ def test_one_folder_a_step_and_the_tables_of_all(checkpoints: list[Path], tmp_pa
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_a_second_call_scans_nothing_and_gives_the_same_bytes(checkpoints: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     track(checkpoints[:2], out)
@@ -72,6 +73,7 @@ def test_a_second_call_scans_nothing_and_gives_the_same_bytes(checkpoints: list[
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_does_not_stop_the_rest(checkpoints: list[Path], tmp_path: Path) -> None:
     broken = tmp_path / "checkpoint-50"
     broken.mkdir()
@@ -82,6 +84,7 @@ def test_a_step_that_fails_does_not_stop_the_rest(checkpoints: list[Path], tmp_p
     assert sorted(set(pd.read_csv(tmp_path / "out/trajectory.csv")["step"])) == [0, 20, 100]
 
 
+@pytest.mark.slow
 def test_another_text_is_refused_by_name(checkpoints: list[Path], tmp_path: Path) -> None:
     track(checkpoints[:2], tmp_path / "out")
     result = track(checkpoints[:2], tmp_path / "out", "--seed", "1")

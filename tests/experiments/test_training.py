@@ -34,7 +34,7 @@ class Noise(TrainerCallback):
         self.drawn.append((float(torch.rand(())), float(np.random.rand())))
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_training_is_the_same_to_the_last_bit(tmp_path: Path, checkpointing: bool) -> None:
     noise, beside = Noise(), Noise()
     models = [causal_llama(), causal_llama()]
@@ -74,6 +74,7 @@ def test_it_logs_what_a_scan_of_the_model_measures(tmp_path: Path) -> None:
     assert last["sem"].to_numpy() == pytest.approx(run.heads["sink_score_sem"].to_numpy(), rel=1e-8)
 
 
+@pytest.mark.slow
 def test_the_values_reach_tensorboards_event_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -147,6 +148,7 @@ def test_a_later_failure_is_a_warning_and_training_goes_on(tmp_path: Path) -> No
     assert trainer.state.global_step == 2
 
 
+@pytest.mark.slow
 def test_a_training_that_resumes_keeps_the_rows_before_it(tmp_path: Path) -> None:
     trained(tmp_path, [callback()], max_steps=4, save_strategy="steps", save_steps=2)
     first = (tmp_path / "trajectory.csv").read_text().splitlines()
