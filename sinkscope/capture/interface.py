@@ -1,7 +1,8 @@
 """Puts our function behind the names `sdpa` and `eager` of transformers' attention interface during a forward pass.
 
 A new name would change the model, because transformers chooses masks, windows and fallbacks by the name. Replacing the
-functions behind the names that the model already uses changes none of these.
+functions behind the names that the model already uses changes none of these. Other threads go on with the functions
+that they had.
 """
 
 from __future__ import annotations
@@ -13,30 +14,32 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from sinkscope.capture.alone import alone
+from sinkscope.capture.attention_names import readable, uncompiled
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.keywords import with_keywords
-from sinkscope.capture.private_doors import attention_functions
-
-SHADOWED = ("sdpa", "eager")
+from sinkscope.capture.registries import READ, check_registries, layered
 
 Handler = Callable[[nn.Module, AttentionCall], Tensor]
 """Takes the calling module and its call; returns the attention output (B, Tq, H, dv)."""
 
 
 @contextmanager
-def shadowed(handler: Handler) -> Iterator[None]:
-    """Sends every attention call of any model to `handler` until the block ends, then restores the registry."""
-    registry = attention_functions()
-    before = {name: registry[name] for name in SHADOWED if name in registry}
-    function = _attention_function(handler)
-    for name in SHADOWED:
-        AttentionInterface.register(name, function)
-    try:
+def shadowed(model: nn.Module, handler: Handler) -> Iterator[None]:
+    """Sends every attention call of this thread to `handler` until the block ends, then puts all back.
+
+    `model` is made to attend through the interface's readable names, and runs uncompiled. Raises SinkscopeError where
+    another thread measures, or where the user has replaced the interface's own functions.
+    """
+    check_registries()
+    functions = dict.fromkeys(READ, _attention_function(handler))
+    with (
+        alone(f"a watched pass of {type(model).__name__}"),
+        uncompiled(),
+        readable(model),
+        layered(AttentionInterface, functions),
+    ):
         yield
-    finally:
-        for name in SHADOWED:
-            registry.pop(name, None)
-        registry.update(before)
 
 
 def _attention_function(handler: Handler) -> Callable[..., tuple[Tensor, None]]:

@@ -8,6 +8,7 @@ import torch
 from accelerate.utils import align_module_device
 from jaxtyping import Float
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from sinkscope.capture.precision import has_float64
 
@@ -74,17 +75,19 @@ def head_factors(projection: nn.Module, heads: int, head_dim: int) -> Float[Tens
 def projection_weight(projection: nn.Module, width: int) -> Float[Tensor, "out width"]:
     """The projection's weight W, (out, width). Under --tp these are the columns of this process's heads.
 
-    A plain matrix is read from the weight. A packed or quantised weight is recovered by applying the layer to the
-    identity; 8-bit floats count as quantised, because their scales are stored apart from them.
+    A plain matrix is read from the weight of a layer that only multiplies by it. Any other layer is applied to the
+    identity: its weight is packed or quantised (8-bit floats have their scales apart), or is only a part of what it
+    does, as beside an adapter.
     """
     with align_module_device(projection):  # loads a weight that accelerate keeps on disk or on another device
         weight = local_part(getattr(projection, "weight", None))
         if isinstance(weight, Tensor) and weight.dim() == 2 and _plain(weight) and not weight.is_meta:
-            if isinstance(projection, nn.Linear) or getattr(projection, "in_features", None) == width:
+            if type(projection).forward is nn.Linear.forward:
                 return weight.detach()
-            return weight.detach().mT if weight.shape[0] == width else weight.detach()
+            if type(projection).forward is Conv1D.forward:
+                return weight.detach().mT
     held = [*projection.parameters(), *projection.buffers()]
-    dtype = next((tensor.dtype for tensor in held if _plain(tensor)), torch.float32)
+    dtype = next((tensor.dtype for tensor in held if _wide(tensor)), torch.float32)
     device = next((tensor.device for tensor in held if not tensor.is_meta), torch.device("cpu"))
     with torch.no_grad():
         eye = torch.eye(width, device=device, dtype=dtype)
@@ -94,7 +97,12 @@ def projection_weight(projection: nn.Module, width: int) -> Float[Tensor, "out w
 def _plain(weight: Tensor) -> bool:
     """Whether a weight holds its numbers as they are: a plain tensor, not a quantisation's subclass, of 16 bits or
     more."""
-    return type(weight) in (Tensor, nn.Parameter) and weight.is_floating_point() and weight.element_size() > 1
+    return type(weight) in (Tensor, nn.Parameter) and _wide(weight)
+
+
+def _wide(weight: Tensor) -> bool:
+    """Whether a weight's numbers have 16 bits or more, or say that they have: a quantised one names its layer's."""
+    return weight.is_floating_point() and weight.dtype.itemsize > 1
 
 
 def local_part(weight: Any) -> Any:

@@ -90,7 +90,13 @@ def _dry_run(model: nn.Module, forward: Callable[[], Any], failures: list[str]) 
                 seen.append(found)
 
     watch = InlineWatch(inline)
-    with torch.no_grad(), shadowed(dispatched), watch.watched(model), _runnable(model), hidden_states(model) as given:
+    with (
+        torch.no_grad(),
+        shadowed(model, dispatched),
+        watch.watched(model),
+        _runnable(model),
+        hidden_states(model) as given,
+    ):
         forward()
     unmatched = {module for module, count in watch.unmatched.items() if count > 0}
     parts = watch.split | no_maps(model, seen, unmatched, given)

@@ -7,6 +7,7 @@ part; `tests/capture/test_private_doors.py` calls them all on the installed vers
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from datetime import timedelta
 from importlib.metadata import version
 from types import FunctionType
 from typing import Any
@@ -48,6 +49,27 @@ def attention_functions() -> MutableMapping[str, Any]:
 def mask_functions() -> MutableMapping[str, Any]:
     """The registry of mask functions, by name. No public function lists those that transformers registers itself."""
     return _part("transformers", AttentionMaskInterface, "AttentionMaskInterface._global_mapping")
+
+
+def registry_of(interface: type[Any]) -> MutableMapping[str, Any]:
+    """The registry behind one of the two interfaces, by name."""
+    return _part("transformers", interface, f"{interface.__name__}._global_mapping")
+
+
+def set_registry(interface: type[Any], registry: MutableMapping[str, Any]) -> None:
+    """Makes every instance of the interface look names up in `registry`."""
+    registry_of(interface)  # raises where the attribute moved: setting a new one would have no effect
+    interface._global_mapping = registry
+
+
+def shared_registries() -> dict[str, Mapping[str, Any]]:
+    """The two registries as most models see them, with what was assigned to the shared instances alone."""
+    from transformers import masking_utils, modeling_utils
+
+    return {
+        "attention": _part("transformers", modeling_utils, "modeling_utils.ALL_ATTENTION_FUNCTIONS"),
+        "mask": _part("transformers", masking_utils, "masking_utils.ALL_MASK_ATTENTION_FUNCTIONS"),
+    }
 
 
 def mask_sizes(given: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -96,7 +118,20 @@ def causal_class_names() -> set[str]:
     return set(_part("transformers", modeling_auto, f"modeling_auto.{name}").values())
 
 
-# torch: tensors without storage, how often a tensor was written into, and its multi-head attention
+def capturing(model: nn.Module) -> bool | None:
+    """Whether transformers has put hooks into this model that collect the maps it returns; None where it never did."""
+    return vars(model).get("_output_capturing_hooks_installed")
+
+
+def set_capturing(model: nn.Module, state: bool | None) -> None:
+    """Tells transformers whether its hooks are in this model; None where it never put any."""
+    vars(model).pop("_output_capturing_hooks_installed", None)
+    if state is not None:
+        vars(model)["_output_capturing_hooks_installed"] = state
+
+
+# torch: tensors without storage or made of others, how often one was written into, compiled modules, multi-head
+# attention
 
 
 def empty_wrapper(kind: type[Any], shape: list[int], dtype: torch.dtype, device: torch.device) -> Any:
@@ -133,6 +168,26 @@ def weak_tensor_table() -> MutableMapping[Tensor, Any]:
     return WeakTensorKeyDictionary()
 
 
+def forward_hooks(module: nn.Module) -> MutableMapping[int, Any]:
+    """A module's forward hooks, by the number that their registration gave them."""
+    return _part("torch", module, "Module._forward_hooks")
+
+
+def inner_tensors(tensor: Tensor) -> list[Tensor]:
+    """The tensors that a tensor subclass says it is made of; none where it does not say."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    return [] if flatten is None else [getattr(tensor, name) for name in flatten()[0]]
+
+
+def compiled_from(module: nn.Module) -> nn.Module | None:
+    """The module that torch.compile has wrapped; None where this is no such wrapper."""
+    try:
+        from torch._dynamo import OptimizedModule
+    except ImportError:
+        raise moved("torch", "torch._dynamo.OptimizedModule") from None
+    return _part("torch", module, "OptimizedModule._orig_mod") if isinstance(module, OptimizedModule) else None
+
+
 def open_multi_head_attention() -> Callable[..., Any]:
     """torch's multi-head attention, as a copy whose inner projections, softmax and products a TorchFunctionMode sees.
 
@@ -162,3 +217,16 @@ def execution_devices(model: nn.Module) -> Iterable[Any]:
         raise moved("accelerate", "Module._hf_hook")
     found = (getattr(hook, "execution_device", None) for hook in hooks)
     return [device for device in found if device is not None]
+
+
+# torch: how long joined processes wait for each other
+
+
+def set_process_timeout(patience: timedelta) -> None:
+    """Lets the processes of the launch wait this long for each other: torch takes a timeout at its start only."""
+    from torch.distributed import distributed_c10d
+
+    store = _part("torch", distributed_c10d, "distributed_c10d._get_default_store")
+    timeout = _part("torch", distributed_c10d, "distributed_c10d._set_pg_timeout")
+    store().set_timeout(patience)
+    timeout(patience)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sinkscope.capture.alone import here
 from sinkscope.capture.sites import stream_of
 
 
@@ -69,7 +70,9 @@ def hidden_states(model: nn.Module) -> Iterator[dict[str, torch.Size]]:
         return hook
 
     handles = [
-        module.register_forward_pre_hook(keep(name), with_kwargs=True) for name, module in model.named_modules() if name
+        module.register_forward_pre_hook(here(keep(name)), with_kwargs=True)
+        for name, module in model.named_modules()
+        if name
     ]
     try:
         yield shapes

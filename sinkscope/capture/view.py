@@ -70,6 +70,11 @@ class Site:
     def name(self) -> str:
         return self.module if self.call == 0 else f"{self.module}[{self.call}]"
 
+    @property
+    def cross(self) -> bool:
+        """Whether queries attend to another sequence, which may be as long as their own."""
+        return self.kind.name == "cross"
+
 
 @dataclass
 class LayerView:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sinkscope.capture.alone import here
 from sinkscope.capture.calls import AttentionCall, MaskReadings
 from sinkscope.capture.cuts import Cut, Part, Pending, Span
 from sinkscope.capture.inline.calls import InlineCall, SdpaCall
@@ -39,7 +40,7 @@ class Capture:
     model: nn.Module
     plan: Plan
     on_layer: Callable[[LayerView, int], None]
-    epsilon: float = 0.3
+    epsilon: float
     on_call: Callable[[Site, AttentionCall | AttentionMap], None] | None = None
     head_mean: Callable[[Site, Tensor], Tensor] | None = None
     _factors: dict[str, Tensor] = field(default_factory=dict)
@@ -56,7 +57,7 @@ class Capture:
         self._watch = InlineWatch(self._inline)
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            stack.enter_context(shadowed(self._dispatched))
+            stack.enter_context(shadowed(self.model, self._dispatched))
             stack.enter_context(lazy_masks())
             for handle in self._hooks():
                 stack.callback(handle.remove)
@@ -85,12 +86,12 @@ class Capture:
         attentions = {site.module for site in self.plan.sites}
         for path in sorted(blocks | attentions):
             module = self.model.get_submodule(path)
-            yield module.register_forward_pre_hook(self._keep_input(path), with_kwargs=True)
+            yield module.register_forward_pre_hook(here(self._keep_input(path)), with_kwargs=True)
         for path in sorted(blocks):
-            yield self.model.get_submodule(path).register_forward_hook(self._end_block(path))
+            yield self.model.get_submodule(path).register_forward_hook(here(self._end_block(path)))
         for site in self.plan.sites:
             if site.projection is not None and site.call == 0:
-                hook = self._keep_projected(site.module)
+                hook = here(self._keep_projected(site.module))
                 yield self.model.get_submodule(site.projection).register_forward_pre_hook(hook)
 
     def _keep_input(self, path: str) -> Callable[..., None]:

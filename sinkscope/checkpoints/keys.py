@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -17,6 +19,9 @@ BUFFERS = frozenset(
 )
 """Names of buffers that old checkpoints hold beside a layer's weights; the model computes or ignores them."""
 
+LAYER = re.compile(r"blk\.(\d+)\.")
+"""How a GGUF names the weights of a layer."""
+
 
 def check_keys(name: str, model: nn.Module, report: dict[str, Any]) -> list[str]:
     """Reads transformers' loading report. Returns a warning where weights of layers have no place in the model.
@@ -29,12 +34,26 @@ def check_keys(name: str, model: nn.Module, report: dict[str, Any]) -> list[str]
     harmful = [key for key in sorted(report.get("missing_keys", ())) if "pooler" not in key.lower()]
     if harmful:
         raise SinkscopeError(f"{name} lacks weights that {type(model).__name__} needs: {_first_of(harmful)}")
-    left_over = _of_layers(model, sorted(report.get("unexpected_keys", ())))
+    return _left_over(name, model, "config.json", _of_layers(model, sorted(report.get("unexpected_keys", ()))))
+
+
+def check_gguf_layers(name: str, model: nn.Module, file: Path) -> list[str]:
+    """Returns a warning where a GGUF holds layers past the number that its header gives, which transformers skips."""
+    from gguf import GGUFReader
+
+    layers: Any = getattr(getattr(model, "config", None), "num_hidden_layers", None)
+    keys = [str(tensor.name) for tensor in GGUFReader(file).tensors]
+    places = {key: LAYER.match(key) for key in keys}
+    past = [key for key, place in places.items() if place and isinstance(layers, int) and int(place[1]) >= layers]
+    return _left_over(name, model, "header", past)
+
+
+def _left_over(name: str, model: nn.Module, teller: str, left_over: list[str]) -> list[str]:
     if not left_over:
         return []
     kind = type(model).__name__
     return [
-        f"{name} holds weights of layers that {kind} has no place for, as its config.json describes it: "
+        f"{name} holds weights of layers that {kind} has no place for, as its {teller} describes it: "
         f"{_first_of(left_over)}; they are not measured"
     ]
 

@@ -10,13 +10,17 @@ import torch
 from torch import nn
 
 from sinkscope.capture.private_doors import base_class, has_sdpa
+from sinkscope.checkpoints.bounds import Bounds
 from sinkscope.checkpoints.causal import need_causal
 from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts
-from sinkscope.checkpoints.keys import check_keys
-from sinkscope.checkpoints.placement import Placement, held
+from sinkscope.checkpoints.keys import check_gguf_layers, check_keys
+from sinkscope.checkpoints.measurable import check_finite, check_object
+from sinkscope.checkpoints.placement import Placement
 from sinkscope.checkpoints.quiet import quiet_transformers
 from sinkscope.checkpoints.sources import Source, find_source, first_line, pickled_files, shorten, weight_paths
+from sinkscope.checkpoints.stored_types import check_stored_types
 from sinkscope.checkpoints.weight_files import stamps, weights_hash
+from sinkscope.checkpoints.wrappers import inner_model, wrapped_name
 from sinkscope.errors import OutOfMemory, SinkscopeError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -54,8 +58,10 @@ def open_checkpoint(name: str, options: LoadOptions = LoadOptions()) -> Checkpoi
     if options.device_map is None and options.tensor_parallel == 1:
         model = _to_device(model, device)
     model.eval()
-    _check_finite(name, model)
     files = weight_paths(source, getattr(type(model.config), "extra_files", ()))
+    check_stored_types(name, model, files)
+    warnings += [line for file in files if source.gguf for line in check_gguf_layers(name, model, file)]
+    check_finite(name, model)
     noted = stamps(files) | noted
     facts = {
         "id": name,
@@ -75,18 +81,23 @@ def open_checkpoint(name: str, options: LoadOptions = LoadOptions()) -> Checkpoi
 def wrap_model(model: Any, tokenizer: Any = None, head: bool = False) -> Checkpoint:
     """Wraps a loaded model object without changing it: its base model is measured, with `head` the whole model.
 
-    Raises SinkscopeError for a model in training mode, whose dropout would make every number random, and for weights
-    that hold NaN or infinity; with `head`, also for a model that is not a causal language model.
+    Of a wrapped model (DataParallel, torch.compile, PEFT), the model inside is measured, with its adapters. Raises
+    SinkscopeError for a model with a module in training mode, whose dropout would make every number random, without
+    weights in memory, or with weights that hold NaN or infinity; with `head`, also for a model that is not a causal
+    language model.
     """
+    given = model
+    model = inner_model(model) if isinstance(model, nn.Module) else model
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
-        raise SinkscopeError(f"a transformers model or a name is needed, not {type(model).__name__}")
+        raise SinkscopeError(
+            f"a transformers model or a name is needed, not {type(given).__name__}: where it holds one, give that"
+        )
     if head:
         need_causal(type(model).__name__, [type(model).__name__])
-    base = model if head else unwrapped(model)
-    if base.training:
-        raise SinkscopeError("the model is in training mode (dropout on): call model.eval() first")
-    name = getattr(model.config, "name_or_path", None) or type(model).__name__
-    _check_finite(name, base)
+    base = model if head else inner_model(unwrapped(model))
+    check_object(base)
+    name = wrapped_name(given)
+    check_finite(name, base)
     facts = {
         "id": name,
         "revision": None,
@@ -123,7 +134,7 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except Exception as error:  # each backend that is absent has an exception of its own
         raise SinkscopeError(f"device {name!r} is not available here: use cpu or auto ({first_line(error)})") from None
     if device.type == "meta":
         raise SinkscopeError("device 'meta' holds no numbers: use cpu, cuda or auto")
@@ -151,7 +162,7 @@ def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) 
     if source.gguf:
         common["gguf_file"] = source.gguf
     try:
-        with placement:
+        with placement, Bounds(source):
             config = AutoConfig.from_pretrained(source.location, **common)
             placement.check(source.name, config)
             if options.head:
@@ -226,12 +237,3 @@ def _to_device(model: nn.Module, device: torch.device) -> nn.Module:
         return model.to(device)
     except torch.OutOfMemoryError:
         raise OutOfMemory(f"the model does not fit on {device}: try --dtype bfloat16 or --device-map auto") from None
-
-
-def _check_finite(name: str, model: nn.Module) -> None:
-    """Raises SinkscopeError for weights that hold NaN or infinity: some would not show in any attention column."""
-    for key, weight in held(model):
-        if weight.is_floating_point() and not weight.is_meta and weight.numel():
-            low, high = torch.aminmax(weight)
-            if not (torch.isfinite(low) and torch.isfinite(high)):
-                raise SinkscopeError(f"{name}: the weights {key} hold NaN or infinity; the checkpoint is damaged")

@@ -40,11 +40,11 @@ def find_source(name: str, revision: str | None = None, allow_pickle: bool = Fal
     """
     if not name.strip():
         raise SinkscopeError("no such model: the name is empty")
-    if revision is not None and (name.startswith("example:") or Path(name).expanduser().exists()):
+    path = _path(name)
+    if revision is not None and (name.startswith("example:") or path.exists()):
         raise SinkscopeError(f"--revision {revision!r} is for hub ids; {name} is on this machine")
     if name.startswith("example:"):
         return _folder(name, example_folder(name.removeprefix("example:")), allow_pickle)
-    path = Path(name).expanduser()
     if path.suffix == ".gguf" or path.is_file():
         return _gguf_file(name, path)
     if path.is_dir():
@@ -52,6 +52,18 @@ def find_source(name: str, revision: str | None = None, allow_pickle: bool = Fal
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise SinkscopeError(f"no such model folder: {name}")
     return _hub(name, revision, allow_pickle)
+
+
+def _path(name: str) -> Path:
+    """The path that a name may be. Raises SinkscopeError where no path can have that name."""
+    try:
+        path = Path(name).expanduser()
+        path.exists()
+    except RuntimeError:  # ~USER where there is no such user
+        raise SinkscopeError(f"no such model folder: {name}") from None
+    except (OSError, ValueError) as error:  # too long, or with a null character
+        raise SinkscopeError(f"no such model: {shorten(name)} ({getattr(error, 'strerror', None) or error})") from None
+    return path
 
 
 def _gguf_file(name: str, path: Path) -> Source:
@@ -63,10 +75,20 @@ def _gguf_file(name: str, path: Path) -> Source:
     from gguf import GGUFReader
 
     try:
-        GGUFReader(path)
+        reader = GGUFReader(path)
+        blocks = max(_numbers(reader, ".block_count"), default=0)
     except Exception as error:  # damage raises struct, numpy, Unicode or key errors in the reader
         raise SinkscopeError(f"{name} is damaged or not a GGUF file ({first_line(error)}): download it again") from None
+    if blocks > len(reader.tensors):
+        raise SinkscopeError(
+            f"{name} is damaged: its metadata say {blocks} blocks, and it holds {len(reader.tensors)} tensors"
+        )
     return Source(name, str(path.parent.resolve()), gguf=path.name, weights=(path.name,))
+
+
+def _numbers(reader: Any, ending: str) -> list[int]:
+    """The numbers among a GGUF's metadata whose names end so."""
+    return [int(field.parts[field.data[0]][0]) for name, field in reader.fields.items() if name.endswith(ending)]
 
 
 def _folder(name: str, path: Path, allow_pickle: bool) -> Source:

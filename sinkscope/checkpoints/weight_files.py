@@ -17,6 +17,11 @@ SAFE, PICKLE, INDEX = "model.safetensors", "pytorch_model.bin", ".index.json"
 DISTRIBUTED = re.compile(r"shard-[0-9]{5}-model-[0-9]{5}-of-[0-9]{5}\.safetensors")
 """A file of torch's distributed format: where a folder holds one, transformers loads all its *.safetensors."""
 
+COUNT = re.compile("layer|block|depth|label|expert|stage|codebook", re.IGNORECASE)
+MOST_COUNTED, DEEPEST = 100_000, 100
+"""The largest number of a configuration under a name with COUNT in it: transformers makes a list of so many entries,
+before it looks at any weights. And how deeply its values may be nested."""
+
 SHA256 = re.compile("[0-9a-f]{64}")
 
 Stamp = tuple[int, int, int]
@@ -34,15 +39,17 @@ def weight_names(place: str, files: Collection[str], path_of: Callable[[str], Pa
         files: the names of its files.
         path_of: gives the path of the configuration or of an index, and downloads it if need be.
 
-    Raises SinkscopeError: a configuration or an index that cannot be read; one that names a file outside the
-    checkpoint's folder, or a pickle among safetensors; an adapter that peft would load on top.
+    Raises SinkscopeError: a configuration or an index that cannot be read; a configuration of too many layers; one that
+    names a file outside the checkpoint's folder, or a pickle among safetensors; an adapter that peft would load on top.
     """
     if "adapter_config.json" in files and find_spec("peft") is not None:
         raise SinkscopeError(
             f"{place} holds an adapter beside its weights (adapter_config.json): merge it into the model and save "
             "that, or move the file away to measure the model without it"
         )
-    first = _first_file(place, files, read_json(path_of("config.json")))
+    config = read_json(path_of("config.json"))
+    _check_counts(place, config)
+    first = _first_file(place, files, config)
     if first is None or not first.endswith(INDEX):
         return () if first is None else (first,)
     index = read_json(path_of(first))
@@ -53,6 +60,24 @@ def weight_names(place: str, files: Collection[str], path_of: Callable[[str], Pa
     for name in names:
         _check_name(place, first, name, (".bin",) if first == PICKLE + INDEX else (".safetensors",))
     return tuple(names)
+
+
+def _check_counts(place: str, config: Any) -> None:
+    """Raises SinkscopeError for a configuration that is nested too deeply, or counts more than MOST_COUNTED."""
+    rest: list[tuple[str, Any, int]] = [("", config, 0)]
+    while rest:
+        name, value, depth = rest.pop()
+        if depth > DEEPEST:
+            raise SinkscopeError(f"{place}: config.json is damaged: its values are nested too deeply")
+        if isinstance(value, dict):
+            rest += [(str(key), each, depth + 1) for key, each in value.items()]
+        elif isinstance(value, list):
+            rest += [(name, each, depth + 1) for each in value]
+        elif isinstance(value, int) and value > MOST_COUNTED and COUNT.search(name):
+            raise SinkscopeError(
+                f"{place}: config.json says {name} {value}, and at most {MOST_COUNTED:,} is possible: it is damaged, "
+                "download it again"
+            )
 
 
 def _first_file(place: str, files: Collection[str], config: Any) -> str | None:

@@ -22,9 +22,10 @@ from sinkscope.cli import (
     report,
     scan,
     schema,
+    track,
     trigger,
 )
-from sinkscope.cli.common import BAD_INPUT, discard_stdout, encode_anything, guarded, say
+from sinkscope.cli.common import BAD_INPUT, discard_stdout, encode_anything, guarded, open_closed_streams, say
 from sinkscope.engine.launch import leave
 from sinkscope.engine.launcher import hush
 from sinkscope.errors import SinkscopeError
@@ -39,6 +40,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("scan")(guarded(scan.scan, spreads=True))
+app.command("track")(guarded(track.track))
 app.command("ablate")(guarded(ablate.ablate))
 app.command("compare")(guarded(compare.compare))
 app.command("baseline")(guarded(baseline.baseline))
@@ -64,7 +66,7 @@ def root(
     if version:
         from sinkscope import __version__
 
-        typer.echo(__version__)
+        sys.stdout.write(f"{__version__}\n")
         raise typer.Exit
 
 
@@ -73,6 +75,7 @@ def main() -> None:
 
     It flushes stdout itself, because a flush that fails while Python exits would end with code 120.
     """
+    open_closed_streams()
     try:
         hush()
     except SinkscopeError as error:
@@ -80,11 +83,14 @@ def main() -> None:
         sys.exit(BAD_INPUT)
     encode_anything()
     code: str | int | None = 0
+    stdout = sys.stdout
     try:
         try:
             app()
         except SystemExit as stop:
             code = stop.code
+            if sys.stdout is not stdout:  # typer met a pipe without a reader, replaced stdout and ended with 1
+                sys.stdout, code = stdout, 0
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:  # the reader of the pipe has gone; the exit code stays

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def is_run(name: str) -> bool:
-    return (Path(name) / "manifest.json").is_file()
+    """Whether a folder holds a run, also one whose files a killed process has not yet moved into place."""
+    from sinkscope.runs.whole import COMMITTED
+
+    return (Path(name) / "manifest.json").is_file() or (Path(name) / COMMITTED).is_dir()
 
 
 def open_run(name: str, spot: SpotScan, like: Request | None = None) -> Run:

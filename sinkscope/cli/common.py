@@ -9,18 +9,21 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import typer
 
-from sinkscope.engine.launcher import size
+from sinkscope.engine.launcher import size, told_by
 from sinkscope.errors import SinkscopeError, in_one_line
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 BAD_INPUT, INTERRUPTED = 2, 130
+LONGEST_LINE = 1000
+"""Most characters of a line on stderr: names and values from outside may have any length."""
 
 
 def guarded(command: Callable[P, R], spreads: bool = False) -> Callable[P, R]:
@@ -33,7 +36,10 @@ def guarded(command: Callable[P, R], spreads: bool = False) -> Callable[P, R]:
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             if size() > 1 and not spreads:
-                raise SinkscopeError("only `scan` runs in several processes: start this command without a launcher")
+                raise SinkscopeError(
+                    f"only `scan` runs in several processes ({told_by()}): start this command without a launcher, or "
+                    "unset these variables"
+                )
             return command(*args, **kwargs)
         except typer.Exit:  # the command's own exit code; typer derives it from RuntimeError
             raise
@@ -70,16 +76,31 @@ def discard_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def open_closed_streams() -> None:
+    """Opens the null device for each standard stream that the caller closed (`>&-`), so that writing to it is no error.
+
+    Without it the next file that is opened would take the stream's number, and get what other code prints.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)  # takes the lowest number, which is the closed stream's
+            setattr(sys, name, os.fdopen(opened, "w" if number else "r", encoding="utf-8"))
+
+
 def fail(message: str) -> None:
     say(f"error: {message}")
     raise typer.Exit(BAD_INPUT)
 
 
 def say(message: str) -> None:
-    """Prints one line to stderr, with control characters made visible."""
-    from sinkscope.present.text import printable
+    """Prints one line to stderr, of at most LONGEST_LINE characters, with control characters made visible.
 
-    print(f"sinkscope: {printable(message)}", file=sys.stderr)
+    A stderr that takes nothing, because its disk is full or its reader has gone, ends no command.
+    """
+    from sinkscope.present.text import printable, shortened
+
+    with suppress(OSError):
+        print(f"sinkscope: {shortened(printable(message), LONGEST_LINE)}", file=sys.stderr, flush=True)
 
 
 def check_writable(path: Path | None) -> None:

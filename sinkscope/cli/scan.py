@@ -171,7 +171,7 @@ def names_in(path: Path | None) -> list[str]:
     if path is None:
         return []
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SinkscopeError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
     return [name for line in lines if (name := line.partition("#")[0].strip())]

@@ -193,8 +193,9 @@ def read_baseline(path: str | Path) -> Baseline:
         missing = [key for key in itertools.product([data.domain for data in facts.data], LEVELS) if key not in levels]
         if missing:
             raise ValueError(f"it has no level {missing[0][1]} of {missing[0][0]!r}")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SinkscopeError(f"baseline {path} is damaged: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
+        detail = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SinkscopeError(f"baseline {path} is damaged: {detail}") from None
     return Baseline(facts.model_copy(update={"levels": []}), levels)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
-from sinkscope.comparison.differences import bootstrap_interval, false_discovery, paired_difference, welch_difference
+from sinkscope.comparison.changes import Changes, Listed, head_changes
+from sinkscope.comparison.level_rows import Pair, concatenated, level_rows
 from sinkscope.errors import SinkscopeError
-from sinkscope.runs.per_sequence import LEVELS, PLACE, cells, chosen_metrics, domains, metric_names
+from sinkscope.runs.per_sequence import LEVELS, chosen_metrics, domains, metric_names
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 DEFAULT_METRICS = ("bos_mass", "sink_score", "entropy", "honor")
-CHANGES = ("gained_sink", "lost_sink", "woke", "fell_dormant")
 TABLES = {"summary": "summary", "layer": "layers", "head": "heads"}
 
 
@@ -32,8 +31,11 @@ class Comparison:
         paired: whether both runs read the same token sequences, so that each sequence is its own control.
         same_shape: whether both have the same streams, layers and heads; if not, `heads` and `layers` are empty.
         heads, layers, summary: long tables, one row per (domain, place, metric): a, b, difference (b - a), sem, low
-            and high (95 % bootstrap interval), p (t-test), q (Benjamini-Hochberg over the places of that metric).
-        changes: heads that gained_sink or lost_sink (mean sink_score against epsilon), woke or fell_dormant.
+            and high (95 % interval, Student's t), p (t-test), q (Benjamini-Hochberg over the places of that metric).
+            The interval leaves out 0 exactly where p < 0.05.
+        changes: heads that gained_sink or lost_sink (mean sink_score against epsilon), woke or fell_dormant, by a
+            difference with q < 0.05.
+        within_noise: heads that crossed the same thresholds by a difference that does not hold.
         notes: sentences that the reader must know.
     """
 
@@ -45,7 +47,8 @@ class Comparison:
     heads: pd.DataFrame
     layers: pd.DataFrame
     summary: pd.DataFrame
-    changes: dict[str, list[dict[str, Any]]]
+    changes: Listed
+    within_noise: Listed
     notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -53,6 +56,7 @@ class Comparison:
         tables = {name: getattr(self, name).to_dict("records") for name in ("summary", "layers", "heads")}
         facts = {"a": self.a, "b": self.b, "paired": self.paired, "same_shape": self.same_shape}
         rest = {"metrics": self.metrics, "notes": self.notes, "changes": self.changes}
+        rest["within_noise"] = self.within_noise
         return {"schema_version": SCHEMA_VERSION, **facts, **rest, **tables}
 
     def as_table(self) -> pd.DataFrame:
@@ -64,15 +68,12 @@ class Comparison:
         return table.astype({"layer": "Int64", "head": "Int64"})
 
 
-def compare(
-    a: Run, b: Run, *, metrics: list[str] | None = None, unpaired: bool = False, bootstrap: bool = True
-) -> Comparison:
+def compare(a: Run, b: Run, *, metrics: list[str] | None = None, unpaired: bool = False) -> Comparison:
     """Compares two runs. Differences are b - a.
 
     Args:
         metrics: names of per-sequence metrics; None means bos_mass, sink_score, entropy and honor, [] means all.
         unpaired: treats the runs as separate samples (Welch's test), for runs over different text.
-        bootstrap: computes 95 % BCa intervals. They are the slow part: seconds for 1024 heads and four metrics.
 
     Raises:
         SinkscopeError: the runs read different text and `unpaired` is False; they share no domain; a metric is unknown.
@@ -92,13 +93,13 @@ def compare(
         notes.append("the runs have different dormant rules: each run's heads are judged by its own rule")
     tables = {}
     for level in LEVELS:
-        frames = [_rows(a, b, pair, level, names, not unpaired, bootstrap) for pair in pairs]
-        tables[level] = _concatenated(frames) if same or level == "summary" else pd.DataFrame()
-    changes = _changes(a, b) if same else {name: [] for name in CHANGES}
-    facts = (_facts(a), _facts(b))
+        frames = [level_rows(a, b, pair, level, names, not unpaired) for pair in pairs]
+        tables[level] = concatenated(frames) if same or level == "summary" else pd.DataFrame()
+    changes = head_changes(a, b, pairs, not unpaired) if same else Changes()
     return Comparison(
-        *facts, not unpaired, same, names, tables["head"], tables["layer"], tables["summary"], changes, notes
-    )
+        _facts(a), _facts(b), not unpaired, same, names, tables["head"], tables["layer"], tables["summary"],
+        changes.held, changes.within_noise, [*notes, *changes.notes],
+    )  # fmt: skip
 
 
 def _default_metrics(a: Run, b: Run, notes: list[str]) -> list[str]:
@@ -109,10 +110,6 @@ def _default_metrics(a: Run, b: Run, notes: list[str]) -> list[str]:
     if missing:
         notes.append(f"not measured in both runs, so not compared: {', '.join(missing)}")
     return kept
-
-
-Pair = tuple[str, str, int | None]
-"""(domain of a, domain of b, number of sequences taken from each; None takes all)."""
 
 
 def _matched(a: Run, b: Run, unpaired: bool) -> tuple[list[Pair], list[str]]:
@@ -183,55 +180,6 @@ def describe_shape(run: Run) -> str:
 
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
-def _rows(a: Run, b: Run, pair: Pair, level: str, names: list[str], paired: bool, bootstrap: bool) -> pd.DataFrame:
-    """The long table of one domain at one level."""
-    first, second = cells(a, pair[0], level, names), cells(b, pair[1], level, names)
-    shared = [name for name in first.names if name in second.names]
-    if len(first.places) != len(second.places):  # the runs have different streams: rows cannot be matched
-        return pd.DataFrame()
-    frames = []
-    for name in shared:
-        x = first.values[: pair[2], :, first.names.index(name)]
-        y = second.values[: pair[2], :, second.names.index(name)]
-        result = paired_difference(x, y) if paired else welch_difference(x, y)
-        low, high = bootstrap_interval(x, y, paired) if bootstrap else (np.nan, np.nan)
-        rows = first.places.assign(
-            metric=name, a=result.a, b=result.b, difference=result.difference, sem=result.sem,
-            low=low, high=high, p=result.p, q=false_discovery(result.p),
-        )  # fmt: skip
-        rows.insert(0, "domain", pair[0])
-        frames.append(rows)
-    return _concatenated(frames)
-
-
-def _concatenated(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    frames = [frame for frame in frames if len(frame)]
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-
-
-def _changes(a: Run, b: Run) -> dict[str, list[dict[str, Any]]]:
-    """Heads whose state differs; in runs of several domains each domain is judged by itself."""
-    keys = (["domain"] if "domain" in a.heads and "domain" in b.heads else []) + PLACE["head"]
-    columns = [*keys, "sink_score", "honor", "dormant"]
-    both = a.heads[columns].merge(b.heads[columns], on=keys, suffixes=("_a", "_b"))
-    sink_a = both["sink_score_a"] > a.manifest.request.epsilon
-    sink_b = both["sink_score_b"] > b.manifest.request.epsilon
-    asleep_a, asleep_b = (both[f"dormant_{side}"].fillna(False).astype(bool) for side in "ab")
-    chosen = {
-        "gained_sink": ("sink_score", ~sink_a & sink_b),
-        "lost_sink": ("sink_score", sink_a & ~sink_b),
-        "woke": ("honor", asleep_a & ~asleep_b),
-        "fell_dormant": ("honor", ~asleep_a & asleep_b),
-    }
-    return {
-        name: [
-            {key: row[key] for key in keys} | {"metric": metric, "a": row[f"{metric}_a"], "b": row[f"{metric}_b"]}
-            for row in both[mask].to_dict("records")
-        ]
-        for name, (metric, mask) in chosen.items()
-    }
 
 
 def _facts(run: Run) -> dict[str, Any]:

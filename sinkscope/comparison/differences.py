@@ -1,6 +1,13 @@
-"""Statistics of two samples of sequences: differences, standard errors, p-values, false discovery rates, bootstrap.
+"""Statistics of two samples of sequences: differences, standard errors, intervals, p-values, false discovery rates.
 
 All functions take whole arrays whose first axis is the sequences; NaN is a missing value.
+
+Test and interval are one statement: the 95 % interval leaves out 0 exactly where p < 0.05. Student's t was chosen by
+measured coverage. With 4 to 32 sequences its intervals hold the truth in 93 to 98 % of samples of normal values and of
+shares near 0 or 1; where the difference itself is as skewed as an exponential, in 88, 89, 91 and 93 % with 4, 8, 16 and
+32. The BCa bootstrap does so in 71 to 82 % with 4. A studentised bootstrap mends the skewed case alone, with 4 by
+intervals twice as wide; its p-values end at 1 in the number of resamples, too coarse for the false discovery rate of a
+thousand heads. tests/comparison/test_calibration.py measures and prints the coverage.
 """
 
 from __future__ import annotations
@@ -11,9 +18,9 @@ import numpy as np
 
 from sinkscope.runs.averages import mean, sem
 
-RESAMPLES = 2000
-CHUNK = 256
-"""Number of cells bootstrapped at once: 2000 resamples of 100 sequences stay under half a gigabyte."""
+CONFIDENCE = 0.95
+SIGNIFICANT = 0.05
+"""A difference holds where its false discovery rate q is below this."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +31,8 @@ class Difference:
         a, b: means over sequences.
         difference: the difference of the means.
         sem: its standard error.
+        low, high: the ends of its 95 % interval (Student's t, with the test's degrees of freedom), which leaves out 0
+            exactly where p < 0.05; a single point where the standard error is 0.
         p: p-value of the two-sided t-test of no difference; exactly 1 where the samples are equal, exactly 0 where they
             differ by a constant.
     """
@@ -32,6 +41,8 @@ class Difference:
     b: np.ndarray
     difference: np.ndarray
     sem: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
     p: np.ndarray
 
 
@@ -89,8 +100,10 @@ def _tested(a: np.ndarray, b: np.ndarray, difference: np.ndarray, error: np.ndar
 
     with np.errstate(all="ignore"):
         p = np.asarray(2 * t.sf(np.abs(difference / error), freedom), float)
+        half = np.where(error == 0, 0.0, t.isf((1 - CONFIDENCE) / 2, freedom) * error)
     p = np.where(error == 0, np.where(difference == 0, 1.0, 0.0), p)
-    return Difference(a, b, difference, error, np.where(np.isnan(difference) | np.isnan(error), np.nan, p))
+    p = np.where(np.isnan(difference) | np.isnan(error), np.nan, p)
+    return Difference(a, b, difference, error, difference - half, difference + half, p)
 
 
 def false_discovery(p: np.ndarray) -> np.ndarray:
@@ -102,57 +115,3 @@ def false_discovery(p: np.ndarray) -> np.ndarray:
     if present.any():
         q[present] = false_discovery_control(p[present])
     return q
-
-
-def bootstrap_interval(
-    a: np.ndarray, b: np.ndarray, paired: bool, confidence: float = 0.95, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Bootstrap interval (scipy, BCa, 2000 resamples of sequences) of mean(b) - mean(a); a, b: [N, cells].
-
-    Paired samples are resampled together. Each cell uses the sequences that have a value (in both samples, if paired);
-    with fewer than two of them its interval is NaN. Where all resamples are equal the interval is that point.
-    """
-    low, high = np.full(a.shape[1], np.nan), np.full(a.shape[1], np.nan)
-    a_present, b_present = ~np.isnan(a), ~np.isnan(b)
-    if paired:
-        a_present = b_present = a_present & b_present
-    patterns, which = np.unique(np.concatenate([a_present, b_present]), axis=1, return_inverse=True)
-    for number, pattern in enumerate(patterns.T):
-        cells = np.flatnonzero(which == number)
-        x, y = a[pattern[: len(a)]][:, cells], b[pattern[len(a) :]][:, cells]
-        if len(x) > 1 and len(y) > 1:
-            low[cells], high[cells] = _intervals(x, y, paired, confidence, seed)
-    return low, high
-
-
-def _intervals(
-    a: np.ndarray, b: np.ndarray, paired: bool, confidence: float, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Bootstrap intervals for cells that share one set of sequences."""
-    constant = (np.ptp(b - a, axis=0) == 0) if paired else (np.ptp(a, axis=0) == 0) & (np.ptp(b, axis=0) == 0)
-    low = b.mean(0) - a.mean(0)
-    high = low.copy()
-    varying = np.flatnonzero(~constant)
-    for start in range(0, len(varying), CHUNK):
-        part = varying[start : start + CHUNK]
-        low[part], high[part] = _resampled(a[:, part], b[:, part], paired, confidence, seed)
-    return low, high
-
-
-def _resampled(
-    a: np.ndarray, b: np.ndarray, paired: bool, confidence: float, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    from scipy.stats import bootstrap
-
-    def gap(first: np.ndarray, second: np.ndarray, axis: int) -> np.ndarray:
-        return second.mean(axis) - first.mean(axis)
-
-    def average(values: np.ndarray, axis: int) -> np.ndarray:
-        return values.mean(axis)
-
-    common = {
-        "confidence_level": confidence, "n_resamples": RESAMPLES, "batch": 200, "axis": 0, "vectorized": True,
-        "rng": np.random.default_rng(seed),
-    }  # fmt: skip
-    result = bootstrap((b - a,), average, **common) if paired else bootstrap((a, b), gap, **common)
-    return result.confidence_interval.low, result.confidence_interval.high

@@ -102,13 +102,13 @@ def read_policy(path: str | Path | None = None, folder: Path | None = None, base
     where = "" if path is None else str(path)
     if path is None:
         project = (folder or Path()) / "pyproject.toml"
-        section = _section(_parsed(project)) if project.is_file() else None
+        section = _section(_parsed(project), project) if project.is_file() else None
         if section is None:
             return DEFAULT
         data, where = section, f"{project} [{SECTION}]"
     else:
         data = _parsed(Path(path))
-        section = _section(data)
+        section = _section(data, Path(path))
         data = data if section is None else section
     policy = _validated(data, where)
     for rule in policy.rules:
@@ -121,16 +121,22 @@ def _parsed(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise SinkscopeError(f"cannot read the policy {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # TOML's own error, bytes that are not UTF-8, a number of too many digits
         raise SinkscopeError(f"policy {path} is not TOML: {error}") from None
+    except RecursionError:
+        raise SinkscopeError(f"policy {path} is damaged: its values are nested too deeply") from None
 
 
-def _section(data: dict[str, Any]) -> dict[str, Any] | None:
+def _section(data: dict[str, Any], path: Path) -> dict[str, Any] | None:
+    """The policy's section; None where the file has none. Raises SinkscopeError where it is no table."""
+    found: Any = data
     for key in SECTION.split("."):
-        data = data.get(key)  # type: ignore[assignment]
-        if not isinstance(data, dict):
+        if not isinstance(found, dict) or key not in found:
             return None
-    return data
+        found = found[key]
+    if not isinstance(found, dict):
+        raise SinkscopeError(f"{path} [{SECTION}]: it is no table; write the rules under it")
+    return found
 
 
 def _validated(data: dict[str, Any], where: str) -> Policy:

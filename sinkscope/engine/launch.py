@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from sinkscope.engine.launcher import UNSET, size
+from sinkscope.engine.joining import join, waited_in_vain
+from sinkscope.engine.launcher import is_main, size
 from sinkscope.errors import OutOfMemory, SinkscopeError, in_one_line
 
 T = TypeVar("T")
@@ -23,8 +23,11 @@ T = TypeVar("T")
 PATIENCE = timedelta(hours=2)
 """How long a process waits for the others: one may load from a slow disk, or save, while the rest are done."""
 
-FAREWELL = timedelta(seconds=30)
-"""How long a command that was refused waits for the others, so that none ends them before they have said why."""
+START = timedelta(minutes=1)
+"""How long a process waits for the others to start. A launcher starts them together, but their disks may be slow."""
+
+FAREWELL, MAIN_FAREWELL = timedelta(seconds=30), timedelta(seconds=5)
+"""How long a command that was refused waits for the others: the main process says why, and no other may end it."""
 
 GONE = "another process of the launch has ended (killed, or out of memory); --resume goes on with what was measured"
 
@@ -88,25 +91,16 @@ class _Report:
 class Launched(Processes):
     """One of several processes."""
 
-    def __init__(self, device: str = "auto", tensor: bool = False, patience: timedelta = PATIENCE) -> None:
+    def __init__(self, device: str = "auto", tensor: bool = False, wait: timedelta = START) -> None:
         import torch
-        from accelerate import PartialState
 
         self.tensor = tensor
         own_gpu = device in ("auto", "cuda") and torch.cuda.is_available()
         local, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
         if own_gpu and local > gpus:
             raise SinkscopeError(f"{local} processes, but {gpus} GPUs here: start one per GPU, or give --device")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                self._state = PartialState(cpu=not own_gpu, timeout=patience)
-                self.index, self.count = self._state.process_index, self._state.num_processes
-            except (ValueError, KeyError, AttributeError, RuntimeError, OSError) as error:
-                raise SinkscopeError(
-                    f"the environment tells of a launch of {size()} processes, which cannot be joined "
-                    f"({(str(error).splitlines() or [type(error).__name__])[0]}): {UNSET}"
-                ) from None
+        self._state = join(not own_gpu, wait, PATIENCE if wait == START else wait)
+        self.index, self.count = self._state.process_index, self._state.num_processes
         self._in_step = self._pending = self._stopping = self._broken = False
         signal.signal(signal.SIGINT, self._interrupted)
 
@@ -235,10 +229,10 @@ def leave(code: int) -> int:
     Without a launch it returns the code. In a launch it does not return: threads of torch's process group still run,
     and sometimes abort a process that exits in the ordinary way.
     """
-    if size() == 1:
+    if size() == 1 or waited_in_vain():
         return code
     try:
-        launched = _launched or Launched("cpu", patience=FAREWELL)
+        launched = _launched or Launched("cpu", wait=MAIN_FAREWELL if is_main() else FAREWELL)
     except SinkscopeError:  # there are no others: what a launcher left in the environment
         return code
     code = launched.leave(code)

@@ -12,6 +12,9 @@ UNSET = "start with torchrun or accelerate launch, or unset LOCAL_RANK and WORLD
 """What to do where the environment names a launch that does not exist."""
 
 
+VARIABLES = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
 def size() -> int:
     """Number of processes in this launch; 1 without a launcher.
 
@@ -25,11 +28,22 @@ def size() -> int:
     return int(text)
 
 
+def told_by() -> str:
+    """The variables of the environment that tell of a launch, as `NAME=value, ...`."""
+    return ", ".join(f"{name}={os.environ[name]}" for name in VARIABLES if name in os.environ)
+
+
+def is_main() -> bool:
+    """Whether this is the main process, which alone prints; without a launcher it is."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def hush() -> None:
     """Discards stdout and stderr of every process but the main one (SINKSCOPE_TRACEBACK=1 keeps stderr)."""
-    if size() == 1 or os.environ.get("RANK", "0") == "0":
+    if size() == 1 or is_main():
         return
     nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - open as long as the process
     sys.stdout = nowhere
     if not os.environ.get("SINKSCOPE_TRACEBACK"):
         sys.stderr = nowhere
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # torch's own lines do not go through sys.stderr

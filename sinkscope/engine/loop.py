@@ -108,7 +108,7 @@ class Loop:
         for corpus, record in zip(self.reading.corpora, self._records, strict=False):
             values = record.values()
             if values:
-                domains.append(Domain(corpus.domain, corpus.ids, corpus.documents, values))
+                domains.append(Domain(corpus, values))
         return domains
 
     def _watch(self, length: int) -> tuple[Capture, Collector]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import platform
 from dataclasses import asdict
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ import numpy as np
 import sinkscope
 from sinkscope.capture import Site
 from sinkscope.capture.kernels.attend import TORCH, TRITON
+from sinkscope.checkpoints import Checkpoint
+from sinkscope.checkpoints.settings_files import settings_sha256
 from sinkscope.engine.loop import Loop
 from sinkscope.engine.reading import Reading
 from sinkscope.engine.self_check import warnings_of
@@ -22,11 +26,15 @@ from sinkscope.metrics.extension import definitions
 from sinkscope.metrics.registry import TABLES
 from sinkscope.metrics.spectra import FEWEST_SPECTRA, SPECTRA_CUBES
 from sinkscope.runs.columns import columns
+from sinkscope.runs.folder import sha256_of
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.manifest import Manifest, Timing
 from sinkscope.runs.schema.site import SiteFacts
 from sinkscope.runs.strict_json import plain
 from sinkscope.runs.values import Domain
+
+MEASURING = ("capture", "checkpoints", "engine", "inputs", "metrics")
+"""The rooms whose code decides what a batch measures."""
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pandas")
 
@@ -111,7 +119,19 @@ def _site_facts(site: Site) -> dict[str, Any]:
     return {name: getattr(site, name) for name in same} | {"module": site.name, "kind": asdict(site.kind)}
 
 
-def resume_key(manifest: Manifest) -> dict[str, Any]:
+def resume_key(manifest: Manifest, checkpoint: Checkpoint) -> dict[str, Any]:
     """Everything that must be equal for a scan to go on from another's shards."""
     rule = manifest.request.spectra
-    return manifest.decides() | {"spectra": [SPECTRA_CUBES, FEWEST_SPECTRA] if rule is None else rule}
+    return manifest.decides() | {
+        "spectra": [SPECTRA_CUBES, FEWEST_SPECTRA] if rule is None else rule,
+        "settings": settings_sha256(checkpoint.origin),
+        "measuring_code": measuring_code(),
+    }
+
+
+def measuring_code() -> str:
+    """The first 16 digits of the SHA-256 over the source of every module that decides what a batch measures."""
+    root, digest = Path(sinkscope.__file__).parent, hashlib.sha256()
+    for path in sorted(path for room in MEASURING for path in (root / room).rglob("*.py")):
+        digest.update(f"{path.relative_to(root).as_posix()}:{sha256_of(path)}\n".encode())
+    return digest.hexdigest()[:16]

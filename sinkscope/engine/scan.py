@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.capture import plan
+from sinkscope.capture.alone import alone
 from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.checkpoints.probes import DRY_RUN_TOKENS
@@ -18,7 +19,7 @@ from sinkscope.engine.input_kinds import Asked, asked_of, check_asked, claim
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loop import Loop, Progress
 from sinkscope.engine.manifest import describe, resume_key
-from sinkscope.engine.self_check import self_check as check_against_eager
+from sinkscope.engine.self_check import check_loop
 from sinkscope.engine.shards import Shards
 from sinkscope.engine.smoother import Smoother, smoother
 from sinkscope.engine.tensor_parallel import spread
@@ -107,7 +108,11 @@ def scan(
         A Run: tables as pandas frames, summary and manifest as records. Nothing is written; use `run.save(folder)`.
 
     Raises:
-        SinkscopeError: anything the user can fix, in one line. Interrupted: Ctrl-C; it holds what was measured.
+        SinkscopeError: anything the user can fix, in one line; also where another thread of this process measures.
+            Interrupted: Ctrl-C; it holds what was measured.
+
+    Other threads may use other models meanwhile. A forward pass of this model in another thread is not measured either,
+    but while the self-check runs it may attend with the wrong function: pass self_check=False there.
     """
     asked: dict[str, Any] = {
         "images": images, "audio": audio, "prompt": prompt, "seq_len": seq_len, "num_sequences": num_sequences,
@@ -153,18 +158,26 @@ def scan_request(
     `model`: a model object in place of `request.model`. The other arguments are those of `scan`. Raises as `scan` does,
     and SinkscopeError where the request's data were handed over in Python and are no longer there.
     """
+    with alone(f"a scan of {request.model}"):
+        return _scan(request, model, tokenizer, metrics, shards, resume, progress or _silent, processes)
+
+
+def _scan(
+    request: Request, model: Any, tokenizer: Any, metrics: Sequence[Callable[..., Any] | str | Path],
+    shards: str | Path | None, resume: bool, report: Progress, processes: Processes,
+) -> Run:  # fmt: skip
     started = time.perf_counter()
     if request.given is not None and request.handed is None:
         raise SinkscopeError(
             f"the {request.given} of that scan were handed over in Python, or in a folder that sinkscope 0.1 did not "
             "record: they cannot be read again; scan the model yourself and give its run folder"
         )
-    loop, manifest = _set_up(request, model, tokenizer, metrics, progress or _silent, processes)
+    loop, manifest = _set_up(request, model, tokenizer, metrics, report, processes)
     if shards is not None:
         before = processes.on_main(lambda: finished_before(shards, manifest) if resume else None)
         if before is not None:
             return before
-        loop.shards = processes.on_main(lambda: Shards.open(shards, resume_key(manifest), resume))
+        loop.shards = processes.on_main(lambda: Shards.open(shards, resume_key(manifest, loop.checkpoint), resume))
     try:
         loop.run()
     except KeyboardInterrupt:
@@ -193,7 +206,7 @@ def _set_up(
     processes.require_same([checkpoint.facts["weights_sha256"], definitions(measured), *read])
     if smoothing:
         loop.smoother = processes.run(lambda: _smoother(loop))
-    checked = _check(loop) if request.self_check else {"status": "skipped"}
+    checked = check_loop(loop) if request.self_check else {"status": "skipped"}
     return loop, describe(loop, request.model_copy(update={"model": checkpoint.facts["id"]}), checked)
 
 
@@ -235,15 +248,3 @@ def _smoother(loop: Loop) -> Smoother:
     with memory_needed("a short pass that looks for W_V (--smoothing)"):
         forward = loop.forward
         return smoother(loop.checkpoint.model, loop.plan, lambda: forward.at_position_zero(several), loop.declared)
-
-
-def _check(loop: Loop) -> dict[str, Any]:
-    """Runs the self-check and returns its record; in a launch, that of the process with the largest difference."""
-    loop.report("checking", 0, loop.reading.total)
-
-    def check() -> dict[str, Any]:
-        with memory_needed("the self-check (--no-self-check skips it)"):
-            sequence, extra = loop.reading.first_sequence(loop.checkpoint.device)
-            return check_against_eager(loop.checkpoint.model, loop.plan, loop.forward, sequence, extra)
-
-    return max(loop.processes.together(check), key=lambda found: found["max_difference"] or 0.0)

@@ -12,15 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture import Capture, LayerView, Plan, Site
+from sinkscope.capture.attention_names import uncompiled
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.map_walk import AttentionMap
 from sinkscope.capture.precision import float64
 from sinkscope.checkpoints.eager import eager
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.checkpoints.quiet import quiet_transformers
+from sinkscope.engine.batch_size import memory_needed
+from sinkscope.engine.loop import Loop
 from sinkscope.engine.whole_maps import dense_map
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.mass import query_rows
+from sinkscope.runs.defaults import EPSILON
 
 Pass = Callable[..., Any]
 LENGTH = 128
@@ -43,6 +47,19 @@ class _Reference:
     first: dict[str, Tensor]
     columns: dict[str, Tensor]
     reason: str | None = None
+
+
+def check_loop(loop: Loop) -> dict[str, Any]:
+    """Runs the self-check of a scan and returns its record; in a launch, that of the process with the largest
+    difference."""
+    loop.report("checking", 0, loop.reading.total)
+
+    def check() -> dict[str, Any]:
+        with memory_needed("the self-check (--no-self-check skips it)"):
+            sequence, extra = loop.reading.first_sequence(loop.checkpoint.device)
+            return self_check(loop.checkpoint.model, loop.plan, loop.forward, sequence, extra)
+
+    return max(loop.processes.together(check), key=lambda found: found["max_difference"] or 0.0)
 
 
 def self_check(
@@ -71,7 +88,7 @@ def self_check(
         if isinstance(call, AttentionCall) and call.sinks is not None:
             hides_sinks.add(site.name)
 
-    capture = Capture(model, plan, lambda view, row: ours.__setitem__(view.site.name, view), on_call=see)
+    capture = Capture(model, plan, lambda view, row: ours.__setitem__(view.site.name, view), EPSILON, on_call=see)
     with capture.watching():
         run(ids)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
@@ -143,7 +160,7 @@ def _eager_reference(
     """Returns the model's own eager maps; `reason` says why they cannot serve as reference."""
     reference = _Reference(EAGER, {}, {})
     try:
-        with torch.no_grad(), quiet_transformers():
+        with torch.no_grad(), quiet_transformers(), uncompiled():
             plain = forward(ids)
             with eager(model):
                 outputs = forward(ids, output_attentions=True)

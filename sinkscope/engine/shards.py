@@ -1,30 +1,42 @@
 """Keeps the batches of an unfinished scan on disk, one file per batch, so that a killed scan can resume. In a launch of
 several processes the main process writes and reads them all.
 
-A shard is written to a temporary name and renamed: after a kill at any moment each shard is complete or absent.
+A shard is written to a temporary name, brought to the disk, and renamed: after a kill or a power cut each shard is
+complete or absent. It carries a SHA-256 of its tensors, its facts and its scan's key: one that is damaged, was renamed
+or belongs to another scan is deleted, and its sequences are measured again.
 The key beside the shards holds all that decides the numbers; a scan with another key is refused.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import logging
+import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from sinkscope.engine.collector import Part, Parts
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.quantities import QuantitySet
+from sinkscope.runs import whole
 from sinkscope.runs.folder import UNFINISHED
 from sinkscope.runs.strict_json import plain, to_json
 
 KEY = "key.json"
+NAME = re.compile(r"([0-9]{3,})-([0-9]{8,})")
+"""The name of a shard: its domain and the number of its first sequence."""
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -48,6 +60,7 @@ class Shards:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / UNFINISHED
         self._made: list[Path] = []
+        self._key = ""
 
     @property
     def folder(self) -> Path:
@@ -62,6 +75,7 @@ class Shards:
         """
         shards = Shards(Path(folder))
         own = plain(key)
+        shards._key = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
         try:
             if resume and (shards._folder / KEY).exists():
                 shards._check(own)
@@ -77,8 +91,10 @@ class Shards:
     def _check(self, own: dict[str, Any]) -> None:
         try:
             theirs = json.loads((self._folder / KEY).read_text("utf-8"))
-        except (OSError, ValueError):
-            raise SinkscopeError(f"{self._folder} is damaged: start anew with --force") from None
+        except (OSError, ValueError, RecursionError):
+            theirs = None
+        if not isinstance(theirs, dict):
+            raise SinkscopeError(f"{self._folder / KEY} is damaged: start anew with --force")
         if theirs.get("schema_version") != own["schema_version"]:
             raise SinkscopeError(
                 f"{self.folder} holds an unfinished scan of sinkscope {theirs.get('sinkscope')}, whose batches this "
@@ -113,16 +129,19 @@ class Shards:
         }
         target = self._folder / f"{shard.domain:03}-{shard.start:08}.safetensors"
         temporary = target.with_suffix(".tmp")
-        about = {
-            "count": shard.count, "size": shard.size, "fits": shard.fits, "quantities": quantities.axes(),
+        about = json.dumps({
+            "key": self._key, "domain": shard.domain, "start": shard.start, "count": shard.count, "size": shard.size,
+            "fits": shard.fits, "quantities": quantities.axes(),
             "parts": [
                 {"site": site, "count": part.count, "causal": part.causal, "queries": part.queries, "keys": part.keys}
                 for site, part in parts
             ],
-        }  # fmt: skip
+        })  # fmt: skip
         try:
-            save_file(tensors, temporary, metadata={"about": json.dumps(about)})
+            save_file(tensors, temporary, metadata={"about": about, "sha256": _digest(about, tensors)})
+            whole.sync_file(temporary)
             temporary.replace(target)
+            whole.sync_folder(self._folder)
         except (OSError, SafetensorError) as error:
             temporary.unlink(missing_ok=True)
             reason = getattr(error, "strerror", None) or error
@@ -131,39 +150,61 @@ class Shards:
     def read(self, quantities: QuantitySet) -> Iterator[Shard]:
         """Yields all batches, in order. Deletes a batch that is damaged or repeats sequences of an earlier one.
 
-        Raises SinkscopeError where a batch holds other quantities, or other metrics.
+        Raises SinkscopeError where a batch holds other quantities, or other metrics, or cannot be deleted.
         """
         domain = reached = 0
-        for path in sorted(self._folder.glob("*-*.safetensors")):
-            number, start = (int(part) for part in path.stem.split("-"))
-            if number != domain:
-                domain, reached = number, 0
-            shard = _load(path, number, start, quantities.axes()) if start >= reached else None
-            if shard is None:
-                path.unlink()
+        for path in sorted(self._folder.glob("*.safetensors")):
+            shard = _load(path, self._key, quantities.axes())
+            if shard is not None and shard.domain != domain:
+                domain, reached = shard.domain, 0
+            if shard is None or shard.start < reached:
+                self._discard(path)
                 continue
-            reached = start + shard.count
+            reached = shard.start + shard.count
             yield shard
 
+    def _discard(self, path: Path) -> None:
+        LOG.info("%s is damaged: its sequences are measured again", path)
+        try:
+            path.unlink()
+        except OSError as error:
+            raise SinkscopeError(f"{path} is damaged ({error.strerror}): start anew with --force") from None
 
-def _load(path: Path, domain: int, start: int, axes: dict[str, list[str]]) -> Shard | None:
-    """Reads a batch; None where the file is damaged: a power cut can leave a renamed file without its content.
+
+def _digest(about: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over the facts of a shard and over name, type, shape and bytes of each tensor."""
+    digest = hashlib.sha256(about.encode())
+    for name, value in sorted(tensors.items()):
+        digest.update(f"\n{name} {value.dtype} {list(value.shape)}\n".encode())
+        digest.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _load(path: Path, key: str, axes: dict[str, list[str]]) -> Shard | None:
+    """Reads a batch; None where the file is not what a scan of this `key` wrote under this name.
 
     Raises SinkscopeError where the batch holds quantities of other `axes` (see QuantitySet.axes).
     """
     try:
         with safe_open(path, framework="pt") as file:
-            about = json.loads(file.metadata()["about"])
-            _refuse_other_quantities(path, about["quantities"], axes)
-            names = set(file.keys())
-            parts: Parts = {}
-            for number, facts in enumerate(about["parts"]):
-                keys = {name: f"{number}.{name}" for name in axes}
-                values = {name: file.get_tensor(key) for name, key in keys.items() if key in names}
-                parts.setdefault(facts.pop("site"), []).append(Part(**facts, values=values))
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+            metadata = file.metadata()
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if _digest(metadata["about"], tensors) != metadata["sha256"]:
+            return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError):
         return None
-    return Shard(domain, start, about["count"], about["size"], about["fits"], parts)
+    about = json.loads(metadata["about"])
+    named = NAME.fullmatch(path.stem)
+    if about["key"] != key or named is None or [int(part) for part in named.groups()] != [
+        about["domain"], about["start"]
+    ]:  # fmt: skip
+        return None
+    _refuse_other_quantities(path, about["quantities"], axes)
+    parts: Parts = {}
+    for number, facts in enumerate(about["parts"]):
+        values = {name: tensors[f"{number}.{name}"] for name in axes if f"{number}.{name}" in tensors}
+        parts.setdefault(facts.pop("site"), []).append(Part(**facts, values=values))
+    return Shard(about["domain"], about["start"], about["count"], about["size"], about["fits"], parts)
 
 
 def _refuse_other_quantities(path: Path, theirs: dict[str, list[str]], own: dict[str, list[str]]) -> None:
@@ -180,18 +221,23 @@ def _refuse_other_quantities(path: Path, theirs: dict[str, list[str]], own: dict
 
 
 def first_difference(own: Any, theirs: Any, names: list[str]) -> str:
-    """Names the first entry in which two keys differ: `model.dtype (bfloat16 there, float32 now)`."""
-    name = names[0]
+    """Names the first entry in which two keys differ: `model.dtype (bfloat16 there, float32 now)`.
+
+    An entry that one key leaves to the default comes last: the default may be what the other one asks for.
+    """
+    name = min(names, key=lambda each: own.get(each) is None or theirs.get(each) is None)
     first, second = own.get(name), theirs.get(name)
     if isinstance(first, dict) and isinstance(second, dict):
         inner = [key for key in {**first, **second} if first.get(key) != second.get(key)]
         rest = first_difference(first, second, inner)
         return rest if name in ("request", "text") else f"{name}.{rest}"
-    shown = [text if len(text) <= 40 else "..." for text in (str(second), str(first))]
+    shown = [text if len(text) <= 40 else f"{text[:18]}...{text[-18:]}" for text in (str(second), str(first))]
     return f"{name} ({shown[0]} there, {shown[1]} now)"
 
 
 def _replace(path: Path, content: bytes) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_bytes(content)
+    whole.sync_file(temporary)
     temporary.replace(path)
+    whole.sync_folder(path.parent)

@@ -67,13 +67,27 @@ def batches(data: TokenData, start: int, size: int, device: torch.device) -> Ite
         return
     for first in range(start, len(data.ids), size):
         read = data.ids if data.vectors is None else data.vectors
-        inputs = torch.from_numpy(np.ascontiguousarray(read[first : first + size])).to(device)
         if data.mask is None:
+            inputs = torch.from_numpy(np.ascontiguousarray(read[first : first + size])).to(device)
             extra = {} if data.decoder is None else _decoder_input(data.decoder, first, size, device)
             yield Batch(first, inputs, None, None, extra)
         else:
-            mask = torch.from_numpy(np.ascontiguousarray(data.mask[first : first + size])).to(device)
-            yield Batch(first, inputs, mask, [_span(row) for row in data.mask[first : first + size]])
+            yield _padded(first, read[first : first + size], data.mask[first : first + size], device)
+
+
+def _padded(first: int, read: np.ndarray, mask: np.ndarray, device: torch.device) -> Batch:
+    """A batch whose padding stands on the right, wherever the caller had it.
+
+    Many models count positions from the row's start, whatever the mask says: for them text after padding is other text
+    (BART's position embeddings, Llama-4's temperature, the state of a recurrent layer).
+    """
+    starts = [_span(row)[0] for row in mask]
+    rows, marks = (
+        np.stack([np.roll(row, -start, axis=0) for row, start in zip(whole, starts, strict=True)])
+        for whole in (read, mask)
+    )
+    spans = [_span(row) for row in marks]
+    return Batch(first, torch.from_numpy(rows).to(device), torch.from_numpy(marks).to(device), spans)
 
 
 def _decoder_input(ids: np.ndarray, first: int, size: int, device: torch.device) -> dict[str, torch.Tensor]:

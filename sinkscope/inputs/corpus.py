@@ -172,8 +172,8 @@ def _synthetic(
     drawn_ids = np.array([document.ids for document in documents], dtype=np.int64)
     ids = np.broadcast_to(drawn_ids, (len(documents), seq_len)).copy()
     if bos == "always":
-        if rules.bos_id is None:
-            raise SinkscopeError("--bos always: the tokenizer has no BOS token; use --bos auto or never")
+        assert rules.bos_id is not None  # else refused before anything is read
+        check_ids([rules.bos_id], rules.vocabulary, "--bos always")
         ids[:, 0] = rules.bos_id
     return Corpus(
         domain=spec,
@@ -189,6 +189,8 @@ def _drawn_documents(
 ) -> list[Document]:
     """Draws rows of ids with the seed; returns the first `wanted` not left out, or fewer where too few are drawn."""
     ordinary = np.array([token for token in range(rules.drawable) if token not in rules.special], dtype=np.int64)
+    if not ordinary.size:
+        raise SinkscopeError(f"data {spec!r}: the tokenizer has special tokens only, none can be drawn")
     for rounds in 1, 2, 4, 8, 16:
         generator = np.random.default_rng([seed, SYNTHETIC.index(spec)])
         rows = generator.choice(ordinary, (rounds * wanted + len(left_out), length)).tolist()

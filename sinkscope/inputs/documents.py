@@ -12,10 +12,13 @@ from typing import Any
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.passages import LeftOut, NothingLeft, Passage, ids_fingerprint, text_fingerprint
+from sinkscope.inputs.rules import check_characters
 
 BUILT_IN = ("prose", "code", "multilingual")
 SYNTHETIC = ("random", "repeated")
 SUFFIXES = (".txt", ".jsonl", ".parquet")
+NAMES_SHOWN = 10
+"""Most names of columns that an error lists."""
 STREAM_LIMIT = 20_000
 """Most rows read of a file: a scan needs some dozens of documents. Of a Hugging Face dataset at most 2,000 are read."""
 
@@ -74,6 +77,12 @@ def read_source(spec: str) -> Source:
     return Source(spec, documents)
 
 
+def origin(spec: str) -> str:
+    """What a SPEC reads from, whichever field: a file's absolute path; the name of a corpus or a dataset's split."""
+    name = spec.partition("#")[0]
+    return name if name.startswith("hf:") or Path(name).suffix.lower() not in SUFFIXES else str(Path(name).resolve())
+
+
 def check_spec(spec: str) -> None:
     """Raises SinkscopeError for a SPEC that no model can read; called before a model is loaded."""
     if spec in (*BUILT_IN, *SYNTHETIC):
@@ -92,6 +101,12 @@ def check_spec(spec: str) -> None:
         raise SinkscopeError(f"no such data file: {name}")
     if field and path.suffix.lower() == ".txt":
         raise SinkscopeError(f"{name} is plain text and has no field {field!r}")
+
+
+def check_regular(path: Path, option: str) -> None:
+    """Raises SinkscopeError for what is no regular file: reading a pipe would wait for ever."""
+    if not path.is_file():
+        raise SinkscopeError(f"{option}: {path} is not a regular file")
 
 
 def _built_in(name: str) -> Iterator[Document]:
@@ -124,6 +139,8 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
             yield f"{path.name}:{number}", json.loads(line)
         except ValueError:
             raise SinkscopeError(f"{path} line {number} is not JSON: one object a line is expected") from None
+        except RecursionError:
+            raise SinkscopeError(f"{path} line {number}: its values are nested too deeply") from None
 
 
 def _parquet_rows(path: Path, field: str) -> Iterator[tuple[str, Any]]:
@@ -141,7 +158,9 @@ def _parquet_rows(path: Path, field: str) -> Iterator[tuple[str, Any]]:
             for row in batch.to_pylist():
                 number += 1
                 yield f"{path.name}:{number}", row
-    except (pyarrow.ArrowException, OSError) as error:
+    except SinkscopeError:
+        raise
+    except Exception as error:  # damage also ends in ValueError, UnicodeDecodeError or OverflowError
         raise SinkscopeError(f"cannot read {path} as Parquet: {_first_line(error)}") from None
 
 
@@ -157,6 +176,7 @@ def _documents(rows: Iterable[tuple[str, Any]], field: str) -> Iterator[Document
             continue
         if isinstance(value, str):
             if value.strip():
+                check_characters(value, f"{place}: field {chosen!r}")
                 yield Document(place, text=value)
         elif isinstance(value, list) and all(type(item) is int for item in value):
             yield Document(place, ids=value)
@@ -166,7 +186,10 @@ def _documents(rows: Iterable[tuple[str, Any]], field: str) -> Iterator[Document
 
 def _no_field(place: str, field: str, names: Iterable[str]) -> str:
     wanted = f"no column {field!r}" if field else "neither `text` nor `input_ids`"
-    return f"{place}: {wanted}; it has {', '.join(sorted(map(str, names))) or 'none'} (choose one with FILE#COLUMN)"
+    found = sorted(map(str, names))
+    more = f" and {len(found) - NAMES_SHOWN:,} more" if len(found) > NAMES_SHOWN else ""
+    shown = ", ".join(found[:NAMES_SHOWN]) or "none"
+    return f"{place}: {wanted}; it has {shown}{more} (choose one with FILE#COLUMN)"
 
 
 def _hub_dataset(spec: str) -> Iterator[Document]:

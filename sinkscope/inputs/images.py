@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import SinkscopeError
+from sinkscope.inputs.documents import check_regular
 from sinkscope.inputs.signals import PIXELS
+
+LONGEST_SIDE = 10_000
+"""Most pixels of a side that a processor may make pictures of."""
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 PROMPT = "Describe the picture."
+PIXEL_LIMIT = 100_000_000
+"""Most pixels of a picture. A damaged or hostile head may declare far more than the file's size suggests."""
 
 
 def processed(folder: str | Path, prompt: str | None, count: int | None, origin: dict[str, Any], alone: bool) -> Any:
@@ -38,16 +45,27 @@ def processed(folder: str | Path, prompt: str | None, count: int | None, origin:
 def read_folder(folder: Path, count: int | None) -> dict[str, Any]:
     """Reads RGB pictures, by file name. Raises SinkscopeError: no Pillow, no pictures, one that cannot be read."""
     try:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
     except ImportError:
         raise SinkscopeError("--images needs the package Pillow: pip install pillow") from None
     pictures = {}
     for path in picture_paths(folder)[:count]:
+        check_regular(path, "--images")
         try:
-            with Image.open(path) as picture:
-                pictures[path.name] = picture.convert("RGB")
-        except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about damage that Pillow reads past, and about large pictures
+                with Image.open(path) as picture:
+                    too_large = picture.width * picture.height > PIXEL_LIMIT
+                    if not too_large:
+                        pictures[path.name] = picture.convert("RGB")
+        except Image.DecompressionBombError:
+            too_large = True
+        except Exception:  # each format's reader meets damage with exceptions of its own
             raise SinkscopeError(f"--images: {path} is damaged or not a picture") from None
+        if too_large:
+            raise SinkscopeError(
+                f"--images: {path} is too large: it has more than {PIXEL_LIMIT:,} pixels; make it smaller"
+            )
     return pictures
 
 
@@ -71,7 +89,25 @@ def _processor(origin: dict[str, Any], alone: bool) -> Any:
         raise SinkscopeError(f"--images: no usable processor: {' '.join(str(error).split())[:200]}") from error
     if not alone and not hasattr(processor, "image_processor"):
         raise SinkscopeError("--images: the checkpoint has no processor for text with pictures")
+    _check_sizes(processor if alone else processor.image_processor)
     return processor
+
+
+def _check_sizes(processor: Any) -> None:
+    """Raises SinkscopeError where a processor enlarges pictures past what memory holds.
+
+    Qwen's processors, which merge patches, give numbers of pixels as their `longest_edge` and `shortest_edge`.
+    """
+    areas = hasattr(processor, "merge_size")
+    for setting in ("size", "crop_size", "pad_size"):
+        sizes = getattr(processor, setting, None)
+        for name, number in dict(sizes or {}).items():
+            most = PIXEL_LIMIT if areas and name.endswith("_edge") else LONGEST_SIDE
+            if isinstance(number, int | float) and number > most:
+                raise SinkscopeError(
+                    f"--images: the checkpoint's preprocessor_config.json says {setting} {name} {number:g}, and at "
+                    f"most {most:,} is possible: it is damaged"
+                )
 
 
 def _with_text(processor: Any, picture: Any, prompt: str) -> dict[str, Any]:

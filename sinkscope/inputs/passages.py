@@ -49,7 +49,7 @@ class LeftOut:
 
     def holds(self, name: str, passage: Passage) -> bool:
         """Whether a document of that name, or any token of the passage, is left out."""
-        return name in self.names or any(_overlap(passage, each) for each in self._passages.get(passage.document, ()))
+        return name in self.names or any(overlap(passage, each) for each in self._passages.get(passage.document, ()))
 
     def reach(self, document: str) -> int | None:
         """Tokens from the document's start to the end of its last passage here; None where one has no `stop`."""
@@ -67,5 +67,6 @@ def ids_fingerprint(ids: Sequence[int]) -> str:
     return hashlib.sha256(json.dumps(list(ids)).encode()).hexdigest()
 
 
-def _overlap(a: Passage, b: Passage) -> bool:
+def overlap(a: Passage, b: Passage) -> bool:
+    """Whether two passages of one document share a token."""
     return (b.stop is None or a.start < b.stop) and (a.stop is None or b.start < a.stop)

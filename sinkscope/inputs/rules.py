@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from sinkscope.errors import SinkscopeError
+
 
 @dataclass(frozen=True)
 class TokenRules:
@@ -37,7 +39,20 @@ def token_rules(tokenizer: Any, vocabulary: int) -> TokenRules:
     return TokenRules(prefix, suffix, bos, special, vocabulary, min(vocabulary, len(tokenizer)))
 
 
+def check_characters(text: str, name: str) -> None:
+    """Raises SinkscopeError for text with a lone surrogate, half of a character: no tokenizer takes it."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise SinkscopeError(
+            f"{name} holds \\u{ord(text[error.start]):04x}, a lone surrogate, which is no character (at "
+            f"{error.start}): mend the text"
+        ) from None
+
+
 def encode(tokenizer: Any, text: str, special: bool) -> list[int]:
+    """Returns the tokenizer's ids of a text. Raises SinkscopeError where the text holds a lone surrogate."""
+    check_characters(text, "the text")
     ids = tokenizer(text, add_special_tokens=special, truncation=False, verbose=False)["input_ids"]
     return [int(token) for token in ids]
 

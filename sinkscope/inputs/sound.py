@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sinkscope.errors import SinkscopeError
+from sinkscope.inputs.documents import check_regular
 from sinkscope.inputs.rules import encode
 
 
@@ -49,15 +51,25 @@ def sound_paths(folder: Path) -> list[Path]:
 
 
 def read_wav(path: Path, rate: int) -> np.ndarray:
-    """Reads a wav file's samples, float32 in -1..1, channels averaged. Raises SinkscopeError: damaged, another rate."""
+    """Reads a wav file's samples, float32 in -1..1, channels averaged.
+
+    Raises SinkscopeError: no regular file, a damaged one, one that holds less than it declares, another rate.
+    """
     from scipy.io import wavfile
 
+    check_regular(path, "--audio")
     try:
+        cut = _cut_short(path)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", wavfile.WavFileWarning)  # about chunks that hold no sound
-            found, samples = wavfile.read(path)
-    except (OSError, ValueError, EOFError):
+            warnings.simplefilter("ignore")  # about chunks that hold no sound
+            found, samples = (0, None) if cut else wavfile.read(path)
+    except Exception:  # scipy's reader meets damage with a dozen kinds of exception
         raise SinkscopeError(f"--audio: {path} is damaged or not a wav file") from None
+    if samples is None:
+        raise SinkscopeError(
+            f"--audio: {path} is cut short: it declares more than it holds; copy it again, or write it again with its "
+            "length, which a program that writes to a pipe does not know"
+        )
     if found != rate:
         raise SinkscopeError(f"--audio: {path} has {found} samples a second, the model reads {rate}: resample it first")
     if samples.dtype == np.uint8:
@@ -71,6 +83,25 @@ def read_wav(path: Path, rate: int) -> np.ndarray:
     return np.asarray(sound if sound.ndim == 1 else sound.mean(1))
 
 
+def _cut_short(path: Path) -> bool:
+    """Whether a RIFF file ends before the length that its head, or that of its sound, declares.
+
+    A file of another form (RF64) is left to scipy. Raises struct.error where there is no head.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        form, declared, _ = struct.unpack("<4sI4s", file.read(12))
+        if form != b"RIFF":
+            return False
+        start, length, name = 12, 0, b""
+        while name != b"data":
+            file.seek(start)
+            name, length = struct.unpack("<4sI", file.read(8))
+            start += 8 + length + length % 2
+    # Writers leave out the byte that pads a sound of odd length at the end of a file.
+    return max(declared + 8, start) - length % 2 > size
+
+
 def decoder_ids(tokenizer: Any, text: str | None, start: int | None) -> list[int]:
     """Returns the decoder's input: the start token, then the tokenizer's ids of a text (None: its special tokens).
 
@@ -82,6 +113,30 @@ def decoder_ids(tokenizer: Any, text: str | None, start: int | None) -> list[int
     if start is None:
         return ids
     return [start, *(ids[1:] if ids[:1] == [start] else ids)[:-1]]
+
+
+def language_and_task(origin: dict[str, Any]) -> dict[str, int]:
+    """The tokens, with their ids, that tell a multilingual Whisper its language and task; empty for other models.
+
+    They are what generation_config.json asks for, or else English and transcription.
+    """
+    from transformers import GenerationConfig
+    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
+
+    given = dict(origin)
+    try:
+        config = GenerationConfig.from_pretrained(given.pop("pretrained_model_name_or_path", None), **given)
+    except (OSError, ValueError, TypeError):  # the checkpoint has no such file
+        return {}
+    languages, tasks = getattr(config, "lang_to_id", None), getattr(config, "task_to_id", None)
+    if not isinstance(languages, dict) or not isinstance(tasks, dict):
+        return {}
+    language = str(getattr(config, "language", None) or "en").lower().strip("<|>")
+    language = f"<|{TO_LANGUAGE_CODE.get(language, language)}|>"
+    task = str(getattr(config, "task", None) or "transcribe")
+    if not isinstance(languages.get(language), int) or not isinstance(tasks.get(task), int):
+        raise SinkscopeError(f"--audio: generation_config.json has no id for language {language} or task {task}")
+    return {language: languages[language], f"<|{task}|>": tasks[task]}
 
 
 def _extractor(origin: dict[str, Any]) -> Any:

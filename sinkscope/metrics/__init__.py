@@ -5,7 +5,7 @@ LayerView holds no padding); the mean over sequences is taken afterwards. A miss
 queries, `j` and `k` count keys, both from 0.
 """
 
-from sinkscope.metrics import geometry, mass, positions, residual, smoothing, values
+from sinkscope.metrics import geometry, mass, positions, residual, smoothing, uniform, values
 from sinkscope.metrics.registry import METRICS, Metric, MetricSet, register, registered
 
 for _family in (geometry, mass, residual, smoothing, values):  # the order of the columns
@@ -21,5 +21,6 @@ __all__ = [
     "registered",
     "residual",
     "smoothing",
+    "uniform",
     "values",
 ]

@@ -37,7 +37,7 @@ def sink_score(view: LayerView) -> HeadValues:
 @head_metric(unit="share", range="[0, 1]", source=GU)
 def sink_rate(view: LayerView) -> HeadValues:
     """Mean over sequences of 1[alpha_0 > epsilon]: the indicator per sequence first, then the mean; epsilon is 0.3 by
-    default."""
+    default. Where sequences are so short that uniform attention passes epsilon too, it says nothing about sinks."""
     return (sink_score(view) > view.epsilon).float()
 
 
@@ -76,14 +76,14 @@ def sink_margin(view: LayerView) -> HeadValues:
 
 @head_metric(unit="probability", range="[0, 1]", source=LAMPERT)
 def self_mass(view: LayerView) -> HeadValues:
-    """Mean over i >= 1 of A[i,i], the diagonal pattern; NaN in cross-attention."""
-    return mean_rows(_present(view.attention.diagonal)[..., 1:])
+    """Mean over i >= 1 of A[i,i], the diagonal pattern; empty in cross-attention."""
+    return mean_rows(_own(view, view.attention.diagonal)[..., 1:])
 
 
 @head_metric(unit="probability", range="[0, 1]", source=LAMPERT)
 def previous_mass(view: LayerView) -> HeadValues:
-    """Mean over i >= 1 of A[i,i-1], the previous-token pattern; NaN in cross-attention."""
-    return mean_rows(_present(view.attention.previous)[..., 1:])
+    """Mean over i >= 1 of A[i,i-1], the previous-token pattern; empty in cross-attention."""
+    return mean_rows(_own(view, view.attention.previous)[..., 1:])
 
 
 @head_metric(unit="nats", range="[0, log T]", source="Sandoval-Segura et al. 2504.03889 (AEQD)")
@@ -139,8 +139,10 @@ def mean_rows(rows: Tensor) -> Tensor:
     return rows.mean(-1)
 
 
-def _present(rows: Tensor | None) -> Tensor:
-    if rows is None:
+def _own(view: LayerView, rows: Tensor | None) -> Tensor:
+    """Rows that pair a query with a key by their positions, which says nothing where the keys are another sequence's,
+    however long that is."""
+    if rows is None or view.site.cross:
         raise Missing
     return rows
 

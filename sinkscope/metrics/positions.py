@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sinkscope.capture.kernels.sums import EARLY
 from sinkscope.capture.precision import wide
-from sinkscope.capture.view import LayerView, need
+from sinkscope.capture.view import LayerView, Missing, need
 from sinkscope.metrics import mass
 from sinkscope.metrics.quantities import quantity
 
@@ -32,14 +32,20 @@ def early_alpha(view: LayerView) -> Float[Tensor, "batch head early"]:
 
 @quantity("sequence", "head", "query", unit="probability", range="[0, 1]", column="bos_mass")
 def first(view: LayerView) -> Float[Tensor, "batch head query"]:
-    """A[i,0], i = the query at the position; empty in cross-attention."""
-    return view.attention.first
+    """A[i,0], i = the query at the position; empty in cross-attention, whose positions are keys."""
+    return _by_query(view, view.attention.first)
 
 
 @quantity("sequence", "head", "query", unit="share", range="[0, 1]", source=mass.GU, column="bos_share")
 def first_share(view: LayerView) -> Float[Tensor, "batch head query"]:
     """|A[i,0]| / sum_j |A[i,j]|, i = the query at the position; 0 where the row is 0, empty in cross-attention."""
-    return view.attention.first_share
+    return _by_query(view, view.attention.first_share)
+
+
+def _by_query(view: LayerView, rows: Tensor) -> Tensor:
+    if view.site.cross:
+        raise Missing
+    return rows
 
 
 @quantity("sequence", "head", "length", unit="probability", range="[0, 1]", column="bos_mass")

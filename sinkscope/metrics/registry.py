@@ -10,6 +10,7 @@ through `register`, in this package's `__init__`; a user's metric through `scan(
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -173,6 +174,11 @@ def over_layer(compute: Compute) -> Compute:
 def formula_of(function: Callable[..., object]) -> str:
     """The first paragraph of the function's docstring, on one line. Raises SinkscopeError where there is none."""
     text = inspect.getdoc(function)
+    if not text and sys.flags.optimize > 1:
+        raise SinkscopeError(
+            "Python left out the docstrings, which hold the formulas of the columns: start it without -OO and "
+            "PYTHONOPTIMIZE=2"
+        )
     if not text:
         raise SinkscopeError(
             f"metric {function.__name__} has no docstring: its first paragraph is the column's formula"

@@ -28,21 +28,22 @@ HeadValues = Float[Tensor, " head"]
 
 @smoothing_metric(unit="ratio", range="(-inf, inf)", source=f"{LAMPERT}, our reconstruction")
 def beta(folded: FoldedHeads) -> HeadValues:
-    """mean (x_i - xbar).(z_i - zbar) / mean |z_i - zbar|^2: the least-squares slope of x on z; constant within a
-    layer."""
+    """mean (x_i - xbar).(z_i - zbar) / mean |z_i - zbar|^2 over i >= 1: the least-squares slope of x on z, the
+    normalised token without the norm's gain; constant within a layer."""
     tokens = folded.tokens - folded.tokens.mean(0)
     return ((tokens * folded.centred).sum(-1).mean() / folded.spread).expand(folded.heads)
 
 
 @smoothing_metric(unit="activation^2", range="(-inf, inf)", source=LAMPERT)
 def tr_bw(folded: FoldedHeads) -> HeadValues:
-    """tr(B W) = mean (z_i - zbar)^T W (z_i - zbar)."""
+    """tr(B W) = mean (z_i - zbar)^T W (z_i - zbar) over i >= 1; z is without the norm's gain, W = W_O^h W_V^h
+    diag(gain) holds it."""
     return ((folded.centred @ folded.slices.mT) * folded.centred_values).sum(-1).mean(-1)
 
 
 @smoothing_metric(unit="activation^2", range="[0, inf)", source=LAMPERT)
 def tr_bwtw(folded: FoldedHeads) -> HeadValues:
-    """tr(B W^T W) = mean |W (z_i - zbar)|^2."""
+    """tr(B W^T W) = mean |W (z_i - zbar)|^2 over i >= 1; z and W as in tr_bw."""
     return folded.through_output(folded.centred_values).square().sum(-1).mean(-1)
 
 
@@ -54,27 +55,29 @@ def beta_tr_bw(folded: FoldedHeads) -> HeadValues:
 
 @smoothing_metric(unit="cosine", range="[-1, 1]", source=LAMPERT)
 def avgcos_residual(folded: FoldedHeads) -> HeadValues:
-    """Mean cosine over pairs i != j of x_i and x_j, before the head adds anything; constant within a layer."""
+    """Mean cosine over pairs i != j, both >= 1, of x_i and x_j, before the head adds anything; constant within
+    a layer."""
     return folded.average_cosine(None)
 
 
 @smoothing_metric(unit="cosine", range="[-1, 1]", source=LAMPERT)
 def avgcos_identity(folded: FoldedHeads) -> HeadValues:
-    """Mean cosine over pairs i != j of x_i + W z_i: each token attends to itself alone."""
+    """Mean cosine over pairs i != j, both >= 1, of x_i + W z_i: each token attends to itself alone; z and W as in
+    tr_bw."""
     return folded.cos_identity
 
 
 @smoothing_metric(unit="cosine", range="[-1, 1]", source=LAMPERT)
 def avgcos_attention(folded: FoldedHeads) -> HeadValues:
-    """Mean cosine over pairs i != j of x_i + W sum_j A_ij z_j: the head's own attention, key 0 included; empty where
-    a gate or norm lies between attention and the output projection."""
+    """Mean cosine over pairs i != j, both >= 1, of x_i + W sum_k A_ik z_k: the head's own attention, key 0 included; z
+    and W as in tr_bw; empty where a gate or norm lies between attention and the output projection."""
     return folded.cos_attention
 
 
 @smoothing_metric(unit="cosine", range="[-1, 1]", source=LAMPERT)
 def avgcos_uniform(folded: FoldedHeads) -> HeadValues:
-    """Mean cosine over pairs i != j of x_i + W mean_{j<=i} z_j: uniform attention, key 0 included, windows ignored.
-    In a bidirectional layer the mean is over all j."""
+    """Mean cosine over pairs i != j, both >= 1, of x_i + W mean_{k<=i} z_k: uniform attention, key 0 included, windows
+    ignored; z and W as in tr_bw. In a bidirectional layer the mean is over all k."""
     return folded.cos_uniform
 
 
@@ -100,14 +103,15 @@ def relative_change(folded: FoldedHeads) -> HeadValues:
 
 @smoothing_metric(unit="cosine", range="[0, 1]", source=EQ2)
 def theory_residual(folded: FoldedHeads) -> HeadValues:
-    """|xbar|^2 / (|xbar|^2 + tr Cov(x)), the predicted avgcos_residual; constant within a layer."""
+    """|xbar|^2 / (|xbar|^2 + tr Cov(x)) of the tokens i >= 1, the predicted avgcos_residual; constant within a
+    layer."""
     return _theory(folded.tokens.mean(0).square().sum(), folded.tokens.var(0, correction=0).sum()).expand(folded.heads)
 
 
 @smoothing_metric(unit="cosine", range="[0, 1]", source=EQ2)
 def theory_identity(folded: FoldedHeads) -> HeadValues:
     """|(beta I + W) m|^2 / (|(beta I + W) m|^2 + tr((beta I + W) B (beta I + W)^T)), m = zbar: the predicted
-    avgcos_identity; inexact where x is not beta z."""
+    avgcos_identity; z, W and B as in tr_bw; inexact where x is not beta z."""
     slope, m = beta(folded), folded.normalised.mean(0)
     u = folded.need(folded.values).mean(1, keepdim=True)
     through = torch.einsum("hv,hvd,d->h", u[:, 0], folded.slices, m)

@@ -9,3 +9,11 @@ CHANGED = {
     "fell_dormant": "became dormant",
 }
 """The changes of state that a comparison lists."""
+
+
+def within_noise(count: int, beside_others: bool) -> str:
+    """What follows a list of changes: how many heads crossed the threshold without a difference that holds."""
+    if not count:
+        return ""
+    heads = "more" if beside_others else "head" if count == 1 else "heads"
+    return f"; {count} {heads} crossed the threshold without a difference that holds"

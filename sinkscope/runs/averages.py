@@ -25,16 +25,6 @@ def sem(values: np.ndarray) -> np.ndarray:
     return np.sqrt(spread)
 
 
-def harmonic(count: int) -> float:
-    """H_n = 1 + 1/2 + ... + 1/n."""
-    return float((1.0 / np.arange(1, count + 1)).sum())
-
-
-def uniform_alpha(count: int) -> float:
-    """alpha_0 of a causal head that attends uniformly: H_T / T, the baseline of every sink score."""
-    return harmonic(count) / count
-
-
 def pairwise_cosine(units: np.ndarray) -> float:
     """Mean cosine over unordered pairs of rows, which must be unit vectors; NaN for fewer than two rows."""
     count = len(units)

@@ -21,9 +21,9 @@ class Column:
     """The definition of one column.
 
     Attributes:
-        table: `heads`, `layers` or `smoothing`.
-        per: `sequence` (the table shows a mean over sequences and its standard error) or `run` (one value for the
-            whole run).
+        table: `heads`, `layers`, `smoothing`, `positions` or `length_curve`.
+        per: `sequence` (the table shows a mean over sequences and its standard error), `position` (a mean over the
+            sequences that reach the position, without an error) or `run` (one value for the whole run).
         shown: whether the table has the column, and not only the per-sequence values.
         sampled: whether it is measured on the first sequences of each domain only.
     """

@@ -104,15 +104,15 @@ def peak_score(run: HeadRun) -> np.ndarray:
 @run_column("heads", unit="name", range="sink, diagonal, previous, uniform, mixed", source="ours")
 def pattern(run: HeadRun) -> np.ndarray:
     """The first of these that holds for the head's means: sink if bos_mass >= 0.5, diagonal if self_mass >= 0.5,
-    previous if previous_mass >= 0.5, uniform if uniformity >= 0.9; otherwise mixed."""
-    means = run.means
-    conditions = [
-        means["bos_mass"] >= PATTERN_MASS,
-        means["self_mass"] >= PATTERN_MASS,
-        means["previous_mass"] >= PATTERN_MASS,
-        means["uniformity"] >= PATTERN_UNIFORM,
-    ]
-    return np.select(conditions, ["sink", "diagonal", "previous", "uniform"], "mixed")
+    previous if previous_mass >= 0.5, uniform if uniformity >= 0.9; otherwise mixed. Empty where one of these means is
+    missing, as in cross-attention."""
+    bounds = dict.fromkeys(("bos_mass", "self_mass", "previous_mass"), PATTERN_MASS) | {"uniformity": PATTERN_UNIFORM}
+    means = {name: run.means[name] for name in bounds}
+    with np.errstate(invalid="ignore"):
+        conditions = [means[name] >= bound for name, bound in bounds.items()]
+    names = np.select(conditions, ["sink", "diagonal", "previous", "uniform"], "mixed").astype(object)
+    names[np.isnan(np.stack(list(means.values()))).any(0)] = None
+    return names
 
 
 @run_column(
@@ -178,9 +178,10 @@ def sink_heads(run: LayerRun) -> int:
 
 
 @run_column("layers", unit="heads", range="[0, H]", source="ours (rule)")
-def dormant_heads(run: LayerRun) -> int:
-    """Number of the layer's heads for which the dormant rule holds."""
-    return int(run.heads["dormant"].fillna(False).sum())
+def dormant_heads(run: LayerRun) -> int | None:
+    """Number of the layer's heads for which the dormant rule holds; empty where its column is missing in every head."""
+    dormant = run.heads["dormant"]
+    return None if dormant.isna().all() else int(dormant.fillna(False).sum())
 
 
 @dataclass
@@ -205,14 +206,16 @@ def verdict(run: SmoothingRun) -> np.ndarray:
 
 @run_column("smoothing", unit="rank", range="[1, head dim]", source=f"{LAMPERT}, stable rank")
 def rank_w(run: SmoothingRun) -> np.ndarray:
-    """Stable rank |W|_F^2 / |W|_2^2 of W = W_O^h W_V^h diag(gain); it depends on the weights only, not on the text."""
+    """Stable rank |W|_F^2 / |W|_2^2 of W = W_O^h W_V^h diag(gain); it depends on the weights only, not on the text.
+    Empty where a map could not be read from the weights, and where W is 0; the summary counts such heads."""
     return _ranks(run.wiring.rank_w, run)
 
 
 @run_column("smoothing", unit="rank", range="[1, head dim]", source=f"{LAMPERT}, stable rank")
 def rank_qk(run: SmoothingRun) -> np.ndarray:
     """Stable rank of diag(gain) W_Q^hT W_K^h diag(gain). It leaves out position encodings and biases; of an RMS norm on
-    q and k it includes the gains, not the division."""
+    q and k it includes the gains, not the division. Empty where a map could not be read from the weights, and where the
+    product is 0; the summary counts such heads."""
     return _ranks(run.wiring.rank_qk, run)
 
 

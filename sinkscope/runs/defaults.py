@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sinkscope.errors import SinkscopeError
+
 DATA = "prose"
 SEQ_LEN, NUM_SEQUENCES = 256, 32
 """Tokens per sequence, and sequences per SPEC, for text."""
@@ -10,3 +12,22 @@ EPSILON = 0.3
 """A head has a sink where alpha_0 exceeds this (Gu et al. 2410.10781)."""
 
 DORMANT_RULE = "honor<0.4"
+
+MOST = {
+    "seq-len": 2**24,
+    "num-sequences": 1_000_000,
+    "batch-size": 1_000_000,
+    "spectra": 1_000_000,
+    "seed": 2**62 - 1,
+    "draws": 1_000,
+    "rounds": 100_000,
+    "seeds": 1_000,
+    "steps": 1_000_000_000,
+}
+"""The largest value of each numeric option: more is a slip of the keyboard, and would run out of memory or time."""
+
+
+def check_not_too_large(option: str, number: int | None) -> None:
+    """Raises SinkscopeError where a number exceeds MOST."""
+    if number is not None and number > MOST[option]:
+        raise SinkscopeError(f"--{option} {number}: at most {MOST[option]:,} is possible")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
-import shutil
 import stat
 import tempfile
 from collections.abc import Callable
@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sinkscope.errors import SinkscopeError
+from sinkscope.runs import whole
+from sinkscope.runs.whole import WORK
 
-WORK, UNFINISHED = ".sinkscope-", "shards"
-"""Names inside a result folder: the prefix of a temporary folder, and the folder of an unfinished scan's shards."""
+UNFINISHED = "shards"
+"""The folder of an unfinished scan's shards, inside a result folder."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class FolderKind:
 
         A scan that was killed leaves shards: `resume` continues from them, `force` discards them.
         """
+        self.settle(target)
         if not target.exists():
             _check_writable(target)
             return
@@ -60,8 +63,38 @@ class FolderKind:
             )
         _check_writable(target)
 
-    def write(self, folder: str | Path, force: bool, fill: Callable[[Path], None], resume: bool = False) -> list[Path]:
-        """Lets `fill` write into a temporary folder, moves its files into place, and returns the paths of all files.
+    def settle(self, target: Path) -> None:
+        """Finishes a write into `target` that was killed after its result was whole; called before every reading.
+
+        Raises SinkscopeError where that fails: the folder cannot be written, or its journal is damaged.
+        """
+        try:
+            whole.settle(target, {*self.files, UNFINISHED})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = getattr(error, "strerror", None) or f"{whole.JOURNAL} in it is damaged"
+            raise SinkscopeError(
+                f"{target} holds {_with_article(self.name)} whose writing was interrupted, and {whole.COMMITTED} in it "
+                f"cannot be moved into place: {reason}"
+            ) from None
+
+    def write(
+        self, folder: str | Path, force: bool, fill: Callable[[Path], None], resume: bool = False,
+        keep_shards: bool = False,
+    ) -> list[Path]:  # fmt: skip
+        """Lets `fill` write into a temporary folder, puts that into place, and returns the paths of all files.
+
+        After a kill or a power cut at any moment the folder holds the old result, the new one, or none:
+
+        - A new result is written beside its place and renamed to it.
+        - A result that replaces another is written beside it, and the two folders are exchanged in one step. The
+          folder keeps its mode. This needs Linux (renameat2) and a file system that can do it.
+        - Elsewhere, and where the folder is a mount point, the working folder, another user's, or its parent cannot
+          be written, the result is written inside. One rename decides that it counts; then file after file is moved.
+          A kill among these moves leaves old and new files side by side. The next command of sinkscope's that reads or
+          writes the folder finishes the moves first.
+
+        A link to a folder stays. Shards in it go away with the old result, unless `keep_shards`. Temporary folders of
+        a killed process are removed by the next write to the same place.
 
         Raises SinkscopeError as `check` does, and where the disk is full or not writable; the folder is then unchanged.
         """
@@ -69,37 +102,43 @@ class FolderKind:
         self.check(target, force, resume)
         made = [parent for parent in (target, *target.parents) if not parent.exists()]
         try:
-            target.mkdir(parents=True, exist_ok=True)
-            for left in target.glob(f"{WORK}*"):  # left by a process that was killed while it wrote
-                shutil.rmtree(left, ignore_errors=True)
-            with tempfile.TemporaryDirectory(prefix=WORK, dir=target) as work:
-                fill(Path(work))
-                self._move_in(Path(work), target)
-        except OSError as error:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            whole.remove_leftovers(target)
+            if not (whole.may_be_replaced(target) and self._beside(target, fill, keep_shards)):
+                self._inside(target, fill, keep_shards)
+        except BaseException as error:
             for parent in made:
                 with contextlib.suppress(OSError):
                     parent.rmdir()
-            raise SinkscopeError(f"cannot write {folder}: {error.strerror or error}") from None
+            if isinstance(error, OSError):
+                raise SinkscopeError(f"cannot write {folder}: {error.strerror or error}") from None
+            raise
         return sorted(Path(folder) / path.name for path in target.iterdir() if path.name in self.files)
 
-    def _move_in(self, work: Path, target: Path) -> None:
-        """Replaces the old files by the new ones; on an error it moves the old ones back."""
-        new = sorted(path.name for path in work.iterdir())
-        old = work / "old"
-        old.mkdir()
-        moved: list[tuple[Path, Path]] = []
+    def _beside(self, target: Path, fill: Callable[[Path], None], keep_shards: bool) -> bool:
+        """Writes beside `target` and exchanges the two; False, with nothing changed, where that cannot be done here."""
+        with contextlib.ExitStack() as stack:
+            try:
+                work = stack.enter_context(whole.work_in(target.parent, f".{target.name}{WORK}"))
+                if not whole.like(work.run, target):
+                    return False
+            except OSError:  # the parent cannot be written, or the name is too long for a prefix
+                return False
+            fill(work.run)
+            if keep_shards and (target / UNFINISHED).is_dir():
+                whole.link_files(target / UNFINISHED, work.run / UNFINISHED)
+            whole.sync_tree(work.run)
+            return whole.put(work.run, target)
+
+    def _inside(self, target: Path, fill: Callable[[Path], None], keep_shards: bool) -> None:
+        target.mkdir(exist_ok=True)
         try:
-            for name in [path.name for path in target.iterdir() if path.name in self.files]:
-                moved.append((target / name, old / name))
-                (target / name).rename(old / name)
-            for name in new:
-                moved.append((work / name, target / name))
-                (work / name).rename(target / name)
-        except OSError:
-            for source, place in reversed(moved):
-                with contextlib.suppress(OSError):
-                    place.rename(source)
-            raise
+            with whole.work_in(target, WORK) as work:
+                fill(work.run)
+                whole.commit(work.run, target, {UNFINISHED} if keep_shards else set())
+                self.settle(target)
+        finally:
+            self.settle(target)  # after Ctrl-C among its moves
 
 
 def _with_article(name: str) -> str:
@@ -114,6 +153,17 @@ def _check_writable(target: Path) -> None:
             pass
     except OSError as error:
         raise SinkscopeError(f"cannot write to {target.parent}: {error.strerror}; give another --out") from None
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's content, in hexadecimal. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_of_files(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file in a folder, by name. Raises OSError."""
+    return {path.name: sha256_of(path) for path in sorted(folder.iterdir())}
 
 
 def write_file(path: Path, content: str | bytes) -> None:
@@ -164,10 +214,13 @@ def _replace(path: Path, data: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
         mask = os.umask(0)
         os.umask(mask)
         Path(temporary).chmod(0o666 & ~mask)
         Path(temporary).replace(path)
+        whole.sync_folder(path.parent)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sinkscope.capture import Site
+from sinkscope.capture.view import Kind
 from sinkscope.runs.averages import mean
 from sinkscope.runs.schema.summary import ImageTokens
 from sinkscope.runs.values import Domain
@@ -14,7 +15,8 @@ def image_tokens(domain: Domain, sites: list[Site], image_id: int | None) -> Ima
     """Attention mass of each text head on the image tokens, mean over all queries: the sum of alpha_k (T - k) / T.
 
     None where no sequence has image tokens, or where sequences have them at different positions: alpha_k is a mean
-    over sequences and would mix image tokens with words. `uniform`: the mass that uniform causal attention puts there.
+    over sequences and would mix image tokens with words. `uniform`: the mass that uniform causal attention puts there,
+    a mean over the heads.
     """
     places = domain.ids == image_id
     if not places.any() or (places != places[0]).any() or (domain.ids < 0).any():
@@ -22,6 +24,7 @@ def image_tokens(domain: Domain, sites: list[Site], image_id: int | None) -> Ima
     keys = np.flatnonzero(places[0])
     length = domain.ids.shape[1]
     heads: list[tuple[int, int, float]] = []
+    uniform: list[float] = []
     causal = True
     for site in sites:
         values = domain.sites[site.name]
@@ -30,15 +33,26 @@ def image_tokens(domain: Domain, sites: list[Site], image_id: int | None) -> Ima
         columns = column_sums(values.alpha, values.queries, values.causal)
         causal &= values.causal
         heads += [(site.layer, head, float(mass)) for head, mass in enumerate(columns[:, keys].sum(1) / length)]
-    seen = np.cumsum(places[0]) / np.arange(1, length + 1)
+        uniform += [uniform_mass(places[0], site.kind)] * site.heads
     return ImageTokens(
         id=image_id,
         positions=(int(keys[0]), int(keys[-1])),
         count=len(keys),
-        uniform=float(seen.mean()) if causal else None,
+        uniform=float(np.mean(uniform)) if causal and uniform else None,
         mean_mass=float(mean(np.array([mass for *_, mass in heads]))),
         heads=heads,
     )
+
+
+def uniform_mass(places: np.ndarray, kind: Kind) -> float:
+    """Mean over queries of the share that `places` [T] (bool) have among the keys that a causal query may see: all
+    earlier ones, the last W of `sliding:W`, those of the query's own chunk under `chunked:C`."""
+    queries = np.arange(len(places))
+    starts = np.zeros_like(queries)
+    if kind.size is not None:
+        starts = queries // kind.size * kind.size if kind.name == "chunked" else (queries - kind.size + 1).clip(0)
+    counted = np.concatenate([[0], np.cumsum(places)])
+    return float(((counted[queries + 1] - counted[starts]) / (queries + 1 - starts)).mean())
 
 
 def column_sums(alpha: np.ndarray, queries: int, causal: bool) -> np.ndarray:

@@ -99,19 +99,27 @@ def _column(manifest: Manifest, name: str, interval: bool) -> Column:
 
 def _rows(run: Run, level: str, names: list[str]) -> pd.DataFrame:
     table = run.heads if level == "head" else run.layers
-    counts = {data.domain: data.sequences for data in domains(run)}
     only = domains(run)[0].domain
     frame = pd.DataFrame({"model": "", "domain": table.get("domain", only)}, index=table.index)
     for key in ("stream", "layer", "head"):
         if key in table:
             frame[key] = table[key]
-    number = frame["domain"].map(counts).to_numpy(dtype=float)
     for name in names:
         source = name if name in table else f"mean_{name}"
         frame[name] = table[source]
         if f"{source}_sem" in table:
-            _add_interval(frame, name, table[source], table[f"{source}_sem"], number)
+            count = _measured(run, frame, source.removeprefix("mean_") if level == "layer" else source)
+            _add_interval(frame, name, table[source], table[f"{source}_sem"], count)
     return frame
+
+
+def _measured(run: Run, frame: pd.DataFrame, metric: str) -> np.ndarray:
+    """Number of sequences that have a value of the metric, for each row: a scan may measure a metric on a few only."""
+    table, of_heads = run.sequences, metric in metric_names(run)[0]
+    rows = table[(table["head"].notna() == of_heads) & table[metric].notna()]
+    keys = [key for key in ("domain", "stream", "layer", "head") if key in frame]
+    counts = rows.groupby(keys, observed=True)["sequence"].nunique().rename("count").reset_index()
+    return frame[keys].merge(counts.astype(frame[keys].dtypes), how="left")["count"].fillna(0).to_numpy(dtype=float)
 
 
 def _models(run: Run, level: str, names: list[str]) -> pd.DataFrame:
@@ -120,10 +128,10 @@ def _models(run: Run, level: str, names: list[str]) -> pd.DataFrame:
         found = cells(run, data.domain, "summary", names)
         frame = pd.DataFrame({"model": "", "domain": data.domain}, index=found.places.index)
         frame["stream"] = found.places["stream"]
-        averages, errors = mean(found.values), sem(found.values)
+        averages, errors, present = mean(found.values), sem(found.values), (~np.isnan(found.values)).sum(0)
         for index, name in enumerate(found.names):
             frame[name] = averages[:, index]
-            _add_interval(frame, name, averages[:, index], errors[:, index], np.full(len(frame), len(found.values)))
+            _add_interval(frame, name, averages[:, index], errors[:, index], present[:, index])
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
 

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_vali
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.corpus import BOS_MODES
-from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
+from sinkscope.runs.defaults import DORMANT_RULE, EPSILON, check_not_too_large
 from sinkscope.runs.dormancy import parse_rule
 from sinkscope.runs.schema.base import Record
 
@@ -84,6 +84,8 @@ class Request(Record):
         for words in _wrong_data(self), _wrong_numbers(self):
             if words:
                 raise SinkscopeError(words)
+        for option in ("seq-len", "num-sequences", "batch-size", "seed", "spectra"):
+            check_not_too_large(option, getattr(self, option.replace("-", "_")))
         parse_rule(self.dormant_rule)
         return self
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.runs.folder import UNFINISHED, FolderKind
+from sinkscope.runs.folder import FolderKind, sha256_of, sha256_of_files
 from sinkscope.runs.schema.base import read_record
 from sinkscope.runs.schema.manifest import SCHEMA_VERSION, Manifest, TableFacts
 from sinkscope.runs.schema.old import manifest_from_0_1
@@ -61,19 +60,20 @@ class Run:
     shards: Path | None = field(default=None, compare=False)
 
     def save(self, folder: str | Path, force: bool = False, formats: tuple[str, ...] = ("csv",)) -> list[Path]:
-        """Writes the run folder, first to a temporary folder, which is then moved into place; returns its files.
+        """Writes the run folder and returns its files. After a kill it holds the old run, the new one, or none.
 
         Raises SinkscopeError where the folder holds a finished run (unless `force`) or files that are not a run's, and
         where the disk is full or not writable. The folder is then unchanged.
         """
         holds_shards = self.shards is not None and self.shards.resolve() == Path(folder).resolve()
         try:
-            written = RUN_FOLDER.write(folder, force, lambda work: self._write(work, formats), resume=holds_shards)
+            written = RUN_FOLDER.write(
+                folder, force, lambda work: self._write(work, formats), resume=holds_shards,
+                keep_shards=holds_shards and not self.manifest.complete,
+            )  # fmt: skip
         except SinkscopeError as error:
             kept = "; what was measured is kept in its shards: --resume writes it" if holds_shards else ""
             raise SinkscopeError(f"{error}{kept}") from None
-        if self.manifest.complete and (holds_shards or force):
-            shutil.rmtree(Path(folder) / UNFINISHED, ignore_errors=True)
         self.path = Path(folder)
         return written
 
@@ -88,6 +88,7 @@ class Run:
             if "parquet" in formats:
                 table.to_parquet(folder / f"{name}.parquet", index=False)
         (folder / "summary.json").write_text(to_json(self.summary.as_dict()), encoding="utf-8")
+        self.manifest.files = sha256_of_files(folder)
         (folder / "manifest.json").write_text(to_json(self.manifest.as_dict()), encoding="utf-8")
 
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -98,23 +99,26 @@ class Run:
 def load_run(path: str | Path) -> Run:
     """Reads a run folder, also one written by sinkscope 0.1.
 
-    Raises SinkscopeError where it is no run folder, a file is missing or damaged, or a newer sinkscope wrote it.
+    Raises SinkscopeError where it is no run folder, a file is missing, damaged or another run's, or a newer sinkscope
+    wrote it. Runs whose manifest holds no SHA-256 of the files are held to their rows and columns only.
     """
     folder = Path(path)
     if not folder.exists():
         raise SinkscopeError(f"no such run folder: {folder}")
+    RUN_FOLDER.settle(folder)
     found = _read_json(folder / "manifest.json")
     if found is None:
         raise SinkscopeError(f"{folder} is not a run folder: it holds no manifest of sinkscope's")
     manifest = read_manifest(found, f"manifest.json of the run {folder}")
     try:
+        _check_content(folder, "summary.json", manifest.files)
         answer = json.loads((folder / "summary.json").read_text("utf-8"))
         expected = [name for name in TABLES if name not in OPTIONAL or name in manifest.tables]
         missing = [name for name in expected if name not in manifest.tables]
         if missing:
             raise ValueError(f"its manifest names no table {missing[0]}")
-        tables = {name: _read_table(folder, name, manifest.tables[name]) for name in expected}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        tables = {name: _read_table(folder, name, manifest) for name in expected}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SinkscopeError(
             f"run {folder} is damaged: {(str(error).splitlines() or [type(error).__name__])[0]}"
         ) from None
@@ -130,7 +134,7 @@ def read_manifest(found: dict[str, Any], where: str) -> Manifest:
     if version == 1:
         try:
             found = manifest_from_0_1(found)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise SinkscopeError(f"{where} is damaged: {type(error).__name__} {error}") from None
     elif version != SCHEMA_VERSION:
         raise SinkscopeError(
@@ -145,12 +149,23 @@ def _shape(table: pd.DataFrame) -> TableFacts:
     return TableFacts(rows=len(table), columns={str(name): str(dtype) for name, dtype in table.dtypes.items()})
 
 
-def _read_table(folder: Path, name: str, shape: TableFacts) -> pd.DataFrame:
-    is_csv = name in CSV_TABLES
-    table = pd.read_csv(folder / f"{name}.csv") if is_csv else pd.read_parquet(folder / f"{name}.parquet")
+def _read_table(folder: Path, name: str, manifest: Manifest) -> pd.DataFrame:
+    is_csv, shape = name in CSV_TABLES, manifest.tables[name]
+    file = f"{name}.csv" if is_csv else f"{name}.parquet"
+    _check_content(folder, file, manifest.files)
+    table = pd.read_csv(folder / file) if is_csv else pd.read_parquet(folder / file)
     if list(table.columns) != list(shape.columns) or len(table) != shape.rows:
         raise ValueError(f"{name} has {len(table)} rows where the manifest says {shape.rows}, or other columns")
     return table.astype(shape.columns)
+
+
+def _check_content(folder: Path, file: str, known: dict[str, str]) -> None:
+    """Raises ValueError where a file is not the one that the manifest was written with; `known`: empty for old runs."""
+    if known and sha256_of(folder / file) != known.get(file):
+        raise ValueError(
+            f"{file} does not belong to this run: it was changed, or another scan wrote it (its SHA-256 is not the "
+            "manifest's)"
+        )
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
@@ -169,7 +184,8 @@ def check_target(target: Path, force: bool, resume: bool = False) -> None:
 
 
 def finished(folder: Path) -> bool:
-    """Whether the folder holds a run that was not interrupted."""
+    """Whether the folder holds a run that was not interrupted. Raises SinkscopeError as `FolderKind.settle` does."""
+    RUN_FOLDER.settle(folder)
     return bool(_state(folder))
 
 

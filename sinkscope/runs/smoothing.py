@@ -16,6 +16,12 @@ from sinkscope.runs.values import Domain
 
 NOTHING = Wiring(None, None, None, None)
 
+UNREAD = {
+    "rank_w": "no single linear layer makes their values of the normalised tokens, none reads their outputs, or W is 0",
+    "rank_qk": "no single linear layer makes their queries or their keys of the normalised tokens, or the product is 0",
+}
+"""Why a rank of weights is missing, by column."""
+
 
 def smoothing_table(domains: list[Domain], sites: list[Site], wirings: dict[str, Wiring]) -> pd.DataFrame:
     """smoothing.csv: one row per (stream, layer, head), for each domain where there are several."""
@@ -44,7 +50,9 @@ def add_verdicts(streams: dict[str, StreamSummary], table: pd.DataFrame) -> None
     for name, stream in streams.items():
         rows = table[table["stream"] == name]
         stream.smoothing = counts = _counts(rows)
-        stream.in_words.append(_words(counts, len(rows.groupby(["module", "head"]))))
+        stream.ranks_missing = _missing(rows)
+        heads = len(rows.groupby(["module", "head"]))
+        stream.in_words += [_words(counts, heads), *_missing_words(stream.ranks_missing, heads)]
 
 
 def _counts(rows: pd.DataFrame) -> dict[str, int]:
@@ -56,6 +64,17 @@ def _counts(rows: pd.DataFrame) -> dict[str, int]:
         else:
             counts[verdicts.iloc[0] if verdicts.nunique() == 1 else "differs"] += 1
     return counts
+
+
+def _missing(rows: pd.DataFrame) -> dict[str, int]:
+    """Number of heads without a value, for each rank of weights that some head lacks."""
+    heads = rows.groupby(["module", "head"], sort=False)
+    counts = {name: int(heads[name].apply(lambda values: values.isna().any()).sum()) for name in UNREAD}
+    return {name: count for name, count in counts.items() if count}
+
+
+def _missing_words(missing: dict[str, int], heads: int) -> list[str]:
+    return [f"{name} is empty in {count} of {heads} heads: {UNREAD[name]}." for name, count in missing.items()]
 
 
 def _words(counts: dict[str, int], heads: int) -> str:

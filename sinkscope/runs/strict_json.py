@@ -18,6 +18,8 @@ def to_json(data: Any) -> str:
 
 def plain(data: Any) -> Any:
     """Converts data to JSON's types: NaN, infinities and pandas' NA become None, records become dictionaries."""
+    if isinstance(data, str):
+        return data
     if isinstance(data, Record):
         data = data.as_dict()
     if isinstance(data, dict):

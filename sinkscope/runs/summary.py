@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.capture import Site
-from sinkscope.capture.kernels.sums import EARLY
 from sinkscope.metrics.mass import eligible_keys
-from sinkscope.runs.averages import mean, sem, uniform_alpha
+from sinkscope.runs.averages import mean, sem
 from sinkscope.runs.dormancy import agreement
 from sinkscope.runs.massive import massive_activations, token_at
 from sinkscope.runs.request import Request
@@ -83,7 +82,7 @@ def _stream(
         tokens_per_sequence=queries,
         causal=causal,
         sink_rate_percent=_sink_rates(stream, asked),
-        uniform_alpha_0=_uniform(queries, causal),
+        uniform_alpha_0=_uniform(stream),
         bos_mass=_average(stream, "bos_mass"),
         sink_score=_average(stream, "sink_score"),
         entropy=_average(stream, "entropy"),
@@ -101,11 +100,12 @@ def _stream(
     return summary
 
 
-def _uniform(queries: int, causal: bool) -> PrefixValues:
-    """alpha_0 of a head that attends to all keys alike, over all queries and over the first 64."""
-    if not causal:
-        return PrefixValues(T=1 / queries, t64=1 / EARLY if queries >= EARLY else None)
-    return PrefixValues(T=uniform_alpha(queries), t64=uniform_alpha(EARLY) if queries >= EARLY else None)
+def _uniform(stream: Stream) -> PrefixValues:
+    """alpha_0 of uniform attention over all queries and over the first 64, averaged as sink_score is: over the
+    sequences and heads of every layer, so that windows and unequal lengths count as they do there."""
+    values = [v.arrays["uniform_alpha_0"].reshape(-1, 2) for _, parts in stream for v in parts]
+    whole, early = mean(np.concatenate(values))
+    return PrefixValues(T=float(whole), t64=None if np.isnan(early) else float(early))
 
 
 def _per_sequence(stream: Stream, metric: str) -> np.ndarray:
@@ -129,8 +129,9 @@ def _sink_rates(stream: Stream, asked: Request) -> dict[str, PrefixValues]:
 
 
 def _percent_above(values: np.ndarray, epsilon: float) -> float | None:
-    """Percent of the values that exceed epsilon; None where all are missing."""
-    return None if np.isnan(values).all() else float(100 * (values > epsilon).mean())
+    """Percent of the values that exceed epsilon, of those that are there; None where all are missing."""
+    there = values[~np.isnan(values)]
+    return float(100 * (there > epsilon).mean()) if there.size else None
 
 
 def _top_positions(stream: Stream, tokens: list[str | None], epsilon: float) -> list[TopPosition]:
@@ -158,7 +159,11 @@ def _dormant(heads: pd.DataFrame, asked: Request) -> DormantHeads:
     domains = heads["domain"].nunique() if "domain" in heads else 1
     counts = chosen.groupby(["layer", "head"], sort=False).size()
     named = sorted((int(layer), int(head)) for (layer, head), count in counts.items() if count == domains)
-    return DormantHeads(rule=asked.dormant_rule, count=len(named), heads=named)
+    some = len(counts) - len(named)
+    unknown = heads.loc[heads["dormant"].isna(), ["layer", "head"]].drop_duplicates()
+    return DormantHeads(
+        rule=asked.dormant_rule, count=len(named), heads=named, in_some_domains=some, unknown=len(unknown)
+    )
 
 
 def _profile(stream: Stream, metric: str) -> np.ndarray:

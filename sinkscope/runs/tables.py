@@ -38,7 +38,7 @@ def head_table(domains: list[Domain], sites: list[Site], asked: Request) -> pd.D
             rows |= {name: averages[:, index], f"{name}_sem": errors[:, index]}
         run = HeadRun(values, {name: averages[:, i] for i, name in enumerate(names)}, asked)
         rows |= {name: column.compute(run) for name, column in RUN_COLUMNS["heads"].items()}
-        frames.append(pd.DataFrame(rows))
+        frames.append(pd.DataFrame(rows).astype({"pattern": "string"}))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -60,7 +60,7 @@ def layer_table(domains: list[Domain], sites: list[Site], heads: pd.DataFrame, a
             row |= {f"mean_{name}": averages[index], f"mean_{name}_sem": errors[index]}
         rows.append(row)
     table = pd.DataFrame(rows)
-    return table.astype(dict.fromkeys(("max_abs_token", "max_abs_dim"), "Int64"))
+    return table.astype(dict.fromkeys(("max_abs_token", "max_abs_dim", "dormant_heads"), "Int64"))
 
 
 def position_table(domains: list[Domain], sites: list[Site], tokens: dict[str, list[str | None]]) -> pd.DataFrame:
@@ -83,7 +83,7 @@ def position_table(domains: list[Domain], sites: list[Site], tokens: dict[str, l
 
 
 def _by_key(values: np.ndarray | None, dim: str, heads: int, keys: int) -> np.ndarray:
-    """[H, K] from [H, position]; NaN at keys without a value, and for values by query in cross-attention."""
+    """[H, K] from [H, position]; NaN at keys without a value, and for values by query where queries are no keys."""
     placed = np.full((heads, keys), np.nan)
     if values is not None and (dim != "query" or values.shape[1] == keys):
         placed[:, : values.shape[1]] = values[:, :keys]

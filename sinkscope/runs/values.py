@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sinkscope.capture import Site
+from sinkscope.inputs.pairing import same_documents
 
 if TYPE_CHECKING:
+    from sinkscope.inputs import Corpus
     from sinkscope.metrics.quantities import QuantitySet
 
 
@@ -80,10 +82,27 @@ class SiteValues:
 class Domain:
     """The sequences of one domain (a SPEC with a BOS mode), and the values of each attention site, by site name."""
 
-    name: str
-    ids: np.ndarray
-    documents: list[str]
+    corpus: Corpus
     sites: dict[str, SiteValues] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Its name in the tables."""
+        return self.corpus.domain
+
+    @property
+    def ids(self) -> np.ndarray:
+        """[sequence, T]: the token ids."""
+        return self.corpus.ids
+
+    @property
+    def documents(self) -> list[str]:
+        """What each sequence was read from, for people to read."""
+        return self.corpus.documents
+
+    def reads_as(self, other: Domain, count: int) -> bool:
+        """Whether its first `count` sequences read the same documents as the other domain's, one by one."""
+        return same_documents(self.corpus, other.corpus, count)
 
 
 Stream = list[tuple[Site, list[SiteValues]]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sinkscope.runs.request import Request
-from sinkscope.runs.schema.stream import StreamSummary
+from sinkscope.runs.schema.stream import DormantHeads, StreamSummary
 
 
 def in_words(summary: StreamSummary, scores: list[str], asked: Request) -> list[str]:
@@ -22,7 +22,8 @@ def _raw_words(scores: list[str]) -> list[str]:
 def _words(summary: StreamSummary, asked: Request) -> list[str]:
     words = [_sink_words(summary, asked.epsilon)]
     top = summary.top_positions[0]
-    if top.position != 0 and top.heads_over_epsilon:
+    told = not says_nothing(summary.uniform_alpha_0.T, asked.epsilon)
+    if told and top.position != 0 and top.heads_over_epsilon:
         words.append(f"The strongest sink is position {top.position}, in {top.heads_over_epsilon} heads.")
     massive = summary.massive_activations
     if massive.present:
@@ -33,7 +34,7 @@ def _words(summary: StreamSummary, asked: Request) -> list[str]:
     elif massive.present is False:
         words.append("No massive activation: no element is above 100 and above 1000 x its layer's median.")
     dormant = summary.dormant
-    words.append(f"Dormant by {dormant.rule}: {dormant.count or 'none'} of {summary.heads} heads.")
+    words.append(f"Dormant by {dormant.rule}: {dormant_words(dormant, summary.heads)}.")
     far = len(summary.windows.layers_out_of_reach)
     if far:
         words.append(
@@ -43,8 +44,27 @@ def _words(summary: StreamSummary, asked: Request) -> list[str]:
     return words
 
 
+def says_nothing(uniform: float | None, epsilon: float) -> bool:
+    """Whether uniform attention itself passes the threshold, so that passing it is no sign of a sink."""
+    return uniform is not None and uniform > epsilon
+
+
+def dormant_words(dormant: DormantHeads, heads: int) -> str:
+    """How many of a stream's heads are dormant, and in how many that is not known."""
+    if dormant.unknown == heads:
+        return "unknown, since its column is missing in every head"
+    some = f" in every domain, {dormant.in_some_domains} in some domains only" if dormant.in_some_domains else ""
+    unknown = f", unknown in {dormant.unknown} more" if dormant.unknown else ""
+    return f"{dormant.count or 'none'} of {heads - dormant.unknown} heads{some}{unknown}"
+
+
 def _sink_words(summary: StreamSummary, epsilon: float) -> str:
     rate, base = summary.sink_rate_percent[f"{epsilon:g}"].T, summary.uniform_alpha_0.T
+    if says_nothing(base, epsilon):
+        return (
+            f"Nothing can be said about sinks: with so few keys, uniform attention alone gives the first token an "
+            f"alpha_0 of {base:.3f}, above {epsilon:g}. Measure longer sequences."
+        )
     if summary.sink_heads:
         return (
             f"Attention sink: {summary.sink_heads} of {summary.heads} heads give the first token a mean alpha_0 above "

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sinkscope.metrics import Metric, registered
+from sinkscope.metrics.quantities import PlaceTable, Quantity, quantity_set
 from sinkscope.metrics.registry import TABLES
 from sinkscope.runs.catalogue import Column
 from sinkscope.runs.columns import RUN_COLUMNS, RunColumn
@@ -23,7 +24,19 @@ def catalogue_text() -> str:
     for table in TABLES:
         declared: list[Metric | RunColumn] = [*registered().tables[table].values(), *RUN_COLUMNS[table].values()]
         lines += [json.dumps(asdict(_described(column)), ensure_ascii=False) for column in declared]
+    lines += [json.dumps(asdict(_of_quantity(each)), ensure_ascii=False) for each in _shown()]
     return "[\n" + ",\n".join(lines) + "\n]\n"
+
+
+def _shown() -> list[Quantity]:
+    """The quantities that a table shows, table by table."""
+    tables: tuple[PlaceTable, ...] = ("positions", "length_curve")
+    return [each for table in tables for each in quantity_set().shown_in(table).values()]
+
+
+def _of_quantity(each: Quantity) -> Column:
+    per = "position" if each.summed else "sequence"
+    return Column(str(each.column), str(each.table), each.unit, each.range, each.formula, each.source, per=per)
 
 
 def _described(column: Metric | RunColumn) -> Column:

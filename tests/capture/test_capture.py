@@ -26,7 +26,7 @@ def test_output_is_the_model_s_own_and_nothing_stays(family: str) -> None:
     forward, found = find(model)
     with torch.no_grad():
         plain = forward(ids).last_hidden_state
-        with Capture(model, found, lambda view, row: None).watching():
+        with Capture(model, found, lambda view, row: None, 0.3).watching():
             watched = forward(ids).last_hidden_state
         after = forward(ids).last_hidden_state
     assert float((watched - plain).norm() / plain.norm()) < 3e-6
@@ -44,7 +44,7 @@ def test_everything_is_put_back_after_an_exception() -> None:
     def fail(view: Any, row: int) -> None:
         raise RuntimeError("stop")
 
-    with pytest.raises(RuntimeError, match="stop"), Capture(model, found, fail).watching():
+    with pytest.raises(RuntimeError, match="stop"), Capture(model, found, fail, 0.3).watching():
         forward(random_ids(1, 20))
     assert dict(AttentionInterface._global_mapping) == registry
     assert hooks(model) == state
@@ -52,11 +52,16 @@ def test_everything_is_put_back_after_an_exception() -> None:
 
 def test_self_check_leaves_the_model_as_it_was() -> None:
     model = tiny("gemma3")
-    before = model.config._attn_implementation
+    before, state = model.config._attn_implementation, hooks(model)
     with torch.no_grad():
         plain = model(random_ids(1, 40)).last_hidden_state
         run = sinkscope.scan(model, data=random_ids(2, 40))
+        assert hooks(model) == state
         assert torch.equal(model(random_ids(1, 40)).last_hidden_state, plain)
+        # transformers puts its own hooks in again, once, when it is asked for what they collect
+        for _ in range(2):
+            assert len(model(random_ids(1, 40), output_hidden_states=True).hidden_states) == 4
+            assert len(sinkscope.scan(model, data=random_ids(2, 40)).heads) == 12
     assert run.manifest.self_check.status == "passed"
     assert run.manifest.self_check.layers == 3
     assert model.config._attn_implementation == before
@@ -173,7 +178,7 @@ def test_a_layer_s_tensors_go_with_its_block() -> None:
         alive.append(sum(one() is not None for one in kept))
         kept.extend(weakref.ref(tensor) for tensor in (view.raw_query, view.output, view.attention_input))
 
-    with Capture(model, found, receive).watching():
+    with Capture(model, found, receive, 0.3).watching():
         forward(ids)
     assert len(alive) > 1
     assert max(alive) == 0

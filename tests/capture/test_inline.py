@@ -161,7 +161,7 @@ def test_nothing_stays_after_an_exception(inline: Callable[[Style], None]) -> No
     def fail(view: Any, row: int) -> None:
         raise RuntimeError("stop")
 
-    with pytest.raises(RuntimeError, match="stop"), Capture(model, found, fail).watching():
+    with pytest.raises(RuntimeError, match="stop"), Capture(model, found, fail, 0.3).watching():
         forward(random_ids(1, 20))
     assert hooks(model) == before
     assert not _get_current_function_mode_stack()
@@ -173,5 +173,5 @@ def test_the_model_s_own_output_is_untouched(inline: Callable[[Style], None]) ->
     forward, found = find(model)
     with torch.no_grad():
         plain = forward(ids).last_hidden_state
-        with Capture(model, found, lambda view, row: None).watching():
+        with Capture(model, found, lambda view, row: None, 0.3).watching():
             assert torch.equal(forward(ids).last_hidden_state, plain)

@@ -75,7 +75,7 @@ def test_the_sums_and_the_output_follow_a_declared_keyword(model: PreTrainedMode
 
     with torch.no_grad():
         own = forward(IDS, output_attentions=True)
-        with Capture(model, plan(model, lambda: forward(IDS[:1, :16])), receive).watching():
+        with Capture(model, plan(model, lambda: forward(IDS[:1, :16])), receive, 0.3).watching():
             watched = forward(IDS)
     torch.testing.assert_close(watched.last_hidden_state, own.last_hidden_state, rtol=1e-12, atol=1e-12)
     assert len(views) == len(own.attentions) == 2

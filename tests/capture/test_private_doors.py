@@ -7,10 +7,11 @@ import ast
 import gc
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,13 +19,25 @@ from accelerate import cpu_offload
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree, weak
-from transformers import AttentionInterface, AutoConfig, AutoModel, Gemma3Config, LlamaConfig, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AutoConfig,
+    AutoModel,
+    Gemma3Config,
+    LlamaConfig,
+    PreTrainedModel,
+    masking_utils,
+    modeling_utils,
+)
 from transformers.masking_utils import AttentionMaskInterface, create_causal_mask
 from transformers.models.auto import modeling_auto
 
 import sinkscope
 from sinkscope.capture import private_doors as doors
 from sinkscope.errors import SinkscopeError
+
+SMALL: dict[str, Any] = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+                         "num_attention_heads": 2, "bos_token_id": 0, "eos_token_id": 0}  # fmt: skip
 
 
 class Called(TorchFunctionMode):
@@ -76,6 +89,40 @@ def test_mask_functions_are_those_that_models_look_up(monkeypatch: pytest.Monkey
     assert AttentionMaskInterface()["sdpa"] is noted
 
 
+def test_a_launch_waits_as_long_as_it_is_told_after_its_start(tmp_path: Path) -> None:
+    from torch import distributed
+
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1, timeout=timedelta(seconds=5)
+    )
+    try:
+        doors.set_process_timeout(timedelta(hours=2))
+        assert distributed.distributed_c10d._get_default_store().timeout == timedelta(hours=2)
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("interface", [AttentionInterface, AttentionMaskInterface])
+def test_a_registry_is_replaced_for_every_instance(interface: Any) -> None:
+    before = doors.registry_of(interface)
+    try:
+        doors.set_registry(interface, {"sdpa": attend})
+        assert interface()["sdpa"] is attend
+    finally:
+        doors.set_registry(interface, before)
+    assert doors.registry_of(interface) is before
+
+
+def test_the_shared_registries_show_what_was_assigned_to_them_alone() -> None:
+    for what, plain in (("attention", doors.attention_functions()), ("mask", doors.mask_functions())):
+        shared: Any = doors.shared_registries()[what]
+        assert shared["sdpa"] is plain["sdpa"]
+        shared["sdpa"] = attend
+        assert doors.shared_registries()[what]["sdpa"] is attend
+        assert plain["sdpa"] is not attend
+        del shared["sdpa"]
+
+
 def test_an_attention_s_name_is_chosen_for_one_configuration_alone() -> None:
     config = Gemma3Config(attn_implementation="sdpa")
     doors.set_attention_name(config, "eager")
@@ -113,6 +160,37 @@ def test_wrapper_tensors_counts_and_trees() -> None:
     assert doors.times_written(plain) == before + 1
     with torch.inference_mode():
         assert doors.times_written(torch.zeros(2)) == 0
+
+
+def test_the_hooks_that_collect_maps_are_known_and_forgotten() -> None:
+    model: Any = AutoModel.from_config(AutoConfig.for_model("llama", **SMALL))
+    assert doors.capturing(model) is None
+    model(torch.arange(4)[None], output_hidden_states=True)
+    assert doors.capturing(model)
+    assert len(doors.forward_hooks(model.layers[0])) == 1
+    doors.forward_hooks(model.layers[0]).clear()
+    doors.set_capturing(model, None)
+    assert doors.capturing(model) is None
+    assert len(model(torch.arange(4)[None], output_hidden_states=True).hidden_states) == 2
+    assert len(doors.forward_hooks(model.layers[0])) == 1
+
+
+def test_tensors_inside_a_tensor() -> None:
+    class Pair(Tensor):
+        def __tensor_flatten__(self) -> tuple[list[str], None]:
+            return ["left", "right"], None
+
+    pair: Any = torch.ones(2).as_subclass(Pair)
+    pair.left, pair.right = torch.zeros(1), torch.zeros(2)
+    assert doors.inner_tensors(pair) == [pair.left, pair.right]
+    assert doors.inner_tensors(torch.ones(2)) == []
+
+
+def test_the_module_inside_a_compiled_one() -> None:
+    layer = nn.Linear(2, 2)
+    compiled: Any = torch.compile(layer, backend="eager")
+    assert doors.compiled_from(compiled) is layer
+    assert doors.compiled_from(layer) is None
 
 
 def test_a_weak_table_lets_its_tensors_go() -> None:
@@ -184,6 +262,13 @@ GONE: list[tuple[str, str, Break, Callable[[], Any]]] = [
      lambda patch: remove(patch, AttentionInterface, "_global_mapping"), doors.attention_functions),
     ("transformers", "AttentionMaskInterface._global_mapping",
      lambda patch: remove(patch, AttentionMaskInterface, "_global_mapping"), doors.mask_functions),
+    ("transformers", "AttentionInterface._global_mapping",
+     lambda patch: remove(patch, AttentionInterface, "_global_mapping"),
+     lambda: doors.set_registry(AttentionInterface, {})),
+    ("transformers", "modeling_utils.ALL_ATTENTION_FUNCTIONS",
+     lambda patch: remove(patch, modeling_utils, "ALL_ATTENTION_FUNCTIONS"), doors.shared_registries),
+    ("transformers", "masking_utils.ALL_MASK_ATTENTION_FUNCTIONS",
+     lambda patch: remove(patch, masking_utils, "ALL_MASK_ATTENTION_FUNCTIONS"), doors.shared_registries),
     ("transformers", "mask functions' argument 'q_length'", WHOLE, lambda: doors.mask_sizes({"batch_size": 1})),
     ("transformers", "PreTrainedConfig._attn_implementation_internal", WHOLE,
      lambda: doors.attention_name(bare_config())),
@@ -199,6 +284,9 @@ GONE: list[tuple[str, str, Break, Callable[[], Any]]] = [
      lambda: doors.empty_wrapper(Tensor, [2], torch.float32, torch.device("cpu"))),
     ("torch", "Tensor._version", WHOLE, lambda: doors.times_written(torch.zeros(2).as_subclass(Uncounted))),
     ("torch", "OpOverload._schema", WHOLE, lambda: doors.writes(SimpleNamespace())),
+    ("torch", "Module._forward_hooks", WHOLE, lambda: doors.forward_hooks(cast("nn.Module", SimpleNamespace()))),
+    ("torch", "torch._dynamo.OptimizedModule", lambda patch: remove(patch, torch._dynamo, "OptimizedModule"),
+     lambda: doors.compiled_from(nn.Linear(2, 2))),
     ("torch", "torch.utils._pytree.tree_map_only", lambda patch: remove(patch, _pytree, "tree_map_only"),
      lambda: doors.map_tensors(Tensor, torch.neg, [])),
     ("torch", "torch.utils.weak.WeakTensorKeyDictionary",

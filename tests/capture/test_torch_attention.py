@@ -71,7 +71,7 @@ def test_the_model_s_output_stays(settings: dict[str, Any]) -> None:
     spans = [(0, length) for length in LENGTHS]
     with torch.no_grad():
         plain = forward(given["input_ids"], given["attention_mask"])[0]
-        with Capture(model, found, lambda view, row: None).watching(spans, max(LENGTHS)):
+        with Capture(model, found, lambda view, row: None, 0.3).watching(spans, max(LENGTHS)):
             watched = forward(given["input_ids"], given["attention_mask"])[0]
     for number, length in enumerate(LENGTHS):
         one, other = watched[number, :length], plain[number, :length]

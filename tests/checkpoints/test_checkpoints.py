@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import Refused, Scan, make_model
+from ggufs import write_gguf
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -222,6 +223,25 @@ def test_nan_weights_are_refused_by_name(name: str, check: tuple[str, ...], copi
     assert name in refused(copied, *check)
 
 
+@pytest.mark.parametrize(("dtype", "kind"), [(torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3")])
+def test_codes_without_a_quantization_config_are_refused_by_name(
+    dtype: torch.dtype, kind: str, copied: Path, refused: Refused
+) -> None:
+    def encode(weights: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in weights if name.endswith("proj.weight")]:
+            weights[name] = weights[name].mul(100).to(dtype)
+
+    edit_weights(copied, encode)
+    message = refused(copied)
+    assert f"layers.0.mlp.down_proj.weight are stored as {kind}" in message
+    assert "quantization_config" in message
+
+
+def test_a_buffer_of_integers_is_no_harm(copied: Path) -> None:
+    edit_weights(copied, lambda weights: weights.update({"model.embed_tokens.position_ids": torch.arange(4)}))
+    open_checkpoint(str(copied))
+
+
 def test_overflow_in_half_precision_says_so(copied: Path, refused: Refused) -> None:
     """Finite weights whose products exceed float16."""
     edit_weights(copied, lambda weights: weights["model.layers.1.self_attn.q_proj.weight"].mul_(60_000.0))
@@ -264,14 +284,26 @@ def test_damaged_pickle(copied: Path, refused: Refused) -> None:
 # GGUF
 
 
-def write_gguf(path: Path, layers: int = 1, rows: int = 100) -> Path:
-    """A GGUF with sound headers and one tensor."""
+def write_whole_gguf(path: Path, said: int, held: int) -> Path:
+    """A GGUF of a tiny Llama whose header says that it has `said` layers, with the weights of `held`."""
     from gguf import GGUFWriter
 
     writer = GGUFWriter(path, "llama")
-    writer.add_block_count(layers)
-    writer.add_embedding_length(64)
-    writer.add_tensor("token_embd.weight", np.zeros((rows, 64), np.float32))
+    writer.add_block_count(said)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(48)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(4)
+    writer.add_context_length(64)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(100)
+    square, wide = (32, 32), (48, 32)
+    names = {"attn_norm": (32,), "ffn_norm": (32,), "attn_q": square, "attn_k": square, "attn_v": square}
+    names |= {"attn_output": square, "ffn_gate": wide, "ffn_up": wide, "ffn_down": wide[::-1]}
+    shapes = {"token_embd": (100, 32), "output_norm": (32,), "output": (100, 32)}
+    shapes |= {f"blk.{layer}.{name}": shape for layer in range(held) for name, shape in names.items()}
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", np.full(shape, 0.1, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -296,6 +328,14 @@ def test_truncated_gguf(keep: float, tmp_path: Path, refused: Refused) -> None:
 
 def test_gguf_that_lacks_weights(tmp_path: Path, refused: Refused) -> None:
     assert "model.gguf" in refused(write_gguf(tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize("said", [1, 2])
+def test_layers_past_a_gguf_s_own_number_are_named(said: int, tmp_path: Path) -> None:
+    path = write_whole_gguf(tmp_path / "model.gguf", said, held=2)
+    named = f"{path} holds weights of layers that LlamaModel has no place for, as its header describes it: "
+    expected = [] if said == 2 else [f"{named}blk.1.attn_norm.weight and 8 more; they are not measured"]
+    assert open_checkpoint(str(path)).warnings == expected
 
 
 def test_absent_gguf(tmp_path: Path, refused: Refused) -> None:

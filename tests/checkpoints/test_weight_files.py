@@ -113,7 +113,6 @@ def test_an_index_of_the_hub_that_names_a_pickle(
 
 def test_an_adapter_that_peft_would_load(copied: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     (copied / "adapter_config.json").write_text("{}", "utf-8")
-    assert open_checkpoint(str(copied)).facts["class"] == "LlamaModel"
     monkeypatch.setattr("sinkscope.checkpoints.weight_files.find_spec", lambda _: True)
     assert "adapter_config.json" in refused(copied)
 

@@ -155,6 +155,32 @@ def test_metrics_covers_every_column_of_the_tables(default_run: Outcome) -> None
         assert columns - means == {name for kind, name in listed if kind == table}
 
 
+def test_metrics_lists_what_depends_on_position_and_length(default_run: Outcome) -> None:
+    listed = json.loads(invoke("metrics", "--json").stdout)
+    tables = {
+        "positions": pd.read_parquet(default_run.folder / "positions.parquet"),
+        "length_curve": pd.read_csv(default_run.folder / "length_curve.csv"),
+    }
+    for name, table in tables.items():
+        keys = {"stream", "layer", "head", "position", "length", "token"}
+        shown = {column for column in table.columns if not column.endswith("_sem")} - keys
+        assert shown == {column["name"] for column in listed if column["table"] == name}
+    assert {column["per"] for column in listed if column["table"] == "positions"} == {"position"}
+    text = invoke("metrics", "alpha", "bos_mass").stdout
+    assert "positions.parquet: one row per (stream, layer, head, position)" in text
+    assert "alpha (position): probability" in text
+    assert "bos_mass of the first `length` queries" in text
+
+
+def test_metrics_says_what_the_smoothing_table_s_z_is() -> None:
+    text = " ".join(invoke("metrics", "tr_bw").stdout.split())
+    assert "z_i the normalised token without the norm's gain" in text
+    assert "Only tokens i, j >= 1 count" in text
+    formulas = {column["name"]: column["formula"] for column in json.loads(invoke("metrics", "--json").stdout)}
+    assert "without the norm's gain" in formulas["tr_bw"]
+    assert "both >= 1" in formulas["avgcos_identity"]
+
+
 def test_unknown_metric() -> None:
     result = invoke("metrics", "nonesuch")
     assert result.exit_code == 2

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -159,6 +161,18 @@ def test_stdout_that_lacks_letters_gets_escapes(
     assert json.loads(said["--json",])["model"] == "naïve \U0001f600"
 
 
+@pytest.mark.parametrize("words", [["--version"], ["scan", "--help"], ["metrics", "bos_mass"]])
+def test_a_reader_that_has_gone_is_no_failed_check(
+    words: list[str], as_command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sinkscope --help | true`: typer would end with 1."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert as_command(*words) == 0
+
+
 @pytest.mark.parametrize("processes", ["x", "0", "-1", ""])
 def test_leftovers_of_a_launcher_are_one_line(
     processes: str, as_command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -181,12 +195,34 @@ def test_a_launch_that_there_is_not_is_one_line(
         raise ValueError("environment variable MASTER_ADDR expected, but not set")
 
     monkeypatch.setattr("accelerate.PartialState", unreachable)
+    monkeypatch.setattr("sinkscope.engine.joining._in_vain", False)
     for name, value in {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     assert as_command(*words) == 2
     told = capsys.readouterr().err
     assert ("only `scan` runs in several processes" if words[0] == "check" else "or unset LOCAL_RANK") in told
+    assert "LOCAL_RANK=0, RANK=0, WORLD_SIZE=2" in told
     assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_launch_whose_other_processes_never_appear_is_told_soon(rank: str) -> None:
+    """What is left of another launch names an address, at which nobody else calls."""
+    port = str(20_000 + 2 * (os.getpid() % 5_000) + int(rank))
+    left = {"LOCAL_RANK": rank, "RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    code = (
+        "import sys; from datetime import timedelta; from sinkscope.engine import launch; "
+        "from sinkscope.cli import main; launch.START = timedelta(seconds=1)"
+        "; launch.Launched.__init__.__defaults__ = ('auto', False, launch.START)"
+        "; sys.argv = ['sinkscope', 'scan', 'example:trigger-softmax']; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | left, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"sinkscope: error: the environment tells of a launch (LOCAL_RANK={rank}, ")
+    assert "did not appear within 1 s" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 # Options
@@ -211,6 +247,11 @@ BAD_OPTIONS: dict[str, tuple[str, str]] = {
     "--format xlsx": ("--format", "csv, parquet"),
     "--bos maybe": ("--bos", "auto, always, never"),
     "--seed -1": ("--seed", "-1"),
+    f"--seed {10**26}": ("--seed", "at most"),
+    f"--num-sequences {10**26}": ("--num-sequences", "at most 1,000,000"),
+    f"--seq-len {10**26} --data random": ("--seq-len", "at most"),
+    f"--batch-size {10**26}": ("--batch-size", "at most"),
+    f"--spectra {10**26}": ("--spectra", "at most"),
 }
 
 
@@ -401,23 +442,20 @@ def test_full_disk_keeps_the_run_that_was_to_be_replaced(
     assert contents(folder) == before
 
 
-def test_failing_rename_keeps_the_run_that_was_to_be_replaced(
-    tiny_folder: Path, scan_cli: Scan, refused: Refused, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("step", ["exchange", "sync_tree"])
+def test_a_failing_disk_keeps_the_run_that_was_to_be_replaced(
+    step: str, tiny_folder: Path, scan_cli: Scan, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = scan_cli(tiny_folder).folder
     before = contents(folder)
-    rename, failed = Path.rename, []
 
-    def rename_into_place_fails_once(self: Path, target: Any) -> Any:
-        if Path(target).parent == folder.resolve() and not failed:
-            failed.append(self)
-            raise OSError(errno.EIO, "Input/output error")
-        return rename(self, target)
+    def broken(*paths: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(Path, "rename", rename_into_place_fails_once)
-    refused(tiny_folder, "--force", "--seed", 1, shards=True)
-    assert failed
+    monkeypatch.setattr(f"sinkscope.runs.whole.{step}", broken)
+    assert "Input/output error" in refused(tiny_folder, "--force", "--seed", 1, shards=True)
     assert contents(folder) == before
+    assert listing(folder.parent) == ["run"]
 
 
 def test_save_refuses_like_the_command(tiny_model: Any, tmp_path: Path) -> None:

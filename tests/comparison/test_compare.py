@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 import sinkscope
 from sinkscope.cli import app
+from sinkscope.comparison.changes import Listed
 from sinkscope.comparison.compare_runs import Comparison, compare
 from sinkscope.comparison.differences import (
     beyond,
-    bootstrap_interval,
     false_discovery,
     from_moments,
     paired_difference,
@@ -28,6 +28,8 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.present.numbers import interval
 from sinkscope.present.terminal.comparison import render_comparison
 from sinkscope.runs.per_sequence import cells
+from sinkscope.runs.run import Run
+from sinkscope.runs.strict_json import to_json
 
 RANDOM = np.random.default_rng(3)
 A = RANDOM.normal(0.4, 0.1, (9, 5))
@@ -75,29 +77,33 @@ def test_q_is_benjamini_hochberg_over_what_is_there() -> None:
     np.testing.assert_allclose(false_discovery(p), [0.03, np.nan, 0.04, 0.04])
 
 
-@pytest.mark.parametrize("paired", [True, False])
-def test_bootstrap_is_scipys(paired: bool) -> None:
-    low, high = bootstrap_interval(A[:, :1], B[:, :1], paired)
-
-    def gap(x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
-        return y.mean(axis) - x.mean(axis)
-
-    theirs = stats.bootstrap(
-        (A[:, 0], B[:, 0]), gap, paired=paired, vectorized=True, n_resamples=2000, rng=np.random.default_rng(0)
-    ).confidence_interval
-    width = theirs.high - theirs.low
-    assert low[0] == pytest.approx(theirs.low, abs=0.1 * width)
-    assert high[0] == pytest.approx(theirs.high, abs=0.1 * width)
+def test_intervals_are_scipys() -> None:
+    paired, welch = paired_difference(A, B), welch_difference(A[:6], B)
+    theirs = (
+        stats.ttest_rel(B, A).confidence_interval(),
+        stats.ttest_ind(B, A[:6], equal_var=False).confidence_interval(),
+    )
+    for ours, (low, high) in zip((paired, welch), theirs, strict=True):
+        np.testing.assert_allclose(ours.low, low, rtol=1e-10)
+        np.testing.assert_allclose(ours.high, high, rtol=1e-10)
 
 
-@pytest.mark.parametrize("paired", [True, False])
-def test_bootstrap_intervals_cover_the_truth(paired: bool) -> None:
-    """600 samples of 25 skewed values whose mean is known: nominally 95 %, BCa at this size 90 to 97."""
-    noise = np.random.default_rng(2)
-    a = noise.normal(size=(25, 600))
-    b = (a if paired else noise.normal(size=(25, 600))) + noise.gamma(4.0, 0.25, (25, 600))
-    low, high = bootstrap_interval(a, b, paired)
-    assert 0.90 <= ((low < 1.0) & (high > 1.0)).mean() <= 0.97
+@pytest.mark.parametrize("count", [2, 3, 4, 8, 32])
+def test_interval_and_p_say_the_same(count: int) -> None:
+    """The interval leaves out 0 exactly where p < 0.05, also where values are missing or do not vary."""
+    noise = np.random.default_rng(count)
+    a, b = noise.normal(size=(count, 2000)), noise.normal(0.7, 1, (count, 2000))
+    a[0, :50] = b[-1, 50:100] = np.nan
+    a[:, 100:110] = b[:, 105:115] = 0.25
+    both = 0
+    for found in (paired_difference(a, b), welch_difference(a, b)):
+        leaves_out = (found.low > 0) | (found.high < 0)
+        np.testing.assert_array_equal(leaves_out, found.p < 0.05)
+        np.testing.assert_array_equal(np.isnan(found.low), np.isnan(found.p))
+        np.testing.assert_array_equal(np.isnan(found.high), np.isnan(found.p))
+        assert (found.low[105:110] == 0).all(), "equal constants"
+        both += int(leaves_out.sum())
+    assert 0 < both < 4000
 
 
 def test_beyond_an_allowance_is_scipys_shifted_test() -> None:
@@ -124,29 +130,17 @@ def test_beyond_at_the_edge_of_what_is_allowed_alarms_as_often_as_it_says() -> N
     assert (p < 0.05).mean() == pytest.approx(0.05, abs=5 * np.sqrt(0.05 * 0.95 / 20_000))
 
 
-def test_bootstrap_of_what_cannot_be_resampled() -> None:
+def test_intervals_of_what_does_not_vary_or_is_missing() -> None:
     exact = np.round(A * 64) / 64
-    low, high = bootstrap_interval(exact, exact + 0.5, True)
-    assert (low == 0.5).all()
-    assert (high == 0.5).all()
-    assert np.isnan(bootstrap_interval(A[:1], B[:1], True)).all()
-
-
-@pytest.mark.parametrize("paired", [True, False])
-def test_intervals_leave_out_sequences_on_which_nothing_was_measured(paired: bool) -> None:
-    """As with matrix_entropy, of the first sequences only, and of fewer where a stream is longer: cell by cell."""
-    a, b = A.copy(), B.copy()
-    a[-2:], b[-1:] = np.nan, np.nan
-    both = len(A) - 2
-    short = bootstrap_interval(A[:both], B[: both if paired else both + 1], paired)
-    np.testing.assert_array_equal(bootstrap_interval(a, b, paired), short)
+    found = paired_difference(exact, exact + 0.5)
+    assert (found.low == 0.5).all()
+    assert (found.high == 0.5).all()
+    assert np.isnan(paired_difference(A[:1], B[:1]).low).all()
+    a = A.copy()
     a[3:, 0] = np.nan
-    intervals = np.array(bootstrap_interval(a, b, paired))
-    alone = np.array(bootstrap_interval(A[:3, :1], B[: 3 if paired else both + 1, :1], paired))
-    np.testing.assert_array_equal(intervals[:, :1], alone)
-    np.testing.assert_array_equal(intervals[:, 1:], bootstrap_interval(a[:, 1:], b[:, 1:], paired))
-    a[:, 0] = np.nan
-    assert np.isnan(np.array(bootstrap_interval(a, b, paired))[:, 0]).all()
+    assert paired_difference(a, B).high[0] == paired_difference(A[:3], B[:3]).high[0]
+    a[:, 0] = np.inf
+    assert np.isnan(paired_difference(a, B).low[0])
 
 
 def test_false_alarms_under_the_null() -> None:
@@ -161,7 +155,7 @@ def test_false_alarms_under_the_null() -> None:
 
 
 def test_a_run_equals_itself() -> None:
-    result = compare(scanned(), scanned(), metrics=[], bootstrap=False)
+    result = compare(scanned(), scanned(), metrics=[])
     for table in (result.heads, result.layers, result.summary):
         assert (table["difference"].dropna() == 0).all()
     assert all(not heads for heads in result.changes.values())
@@ -184,13 +178,13 @@ def test_differences_are_those_of_the_tables() -> None:
 def test_the_table_holds_scipys_numbers() -> None:
     """From two runs to p and q, against scipy on the raw record."""
     a, b = scanned(), scanned("noise")
-    rows = compare(a, b, metrics=["entropy"], bootstrap=False).heads.query("layer == 1")
+    rows = compare(a, b, metrics=["entropy"]).heads.query("layer == 1")
     p = []
     for head in range(4):
         x, y = (each.sequences.query(f"layer == 1 and head == {head}")["entropy"].to_numpy() for each in (a, b))
         p.append(stats.ttest_rel(y, x).pvalue)
     np.testing.assert_allclose(rows["p"], p, rtol=1e-8)
-    every = compare(a, b, metrics=["entropy"], bootstrap=False).heads
+    every = compare(a, b, metrics=["entropy"]).heads
     np.testing.assert_allclose(every["q"], stats.false_discovery_control(every["p"]), rtol=1e-9)
 
 
@@ -238,15 +232,66 @@ def test_other_shapes_by_summary_only() -> None:
     assert "different shapes (3 layers x 4 heads against 2 layers x 4 heads)" in " ".join(text.split())
 
 
+def with_scores(run: Run, name: str, scores: dict[tuple[int, int], float], spread: float, seed: int) -> Run:
+    """The run with values of `name` drawn around each head's score, 0.1 where none is given."""
+    noise, table = np.random.default_rng(seed), run.sequences
+    for (layer, head), _ in run.heads.groupby(["layer", "head"]):
+        rows = (table["layer"] == layer) & (table["head"] == head)
+        values = noise.normal(0, spread, int(rows.sum()))
+        table.loc[rows, name] = scores.get((layer, head), 0.1) + values - values.mean()
+    return run
+
+
+def places(listed: Listed) -> dict[str, list[tuple[int, int]]]:
+    return {name: [(row["layer"], row["head"]) for row in rows] for name, rows in listed.items() if rows}
+
+
 def test_gained_lost_woke_fell() -> None:
     a, b = scanned(), scanned()
-    a.heads["sink_score"], b.heads["sink_score"] = 0.1, 0.1
-    a.heads["dormant"], b.heads["dormant"] = False, False
-    a.heads.loc[0, "sink_score"] = b.heads.loc[1, "sink_score"] = 0.9
-    a.heads.loc[2, "dormant"] = b.heads.loc[3, "dormant"] = True
-    changes = compare(a, b, bootstrap=False).changes
-    places = {name: [(row["layer"], row["head"]) for row in rows] for name, rows in changes.items()}
-    assert places == {"lost_sink": [(0, 0)], "gained_sink": [(0, 1)], "woke": [(0, 2)], "fell_dormant": [(0, 3)]}
+    with_scores(a, "sink_score", {(0, 0): 0.9}, 0.01, 1)
+    with_scores(b, "sink_score", {(0, 1): 0.9}, 0.01, 2)
+    with_scores(a, "honor", {(0, 0): 0.9, (0, 1): 0.9, (0, 3): 0.9}, 0.01, 3)
+    with_scores(b, "honor", {(0, 0): 0.9, (0, 1): 0.9, (0, 2): 0.9}, 0.01, 4)
+    result = compare(a, b, metrics=["entropy"])
+    expected = {"lost_sink": [(0, 0)], "gained_sink": [(0, 1)], "woke": [(0, 2)], "fell_dormant": [(0, 3)]}
+    assert places(result.changes) == expected
+    assert not places(result.within_noise)
+    assert all(row["q"] < 0.05 for rows in result.changes.values() for row in rows)
+    assert json.loads(to_json(result.as_dict()))["changes"]["lost_sink"][0]["metric"] == "sink_score"
+
+
+@pytest.mark.parametrize("unpaired", [False, True])
+def test_a_threshold_crossed_by_noise_is_counted_not_listed(unpaired: bool) -> None:
+    """Means on either side of 0.3, a hundredth apart, where single sequences spread by a tenth: nothing holds."""
+    a, b = scanned(), scanned(text=1 if unpaired else 0)
+    with_scores(a, "sink_score", {(0, 0): 0.295, (1, 1): 0.305, (2, 2): 0.1}, 0.1, 1)
+    with_scores(b, "sink_score", {(0, 0): 0.305, (1, 1): 0.295, (2, 2): 0.8}, 0.1, 2)
+    result = compare(a, b, unpaired=unpaired)
+    assert places(result.changes) == {"gained_sink": [(2, 2)]}
+    assert places(result.within_noise) == {"gained_sink": [(0, 0)], "lost_sink": [(1, 1)]}
+    text = " ".join(render_comparison(result).split())
+    assert "; 1 more crossed the threshold without a difference that holds" in text
+    assert "lost its sink: none; 1 head crossed the threshold without a difference that holds" in text
+
+
+def test_a_model_over_other_prose_gains_and_loses_nothing_that_holds() -> None:
+    """The same model over other tokens, with a threshold in the middle of its heads."""
+    a, b = scanned(), scanned(text=1)
+    middle = float(a.heads["sink_score"].median())
+    for run in (a, b):
+        run.manifest.request = run.manifest.request.model_copy(update={"epsilon": middle})
+    result = compare(a, b, unpaired=True)
+    assert not places(result.changes)
+    crossed = (a.heads["sink_score"] > middle) != (b.heads["sink_score"] > middle)
+    assert sum(map(len, result.within_noise.values())) == crossed.sum() > 0
+
+
+def test_dormancy_by_rules_on_different_columns_is_not_compared() -> None:
+    a, b = scanned(), scanned()
+    b.manifest.request = b.manifest.request.model_copy(update={"dormant_rule": "awft>0.5"})
+    result = compare(a, b)
+    assert any("different columns" in note for note in result.notes)
+    assert not places(result.changes)
 
 
 def test_what_one_run_lacks_is_left_out_of_the_default_and_told() -> None:
@@ -266,7 +311,7 @@ def test_unknown_metric() -> None:
 
 def test_a_thousand_heads_are_compared() -> None:
     run = enlarged(scanned(), 32, 32)
-    result = compare(run, run, metrics=[], bootstrap=False)
+    result = compare(run, run, metrics=[])
     assert len(result.heads) == 1024 * result.heads["metric"].nunique()
     assert result.heads["metric"].nunique() >= 30
 
@@ -279,9 +324,10 @@ def _by_hand() -> Comparison:
     ])  # fmt: skip
     summary = rows.iloc[[1]].drop(columns=["layer", "head"])
     facts = {"model": "tiny\x1b[1m", "dtype": "float32", "device": "cpu", "shape": "2 layers x 3 heads", "sequences": 4}
-    change = {"layer": 1, "head": 2, "metric": "sink_score", "a": 0.2, "b": 0.45}
+    change = {"layer": 1, "head": 2, "metric": "sink_score", "a": 0.2, "b": 0.45, "q": 0.003}
     changes = {"gained_sink": [change], "lost_sink": [], "woke": [], "fell_dormant": []}
-    return Comparison(facts, facts, True, True, ["bos_mass"], rows, rows, summary, changes)
+    noise = {"gained_sink": [change] * 9, "lost_sink": [change] * 2, "woke": [], "fell_dormant": []}
+    return Comparison(facts, facts, True, True, ["bos_mass"], rows, rows, summary, changes, noise)
 
 
 SCREEN = """\
@@ -305,16 +351,45 @@ head  metric      A      B     difference     q
 0.1   bos_mass  0.5  0.531  +0.031 ± 0.01  0.02
 1.1   bos_mass  0.5  0.496  -0.004 ± 0.01  0.02
 
-gained a sink: 1.2 (0.2 to 0.45)
-lost its sink: none
+gained a sink: 1.2 (0.2 to 0.45, q 0.003); 9 more crossed the threshold without
+a difference that holds
+lost its sink: none; 2 heads crossed the threshold without a difference that
+holds
 became active (no longer dormant): none
 became dormant: none
 """
 
 
 def test_the_screen() -> None:
-    text = render_comparison(_by_hand())
-    assert [line for line in text.splitlines() if line] == [line for line in SCREEN.splitlines() if line]
+    assert render_comparison(_by_hand()) == SCREEN + "\n"
+
+
+def test_the_screen_of_a_run_against_itself() -> None:
+    """One blank line between its parts, never two."""
+    lines = render_comparison(compare(scanned(), scanned())).splitlines()
+    place = lines.index("bos_mass: no difference in any head")
+    assert (lines[place - 1], lines[place + 1]) == ("", "")
+    assert lines[place + 2] == "gained a sink: none"
+
+
+def test_many_domains_fit_on_a_screen() -> None:
+    """Thirty domains: the strongest differences first, and how many more there are."""
+    a, b = in_domains(scanned(), 30), in_domains(scanned("noise"), 30)
+    text = render_comparison(compare(a, b))
+    assert len(text.splitlines()) < 80
+    assert text.count("layers down") == 4
+    assert "and 108 more means (--csv and --json have all)" in text
+    assert "and 26 more maps (--csv and --json have all)" in text
+
+
+def in_domains(run: Run, count: int) -> Run:
+    """The run as if it had read `count` domains, with the same values on each."""
+    names = [f"d{number}" for number in range(count)]
+    for table in ("heads", "layers", "sequences"):
+        setattr(run, table, pd.concat([getattr(run, table).assign(domain=name) for name in names], ignore_index=True))
+    facts = run.manifest.data[0]
+    run.manifest.data = [facts.model_copy(update={"domain": name, "fingerprint": name}) for name in names]
+    return run
 
 
 @pytest.mark.parametrize(
@@ -330,7 +405,7 @@ def test_an_interval_shows_both_its_ends(low: float, high: float, text: str) -> 
 @pytest.mark.parametrize("heads", [4, 32, 64])
 def test_no_line_is_too_long(heads: int) -> None:
     run = enlarged(scanned(), 2, heads)
-    result = compare(run, run, bootstrap=False)
+    result = compare(run, run)
     for width in (40, 60, 80, 200):
         text = render_comparison(result, width=width)
         assert max(map(len, text.splitlines())) <= width

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import copy
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from scipy.stats import false_discovery_control, ttest_ind, ttest_rel
 
 import sinkscope
 from sinkscope.inputs.documents import SYNTHETIC
-from sinkscope.runs.averages import harmonic
+from sinkscope.present.terminal.run import render_run
 from sinkscope.runs.dormancy import SCORES, agreement, most_dormant, overlap
 from sinkscope.runs.published import published_for, rows
 from sinkscope.runs.run import Run, load_run
+from sinkscope.runs.schema.summary import HeadContrast
 
 GROUPED = ("ftvvn", "avvn")
 
@@ -63,11 +65,64 @@ def test_one_text_with_and_without_bos_is_paired(both_bos: Run) -> None:
     assert not firsts["prose bos=never"].is_bos
 
 
-def test_the_interval_and_q_decide_together(domains: Run) -> None:
+def jsonl(path: Path, subject: str, count: int = 5) -> str:
+    """A file of `count` texts about a subject; returns its path."""
+    path.parent.mkdir(exist_ok=True)
+    texts = [f"The {subject} went out {n} times before the light had turned, and came home late. " * 12
+             for n in range(count)]  # fmt: skip
+    pd.DataFrame({"text": texts}).to_json(path, orient="records", lines=True)
+    return str(path)
+
+
+def paired(folder: Path, *specs: str, **options: Any) -> bool:
+    """Whether a scan pairs its two domains; table and summary must say the same."""
+    run = sinkscope.scan(str(folder), data=list(specs), seq_len=48, self_check=False, **options)
+    assert run.domains is not None
+    entry = run.summary.domains_compared[0]
+    assert set(run.domains["paired"]) == {entry.paired}
+    return entry.paired
+
+
+def test_files_of_one_name_are_not_paired(tiny_folder: Path, tmp_path: Path) -> None:
+    """Unrelated texts in a/x.jsonl and b/x.jsonl: row 1 of one has nothing to do with row 1 of the other."""
+    specs = [jsonl(tmp_path / name / "x.jsonl", subject) for name, subject in (("a", "boats"), ("b", "dogs"))]
+    assert not paired(tiny_folder, *specs)
+
+
+def test_one_text_under_two_names_is_paired(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    specs = [jsonl(tmp_path / name, "boats") for name in ("a.jsonl", "b.jsonl")]
+    assert paired(tiny_folder, *specs)
+    monkeypatch.chdir(tmp_path)
+    assert paired(tiny_folder, "a.jsonl#text", str(tmp_path / "b.jsonl"))
+
+
+@pytest.mark.parametrize("spec", ["random", "x.jsonl", "x.txt"])
+def test_a_text_with_and_without_bos_is_paired(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str
+) -> None:
+    jsonl(tmp_path / "x.jsonl", "boats")
+    (tmp_path / "x.txt").write_text("The boats went out before the light had turned. " * 60, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert paired(tiny_folder, spec, bos=["always", "never"], num_sequences=5)
+
+
+def test_windows_of_a_text_that_share_no_token_are_not_paired(tiny_folder: Path, tmp_path: Path) -> None:
+    """Each window with BOS is a token shorter: of windows of 4 tokens, the fourth ones have no token in common."""
+    path = tmp_path / "x.txt"
+    path.write_text("The boats went out before the light had turned. " * 60, "utf-8")
+    options = {"data": str(path), "bos": ["always", "never"], "seq_len": 4, "self_check": False}
+    pairs = [sinkscope.scan(str(tiny_folder), num_sequences=n, **options).summary.domains_compared[0] for n in (3, 5)]
+    assert [entry.paired for entry in pairs] == [True, False]
+
+
+def test_q_decides_and_its_interval_agrees(domains: Run) -> None:
     table = domains.domains
     assert table is not None
-    expected = (table["q"] < 0.05) & ((table["low"] > 0) | (table["high"] < 0))
+    expected = table["q"] < 0.05
     assert (table["differs"] == expected).all()
+    leaves_out = (table["low"] > 0) | (table["high"] < 0)
+    assert (leaves_out == (table["p"] < 0.05)).all()
+    assert leaves_out[expected].all()
     entry = domains.summary.domains_compared[0]
     assert entry.heads_that_differ == int(expected.sum()) == len(entry.heads)
     assert entry.heads_tested == len(table)
@@ -114,6 +169,62 @@ def test_sink_heads_are_counted_over_the_sequences_of_all_domains(domains: Run, 
     options = {"data": ["prose", "code"], "seq_len": 64, "num_sequences": 6, "self_check": False}
     run = sinkscope.scan(str(tiny_folder), epsilon=float(scores.median()), **options)
     assert run.summary.streams["text"].sink_heads == len(scores) // 2 == 4
+
+
+def test_a_head_dormant_in_one_domain_is_named_with_it(domains: Run, tiny_folder: Path) -> None:
+    """A rule that one head of one domain meets: the pooled answer must not say `none` and stop there."""
+    lowest, second = domains.heads["honor"].nsmallest(2)
+    row = domains.heads.loc[domains.heads["honor"].idxmin()]
+    rule = f"honor<{(lowest + second) / 2}"
+    options = {"data": ["prose", "code"], "seq_len": 64, "num_sequences": 6, "self_check": False}
+    run = sinkscope.scan(str(tiny_folder), dormant_rule=rule, **options)
+    stream = run.summary.streams["text"]
+    assert (stream.dormant.count, stream.dormant.in_some_domains) == (0, 1)
+    assert f"Dormant by {rule}: none of 8 heads in every domain, 1 in some domains only." in stream.in_words
+    lines = render_run(run).splitlines()
+    other = "code" if row["domain"] == "prose" else "prose"
+    assert f"{row['domain']}: {row['layer']}.{row['head']}" in lines
+    assert f"{other}: none" in lines
+
+
+def of_many_domains(run: Run, count: int) -> Run:
+    """The run as if it had read `count` domains, each pair of which differs, the last one most."""
+    many, names = copy.deepcopy(run), [f"d{number}" for number in range(count)]
+    first, contrast = run.summary.domains["prose"], run.summary.domains_compared[0]
+    many.summary.domains = dict.fromkeys(names, first)
+    pairs = list(combinations(names, 2))
+    heads = [
+        HeadContrast(stream="text", layer=1, head=2, difference=size / len(pairs), low=0, high=1, q=0.01)
+        for size in range(1, len(pairs) + 1)
+    ]
+    many.summary.domains_compared = [
+        contrast.model_copy(update={"a": a, "b": b, "heads": [head], "heads_that_differ": 1})
+        for (a, b), head in zip(pairs, heads, strict=True)
+    ]
+    own = run.heads[run.heads["domain"] == "prose"]
+    many.heads = pd.concat([own.assign(domain=name) for name in names], ignore_index=True)
+    many.manifest.data = [run.manifest.data[0].model_copy(update={"domain": name}) for name in names]
+    return many
+
+
+def test_fifty_domains_fit_on_a_screen(domains: Run) -> None:
+    """6,253 lines it would be with all pairs and maps: the strongest pairs come first, and the others are counted."""
+    text = render_run(of_many_domains(domains, 50))
+    lines = text.splitlines()
+    assert len(lines) < 60
+    assert "layers down" not in text
+    assert "and 1219 more pairs (domains.csv)" in lines
+    assert "and 38 more domains (summary.json)" in lines
+    pairs = [line.split()[:2] for line in lines if " Welch " in line]
+    assert pairs[0] == ["d48", "d49"]
+    assert len(pairs) == 6
+    assert "chance alone gives up to 61 such pairs" in " ".join(text.split())
+
+
+def test_a_few_domains_have_all_pairs_and_maps(domains: Run) -> None:
+    text = render_run(of_many_domains(domains, 4))
+    assert text.count("layers down") == 4
+    assert text.count("Welch t-test") == 6
 
 
 def test_most_dormant_takes_the_right_end_and_keeps_head_order_in_ties() -> None:
@@ -202,7 +313,7 @@ def test_repeated_tokens_without_positions_attend_uniformly() -> None:
     length = 64
     ids = torch.full((2, length), 5)
     run = sinkscope.scan(model, data=ids)
-    exact = harmonic(length) / length
+    exact = sum(1 / n for n in range(1, length + 1)) / length
     np.testing.assert_allclose(run.heads["sink_score"], exact, rtol=1e-6)
     expected = [sum(1 / (t + 1) for t in range(k, length)) / (length - k) for k in range(length)]
     for _, rows_ in run.positions.groupby(["layer", "head"]):

@@ -141,7 +141,7 @@ def check(auto: Any, family: str) -> Any:
         plain = forward(ids, mask)[0]
         lengths = mask.sum(1).tolist()
         spans = None if family in EQUAL else [(0, length) for length in lengths]
-        with Capture(base, found, lambda view, row: None).watching(spans, LENGTH):
+        with Capture(base, found, lambda view, row: None, 0.3).watching(spans, LENGTH):
             watched = forward(ids, mask)[0]
     outputs = eager_outputs(tiny_model(auto, family, "eager"), ids, mask)
     own = float("nan") if outputs is None else distance(outputs[0], plain, lengths)
@@ -214,7 +214,7 @@ def check_speech(auto: Any, family: str) -> Any:
     found = plan(base, lambda: forward(sound[:1], **{name: value[:1] for name, value in extra.items()}))
     with torch.no_grad():
         plain = forward(sound, **extra)[0]
-        with Capture(base, found, lambda view, row: None).watching():
+        with Capture(base, found, lambda view, row: None, 0.3).watching():
             watched = forward(sound, **extra)[0]
     assert distance(watched, plain, [plain.shape[1]] * 2) < 1e-6
     with unaveraged() as maps:

@@ -13,7 +13,7 @@ from families import tiny_model
 from models import FAMILIES, random_ids, tiny
 from tiers import slow_but
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import sinkscope
 from sinkscope.capture import Capture, LayerView, Site, plan
@@ -60,6 +60,25 @@ def test_padding_counts_nowhere(family: str, side: str) -> None:
     run = sinkscope.scan(model, data=padded(rows, side), batch_size=2, self_check=False)
     for number, row in enumerate(rows):
         assert_same(run, number, row, model, f"{family} {side}")
+
+
+@pytest.mark.parametrize("family", ["bart", "llama4_text"])
+def test_positions_that_count_padding(family: str) -> None:
+    """BART embeds the place in the row, and Llama-4 scales queries by it: neither takes position ids for that."""
+    sizes: dict[str, Any] = {"vocab_size": 97, "max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": 1}
+    if family == "bart":
+        sizes |= {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in
+                  (("layers", 1), ("attention_heads", 2), ("ffn_dim", 24))} | {"d_model": 16}  # fmt: skip
+    else:
+        sizes |= {"hidden_size": 16, "intermediate_size": 24, "intermediate_size_mlp": 24, "num_hidden_layers": 2,
+                  "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "num_local_experts": 2,
+                  "attention_chunk_size": 32, "floor_scale": 4, "no_rope_layers": [0, 1]}  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModel.from_config(AutoConfig.for_model(family, initializer_range=0.3, **sizes)).eval()
+    rows = sequences()
+    run = sinkscope.scan(model, data=padded(rows, "left"), batch_size=2, self_check=False)
+    for number, row in enumerate(rows):
+        assert_same(run, number, row, model, family)
 
 
 def test_lists_of_unequal_length_are_padded_and_masked() -> None:
@@ -157,7 +176,7 @@ def test_half_precision_is_summed_in_float32(family: str, dtype: torch.dtype) ->
     def keep(view: LayerView, row: int) -> None:
         ours[view.site.name] = view.attention
 
-    with Capture(half, plan(half, lambda: forward(ids[:1, :16])), keep, on_call=see).watching():
+    with Capture(half, plan(half, lambda: forward(ids[:1, :16])), keep, 0.3, on_call=see).watching():
         forward(ids)
     for name, probabilities in exact.items():
         assert ours[name].first.dtype == ours[name].columns.dtype == torch.float32

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
-import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
+import torch
 from conftest import TABLES, Scan
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from tiers import slow_but
 from typer.testing import CliRunner, Result
 
@@ -23,9 +28,11 @@ import sinkscope
 from sinkscope.cli import app
 from sinkscope.cli.options import slugs
 from sinkscope.engine import shards as shards_module
-from sinkscope.engine.shards import Shards
+from sinkscope.engine.collector import Part
+from sinkscope.engine.shards import Shard, Shards, first_difference
+from sinkscope.metrics.quantities import quantity_set
 from sinkscope.runs.folder import UNFINISHED as SHARDS
-from sinkscope.runs.run import Run, finished, load_run
+from sinkscope.runs.run import Run, load_run
 
 ARGS = ("--data", "prose", "--data", "random", "--num-sequences", "5", "--seq-len", "70", "--batch-size", "2")
 BATCHES = 6
@@ -126,37 +133,109 @@ def test_a_kill_while_a_shard_is_written_loses_that_batch_only(
     same_tables(out, unbroken)
 
 
-@pytest.mark.parametrize("last", slow_but([1, 4, 8], 4))
-def test_a_kill_while_the_run_is_saved_loses_nothing(
-    last: int, tiny_folder: Path, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, left = tmp_path / "run", tmp_path / "left"
-    run = _measure(tiny_folder, out)
-    rename, moved = Path.rename, []
-
-    def copying(self: Path, target: Path) -> Path:
-        moved.append(self)
-        if len(moved) == last:
-            shutil.copytree(out, left)  # what a kill at this moment would leave
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", copying)
-    run.save(out)
-    monkeypatch.undo()
-    _measure(tiny_folder, left, resume=True).save(left)
-    same_tables(left, unbroken)
-    assert not list(left.glob(".sinkscope-*"))
+Damage = Callable[[Path, Path], object]
 
 
-def test_a_shard_damaged_by_a_power_cut_is_measured_again(
-    tiny_folder: Path, unbroken: Path, tmp_path: Path, break_off: BreakOff
-) -> None:
+def forged(**facts: Any) -> Damage:
+    """Edits the facts of the second shard, as a file in today's format can be written by any program."""
+
+    def edit(first: Path, second: Path) -> None:
+        with safe_open(second, framework="pt") as file:
+            about = json.loads(file.metadata()["about"]) | facts
+            metadata = file.metadata() | {"about": json.dumps(about)}
+        save_file(load_file(second), second, metadata=metadata)
+
+    return edit
+
+
+def flipped(first: Path, second: Path) -> None:
+    content = bytearray(second.read_bytes())
+    content[-9] ^= 1
+    second.write_bytes(content)
+
+
+def swapped(first: Path, second: Path) -> None:
+    one, other = first.read_bytes(), second.read_bytes()
+    first.write_bytes(other)
+    second.write_bytes(one)
+
+
+DAMAGE: dict[str, Damage] = {
+    "cut": lambda first, second: second.write_bytes(second.read_bytes()[:100]),
+    "zeroed end": lambda first, second: second.write_bytes(second.read_bytes()[:-64] + bytes(64)),
+    "one bit": flipped,
+    "swapped": swapped,
+    "renamed": lambda first, second: second.rename(second.with_name("000-00000003.safetensors")),
+    "no number": lambda first, second: second.rename(second.with_name("a-b.safetensors")),
+    "count": forged(count=5),
+    "count 0": forged(count=0),
+    "count -1": forged(count=-1),
+    "start": forged(start=3),
+    "parts": forged(parts=[]),
+    "text": lambda first, second: second.write_text("no shard", "utf-8"),
+}
+
+
+@pytest.mark.parametrize("damage", slow_but(DAMAGE, "zeroed end", "swapped", "count -1", "no number"))
+def test_a_damaged_shard_is_measured_again(
+    damage: str, tiny_folder: Path, unbroken: Path, tmp_path: Path, break_off: BreakOff,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """What a power cut leaves, a disk's error, and files that someone moved or edited: never another number."""
     out = tmp_path / "run"
-    break_off(tiny_folder, out, 4)
-    second = sorted((out / SHARDS).glob("*.safetensors"))[1]
-    second.write_bytes(second.read_bytes()[:100])
+    break_off(tiny_folder, out, 3)
+    DAMAGE[damage](*sorted((out / SHARDS).glob("*.safetensors"))[:2])
+    with caplog.at_level(logging.INFO, "sinkscope"):
+        _measure(tiny_folder, out, resume=True).save(out)
+    same_tables(out, unbroken)
+    assert len(caplog.records) == (2 if damage == "swapped" else 1)
+    assert "is damaged: its sequences are measured again" in caplog.text
+
+
+def test_a_shard_of_another_scan_is_measured_again(
+    tiny_folder: Path, unbroken: Path, tmp_path: Path, break_off: BreakOff, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, other = tmp_path / "run", tmp_path / "other"
+    break_off(tiny_folder, out, 1)
+    with pytest.raises(KeyboardInterrupt):
+        _measure(tiny_folder, other, seed=1, progress=_interrupt_after(2))
+    name = "000-00000000.safetensors"
+    shutil.copyfile(other / SHARDS / name, out / SHARDS / name)
     _measure(tiny_folder, out, resume=True).save(out)
     same_tables(out, unbroken)
+
+
+def _interrupt_after(count: int) -> Callable[[str, int, int], None]:
+    def progress(stage: str, done: int, total: int) -> None:
+        if stage == "scanning" and done >= count:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+@pytest.mark.parametrize("text", ["", "[]", "7", "{", "[" * 100_000, "\x00"])
+def test_a_damaged_key_is_one_line(text: str, tmp_path: Path) -> None:
+    Shards.open(tmp_path, {"schema_version": 2}, resume=False)
+    (tmp_path / SHARDS / "key.json").write_text(text, "utf-8")
+    with pytest.raises(sinkscope.SinkscopeError, match=r"key\.json is damaged: start anew with --force$"):
+        Shards.open(tmp_path, {"schema_version": 2}, resume=True)
+
+
+def test_every_bit_of_a_shard_counts(tmp_path: Path) -> None:
+    key, quantities = {"schema_version": 2}, quantity_set()
+    name = next(iter(quantities.axes()))
+    part = Part(2, True, 4, 4, {name: torch.arange(6.0).reshape(2, 3)})
+    shards = Shards.open(tmp_path, key, resume=False)
+    shards.write([Shard(0, 0, 2, 2, None, {"m": [part]})], quantities)
+    (path,) = (tmp_path / SHARDS).glob("*.safetensors")
+    content = path.read_bytes()
+    assert len(list(shards.read(quantities))) == 1
+    for bit in range(0, 8 * len(content), 37):
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        assert not list(shards.read(quantities)), f"bit {bit} of {8 * len(content)}"
+        assert not path.exists()
 
 
 @pytest.mark.parametrize(
@@ -194,8 +273,6 @@ def test_another_rule_of_what_is_cheap_is_refused(
 
 
 def test_another_model_is_refused(tiny_folder: Path, copied: Path, tmp_path: Path, break_off: BreakOff) -> None:
-    from safetensors.torch import load_file, save_file
-
     out = tmp_path / "run"
     break_off(copied, out, 1)
     weights = load_file(copied / "model.safetensors")
@@ -214,6 +291,28 @@ def test_another_configuration_is_refused(tiny_folder: Path, copied: Path, tmp_p
     (copied / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.1}), "utf-8")
     with pytest.raises(sinkscope.SinkscopeError, match=r"unfinished scan with another model\.config_sha256"):
         _measure(copied, out, resume=True)
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "preprocessor_config.json", "chat_template.jinja"])
+def test_another_settings_file_is_refused(name: str, copied: Path, tmp_path: Path, break_off: BreakOff) -> None:
+    """How pictures are scaled, what a decoder starts with, the words around a prompt."""
+    out = tmp_path / "run"
+    break_off(copied, out, 1)
+    with (copied / name).open("a", encoding="utf-8") as file:
+        file.write("\n")
+    with pytest.raises(sinkscope.SinkscopeError, match=f"unfinished scan with another settings.{name}"):
+        _measure(copied, out, resume=True)
+
+
+def test_other_code_is_refused(
+    tiny_folder: Path, tmp_path: Path, break_off: BreakOff, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    break_off(tiny_folder, out, 1)
+    monkeypatch.setattr("sinkscope.engine.manifest.MEASURING", ("capture", "metrics"))
+    told = r"unfinished scan with another measuring_code \([0-9a-f]{16} there, [0-9a-f]{16} now\)"
+    with pytest.raises(sinkscope.SinkscopeError, match=told):
+        _measure(tiny_folder, out, resume=True)
 
 
 def test_the_command_tells_how_to_go_on(scan_cli: Scan, tiny_folder: Path, tmp_path: Path, break_off: BreakOff) -> None:
@@ -306,6 +405,21 @@ def test_several_models_each_have_their_folder(scan_cli: Scan, tiny_folder: Path
     assert again.stderr.count("already finished") == 2
 
 
+def test_another_seed_is_named_though_the_data_were_left_to_the_default(tiny_folder: Path, tmp_path: Path) -> None:
+    """No --data and `--data prose` ask for the same text; the seed alone decides which documents are read."""
+    words = (tiny_folder, "--out", tmp_path / "run")
+    assert scan_several(*words).exit_code == 0
+    again = scan_several(*words, "--data", "prose", "--seed", 1, "--resume")
+    assert again.exit_code == 2
+    assert "holds a finished run with another seed (0 there, 1 now)" in again.stderr
+
+
+def test_long_values_that_differ_are_told_apart() -> None:
+    folder = "a-long-name-of-a-folder/" * 3
+    told = first_difference({"data": [f"{folder}b.jsonl"]}, {"data": [f"{folder}a.jsonl"]}, ["data"])
+    assert told == "data (['a-long-name-of-a...a-folder/a.jsonl'] there, ['a-long-name-of-a...a-folder/b.jsonl'] now)"
+
+
 def scan_several(*words: object) -> Result:
     few = ("--seq-len", "16", "--num-sequences", "2", "--no-self-check")
     return CliRunner().invoke(app, ["scan", *map(str, words), *few])
@@ -322,6 +436,7 @@ def test_a_finished_run_is_kept_for_the_scan_that_made_it_only(tiny_folder: Path
     assert other.stderr.count("holds a finished run with another data (['random'] there, ['repeated'] now)") == 2
     one = (copied, "--out", tmp_path / "runs" / "copied", "--data", "random", "--resume")
     assert "another epsilon (0.3 there, 0.5 now)" in scan_several(*one, "--epsilon", 0.5).stderr
+    assert "another seed (0 there, 1 now)" in scan_several(*one, "--seed", 1).stderr
     config = json.loads((copied / "config.json").read_text("utf-8"))
     (copied / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.1}), "utf-8")
     several = scan_several(*words, "--resume")
@@ -353,30 +468,71 @@ def test_no_model_and_no_list_is_one_line(tmp_path: Path) -> None:
         assert len(result.stderr.splitlines()) == 1
 
 
-def _killed_at_random(model: Path, out: Path, after: float) -> int:
-    words = [sys.executable, "-m", "sinkscope", "scan", str(model), *ARGS, "--resume", "--quiet", "--out", str(out)]
-    process = subprocess.Popen(words, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    try:
-        return process.wait(after)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        return -signal.SIGKILL
+class Kills:
+    """Commands in forks of one process (tests/support/forked.py), some of them killed."""
+
+    def __init__(self) -> None:
+        words = [sys.executable, str(Path(forked.__file__))]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def run(self, *words: object, after: float | None = None) -> tuple[int, float]:
+        """The exit code of a command, -9 where it was killed `after` that many seconds, and the seconds it took."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([[*map(str, words)], after]) + "\n")
+        self._process.stdin.flush()
+        code, seconds = self._process.stdout.readline().split()
+        return int(code), float(seconds)
+
+    def end(self) -> None:
+        self._process.communicate(timeout=60)
+
+
+@pytest.fixture
+def kills() -> Iterator[Kills]:
+    started = Kills()
+    yield started
+    started.end()
+
+
+def run_files(folder: Path) -> dict[str, bytes]:
+    """The files of a run whose bytes do not tell when and how often it was scanned."""
+    return {path.name: path.read_bytes() for path in folder.glob("*") if path.name in (*TABLES, "domains.csv")}
 
 
 @pytest.mark.slow
-def test_twenty_kills_at_random_moments_lose_nothing(tiny_folder: Path, unbroken: Path, tmp_path: Path) -> None:
-    out, draw = tmp_path / "run", random.Random(0)
-    began = time.monotonic()
-    assert _killed_at_random(tiny_folder, tmp_path / "timed", 600) == 0
-    whole = time.monotonic() - began
-    killed = 0
-    while killed < 20:
-        code = _killed_at_random(tiny_folder, out, whole * draw.uniform(0.3, 1.0))
-        assert code in (0, -signal.SIGKILL)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("over", ["nothing", "a finished run"])
+def test_25_kills_at_random_moments_leave_one_whole_run(
+    over: str, seed: int, tiny_folder: Path, unbroken: Path, tmp_path: Path, kills: Kills
+) -> None:
+    """200 in all. Over a finished run the scan begins with --force, and that run stays until the new one stands."""
+    draw, out, old = random.Random(seed), tmp_path / "out" / "run", tmp_path / "old"
+    words = ("scan", tiny_folder, *ARGS, "--quiet", "--out")
+    assert kills.run(*words, old, "--seed", 1)[0] == 0
+    whole = kills.run(*words, tmp_path / "timed")[1]
+    before, after = run_files(old) if over != "nothing" else {}, run_files(unbroken)
+    seen, killed, begun = Counter[str](), 0, False
+    while killed < 25:
+        if not begun:
+            shutil.rmtree(out.parent, ignore_errors=True)
+            if before:
+                shutil.copytree(old, out)
+        option = ("--resume",) if begun and (out / SHARDS).exists() else ("--force",) if before else ()
+        code, _ = kills.run(*words, out, *option, after=whole * draw.uniform(0.3, 1.1))
+        assert code in (0, -signal.SIGKILL), f"seed {seed}, after {killed} kills: exit {code}"
         killed += code != 0
-        if finished(out) and not (out / SHARDS).exists():  # done, before or after the kill: start the next one
-            same_tables(out, unbroken)
-            shutil.rmtree(out)
-    assert _killed_at_random(tiny_folder, out, 600) == 0
+        found = run_files(out)
+        assert found in (before, after, {}), f"seed {seed}, after {killed} kills"
+        seen["new" if found == after else "old" if found else "none"] += 1
+        begun = found != after
+        if found:
+            load_run(out)
+    assert kills.run(*words, out, "--resume" if (out / SHARDS).exists() else "--force")[0] == 0
     same_tables(out, unbroken)
+    assert [path.name for path in out.parent.iterdir()] == ["run"]
+    assert not any(path.name.startswith(".") for path in out.iterdir())
+    print(f"seed {seed}, over {over}: {killed} kills, {dict(seen)}")

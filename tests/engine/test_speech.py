@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import wave
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from maps import columns
 from transformers import AutoModel, Wav2Vec2FeatureExtractor, WhisperFeatureExtractor
 
 import sinkscope
-from sinkscope.inputs.sound import decoder_ids, read_wav
+from sinkscope.inputs.sound import decoder_ids, language_and_task, read_wav
 
 RATE = 16000
 START = 1
@@ -93,6 +95,36 @@ def test_a_start_token_alone_is_one_query_and_named(whisper: Path, recordings: P
     assert list(outcome.json("summary")["streams"]) == ["encoder"]
     assert outcome.json("manifest")["decoder_input"] == "decoder_start_token_id 0 alone"
     assert ["start token alone" in warning for warning in outcome.warnings] == [True]
+
+
+def test_a_multilingual_whisper_is_told_its_language_and_task(
+    whisper: Path, recordings: Path, scan_cli: Scan, tmp_path: Path
+) -> None:
+    folder = tmp_path / "multilingual"
+    shutil.copytree(whisper, folder)
+    tokens = {"lang_to_id": {"<|en|>": 11, "<|de|>": 12}, "task_to_id": {"transcribe": 14, "translate": 13}}
+    (folder / "generation_config.json").write_text(json.dumps(tokens), "utf-8")
+    outcome = scan_cli(folder, "--audio", recordings, seq_len=False)
+    assert outcome.code == 0, outcome.stderr
+    words = outcome.json("manifest")["decoder_input"]
+    assert "after decoder_start_token_id 0, <|en|>, <|transcribe|>" in words
+    given = outcome.json("summary")["streams"]["decoder"]["tokens_per_sequence"]
+    assert given == 3
+    run = sinkscope.load_run(outcome.folder)
+    model = AutoModel.from_pretrained(whisper, attn_implementation="eager").eval()
+    extractor = WhisperFeatureExtractor(chunk_length=1)
+    sounds = [read_wav(recordings / name, RATE) for name in ("a.WAV", "b.wav")]
+    features = torch.tensor(np.stack([extractor(sound, sampling_rate=RATE)["input_features"][0] for sound in sounds]))
+    with torch.no_grad():
+        outputs = model(
+            input_features=features, decoder_input_ids=torch.tensor([[0, 11, 14]] * 2), output_attentions=True
+        )
+    expected = [
+        torch.stack([columns(one.double())["bos_mass"] for one in each]).mean(0) for each in outputs.decoder_attentions
+    ]
+    assert np.allclose(scan_masses(run, "decoder"), torch.cat(expected), atol=1e-5)
+    (folder / "generation_config.json").write_text(json.dumps(tokens | {"language": "german", "task": "translate"}))
+    assert language_and_task({"pretrained_model_name_or_path": folder}) == {"<|de|>": 12, "<|translate|>": 13}
 
 
 def test_an_encoder_reads_recordings_cut_to_the_shortest(

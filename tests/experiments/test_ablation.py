@@ -96,7 +96,7 @@ def test_hidden_first_token_is_a_mask_given_by_hand(family: str) -> None:
     allowed[1:, 0] = False
     sinks = SinkCount(0.3, 3)
     with torch.no_grad():
-        with first_token_hidden(sinks.receive):
+        with first_token_hidden(model, sinks.receive):
             ours = model(ids).logits
         by_hand = model(ids, attention_mask=allowed[None, None].expand(2, 1, -1, -1)).logits
     torch.testing.assert_close(ours, by_hand, rtol=1e-4, atol=1e-4)
@@ -109,7 +109,7 @@ def test_sink_rates_are_those_of_a_scan() -> None:
     model, ids = causal("llama"), random_ids(5, 70)
     run = sinkscope.scan(model, data=ids, self_check=False, epsilon=0.1)
     sinks = SinkCount(0.1, 3)
-    with torch.no_grad(), watched(sinks.receive):
+    with torch.no_grad(), watched(model, sinks.receive):
         model(ids[:2])
         model(ids[2:])
     rates = sinks.rates()
@@ -326,7 +326,10 @@ def wrong(name: str, error: str) -> Any:
         wrong("--fraction 0.01", "of 8 heads is no head"),
         wrong("--tokens last", "one of first"),
         wrong("--draws 1", "at least 2 random choices"),
+        wrong("--draws 1000000000000", "at most 1,000"),
         wrong("--num-sequences 1", "at least 2"),
+        wrong("--seed -1", "0 or more"),
+        wrong("--seq-len 0", "at least 2"),
         wrong("--seq-len 513", "exceeds the 512 positions"),
         wrong("--data nonesuch", "nonesuch"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,8 @@ def test_the_length_keeps_to_the_model_s_positions(llama: Any) -> None:
 REFUSED: list[tuple[dict[str, int], str]] = [
     ({"rounds": 0}, "--rounds 0"),
     ({"seq_len": 31}, "at least 32 tokens"),
+    ({"rounds": 10**12}, "at most 100,000"),
+    ({"batch_size": 10**26}, "at most 1,000,000"),
     ({"batch_size": 0}, "--batch-size 0"),
     ({"batch_size": -1}, "--batch-size -1"),
 ]
@@ -86,6 +89,25 @@ def test_a_peak_is_what_was_held_at_once() -> None:
     free = free_bytes(CPU)
     assert free is not None
     assert free > 0
+
+
+def test_memory_that_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    other = torch.device("mps")
+    assert free_bytes(other) is None
+    assert peak_bytes(lambda: None, other) is None
+    monkeypatch.setattr("sinkscope.experiments.bench.memory.RESET", tmp_path / "no" / "proc")
+    assert peak_bytes(lambda: None, CPU) is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_memory_of_a_gpu(llama: Any) -> None:
+    device = torch.device("cuda")
+    peak = peak_bytes(lambda: torch.ones(25 * 2**20, device=device), device)
+    assert peak is not None
+    assert 100 * 2**20 <= peak < 110 * 2**20
+    assert 0 < (free_bytes(device) or 0) <= torch.cuda.get_device_properties(device).total_memory
+    result = bench(copy.deepcopy(llama).to(device), seq_len=32, rounds=1)
+    assert all((cost.peak_bytes or 0) > 0 for cost in result.costs.values())
 
 
 def test_the_longest_sequence_lies_on_the_line_through_two_peaks(monkeypatch: pytest.MonkeyPatch, llama: Any) -> None:

@@ -102,6 +102,12 @@ def test_sizes_without_a_task_are_refused(dim: int, length: int) -> None:
         task.draw(1, length, dim, generator())
 
 
+@pytest.mark.parametrize("sizes", [{"hidden_size": 10**9}, {"length": 10**12}, {"num_hidden_layers": 10**9}])
+def test_sizes_that_no_memory_holds_are_refused(sizes: dict[str, int]) -> None:
+    with pytest.raises(sinkscope.SinkscopeError, match="at most"):
+        TriggerConfig(**sizes)
+
+
 # --- models ---
 
 
@@ -149,7 +155,7 @@ def test_capture_leaves_the_output_as_it_was() -> None:
         found = plan(model, lambda forward=forward, data=data: forward(data.inputs[:1]))
         with torch.no_grad():
             plain = forward(data.inputs).last_hidden_state
-            with Capture(model, found, lambda view, row: None).watching():
+            with Capture(model, found, lambda view, row: None, 0.3).watching():
                 watched = forward(data.inputs).last_hidden_state
             assert torch.equal(forward(data.inputs).last_hidden_state, plain)
         torch.testing.assert_close(watched, plain, rtol=1e-5, atol=1e-6)
@@ -368,7 +374,7 @@ def test_study_tables() -> None:
         ("gated", 1, 0),
     ]
     assert len(recipes(["relu"], [1, 1], 2)) == 2, "the same model is trained once"
-    for wrong in ({"attentions": ["linear"]}, {"sizes": [0]}, {"seeds": 0}):
+    for wrong in ({"attentions": ["linear"]}, {"sizes": [0]}, {"seeds": 0}, {"seeds": 10**12}):
         with pytest.raises(sinkscope.SinkscopeError):
             recipes(**wrong)
     models = study(model_of("softmax"), "softmax")
@@ -423,7 +429,7 @@ def test_wrong_arguments_get_one_line_and_exit_2(options: list[str], message: st
 def test_scan_of_a_seed_that_no_generator_takes() -> None:
     result = call("scan", "example:trigger-relu", "--seed", str(2**63))
     assert result.exit_code == 2
-    assert result.stderr == f"sinkscope: error: seed {2**63}: one of 0 to 2**62 - 1 is needed\n"
+    assert result.stderr == f"sinkscope: error: --seed {2**63}: at most {2**62 - 1:,} is possible\n"
 
 
 def test_out_may_not_be_a_file(tmp_path: Path) -> None:

@@ -198,8 +198,10 @@ def test_latent_attention_is_missing_not_guessed() -> None:
     run = sinkscope.scan(model, data=random_ids(2, 20), self_check=False, smoothing=True)
     assert run.smoothing is not None
     assert run.smoothing[["tr_bw", "rank_w", "rank_qk", "verdict"]].isna().all(axis=None)
-    words = run.summary.streams["text"].in_words[-1]
-    assert words == "Smoothing: no head's W_V could be read."
+    stream = run.summary.streams["text"]
+    assert "Smoothing: no head's W_V could be read." in stream.in_words
+    assert stream.ranks_missing == dict.fromkeys(("rank_w", "rank_qk"), stream.heads)
+    assert stream.in_words[-1].startswith(f"rank_qk is empty in {stream.heads} of {stream.heads} heads: no single")
 
 
 def test_a_gate_after_attention_leaves_avgcos_attention_empty() -> None:
@@ -222,6 +224,9 @@ def test_pruned_heads_have_no_rank_and_no_sign() -> None:
     assert pruned[["rank_w", "rank_output"]].isna().all(axis=None)
     assert (pruned["tr_bwtw"] == 0).all()
     assert (pruned["verdict"] == "neither").all()
+    stream = run.summary.streams["text"]
+    assert stream.ranks_missing == {"rank_w": 2}
+    assert stream.in_words[-1].startswith("rank_w is empty in 2 of 12 heads: ")
 
 
 @pytest.mark.parametrize("family", slow_but(["qwen3", "gpt2"], "qwen3"))
@@ -323,6 +328,32 @@ def test_metrics_command_tells_of_them() -> None:
     for name, metric in every.items():
         assert re.match(r"Lampert et al\. 2605\.08453|ours\b", metric.source), name
     for name in ("tr_bw", "verdict"):
-        (heading, _, first, *_) = CliRunner().invoke(app, ["metrics", name]).stdout.splitlines()
+        (heading, *lines) = CliRunner().invoke(app, ["metrics", name]).stdout.splitlines()
         assert heading == "smoothing.csv (scan --smoothing): one row per (stream, layer, head)"
-        assert first.startswith(f"  {name}")
+        assert [line for line in lines if line.startswith(f"  {name}")]
+
+
+def with_massive_activation(family: str) -> Any:
+    """A model whose residual stream has one huge channel from its embeddings or its first layer on, in every token, so
+    that normalised tokens have nearly one direction."""
+    model = tiny(family, **({"mlp_bias": True} if family == "llama" else {}))
+    with torch.no_grad():
+        if family == "llama":
+            model.layers[0].mlp.down_proj.bias[7] += 2e4
+        elif family == "gpt2":
+            model.h[0].mlp.c_proj.bias[7] += 2e4
+        else:
+            model.embed_tokens.weight[:, 7] += 2e4
+    return model.eval()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+def test_maps_are_found_behind_a_massive_activation(family: str) -> None:
+    model, ids = with_massive_activation(family).double(), random_ids(2, 12)
+    run = sinkscope.scan(model, data=ids, self_check=False, smoothing=True)
+    assert run.smoothing[["rank_qk", "rank_w", "tr_bw", "verdict"]].notna().all(axis=None)
+    expected, ranks = measure_smoothing(family, model, ids)
+    for name, values in ranks.items():
+        assert_close(run.smoothing[name].to_numpy(), values.ravel(), name, 1e-7, 0.0)
+    for name in ("tr_bw", "tr_bwtw", "rank_output"):
+        assert_close(run.smoothing[name].to_numpy(), expected[name].mean(0).ravel(), name, 1e-3, 1e-6)

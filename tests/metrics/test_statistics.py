@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sinkscope.metrics.median import median_abs
 from sinkscope.metrics.spectra import SpectrumEntropy, cheap_spectra, full, solve, spectrum_entropy
-from sinkscope.runs.averages import mean, pairwise_cosine, sem, uniform_alpha
+from sinkscope.runs.averages import mean, pairwise_cosine, sem
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["cpu", "accelerator"])
@@ -63,10 +63,6 @@ def test_pairwise_cosine_is_the_double_loop_s() -> None:
     pairs = [units[i] @ units[j] for i in range(6) for j in range(i)]
     assert pairwise_cosine(units) == pytest.approx(np.mean(pairs))
     assert np.isnan(pairwise_cosine(units[:1]))
-
-
-def test_uniform_baseline() -> None:
-    assert uniform_alpha(16) == pytest.approx(0.2113, abs=1e-4)  # H_16 / 16
 
 
 def test_spectra_are_the_same_alone_and_together() -> None:

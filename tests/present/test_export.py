@@ -22,6 +22,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.present.paper import formats
 from sinkscope.present.paper.format import find_format, format_names
 from sinkscope.present.paper.formats.latex import escape, latex_table
+from sinkscope.present.terminal.run import render_run
 from sinkscope.runs.head_selection import selected_heads
 from sinkscope.runs.paper_table import PaperTable, paper_table
 
@@ -55,6 +56,21 @@ def test_intervals_are_students() -> None:
     row = table.frame[(table.frame["layer"] == 1) & (table.frame["head"] == 2)].iloc[0]
     assert row["bos_mass"] == pytest.approx(values.mean())
     assert (row["bos_mass_low"], row["bos_mass_high"]) == (pytest.approx(low), pytest.approx(high))
+
+
+@pytest.mark.parametrize(("level", "keys"), [("head", ["layer", "head"]), ("layer", ["layer"]), ("model", [])])
+def test_intervals_count_the_sequences_that_were_measured(level: str, keys: list[str]) -> None:
+    """Three of eight sequences, as where a metric is measured on a few only: two degrees of freedom."""
+    run = scanned()
+    short, name = run.sequences["sequence"] >= 3, "matrix_entropy" if level != "head" else "bos_mass"
+    run.sequences.loc[short, name] = np.nan
+    rows = run.sequences[run.sequences[name].notna()]
+    table = run.heads if level == "head" else run.layers
+    if level != "model":
+        found = rows.groupby(keys)[name]
+        table[name], table[f"{name}_sem"] = found.mean().to_numpy(), found.sem().to_numpy()
+    row = paper_table([run], level, [name]).frame.iloc[0]
+    assert row[f"{name}_high"] - row[name] == pytest.approx(row[f"{name}_sem"] * stats.t.ppf(0.975, 2))
 
 
 def test_models_down_metrics_across() -> None:
@@ -242,3 +258,17 @@ def test_the_command(tmp_path: Path) -> None:
     for name, start in (("t.tex", b"%"), ("t.CSV", b"layer,"), ("t.parquet", b"PAR1"), ("t.txt", b"| layer")):
         assert CliRunner().invoke(app, ["export", run, "-o", str(tmp_path / name)]).exit_code == 0
         assert (tmp_path / name).read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+x", "-x", "@x", "\tx", "::error::x", "  ::error::x", "##[error]x"])
+def test_a_name_is_neither_a_formula_nor_a_command(name: str) -> None:
+    """A spreadsheet opens the CSV, a CI runner reads what is printed."""
+    run = scanned()
+    run.manifest.model.id = name
+    text = render(paper_table([run, scanned()], "model", None), "csv")
+    assert any(line.startswith((f"'{name},", f'"\'{name}",')) for line in text.splitlines())
+    assert "\ntiny," in text
+    for form in ("csv", "latex", "markdown"):
+        for line in render(paper_table([run, scanned()], "model", None), form).splitlines():
+            assert not line.lstrip().startswith(("::", "##["))
+    assert not render_run(run, [], width=80, color=None).lstrip().startswith(("::", "##["))

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from sinkscope.cli import app
 from sinkscope.cli.report import compared
 from sinkscope.comparison.compare_runs import compare
+from sinkscope.present.html.packing import unpacked
 from sinkscope.present.html.report import embedded, render_report, thinned
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\x1b[1m\u2028"
@@ -52,7 +53,15 @@ class Page(HTMLParser):
 
 
 def data_of(page: Page) -> Any:
-    return json.loads(page.scripts[0])
+    kind = page.all("script")[0]["type"]
+    return json.loads(page.scripts[0] if kind == "application/json" else unpacked(page.scripts[0]))
+
+
+def drawings_of(page: Page) -> list[str]:
+    """The charts of a large report, in their order."""
+    (place,) = [place for place, script in enumerate(page.all("script")) if script.get("id") == "drawings"]
+    drawings: list[str] = json.loads(unpacked(page.scripts[place]))
+    return drawings
 
 
 def test_the_data_of_every_head() -> None:
@@ -77,7 +86,7 @@ def test_the_data_of_every_head() -> None:
 
 def test_names_tokens_and_paths_stay_text() -> None:
     evil = hostile(scanned(), EVIL)
-    text = render_report([evil, evil], compare(evil, evil, bootstrap=False))
+    text = render_report([evil, evil], compare(evil, evil))
     page = Page(text)
     assert len(page.scripts) == 2
     assert not page.all("img")
@@ -132,9 +141,64 @@ def test_keyboard_reaches_every_map_and_dark_is_known() -> None:
 @pytest.mark.slow
 def test_a_thousand_heads_stay_under_five_megabytes() -> None:
     run = enlarged(scanned(), 32, 32)
-    page = render_report([run, run], compare(run, run, bootstrap=False))
+    page = render_report([run, run], compare(run, run))
     assert len(page.encode()) < 5_000_000
     assert len(data_of(Page(page))[0]["heads"]) == 1024
+
+
+def test_changes_stand_with_q_and_those_within_noise_are_counted() -> None:
+    run = scanned()
+    result = compare(run, run)
+    change = {"domain": "<i>", "layer": 1, "head": 2, "metric": "sink_score", "a": 0.2, "b": 0.45, "q": 0.003}
+    result.changes["gained_sink"], result.within_noise["gained_sink"] = [change], [change] * 2
+    text = render_report([run, run], result)
+    assert (
+        "1.2 on &lt;i&gt; (0.2 to 0.45, q 0.003); 2 more crossed the threshold without a difference that holds" in text
+    )
+    assert "</strong> none; " not in text
+
+
+@pytest.fixture
+def packs_every_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a report of any size a large one."""
+    monkeypatch.setattr("sinkscope.present.html.report.LARGE", 0)
+
+
+@pytest.mark.slow
+def test_thirteen_thousand_heads_stay_under_five_megabytes() -> None:
+    text = render_report([enlarged(scanned(), 200, 64, sequences=1)])
+    page = Page(text)
+    assert len(text.encode()) < 5_000_000
+    assert len(data_of(page)[0]["heads"]) == 200 * 64
+    assert drawings_of(page)[0].count("data-head=") == 200 * 64
+    assert not [rect for rect in page.all("rect") if "data-head" in rect]
+
+
+@pytest.mark.usefixtures("packs_every_report")
+def test_a_large_report_holds_what_a_small_one_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [scanned(), scanned("noise")]
+    result = compare(*runs)
+    large = Page(render_report(runs, result))
+    monkeypatch.setattr("sinkscope.present.html.report.LARGE", 10**9)
+    text = render_report(runs, result)
+    assert data_of(large) == data_of(Page(text))
+    drawings = drawings_of(large)
+    places = [int(str(each["data-drawing"])) for each in large.all("div") if "data-drawing" in each]
+    assert places == list(range(len(drawings)))
+    assert [text.count(drawing) > 0 for drawing in drawings] == [True] * len(drawings)
+    assert sum(drawing.count("<rect") for drawing in drawings) == 2 * 12 + 12 * 4
+
+
+@pytest.mark.usefixtures("packs_every_report")
+def test_what_a_large_report_draws_is_escaped() -> None:
+    evil = hostile(scanned(), EVIL)
+    text = render_report([evil, evil], compare(evil, evil))
+    page = Page(text)
+    assert len(page.scripts) == 3
+    for drawing in drawings_of(page):
+        inside = Page(drawing)
+        assert {tag for tag, _ in inside.elements} <= {"svg", "g", "rect", "circle", "path", "text", "title"}
+        assert not [name for _, attributes in inside.elements for name in attributes if name.startswith("on")]
 
 
 def test_long_texts_are_thinned_and_keep_their_peaks() -> None:
@@ -145,6 +209,10 @@ def test_long_texts_are_thinned_and_keep_their_peaks() -> None:
     assert values[positions.index(1777)] == 0.3
     assert positions == sorted(positions)
     assert thinned(alpha[:3])[0] == [0, 1, 2]
+    alpha[100:] = np.nan
+    positions, values = thinned(alpha)
+    assert len(positions) == 64
+    assert np.isnan(values[-1])
 
 
 def test_missing_values_have_no_colour() -> None:

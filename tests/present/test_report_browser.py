@@ -30,7 +30,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 def written(folder: Path, *runs: Run) -> Path:
     path = folder / "report.html"
-    result = compare(*runs, bootstrap=False) if len(runs) == 2 else None
+    result = compare(*runs) if len(runs) == 2 else None
     path.write_text(render_report(list(runs), result), encoding="utf-8")
     return path
 
@@ -105,3 +105,20 @@ def test_a_thousand_heads_answer_at_once(browser: Browser, tmp_path: Path) -> No
     assert browser.get(HEADLINE) == "layer 31 head 31"
     data = json.loads(browser.get("document.getElementById('data').textContent"))
     assert len(data[0]["heads"]) == 1024
+
+
+def test_a_large_report_draws_the_same_page(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its charts and data are unpacked by the script; the pictures are equal to the pixel."""
+    browser.said.clear()
+    runs = [scanned(), scanned("noise")]
+    pictures = []
+    for limit in (10**9, 0):
+        monkeypatch.setattr("sinkscope.present.html.report.LARGE", limit)
+        browser.open(written(tmp_path, *runs))
+        browser.wait("document.querySelectorAll('rect.chosen').length === 2")
+        browser.picture(tmp_path / "page.png")
+        pictures.append((tmp_path / "page.png").read_bytes())
+        assert browser.get(HEADLINE) is not None
+    assert pictures[0] == pictures[1]
+    assert browser.get("document.querySelectorAll('[data-drawing]').length") == 0
+    assert not browser.said

@@ -38,6 +38,7 @@ def make_run(heads: int = 3, token: str = "<s>", domains: tuple[str, ...] = ()) 
     ]  # fmt: skip
     rate = PrefixValues(T=50.0, t64=None)
     stream = StreamSummary.model_construct(
+        heads=2 * heads,
         tokens_per_sequence=32,
         sink_rate_percent={"0.2": rate, "0.3": rate},
         uniform_alpha_0=PrefixValues(T=0.127, t64=None),
@@ -149,7 +150,7 @@ def test_no_text_of_a_run_folder_reaches_the_terminal_as_it_is() -> None:
     other.sequences = other.sequences.rename(columns={"entropy": evil})
     moved = copy.deepcopy(other)
     moved.sequences[[evil, "bos_mass"]] += 0.1
-    for text in render_run(run), render_comparison(compare(other, moved, metrics=["bos_mass", evil], bootstrap=False)):
+    for text in render_run(run), render_comparison(compare(other, moved, metrics=["bos_mass", evil])):
         assert "\x1b" not in text
         assert "\n::error::y" not in text
         assert "\\x1b[31mX" in text

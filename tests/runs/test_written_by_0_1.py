@@ -42,7 +42,7 @@ def test_it_is_scanned_again_as_it_was(tiny_model: Any, tokenizer: Any) -> None:
     request = old.manifest.request.of_model("tiny")
     new = scan_request(request, model=tiny_model, tokenizer=tokenizer)
     assert [data.fingerprint for data in new.manifest.data] == [data.fingerprint for data in old.manifest.data]
-    found = compare(old, new, bootstrap=False)
+    found = compare(old, new)
     assert found.paired
     assert found.heads["difference"].abs().max() < 1e-6
     verdict = check(new, read_baseline(OLD / "two-bos.json"))

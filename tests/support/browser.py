@@ -93,6 +93,13 @@ class Browser:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
+    def wait(self, condition: str) -> None:
+        """Waits until a JavaScript expression in the page is true."""
+        end = time.monotonic() + PATIENCE
+        while not self.get(condition):
+            assert time.monotonic() < end, condition
+            time.sleep(0.05)
+
     def press(self, key: str) -> None:
         """Presses and releases one key, as on a keyboard."""
         common = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key]}

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import multi_head_attention_forward
 from torch.overrides import TorchFunctionMode
 
+from sinkscope.capture.alone import here
 from sinkscope.capture.inline.calls import InlineCall, SdpaCall, map_of, sdpa_call
 from sinkscope.capture.inline.products import Product, read_product
 from sinkscope.capture.private_doors import open_multi_head_attention, weak_tensor_table
@@ -89,8 +90,8 @@ class InlineWatch(TorchFunctionMode):
         try:
             for name, module in model.named_modules():
                 if not _is_function(name, module):
-                    handles.append(module.register_forward_pre_hook(self._entering(name), prepend=True))
-                    handles.append(module.register_forward_hook(self._leaving))
+                    handles.append(module.register_forward_pre_hook(here(self._entering(name)), prepend=True))
+                    handles.append(module.register_forward_hook(here(self._leaving)))
             with self:
                 yield
         finally:

@@ -66,6 +66,7 @@ class _MapWalk:
         self.entropy, self.total, self.margin, self.gap = rows(), rows(), rows(), rows()
         self.largest = torch.zeros_like(self.first, dtype=torch.bool)
         self.visible = torch.zeros_like(self.first, dtype=torch.long)
+        self.sees_first = torch.zeros_like(self.largest)
         self.columns = self.first.new_zeros(batch, heads, keys)
         self.early: Tensor | None = None
         self.later = False
@@ -84,6 +85,7 @@ class _MapWalk:
                 shares = logits.softmax(-1)[..., : self.keys]
             shown = self._from_logits(rows, logits)
         self.visible[..., rows] = shown.sum(-1)
+        self.sees_first[..., rows] = shown[..., 0]
         self.later |= bool(shown.triu(start + 1).any())
         self.first[..., rows] = shares[..., 0]
         self.entropy[..., rows] = torch.special.entr(shares).sum(-1)
@@ -130,6 +132,7 @@ class _MapWalk:
             columns=self.columns,
             early_columns=self.early,
             visible=self.visible,
+            sees_first=self.sees_first,
             causal=causal,
             row_total=None if distribution else self.total,
         )

@@ -43,6 +43,7 @@ class AttentionSums:
         columns: sum_i A[i, k] for every key k.
         early_columns: the same sum over queries 0..63, for keys 0..63; None where Tq < 64.
         visible: the number of keys that each query may see, (b | 1, h | 1, query).
+        sees_first: whether each query may see key 0, shaped like visible.
         causal: no query sees a later key.
         row_total: sum_j |A[i, j]| where the rows are no distribution; None for softmax, whose rows sum to
             1 - learned_sink.
@@ -59,6 +60,7 @@ class AttentionSums:
     columns: Float[Tensor, "batch head key"]
     early_columns: Float[Tensor, "batch head early"] | None
     visible: Tensor
+    sees_first: Tensor
     causal: bool
     row_total: Float[Tensor, "batch head query"] | None = None
 

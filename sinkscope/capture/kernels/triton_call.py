@@ -180,6 +180,7 @@ class _Launch:
             columns=self.columns,
             early_columns=self.early,
             visible=call.visible.counts,
+            sees_first=call.visible.sees_first,
             causal=call.visible.causal,
         )
 

@@ -45,11 +45,7 @@ class UnnormalisedWalk(Walk):
 
     def block(self, start: int, stop: int) -> None:
         """Adds queries start..stop to every sum, and writes their output."""
-        seen = self.call.visible.block(start, stop, whole=not self.call.linear)
-        rows = slice(start, stop)
-        logits = self._logits(start, stop, seen)
-        if not self.call.linear:
-            self.gap[..., rows] = self._row_gap(logits, seen, start)
+        rows, seen, logits = self._begin(start, stop)
         weights = self.score(logits, torch.arange(start, stop, device=logits.device)[:, None])
         self._hide(weights, seen, 0.0)
         sizes = weights.abs()

@@ -54,11 +54,7 @@ class Walk:
 
     def block(self, start: int, stop: int) -> None:
         """Adds queries start..stop to every sum, and writes their output."""
-        seen = self.call.visible.block(start, stop, whole=not self.call.linear)
-        rows = slice(start, stop)
-        logits = self._logits(start, stop, seen)
-        if not self.call.linear:
-            self.gap[..., rows] = self._row_gap(logits, seen, start)
+        rows, seen, logits = self._begin(start, stop)
         self._hide(logits, seen, FLOOR)
         reaches_first = seen.low == 0 and logits.shape[-1] > 0
         peak = logits.amax(-1, keepdim=True)
@@ -86,6 +82,15 @@ class Walk:
             self.margin[..., rows] = torch.nan
         self._column_sums(seen, weights, norm, stop)
         self._output(rows, seen, weights, norm)
+
+    def _begin(self, start: int, stop: int) -> tuple[slice, BlockMask, Tensor]:
+        """Returns the block's rows, its mask and its logits before the mask, whose gap it takes where one is asked."""
+        seen = self.call.visible.block(start, stop, whole=not self.call.linear)
+        rows = slice(start, stop)
+        logits = self._logits(start, stop, seen)
+        if not self.call.linear:
+            self.gap[..., rows] = self._row_gap(logits, seen, start)
+        return rows, seen, logits
 
     def _logits(self, start: int, stop: int, seen: BlockMask) -> Tensor:
         batch, groups, repeat = self.shape
@@ -180,6 +185,7 @@ class Walk:
             columns=heads(self.columns),
             early_columns=None if self.early is None else heads(self.early),
             visible=call.visible.counts,
+            sees_first=call.visible.sees_first,
             causal=call.visible.causal,
         )
         return self.out.flatten(2, 3), sums

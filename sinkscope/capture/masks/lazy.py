@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
+from transformers.masking_utils import AttentionMaskInterface
 
 from sinkscope.capture.private_doors import (
     empty_wrapper,
@@ -26,6 +27,7 @@ from sinkscope.capture.private_doors import (
     times_written,
     writes,
 )
+from sinkscope.capture.registries import READ, layered
 
 LARGE = 8 * 2**20
 """A mask with fewer elements (up to about 2,900 queries and keys) stays as transformers makes it."""
@@ -133,15 +135,12 @@ def _cut(ranges: Ranges, index: Any) -> Ranges | None:
 
 @contextmanager
 def lazy_masks(large: int | None = None) -> Iterator[None]:
-    """Makes masks of `large` elements or more (None = LARGE) lazy until the block ends, then restores the registry."""
+    """Makes this thread's masks of `large` elements or more (None = LARGE) lazy until the block ends."""
     registry = mask_functions()
-    before = {name: registry[name] for name in ("sdpa", "eager") if name in registry}
-    for name, make in before.items():
-        registry[name] = _lazily(make, LARGE if large is None else large)
-    try:
+    makers = {name: registry[name] for name in READ if name in registry}
+    lazily = {name: _lazily(make, LARGE if large is None else large) for name, make in makers.items()}
+    with layered(AttentionMaskInterface, lazily):
         yield
-    finally:
-        registry.update(before)
 
 
 class _MaskNeeded(Exception):

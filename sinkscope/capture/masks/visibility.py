@@ -50,6 +50,7 @@ class Visibility:
         causal: no query sees a later key (decided by the mask's contents, not by the model's class).
         counts: the number of keys that query i may see, without learned sinks. Shape (b, h, query), where b and h are 1
             if the batch or the heads share the mask.
+        sees_first: whether query i may see key 0, shaped like counts.
         keys: the number of keys.
         spans: the first key of every query and the one after its last, each shaped like counts. Set where every query's
             keys are contiguous and no bias is added: causal order, windows, chunks, padding, packed rows. A query that
@@ -63,6 +64,7 @@ class Visibility:
 
     causal: bool
     counts: Int[Tensor, "b h query"]
+    sees_first: Bool[Tensor, "b h query"]
     keys: int
     spans: tuple[Int[Tensor, "b h query"], Int[Tensor, "b h query"]] | None
     mask: Tensor | None
@@ -163,6 +165,7 @@ def _scan_rows(mask: Tensor, queries: int, keys: int) -> Visibility:
     return Visibility(
         causal=_is_causal(reach, keys),
         counts=total,
+        sees_first=starts == 0,
         keys=keys,
         spans=None,
         mask=mask,
@@ -174,8 +177,9 @@ def _scan_rows(mask: Tensor, queries: int, keys: int) -> Visibility:
 
 def _from_spans(first: Tensor, past: Tensor, keys: int) -> Visibility:
     counts, reach = (past - first).clamp(min=0), _reach(first, past)
+    sees_first = (first == 0) & (past > 0)
     empty = bool((counts == 0).any())
-    return Visibility(_is_causal(reach, keys), counts, keys, (first, past), None, reach, empty)
+    return Visibility(_is_causal(reach, keys), counts, sees_first, keys, (first, past), None, reach, empty)
 
 
 def _reach(first: Tensor, past: Tensor) -> Tensor:

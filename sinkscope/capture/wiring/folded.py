@@ -153,6 +153,8 @@ def fold(view: LayerView, wiring: Wiring, weights: OutputWeights | None, sequenc
     site = view.site
     folded = FoldedHeads(site.heads, margin=float64(view.attention.margin[sequence, :, 1:]))
     x, z = view.residual_in, view.attention_input
+    if site.cross:  # W maps tokens of the other sequence, which is not z
+        return folded
     if x is None or z is None or x.shape != z.shape or view.queries != view.keys or view.queries < 2:
         return folded
     folded.x = float64(x[sequence, 1:])

@@ -4,6 +4,10 @@ One short pass records the input and output of every module of a block. The modu
 input and returns exactly the v of the attention call holds W_V, whatever its name and its row layout (fused,
 interleaved). Where no module does (latent attention, keys and values of another layer, norms on v), the map is missing,
 never guessed.
+
+Every block reads random tokens in this pass, not the residual stream of the block before. Behind a massive activation
+all tokens of a real residual stream have nearly one direction, and then the features of q and k, compared over tokens,
+could not be told apart.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from sinkscope.capture.alone import here
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.interface import shadowed
 from sinkscope.capture.kernels.attend import read
@@ -67,11 +72,12 @@ class _Trace:
         self.inputs: dict[str, Tensor] = {}
         self.found: dict[str, Wiring] = {}
         self.busy = False
+        self.generator = torch.Generator().manual_seed(0)
 
     def run(self, forward: Callable[[], Any]) -> dict[str, Wiring]:
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            stack.enter_context(shadowed(self._attention))
+            stack.enter_context(shadowed(self.model, self._attention))
             for handle in self._hooks():
                 stack.callback(handle.remove)
             forward()
@@ -81,23 +87,34 @@ class _Trace:
         watched = self.blocks | set(self.sites)
         for path, module in self.model.named_modules():
             if path in watched:
-                yield module.register_forward_pre_hook(self._enter(path), with_kwargs=True)
+                yield module.register_forward_pre_hook(here(self._enter(path)), with_kwargs=True)
             if any(path.startswith(f"{above}.") or path == above for above in watched):
-                yield module.register_forward_hook(self._leave(path), with_kwargs=True)
+                yield module.register_forward_hook(here(self._leave(path)), with_kwargs=True)
 
     def _attention(self, module: nn.Module, call: AttentionCall) -> Tensor:
         self.calls[self.names.get(module, "")] = call
         return read(call, self.failures)[0]
 
-    def _enter(self, path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _enter(self, path: str) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]] | None]:
+        def hook(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
             hidden = _first(args, kwargs)
             if path in self.blocks:
                 self.records.clear()
-            if hidden is not None:
-                self.inputs[path] = hidden
+            if hidden is None:
+                return None
+            if path in self.blocks and hidden.dim() == 3:
+                hidden = self._random(hidden)
+                args, kwargs = _with_first(args, kwargs, hidden)
+            self.inputs[path] = hidden
+            return args, kwargs
 
         return hook
+
+    def _random(self, like: Tensor) -> Tensor:
+        """Normal numbers, the same on every process that holds a part of the model."""
+        return torch.randn(like.shape, generator=self.generator).to(like.device, like.dtype)
 
     def _leave(self, path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -119,7 +136,7 @@ class _Trace:
         x = self.inputs.get(site.block) if site.block is not None else None
         inside = {path: record for path, record in self.records.items() if path.startswith(f"{site.module}.")}
         before = [record for path, record in self.records.items() if path not in inside]
-        if z is None or x is None or z.dim() != 3 or x.shape != z.shape or call.key.shape[2] != call.query.shape[2]:
+        if z is None or x is None or z.dim() != 3 or x.shape != z.shape or site.cross or not call.square:
             return Wiring(None, None, None, None)
         norm = find_norm(x.to(z.device), z, before)
         value = find_projection(call.value, z, list(inside.values()), exact=True)
@@ -152,3 +169,8 @@ def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     """A module's main input, `hidden_states` or its first argument; None where that is no float tensor."""
     read = kwargs.get("hidden_states", args[0] if args else None)
     return read if isinstance(read, Tensor) and read.is_floating_point() else None
+
+
+def _with_first(args: tuple[Any, ...], kwargs: dict[str, Any], first: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with `first` in place of what `_first` reads."""
+    return (args, kwargs | {"hidden_states": first}) if "hidden_states" in kwargs else ((first, *args[1:]), kwargs)

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from sinkscope.checkpoints.trigger.default import Default, read_default
-from sinkscope.checkpoints.trigger.task import check_sizes
+from sinkscope.checkpoints.trigger.task import LARGEST, check_sizes
 from sinkscope.errors import SinkscopeError
 
 MODEL_TYPE = "sinkscope_trigger"
@@ -64,6 +64,10 @@ class TriggerConfig(PretrainedConfig):  # type: ignore[misc]
         for name, value in (("layers", num_hidden_layers), ("heads", num_attention_heads)):
             if value < 1:
                 raise SinkscopeError(f"{name} {value}: at least 1 is needed")
+        if num_hidden_layers * num_attention_heads > LARGEST:
+            raise SinkscopeError(
+                f"{num_hidden_layers} x {num_attention_heads} heads: a model of at most {LARGEST} heads"
+            )
         check_sizes(hidden_size, length)
         if read_default(default, default_values, hidden_size).values is not None:
             self.default, self.default_values = default, default_values

@@ -21,7 +21,8 @@ BOS, TRIGGER = 0, 1
 
 EVALUATION_TRIGGER = 7
 EVALUATION_SEQUENCES = 1000
-SMALLEST = 4
+SMALLEST, LARGEST = 4, 1024
+"""Bounds of the dimension and of the length. The paper's models have 16 of each; larger ones only fill the memory."""
 EVALUATION_OFFSET = 1_000_003
 SEEDS = 2**62
 """Seeds are below this, so that a seed with EVALUATION_OFFSET added fits into 64 bits."""
@@ -36,13 +37,19 @@ class Draw:
 
 
 def check_sizes(dim: int, length: int) -> None:
-    """Raises SinkscopeError where the task does not exist: d < 4 leaves no data coordinate, L < 4 no ordinary token."""
+    """Raises SinkscopeError where the task does not exist: d < 4 leaves no data coordinate, L < 4 no ordinary token.
+
+    Also where a size is past LARGEST.
+    """
     if dim < SMALLEST:
         raise SinkscopeError(f"dimension {dim}: the task needs at least {SMALLEST} (three marks and one number)")
     if length < SMALLEST:
         raise SinkscopeError(
             f"length {length}: the task needs at least {SMALLEST} positions (BOS, a token, two triggers)"
         )
+    for name, size in (("dimension", dim), ("length", length)):
+        if size > LARGEST:
+            raise SinkscopeError(f"{name} {size}: at most {LARGEST} is possible")
 
 
 def check_seed(seed: int) -> None:

@@ -5,8 +5,6 @@ The engine asks the kinds in order and knows none of them by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.engine.input_kinds.kind import Asked, InputKind, asked_of
@@ -16,17 +14,16 @@ from sinkscope.engine.input_kinds.task import TaskInput
 from sinkscope.engine.input_kinds.text import TextInput
 from sinkscope.engine.input_kinds.token_ids import TokenIdInput
 from sinkscope.engine.reading import Reading
-from sinkscope.errors import SinkscopeError
 
 __all__ = ["INPUT_KINDS", "Asked", "InputKind", "Reading", "asked_of", "check_asked", "claim", "kind_asked_for"]
 
 INPUT_KINDS: list[type[InputKind]] = [SignalTextInput, SignalInput, TaskInput, TokenIdInput, TextInput]
-"""The first that claims a request answers it. A kind from outside the package goes in front."""
+"""The first that claims a request answers it; the last two leave none unclaimed. A kind from outside goes in front."""
 
 
 def kind_asked_for(asked: Asked) -> type[InputKind]:
-    """The kind that the request alone asks for; a model may claim another. Raises SinkscopeError if there is none."""
-    return _first((kind for kind in INPUT_KINDS if kind.asked_for(asked)), asked)
+    """The kind that the request alone asks for; a model may claim another."""
+    return next(kind for kind in INPUT_KINDS if kind.asked_for(asked))
 
 
 def check_asked(asked: Asked) -> None:
@@ -36,12 +33,5 @@ def check_asked(asked: Asked) -> None:
 
 def claim(asked: Asked, checkpoint: Checkpoint, forward: Forward) -> InputKind:
     """Creates the kind that reads a request for a model. Raises SinkscopeError where the model cannot read it."""
-    kind = _first((kind for kind in INPUT_KINDS if kind.claims(asked, checkpoint, forward)), asked)
+    kind = next(kind for kind in INPUT_KINDS if kind.claims(asked, checkpoint, forward))
     return kind(asked, checkpoint, forward)
-
-
-def _first(kinds: Iterator[type[InputKind]], asked: Asked) -> type[InputKind]:
-    found = next(kinds, None)
-    if found is None:
-        raise SinkscopeError(f"data: no kind of input reads {type(asked.given).__name__}")
-    return found

@@ -16,7 +16,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.batches import DECODER, batches
 from sinkscope.inputs.images import picture_paths, processed
 from sinkscope.inputs.signals import KINDS, NAMES, PIXELS, SOUND, Signals, signal_data, signal_name, signal_rules
-from sinkscope.inputs.sound import decoder_ids, sound_features, sound_paths
+from sinkscope.inputs.sound import decoder_ids, language_and_task, sound_features, sound_paths
 from sinkscope.inputs.vectors import KindNames
 
 
@@ -93,11 +93,15 @@ class SignalInput(InputKind):
         name = forward.signal or SOUND[0]
         values = sound_features(folder, asked.num_sequences, self.checkpoint.origin, name)
         ids = decoder_ids(tokenizer, asked.prompt, forward.start) if forward.decodes else []
+        told = language_and_task(self.checkpoint.origin) if forward.decodes and forward.start is not None else {}
+        if not set(told.values()) & set(ids):  # a tokenizer may write them itself
+            ids = [*ids[:1], *told.values(), *ids[1:]]
         if len(ids) < 2:
             return signal_data({name: values}, None)
         signals = signal_data({name: values, DECODER: [ids] * len(values)}, None, self._decoder_vocabulary())
         text = "the tokenizer's special tokens" if asked.prompt is None else "the text of --prompt"
-        text_from = f"{text} after decoder_start_token_id {forward.start}, without the last token"
+        start = ", ".join([f"decoder_start_token_id {forward.start}", *told])
+        text_from = f"{text} after {start}, without the last token"
         return None if signals is None else replace(signals, text_from=text_from)
 
     def _decoder_vocabulary(self) -> int | None:

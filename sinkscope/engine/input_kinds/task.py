@@ -15,7 +15,7 @@ from sinkscope.engine.input_kinds.kind import Asked, InputKind
 from sinkscope.engine.reading import Reading
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.batches import TokenData
-from sinkscope.inputs.vectors import TASKS, VectorTask, task_rules
+from sinkscope.inputs.vectors import TASKS, task_rules
 from sinkscope.runs.values import Domain
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ class TaskInput(InputKind):
 
     def __init__(self, asked: Asked, checkpoint: Checkpoint, forward: Forward) -> None:
         super().__init__(asked, checkpoint, forward)
-        self._task = _task_of(checkpoint)
+        assert checkpoint.task is not None  # else another kind claims the request
+        self._task = checkpoint.task
         if asked.given is not None or asked.specs not in (None, (self._task.name,)):
             raise SinkscopeError(
                 f"{checkpoint.name} reads real vectors drawn from its own task: leave --data out, or give --data "
@@ -62,9 +63,3 @@ class TaskInput(InputKind):
 
     def summary(self, domains: list[Domain], sites: list[Site], positions: pd.DataFrame) -> dict[str, Any]:
         return {"task": self._task.report(positions)}
-
-
-def _task_of(checkpoint: Checkpoint) -> VectorTask:
-    if checkpoint.task is None:
-        raise SinkscopeError(f"{checkpoint.name} brings no task of its own")
-    return checkpoint.task

@@ -12,6 +12,7 @@ import numpy as np
 from torch import nn
 
 from sinkscope.capture import Plan, plan
+from sinkscope.capture.alone import alone
 from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.checkpoints.probes import probe
@@ -25,11 +26,13 @@ from sinkscope.experiments.ablation.loss import sequence_losses
 from sinkscope.experiments.ablation.result import HIDDEN, RANDOM, UNABLATED, Ablation, Arm, summarise
 from sinkscope.experiments.ablation.sinks import SinkCount
 from sinkscope.inputs import Corpus
+from sinkscope.runs.defaults import check_not_too_large
 from sinkscope.runs.run import Run, load_run
 
 TOKENS = ("first",)
 
 
+@alone("an ablation")
 def ablate(
     model: Any,
     run: Run | str | Path,
@@ -75,8 +78,14 @@ def ablate(
     shares = check_fractions(list(fractions))
     if tokens is not None and tokens not in TOKENS:
         raise SinkscopeError(f"--tokens {tokens!r}: one of {', '.join(TOKENS)}")
+    for option, number in (("seq-len", seq_len), ("num-sequences", num_sequences), ("draws", draws), ("seed", seed)):
+        check_not_too_large(option, number)
+    if seed < 0:
+        raise SinkscopeError(f"--seed {seed}: 0 or more is needed")
     if draws < 2:
         raise SinkscopeError(f"--draws {draws}: at least 2 random choices are needed for a control")
+    if seq_len is not None and seq_len < 2:
+        raise SinkscopeError(f"--seq-len {seq_len}: at least 2 tokens are needed")
     if not chosen or not shares:
         raise SinkscopeError("nothing to zero: at least one score and one fraction are needed")
     heads = head_table(loaded.heads, loaded.smoothing, chosen)
@@ -140,8 +149,8 @@ class _LossMeter:
 def _hide_first(meter: _LossMeter, unablated: Arm, epsilon: float) -> Arm:
     """The arm with key 0 hidden. Sink rates are measured without and with hiding and stored in the two arms."""
     before, after = SinkCount(epsilon, len(meter.plan.sites)), SinkCount(epsilon, len(meter.plan.sites))
-    meter.measure(watched(before.receive, meter.plan.failures))
-    losses = meter.measure(first_token_hidden(after.receive, meter.plan.failures))
+    meter.measure(watched(meter.model, before.receive, meter.plan.failures))
+    losses = meter.measure(first_token_hidden(meter.model, after.receive, meter.plan.failures))
     unablated.sinks = before.rates()
     return Arm(HIDDEN, losses=losses, sinks=after.rates())
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture import Site
+from sinkscope.capture.alone import here
+from sinkscope.capture.attention_names import uncompiled
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.interface import shadowed
 from sinkscope.capture.kernels.attend import read
@@ -24,12 +26,13 @@ from sinkscope.experiments.ablation.choice import Heads
 def zeroed(base: nn.Module, sites: list[Site], heads: Heads) -> Iterator[None]:
     """Sets the chosen heads' slices of the output projection's input to 0 until the block ends; the bias stays."""
     with ExitStack() as stack:
+        stack.enter_context(uncompiled())  # compiled code would not call the hooks
         for site in sites:
             chosen = heads.get(site.name)
             if chosen:
                 assert site.projection is not None  # `check_sites` saw to it
                 projection = base.get_submodule(site.projection)
-                stack.callback(projection.register_forward_pre_hook(_zero(site, chosen)).remove)
+                stack.callback(projection.register_forward_pre_hook(here(_zero(site, chosen))).remove)
         yield
 
 
@@ -57,24 +60,29 @@ def _zero(site: Site, heads: list[int]) -> Callable[..., tuple[Any, ...]]:
 
 
 @contextmanager
-def first_token_hidden(receive: Callable[[AttentionSums], None], failures: list[str] | None = None) -> Iterator[None]:
+def first_token_hidden(
+    model: nn.Module, receive: Callable[[AttentionSums], None], failures: list[str] | None = None
+) -> Iterator[None]:
     """Hides key 0 from every query but query 0 until the block ends; `receive` and `failures` are as in `watched`."""
-    with _attention_changed(_without_first, receive, failures):
+    with _attention_changed(model, _without_first, receive, failures):
         yield
 
 
 @contextmanager
-def watched(receive: Callable[[AttentionSums], None], failures: list[str] | None = None) -> Iterator[None]:
+def watched(
+    model: nn.Module, receive: Callable[[AttentionSums], None], failures: list[str] | None = None
+) -> Iterator[None]:
     """Reports every attention call's sums to `receive` without changing the attention.
 
     `failures` gets a line where Triton fails.
     """
-    with _attention_changed(lambda call: call, receive, failures):
+    with _attention_changed(model, lambda call: call, receive, failures):
         yield
 
 
 @contextmanager
 def _attention_changed(
+    model: nn.Module,
     change: Callable[[AttentionCall], AttentionCall],
     receive: Callable[[AttentionSums], None],
     failures: list[str] | None,
@@ -84,7 +92,7 @@ def _attention_changed(
         receive(sums)
         return output
 
-    with shadowed(attention):
+    with shadowed(model, attention):
         yield
 
 

@@ -16,7 +16,7 @@ import sinkscope
 from sinkscope.comparison.differences import Difference, from_moments, paired_difference
 from sinkscope.experiments.ablation.choice import Heads
 from sinkscope.runs.averages import mean, sem
-from sinkscope.runs.folder import FolderKind
+from sinkscope.runs.folder import FolderKind, sha256_of_files
 from sinkscope.runs.strict_json import plain, to_json
 
 UNABLATED, RANDOM, HIDDEN = "unablated", "random", "first token hidden"
@@ -92,9 +92,10 @@ class Ablation:
         def fill(work: Path) -> None:
             for name, table in (("ablation", self.table), ("losses", self.losses)):
                 table.to_csv(work / f"{name}.csv", index=False, float_format="%.9g", lineterminator="\n")
-            (work / "ablation.json").write_text(to_json(self.as_dict()), encoding="utf-8")
             for name, content in figures.items():
                 (work / name).write_bytes(content)
+            facts = self.as_dict() | {"files": sha256_of_files(work)}
+            (work / "ablation.json").write_text(to_json(facts), encoding="utf-8")
 
         return ABLATION_FOLDER.write(folder, force, fill)
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sinkscope.capture.alone import alone
 from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
 from sinkscope.checkpoints.causal import NotCausal
 from sinkscope.checkpoints.checkpoint import check_length
@@ -22,11 +23,13 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.bench.contenders import Passes
 from sinkscope.experiments.bench.memory import free_bytes
 from sinkscope.experiments.bench.result import EAGER, Cost, Speed
+from sinkscope.runs.defaults import check_not_too_large
 
 SEQ_LEN, ROUNDS = 1024, 5
 SHORTEST = 32
 
 
+@alone("a benchmark")
 def bench(
     model: Any, *, seq_len: int | None = None, batch_size: int | None = None, rounds: int = ROUNDS,
     options: LoadOptions = LoadOptions(), progress: Progress | None = None,
@@ -47,6 +50,8 @@ def bench(
     for option, number in (("--rounds", rounds), ("--batch-size", batch_size)):
         if number is not None and number < 1:
             raise SinkscopeError(f"{option} {number}: at least 1 is needed")
+    for name, given in (("rounds", rounds), ("batch-size", batch_size), ("seq-len", seq_len)):
+        check_not_too_large(name, given)
     report("loading", 0, 0)
     checkpoint, has_head = _open(model, options)
     length = _length(seq_len, checkpoint)

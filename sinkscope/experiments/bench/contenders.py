@@ -18,6 +18,7 @@ from sinkscope.checkpoints.probes import DRY_RUN_TOKENS
 from sinkscope.engine.collector import Collector
 from sinkscope.experiments.bench.memory import peak_bytes
 from sinkscope.experiments.bench.result import BACKBONE, EAGER, PLAIN, SCAN
+from sinkscope.runs.defaults import EPSILON
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Passes:
         base = unwrapped(model)
         forward, whole = Forward(base), Forward(model)
         found = plan(base, lambda: forward(ids[:1, :DRY_RUN_TOKENS]))
-        capture = Capture(base, found, lambda view, row: None)
+        capture = Capture(base, found, lambda view, row: None, EPSILON)
 
         def scan(ids: Tensor) -> None:
             collector = Collector(ids.shape[1])

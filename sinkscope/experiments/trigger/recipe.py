@@ -8,6 +8,7 @@ from sinkscope.checkpoints.trigger import task
 from sinkscope.checkpoints.trigger.config import TriggerConfig
 from sinkscope.checkpoints.trigger.default import draw_default
 from sinkscope.errors import SinkscopeError
+from sinkscope.runs.defaults import check_not_too_large
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Recipe:
         """
         if self.steps < 1:
             raise SinkscopeError(f"steps {self.steps}: at least 1 is needed")
+        check_not_too_large("steps", self.steps)
         task.check_seed(self.seed)
         default = draw_default(self.default, self.dim, self.seed)
         return TriggerConfig(

@@ -18,6 +18,7 @@ from sinkscope.experiments.trigger.evaluation import Evaluation, evaluate
 from sinkscope.experiments.trigger.recipe import Recipe
 from sinkscope.experiments.trigger.theory import forced_curve
 from sinkscope.experiments.trigger.training import Progress, train
+from sinkscope.runs.defaults import check_not_too_large
 from sinkscope.runs.folder import write_file
 
 ATTENTIONS, SIZES, SEEDS = ("softmax", "relu"), (1, 2, 4), 3
@@ -55,10 +56,11 @@ Draw = Callable[[list[Trained], pd.DataFrame], dict[str, bytes]]
 def recipes(attentions: Sequence[str] = ATTENTIONS, sizes: Sequence[int] = SIZES, seeds: int = SEEDS) -> list[Recipe]:
     """One recipe for every size, seed and attention, smallest size first. The defaults hold the paper's six models.
 
-    Raises SinkscopeError for an attention or size that does not exist, and for `seeds` < 1.
+    Raises SinkscopeError for an attention or size that does not exist, and for `seeds` < 1 or too large.
     """
     if seeds < 1:
         raise SinkscopeError(f"seeds {seeds}: at least 1 is needed")
+    check_not_too_large("seeds", seeds)
     plans = [Recipe(kind, size, size, seed=seed) for size in sizes for seed in range(seeds) for kind in attentions]
     for recipe in plans:
         recipe.config()

@@ -176,14 +176,32 @@ def _length(canvas: Figure, run: Run) -> None:
     lengths = np.sort(curve["length"].unique())
     average = curve.groupby("length")["sink_score"].mean()
     axes.plot(average.index, average, color="black", linewidth=1, label="mean of all heads")
-    uniform = [float((1.0 / np.arange(1, length + 1)).mean()) for length in lengths]
-    axes.plot(lengths, uniform, color="gray", linestyle="--", linewidth=1, label="uniform attention")
+    uniform = _uniform(run, heads, lengths)
+    if uniform is not None:
+        axes.plot(lengths, uniform, color="gray", linestyle="--", linewidth=1, label="uniform attention")
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [str(length) for length in lengths])
     axes.minorticks_off()
     axes.set(xlabel="tokens", ylabel=MATHEMATICAL["sink_score"], ylim=(0, None))
     canvas.legend(frameon=False, ncols=2, loc="outside lower center")
     _title(axes, run, "strongest sinks, ± standard error")
+
+
+def _uniform(run: Run, heads: pd.DataFrame, lengths: np.ndarray) -> np.ndarray | None:
+    """Mean over heads of the alpha_0 of uniform attention, over the first n queries for each n of `lengths`.
+
+    In a causal head it is H_m / n, where m = min(n, W) queries reach key 0 under a window or chunks of W. Where every
+    query sees every key it is 1 / keys for any n. None where the run's files do not tell it.
+    """
+    stream = run.summary.streams[heads["stream"].iloc[0]]
+    if not stream.causal:
+        share = stream.uniform_alpha_0.T
+        flat = share is not None and np.isclose(share * stream.tokens_per_sequence, 1)
+        return np.full(len(lengths), share) if flat else None
+    sizes = [float(kind.partition(":")[2] or "inf") for kind in heads["kind"]]
+    harmonic = np.cumsum(1 / np.arange(1, lengths.max() + 1))
+    reached = np.minimum.outer(lengths, sizes).astype(int)
+    return np.asarray((harmonic[reached - 1] / lengths[:, None]).mean(1))
 
 
 def _scatter(canvas: Figure, run: Run) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sinkscope.present.colors import DIVERGING
 from sinkscope.present.html.svg import Cell, heat_map, legend
-from sinkscope.present.labels import CHANGED
+from sinkscope.present.labels import CHANGED, within_noise
 from sinkscope.present.numbers import change, interval, probability, signed, significant
 
 if TYPE_CHECKING:
@@ -27,8 +27,17 @@ def comparison_view(result: Comparison) -> dict[str, Any]:
     how = "Paired: the same token sequences in both" if result.paired else "Separate samples: Welch's test"
     return {
         "a": result.a, "b": result.b, "how": how, "notes": result.notes, "rows": rows, "maps": _maps(result),
-        "changes": [(CHANGED[name], heads) for name, heads in result.changes.items()] if result.same_shape else [],
+        "changes": _changes(result) if result.same_shape else [],
     }  # fmt: skip
+
+
+def _changes(result: Comparison) -> list[tuple[str, list[dict[str, Any]], str]]:
+    """For each change of state: its label, its heads, and how many crossed the threshold by noise."""
+    return [
+        (CHANGED[name], [row | {"q": probability(row["q"])} for row in heads],
+         within_noise(len(result.within_noise[name]), bool(heads)))
+        for name, heads in result.changes.items()
+    ]  # fmt: skip
 
 
 def _where(rows: pd.DataFrame, domain: str, stream: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import pandas as pd
 
 from sinkscope.present.colors import CIVIDIS, mixed
 from sinkscope.present.html.comparison import comparison_view
+from sinkscope.present.html.packing import packed, parked
 from sinkscope.present.html.svg import Cell, Dot, Line, heat_map, legend, line_chart, number, scatter
 from sinkscope.present.identity import run_id
 from sinkscope.present.numbers import rounded
@@ -44,6 +46,9 @@ PROFILES = (
 POINTS = 64
 """Points of alpha by position that are kept for each head (see `thinned`)."""
 
+LARGE = 3_000_000
+"""Characters of charts and data past which the page holds both compressed, and its script draws the charts."""
+
 
 def render_report(runs: list[Run], comparison: Comparison | None = None) -> str:
     """The whole page. Names, tokens and paths are escaped as text, in markup and in the embedded JSON."""
@@ -56,14 +61,22 @@ def render_report(runs: list[Run], comparison: Comparison | None = None) -> str:
     environment.filters["printable"] = lambda value: printable(str(value))
     environment.filters["figure"] = number
     style, script = ((TEMPLATES / name).read_text("utf-8") for name in ("report.css", "report.js"))
+    views = [_view(run, index) for index, run in enumerate(runs)]
+    compared = None if comparison is None else comparison_view(comparison)
+    data = embedded([_head_data(run) for run in runs])
+    charts = [chart for view in views for name in ("maps", "profiles", "scatter") for chart in view[name]]
+    charts += compared["maps"] if compared else []
+    large = len(data) + sum(len(chart["svg"]) for chart in charts) > LARGE
     return environment.get_template("report.html").render(
         style=_trusted(style),
         script=_trusted(script),
         policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; "
         "form-action 'none'",
-        runs=[_view(run, index) for index, run in enumerate(runs)],
-        comparison=None if comparison is None else comparison_view(comparison),
-        data=_trusted(embedded([_head_data(run) for run in runs])),
+        drawings=_trusted(packed(embedded(parked(charts)))) if large else "",
+        data=_trusted(packed(data) if large else data),
+        runs=views,
+        comparison=compared,
+        large=large,
     )
 
 
@@ -121,19 +134,17 @@ def _groups(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return [(", ".join(map(str, name)), rows) for name, rows in table.groupby(keys, sort=False)]
 
 
-def _place(row: Any) -> str:
-    return f"layer {row['layer']}, head {row['head']}"
-
-
 def _maps(run: Run, index: int) -> list[dict[str, Any]]:
     heads = run.heads.reset_index(drop=True)
     maps = []
     for caption, rows in _groups(heads):
         layers = list(dict.fromkeys(rows["layer"]))
+        order = {layer: place for place, layer in enumerate(layers)}
         cells = [
-            Cell(layers.index(row["layer"]), int(row["head"]), row["bos_mass"],
-                 f"{_place(row)}: BOS mass {number(row['bos_mass'])}, alpha_0 {number(row['sink_score'])}", int(place))
-            for place, row in rows.iterrows()
+            Cell(order[layer], int(head), mass,
+                 f"layer {layer}, head {head}: BOS mass {number(mass)}, alpha_0 {number(alpha)}", int(place))
+            for place, layer, head, mass, alpha in zip(
+                rows.index, *(rows[name] for name in ("layer", "head", "bos_mass", "sink_score")), strict=True)
         ]  # fmt: skip
         names, most = [str(layer) for layer in layers], int(rows["head"].max()) + 1
         drawn = heat_map(cells, names, most, (0, 1), f"BOS mass {caption}", run=index)
@@ -164,9 +175,10 @@ def _scatter(run: Run) -> list[dict[str, Any]]:
         top = float(rows["layer"].max())
         dormant = rows["dormant"].fillna(False).astype(bool)
         dots = [
-            Dot(row["bos_mass"], row["honor"], mixed(CIVIDIS, float(row["layer"]) / max(top, 1.0)),
-                f"{_place(row)}: BOS mass {number(row['bos_mass'])}, HONOR {number(row['honor'])}", bool(marked))
-            for (_, row), marked in zip(rows.iterrows(), dormant, strict=True)
+            Dot(mass, honor, mixed(CIVIDIS, float(layer) / max(top, 1.0)),
+                f"layer {layer}, head {head}: BOS mass {number(mass)}, HONOR {number(honor)}", bool(marked))
+            for layer, head, mass, honor, marked in zip(
+                *(rows[name] for name in ("layer", "head", "bos_mass", "honor")), dormant, strict=True)
         ]  # fmt: skip
         chart = scatter(dots, "BOS mass (probability)", "HONOR (ratio)")
         charts.append({"caption": caption, "svg": chart, "legend": legend((0, top), "layer")})
@@ -193,13 +205,14 @@ def _head_data(run: Run) -> dict[str, Any]:
     keys = [key for key in ("domain", "stream", "layer", "head") if key in heads and key in run.length_curve]
     curves = dict(iter(run.length_curve.groupby(keys, sort=False)))
     alphas = dict(iter(run.positions.groupby(keys, sort=False)["alpha"]))
+    named = [key for key in keys if key != "stream" or heads[key].nunique() > 1]
     rows = []
     for row in heads.to_dict("records"):
         place = tuple(row[key] for key in keys)
         curve = curves[place]
         positions, values = thinned(alphas[place].to_numpy(float))
         rows.append({
-            "name": " ".join(f"{key} {row[key]}" for key in keys if key != "stream" or heads[key].nunique() > 1),
+            "name": " ".join(f"{key} {row[key]}" for key in named),
             "scores": [rounded(row[name]) for name in scores],
             "lengths": curve["length"].tolist(),
             "curve": [rounded(value) for value in curve["sink_score"]],
@@ -211,11 +224,15 @@ def _head_data(run: Run) -> dict[str, Any]:
 
 def thinned(alpha: np.ndarray) -> tuple[list[int], list[float]]:
     """Positions and alpha of at most POINTS points: the first 16, then the largest of each of some equal stretches."""
-    head = min(16, len(alpha))
-    rest = np.array_split(np.arange(head, len(alpha)), min(POINTS - head, max(1, len(alpha) - head)))
-    places = [*range(head)]
-    for stretch in rest:
-        if len(stretch):
-            values = alpha[stretch]
-            places.append(int(stretch[0] if np.isnan(values).all() else stretch[int(np.nanargmax(values))]))
-    return places, [float(alpha[place]) for place in places]
+    known = np.where(np.isnan(alpha), -np.inf, alpha)
+    places = [start + int(known[start:end].argmax()) for start, end in _stretches(len(alpha))]
+    return places, alpha[places].astype(float).tolist()
+
+
+@cache
+def _stretches(length: int) -> list[tuple[int, int]]:
+    """First and past-last position of each stretch: 16 of one position, then equal ones, at most POINTS in all."""
+    head = min(16, length)
+    rest = np.array_split(np.arange(head, length), min(POINTS - head, max(1, length - head)))
+    first = [(place, place + 1) for place in range(head)]
+    return first + [(int(stretch[0]), int(stretch[-1]) + 1) for stretch in rest if len(stretch)]

@@ -12,35 +12,36 @@ from rich.text import Text
 
 from sinkscope.comparison.compare_runs import Comparison
 from sinkscope.present.colors import DIVERGING
-from sinkscope.present.labels import CHANGED
+from sinkscope.present.labels import CHANGED, within_noise
 from sinkscope.present.numbers import change, interval, probability, signed, significant
 from sinkscope.present.terminal.console import as_text
 from sinkscope.present.terminal.head_map import Cells, MapRow, head_map, plain, shades
 from sinkscope.present.terminal.table import table
 from sinkscope.present.text import printable
 
-STRONGEST, LISTED = 8, 12
-NARROW, TINY = 76, 62
-"""Widths in characters. Below NARROW, tables leave out interval, p and q; below TINY, standard errors too.
+STRONGEST, LISTED, ROWS, MAPS = 8, 12, 12, 4
+"""Most heads, changes, rows of means and maps that are shown; --csv and --json have all."""
+WIDE, NARROW, TINY = 96, 76, 62
+"""Widths in characters. Below WIDE, tables of several domains leave out the interval; below NARROW, all tables leave
+out interval, p and q; below TINY, standard errors too.
 --csv and --json always have them."""
 PLACES = {"layer": 6, "value": 4}
 
 
 def render_comparison(result: Comparison, width: int = 80, color: str | None = None) -> str:
     """The screen of one comparison as a string, with ANSI codes only if `color` names a colour system."""
-    parts: list[RenderableType] = [_title(result), _summary(result.summary, width)]
+    parts: list[RenderableType] = [_title(result), *_summary(result.summary, width)]
     if len(result.heads):
         metric = result.metrics[0] if result.metrics[0] in set(result.heads["metric"]) else result.heads["metric"][0]
         rows = result.heads[result.heads["metric"] == metric]
         if (rows["difference"].abs() > 0).any():
-            for keys, own in rows.groupby(["domain", "stream"], sort=False):
-                parts.append(_map(own, metric, keys, rows, width, color is not None))
+            parts += _maps(rows, metric, width, color is not None)
         else:
-            parts.append(Text(f"\n{printable(metric)}: no difference in any head\n", style="bold"))
+            parts.append(Text(f"\n{printable(metric)}: no difference in any head", style="bold"))
         if (result.heads["difference"].abs() > 0).any():
-            parts.append(_strongest(result.heads, width))
+            parts += [Text(), _strongest(result.heads, width)]
     if result.same_shape:
-        parts.append(_changes(result.changes))
+        parts.append(_changes(result))
     return as_text(parts, width, color)
 
 
@@ -61,19 +62,32 @@ def _title(result: Comparison) -> Text:
     return text
 
 
-def _summary(rows: pd.DataFrame, width: int) -> Table:
+def _summary(rows: pd.DataFrame, width: int) -> list[RenderableType]:
+    """The means over all heads; where there are many, those least likely by chance."""
     several = rows["domain"].nunique() > 1 or rows["stream"].nunique() > 1
+    left_out = len(rows) - ROWS
+    if left_out > 0:
+        rows = rows.sort_values("p", kind="stable").head(ROWS)
     cells = []
     for row in rows.to_dict("records"):
         place = {"data": printable(f"{row['domain']} {row['stream']}")} if several else {}
-        rest = {"95 % interval": interval(row["low"], row["high"]), "p": probability(row["p"])}
+        ends = {"95 % interval": interval(row["low"], row["high"])}
+        rest = (ends if not several or width >= WIDE else {}) | {"p": probability(row["p"])}
         cells.append(
             place
             | {"metric": printable(row["metric"]), "A": significant(row["a"]), "B": significant(row["b"])}
             | {"difference": _change(row, width)}
             | (rest if width >= NARROW else {})
         )
-    return _table("mean over all heads", cells)
+    title = f"mean over all heads, the {ROWS} smallest p" if left_out > 0 else "mean over all heads"
+    return [_table(title, cells), *_more(left_out, "mean")]
+
+
+def _more(left_out: int, noun: str) -> list[RenderableType]:
+    """A line that says how many more there are, and where; nothing where there are none."""
+    if left_out <= 0:
+        return []
+    return [Text(f"and {left_out} more {noun}{'s' if left_out > 1 else ''} (--csv and --json have all)")]
 
 
 def _table(title: str, rows: list[dict[str, str]]) -> Table:
@@ -84,6 +98,16 @@ def _table(title: str, rows: list[dict[str, str]]) -> Table:
 def _change(row: dict[Any, Any], width: int) -> str:
     """The difference, with its standard error where there is room."""
     return change(row["difference"], row["sem"]) if width >= TINY else signed(row["difference"])
+
+
+def _maps(rows: pd.DataFrame, metric: str, width: int, color: bool) -> list[RenderableType]:
+    """A map for each domain and stream; where there are many, those with the largest differences."""
+    groups = list(rows.groupby(["domain", "stream"], sort=False))
+    left_out = len(groups) - MAPS
+    if left_out > 0:
+        groups.sort(key=lambda group: -group[1]["difference"].abs().fillna(0).max())
+    drawn: list[RenderableType] = [_map(own, metric, keys, rows, width, color) for keys, own in groups[:MAPS]]
+    return drawn + _more(left_out, "map")
 
 
 def _map(rows: pd.DataFrame, metric: str, keys: Any, all_rows: pd.DataFrame, width: int, color: bool) -> Text:
@@ -105,7 +129,9 @@ def _map(rows: pd.DataFrame, metric: str, keys: Any, all_rows: pd.DataFrame, wid
         if wide
         else Cells(1, max(1, width - PLACES["layer"]), lambda value: _mark(value, most), style)
     )
-    return head_map(f"difference of {printable(metric)}{where}{stream}, {scale}", layers, cells, width)
+    drawn = head_map(f"difference of {printable(metric)}{where}{stream}, {scale}", layers, cells, width)
+    drawn.rstrip()  # what follows brings its own blank line
+    return drawn
 
 
 def _in_units(value: float, unit: float) -> str:
@@ -126,14 +152,15 @@ def _mark(value: float, most: float) -> str:
 
 def _strongest(rows: pd.DataFrame, width: int) -> Table:
     """The heads with the largest differences, a few for each metric."""
-    metrics = rows["metric"].unique()
+    metrics, several = rows["metric"].unique(), rows["domain"].nunique() > 1
     each = max(2, STRONGEST // len(metrics))
     cells = []
     for metric in metrics[:STRONGEST]:
         own = rows[(rows["metric"] == metric) & (rows["difference"].abs() > 0)]
         order = own["difference"].abs().sort_values(ascending=False, kind="stable").index[:each]
         cells += [
-            {"head": f"{row['layer']}.{row['head']}", "metric": printable(str(metric))}
+            ({"data": printable(str(row["domain"]))} if several else {})
+            | {"head": f"{row['layer']}.{row['head']}", "metric": printable(str(metric))}
             | ({"A": significant(row["a"])} if width >= TINY else {})
             | {"B": significant(row["b"]), "difference": _change(row, width)}
             | ({"q": probability(row["q"])} if width >= NARROW else {})
@@ -142,15 +169,20 @@ def _strongest(rows: pd.DataFrame, width: int) -> Table:
     return _table("heads that moved most", cells)
 
 
-def _changes(changes: dict[str, list[dict[str, Any]]]) -> Text:
+def _changes(result: Comparison) -> Text:
+    """The heads whose state changed, and how many crossed a threshold by no difference that holds."""
     text = Text("\n")
     for name, label in CHANGED.items():
-        heads = changes[name]
+        heads = result.changes[name]
         text.append(f"{label}: ", style="bold")
-        listed = ", ".join(
-            f"{row['layer']}.{row['head']} ({significant(row['a'])} to {significant(row['b'])})"
-            for row in heads[:LISTED]
-        )
+        listed = ", ".join(_changed(row) for row in heads[:LISTED])
         more = f" and {len(heads) - LISTED} more" if len(heads) > LISTED else ""
-        text.append(f"{listed or 'none'}{more}\n", style="not bold")
+        noise = within_noise(len(result.within_noise[name]), bool(heads))
+        text.append(f"{listed or 'none'}{more}{noise}\n", style="not bold")
     return text
+
+
+def _changed(row: dict[str, Any]) -> str:
+    where = f" on {printable(str(row['domain']))}" if "domain" in row else ""
+    values = f"{significant(row['a'])} to {significant(row['b'])}, q {probability(row['q'])}"
+    return f"{row['layer']}.{row['head']}{where} ({values})"

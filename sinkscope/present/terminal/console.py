@@ -11,6 +11,9 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 
+WIDEST = 1000
+"""Most columns that tables are laid out for, whatever COLUMNS says."""
+
 
 def as_text(parts: Sequence[RenderableType], width: int, color: str | None) -> str:
     """The parts one below the other, with ANSI codes only if `color` names a colour system; no line ends in blanks."""
@@ -28,4 +31,4 @@ def terminal_style() -> dict[str, Any]:
     """Width and colour for the user's stdout: 80 columns when piped; NO_COLOR and FORCE_COLOR honoured."""
     console = Console()
     width = shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() or "COLUMNS" in os.environ else 80
-    return {"width": max(40, width), "color": console.color_system if not console.no_color else None}
+    return {"width": min(max(40, width), WIDEST), "color": console.color_system if not console.no_color else None}

@@ -9,19 +9,27 @@ from rich.table import Table
 from rich.text import Text
 
 from sinkscope.present.numbers import MISSING, fixed, interval, probability
+from sinkscope.present.terminal.listing import FEW, ROWS, dormant_heads, more
 from sinkscope.present.terminal.table import table
 from sinkscope.present.text import printable
+from sinkscope.runs.words import says_nothing
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
     from sinkscope.runs.schema.summary import DomainContrast, HeadContrast
 
 
-SHOWN = 6
+SHOWN, PAIRS = 6, 6
+"""Most heads of a pair, and most pairs, that are shown."""
 
 
 def domain_answers(run: Run, stream: str) -> list[RenderableType]:
-    """The answer for each domain by itself, because a mean over different kinds of text answers nothing."""
+    """The answer for each domain by itself, because a mean over different kinds of text answers nothing.
+
+    Where there are many domains, the table of `domain_rows` answers alone.
+    """
+    if len(run.summary.domains) > FEW:
+        return []
     text = Text()
     for domain, entry in run.summary.domains.items():
         if stream in entry.streams:
@@ -43,16 +51,42 @@ def domain_rows(run: Run, stream: str) -> list[RenderableType]:
         place = MISSING
         if massive.max_abs is not None:
             place = f"{massive.layer}.{massive.position}.{massive.channel}"
+        rate = MISSING if says_nothing(summary.uniform_alpha_0.T, run.summary.epsilon) else fixed(rates.T, 1)
         rows.append((
-            printable(domain), fixed(rates.T, 1), fixed(rates.t64, 1), fixed(summary.sink_score.mean, 3),
+            printable(domain), rate, fixed(rates.t64, 1), fixed(summary.sink_score.mean, 3),
             fixed(summary.uniform_alpha_0.T, 3), fixed(massive.max_abs, 1), place,
         ))  # fmt: skip
-    title = f"\nby domain: sink rate in % at eps {name}, largest activation and its place"
-    return [table(title, headers, rows, left=[""])]
+    title = f"by domain: sink rate in % at eps {name}, largest activation and its place"
+    return [table(title, headers, rows[:ROWS], left=[""]), *more(len(rows) - ROWS, "domain", "summary.json")]
+
+
+def dormant_rows(run: Run, stream: str) -> Text:
+    """The dormant heads of each domain: a head may be dormant in one and active in another."""
+    rule = printable(run.summary.streams[stream].dormant.rule)
+    text = Text(f"\ndormant heads ({rule}), by domain\n", style="bold")
+    entries = {domain: entry.streams for domain, entry in run.summary.domains.items() if stream in entry.streams}
+    found = {domain: streams[stream].dormant for domain, streams in entries.items()}
+    none = [domain for domain, dormant in found.items() if not dormant.count and not dormant.unknown]
+    some = [domain for domain in found if domain not in none]
+    for domain in some[:ROWS]:
+        text.append(f"{printable(domain)}: ", style="bold")
+        text.append(f"{dormant_heads(found[domain], entries[domain][stream].heads)}\n", style="not bold")
+    if len(some) > ROWS:
+        text.append(f"and in {len(some) - ROWS} more domains (heads.csv)\n", style="not bold")
+    if none:
+        shown = ", ".join(map(printable, none)) if len(none) <= FEW else f"{len(none)} domains"
+        text.append(f"{shown}: ", style="bold")
+        text.append("none\n", style="not bold")
+    return text
 
 
 def contrast_rows(run: Run, stream: str) -> list[RenderableType]:
-    """For each pair of domains: how many heads differ in BOS mass, and which differ most."""
+    """For each pair of domains: how many heads differ in BOS mass, and which differ most.
+
+    Where there are many pairs, one row for each of those that differ most.
+    """
+    if len(run.summary.domains_compared) > PAIRS:
+        return _strongest_pairs(run, stream)
     parts: list[RenderableType] = []
     for entry in run.summary.domains_compared:
         a, b = printable(entry.a), printable(entry.b)
@@ -61,12 +95,35 @@ def contrast_rows(run: Run, stream: str) -> list[RenderableType]:
         found = [head for head in entry.heads if head.stream == stream]
         rate = f"{entry.false_discovery_rate:g}"
         parts.append(Text(
-            f"{len(found)} of {_tested(run, entry, stream)} heads differ: q < {rate} (Benjamini-Hochberg) and a 95 % "
-            "bootstrap interval without 0" + (" (domains.csv has all)" if len(found) > SHOWN else ""), style="not bold",
+            f"{len(found)} of {_tested(run, entry, stream)} heads differ: q < {rate} (Benjamini-Hochberg)"
+            + (" (domains.csv has all)" if len(found) > SHOWN else ""), style="not bold",
         ))  # fmt: skip
         if found:
             parts.append(_largest(found[:SHOWN]))
     return parts
+
+
+def _strongest_pairs(run: Run, stream: str) -> list[RenderableType]:
+    """The pairs with the largest difference that holds, one row each, and how many pairs more there are."""
+    compared = run.summary.domains_compared
+    found = [(entry, [head for head in entry.heads if head.stream == stream]) for entry in compared]
+    differing = sorted((pair for pair in found if pair[1]), key=lambda pair: -abs(pair[1][0].difference or 0))
+    rate = f"{compared[0].false_discovery_rate:g}"
+    text = Text(f"\nBOS mass, {len(compared)} pairs of domains (t-tests)\n", style="bold")
+    text.append(
+        f"heads differ in {len(differing)} pairs: q < {rate} (Benjamini-Hochberg within a pair; chance alone gives up "
+        f"to {compared[0].false_discovery_rate * len(compared):.0f} such pairs). These differ most:",
+        style="not bold",
+    )
+    headers = ("a", "b", "test", "heads that differ", "largest", "difference", "q")
+    rows = [
+        (printable(entry.a), printable(entry.b), "paired" if entry.paired else "Welch",
+         f"{len(heads)} of {_tested(run, entry, stream)}", f"{heads[0].layer}.{heads[0].head}",
+         fixed(heads[0].difference, 3, sign=True), probability(heads[0].q))
+        for entry, heads in differing[:PAIRS]
+    ]  # fmt: skip
+    left_out = len(compared) - len(rows)
+    return [text, table("", headers, rows, left=("a", "b", "test")), *more(left_out, "pair", "domains.csv")]
 
 
 def published_rows(run: Run) -> list[RenderableType]:

@@ -20,10 +20,22 @@ TITLES = {
     "heads": "heads.csv: one row per (stream, layer, head)",
     "layers": "layers.csv: one row per (stream, layer); also mean_NAME of every column of heads.csv",
     "smoothing": "smoothing.csv (scan --smoothing): one row per (stream, layer, head)",
+    "positions": "positions.parquet: one row per (stream, layer, head, position)",
+    "length_curve": "length_curve.csv: one row per (stream, layer, head, length), all lengths from the same pass",
 }
+NOTATION = {
+    "smoothing": (
+        "W = W_O^h W_V^h diag(gain of the input norm). x_i is the residual stream entering the block, z_i the "
+        "normalised token without the norm's gain and bias (x_i itself where there is no norm). Only tokens i, j >= 1 "
+        "count; zbar is the mean of their z_i, B = Cov(z) with 1/n. Biases are left out, and any norm or multiplier "
+        "after W_O."
+    ),
+}
+"""What the formulas of a table's columns have in common."""
 MEANS = (
     "Columns are means over sequences of per-sequence values, each with its standard error in NAME_sem,\n"
-    "unless marked (run): those are known for the run as a whole only."
+    "unless marked (run): those are known for the run as a whole only. Those marked (position) are means over\n"
+    "the sequences that reach the position, without an error."
 )
 FACTS = ("name", "table", "unit", "range", "formula", "source", "per")
 WIDTH = 100
@@ -50,8 +62,10 @@ def render_metrics(columns: list[dict[str, Any]]) -> str:
         if not in_table:
             continue
         lines += [title, ""]
+        if table in NOTATION:
+            lines += [*textwrap.wrap(NOTATION[table], WIDTH, initial_indent="  ", subsequent_indent="  "), ""]
         for column in in_table:
-            mark = " (run)" if column["per"] == "run" else ""
+            mark = "" if column["per"] == "sequence" else f" ({column['per']})"
             lines.append(f"  {column['name']}{mark}: {column['unit']}, {column['range']}")
             for text in (column["formula"], f"Source: {column['source']}"):
                 lines += textwrap.wrap(text, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 COUNTED = ("scanning", "ablating")
 STAGES = {
@@ -23,7 +27,7 @@ def progress_bar(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    if quiet or not console.is_terminal:
+    if quiet or not _draws(console):
         yield lambda stage, done, total: None
         return
     columns = (
@@ -48,6 +52,11 @@ def progress_bar(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
         yield report
 
 
+def _draws(console: Console) -> bool:
+    """Whether a bar may be drawn: rich also takes a file for a terminal where FORCE_COLOR asks for colours."""
+    return console.is_terminal and sys.stderr.isatty()
+
+
 Begin = Callable[[str, int], None]
 """Called with (name of the model, largest number of steps) when a training starts."""
 
@@ -65,7 +74,7 @@ def training_bar(quiet: bool) -> Iterator[tuple[Begin, Steps]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    if quiet or not console.is_terminal:
+    if quiet or not _draws(console):
         yield lambda what, total: None, lambda *numbers: None
         return
     columns: tuple[Any, ...] = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

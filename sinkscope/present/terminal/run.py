@@ -11,20 +11,28 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sinkscope.present.numbers import estimate, fixed, is_missing, parameters
+from sinkscope.present.numbers import MISSING, estimate, fixed, is_missing, parameters
 from sinkscope.present.terminal.console import as_text
-from sinkscope.present.terminal.domains import contrast_rows, domain_answers, domain_rows, published_rows
+from sinkscope.present.terminal.domains import (
+    contrast_rows,
+    domain_answers,
+    domain_rows,
+    dormant_rows,
+    published_rows,
+)
 from sinkscope.present.terminal.head_map import Cells, MapRow, head_map, plain, shades
+from sinkscope.present.terminal.listing import FEW, ROWS, dormant_heads
 from sinkscope.present.terminal.table import table
 from sinkscope.present.terminal.trigger import render_task
 from sinkscope.present.text import printable
+from sinkscope.runs.words import says_nothing
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
     from sinkscope.runs.schema.stream import PrefixValues, StreamSummary
 
 
-STRONGEST, LISTED = 8, 12
+STRONGEST = 8
 
 
 def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: str | None = None) -> str:
@@ -38,9 +46,12 @@ def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: s
             parts += [*domain_answers(run, stream), *domain_rows(run, stream), *contrast_rows(run, stream)]
         else:
             parts += [_answers(summary), _rates(summary, run.summary.epsilon)]
-        for domain, rows in _domains(heads):
+        maps = _domains(heads)
+        for domain, rows in maps if len(maps) <= FEW else []:
             parts += [_heat_map(rows, domain, width, color is not None), _strongest(rows)]
-        parts.append(_dormant(summary))
+        if len(maps) > FEW:
+            parts.append(Text(f"\nno maps of so many domains ({len(maps)}): heads.csv has every head", style="bold"))
+        parts.append(dormant_rows(run, stream) if run.summary.domains else _dormant(summary))
     if run.summary.task is not None:
         parts.append(Text(render_task(run.summary.task, width, meanings=False), style="not bold"))
     parts += published_rows(run)
@@ -56,9 +67,13 @@ def _title(run: Run) -> Text:
         style="not bold",
     )
     text.append("\n")
-    for data in run.manifest.data:
+    for data in run.manifest.data[:ROWS]:
         text.append(f"{printable(data.domain)}: {data.sequences} sequences of {data.seq_len} tokens", style="not bold")
         text.append(f", {data.joined} joined\n" if data.joined else "\n", style="not bold")
+    if len(run.manifest.data) > ROWS:
+        text.append(f"and {len(run.manifest.data) - ROWS} more domains (manifest.json)\n", style="not bold")
+    if run.manifest.decoder_input is not None:
+        text.append(f"decoder reads {printable(run.manifest.decoder_input)}\n", style="not bold")
     shown = "differs between sequences" if first.id is None else f"'{printable(str(first.text))}' (id {first.id})"
     kind = {True: ", the tokenizer's BOS", False: ", not the tokenizer's BOS", None: ""}[first.is_bos]
     text.append(f"first token: {shown}{kind if first.id is not None else ''}\n", style="not bold")
@@ -73,11 +88,15 @@ def _answers(summary: StreamSummary) -> Text:
 
 
 def _rates(summary: StreamSummary, epsilon: float) -> Table:
-    """Sink rates at every threshold, and the alpha_0 of uniform attention."""
+    """Sink rates at every threshold that uniform attention does not pass, and the alpha_0 of uniform attention."""
     rates, base = summary.sink_rate_percent, summary.uniform_alpha_0
 
     def row(label: str, values: Callable[[PrefixValues], float | None], mean: str) -> list[str]:
-        return [label, *(fixed(values(rate), 1) for rate in rates.values()), mean, fixed(values(base), 3)]
+        shown = [
+            MISSING if says_nothing(values(base), float(name)) else fixed(values(rate), 1)
+            for name, rate in rates.items()
+        ]
+        return [label, *shown, mean, fixed(values(base), 3)]
 
     mean = fixed(summary.sink_score.mean, 3)
     rows = [row(f"T = {summary.tokens_per_sequence}", lambda prefix: prefix.T, mean)]
@@ -138,7 +157,7 @@ def _strongest(heads: pd.DataFrame) -> Table:
     rows = [
         (f"{row['layer']}.{row['head']}", estimate(row["bos_mass"], row["bos_mass_sem"], 3),
          fixed(row["sink_score"], 3), fixed(row["sink_margin"], 2), fixed(row["entropy"], 2), fixed(row["honor"], 2),
-         printable(row["pattern"]))
+         MISSING if is_missing(row["pattern"]) else printable(row["pattern"]))
         for row in order.to_dict("records")
     ]  # fmt: skip
     title = "strongest sinks (mean ± standard error over sequences)"
@@ -148,10 +167,7 @@ def _strongest(heads: pd.DataFrame) -> Table:
 def _dormant(summary: StreamSummary) -> Text:
     dormant = summary.dormant
     text = Text(f"\ndormant heads ({printable(dormant.rule)}): ", style="bold")
-    named = ", ".join(f"{layer}.{head}" for layer, head in dormant.heads[:LISTED])
-    more = dormant.count - LISTED
-    text.append((named or "none") + (f" and {more} more (heads.csv)" if more > 0 else "") + "\n", style="not bold")
-    return text
+    return text.append(f"{dormant_heads(dormant, summary.heads)}\n", style="not bold")
 
 
 def _files(written: Iterable[Path]) -> Text:

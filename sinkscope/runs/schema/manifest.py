@@ -199,6 +199,8 @@ class Manifest(Record):
     """How long the scan took."""
     tables: dict[str, TableFacts] = Field(default_factory=dict)
     """The tables of the run folder, by name."""
+    files: dict[str, str] = Field(default_factory=dict)
+    """SHA-256 of every other file of the run folder, by name; empty for runs written before there were any."""
 
     def decides(self) -> dict[str, Any]:
         """Everything that decides the numbers; a scan resumes from the shards of another only where this is equal."""

@@ -50,6 +50,10 @@ class DormantHeads(Record):
     """Number of dormant heads."""
     heads: list[Head]
     """[layer, head] of each dormant head."""
+    in_some_domains: int = 0
+    """Number of heads that are dormant in some of the domains, but not in every one."""
+    unknown: int = 0
+    """Number of heads in which the rule's column is missing, in one domain or more."""
 
 
 class DormancyScores(Record):
@@ -146,9 +150,11 @@ class StreamSummary(Record):
     causal: bool
     """Whether no query sees a later key in any layer."""
     sink_rate_percent: dict[str, PrefixValues]
-    """By threshold: 100 x the mean over sequences, layers and heads of 1[alpha_0 > threshold]."""
+    """By threshold: 100 x the mean over sequences, layers and heads of 1[alpha_0 > threshold]. It says nothing about
+    sinks where uniform_alpha_0 is above the threshold too."""
     uniform_alpha_0: PrefixValues
-    """alpha_0 of a head that attends uniformly: the baseline of every sink score."""
+    """alpha_0 of heads that attend alike to all keys they may see, mean over sequences, layers and heads: the baseline
+    of every sink score. H_T / T under causal attention, 1 / keys where every query sees all keys."""
     bos_mass: Average
     """Mean attention on the first token."""
     sink_score: Average
@@ -173,6 +179,8 @@ class StreamSummary(Record):
     """Layers that cannot reach the first token."""
     smoothing: dict[str, int] | None = None
     """Number of heads by smoothing verdict; null where smoothing was not asked for."""
+    ranks_missing: dict[str, int] = Field(default_factory=dict)
+    """Number of heads without a value, by column of smoothing.csv (rank_w, rank_qk) that some head lacks."""
     in_words: list[str] = Field(default_factory=list)
     """The answer in sentences."""
 

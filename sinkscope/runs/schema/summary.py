@@ -32,9 +32,9 @@ class HeadContrast(Record):
     difference: Number
     """BOS mass in the second domain minus that in the first."""
     low: Number
-    """Lower end of the 95 % bootstrap interval."""
+    """Lower end of the 95 % interval (Student's t)."""
     high: Number
-    """Upper end of the 95 % bootstrap interval."""
+    """Upper end of the 95 % interval (Student's t)."""
     q: Number
     """Benjamini-Hochberg false discovery rate over all heads of the pair."""
 
@@ -47,13 +47,13 @@ class DomainContrast(Record):
     b: str
     """The second domain."""
     paired: bool
-    """Whether both hold the same documents, so that each sequence is its own control."""
+    """Whether both read the same documents, one by one, so that each sequence is its own control."""
     metric: str
     """The metric that is compared."""
     heads_tested: int
     """Number of heads that have a p-value."""
     heads_that_differ: int
-    """Number of heads with q below the false discovery rate and an interval that excludes 0."""
+    """Number of heads with q below the false discovery rate."""
     false_discovery_rate: float
     """The bound on q."""
     heads: list[HeadContrast]
@@ -89,7 +89,8 @@ class ImageTokens(Record):
     count: int
     """Number of image tokens in a sequence."""
     uniform: Number
-    """Mass that uniform causal attention puts on image tokens; null where attention is not causal."""
+    """Mass that uniform causal attention, within each layer's window, puts on image tokens; null where attention is not
+    causal."""
     mean_mass: Number
     """Mass on image tokens, mean over queries and heads."""
     heads: list[tuple[int, int, float]]

@@ -122,18 +122,19 @@ TABLES = {
             "domains", "domains.csv", "one (pair of domains, stream, layer, head)",
             (
                 _key("domain_a", "string", "The first domain."), _key("domain_b", "string", "The second domain."),
-                _key("paired", "boolean", "Whether both hold the same documents."), STREAM, LAYER, HEAD, MODULE,
+                _key("paired", "boolean", "Whether both read the same documents, one by one."),
+                STREAM, LAYER, HEAD, MODULE,
             ),
             own=(
                 _number("bos_mass_a", "probability", "[0, 1]", "Mean bos_mass in the first domain."),
                 _number("bos_mass_b", "probability", "[0, 1]", "Mean bos_mass in the second domain."),
                 _number("difference", "probability", "[-1, 1]", "bos_mass_b - bos_mass_a."),
                 _number("sem", "probability", "[0, inf)", "Standard error of the difference."),
-                _number("low", "probability", "[-1, 1]", "Lower end of the 95 % bootstrap interval."),
-                _number("high", "probability", "[-1, 1]", "Upper end of the 95 % bootstrap interval."),
+                _number("low", "probability", "(-inf, inf)", "Lower end of the 95 % interval (Student's t)."),
+                _number("high", "probability", "(-inf, inf)", "Upper end of the 95 % interval (Student's t)."),
                 _number("p", "probability", "[0, 1]", "Two-sided t-test of no difference."),
                 _number("q", "probability", "[0, 1]", "Benjamini-Hochberg over all heads of the pair."),
-                _key("differs", "boolean", "q < 0.05 and the interval excludes 0; empty where there is no p."),
+                _key("differs", "boolean", "q < 0.05; empty where there is no p."),
             ),
         ),
     )

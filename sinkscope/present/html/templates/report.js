@@ -1,6 +1,10 @@
 "use strict";
-(() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
+(async () => {
+  async function unpacked(source) {
+    const bytes = Uint8Array.from(atob(source.textContent), letter => letter.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+    return new Response(stream).json();
+  }
   const SVG = "http://www.w3.org/2000/svg";
   const make = (name, attributes = {}, text = null, space = SVG) => {
     const element = space ? document.createElementNS(space, name) : document.createElement(name);
@@ -40,11 +44,8 @@
     return figure;
   }
 
-  function choose(cell) {
-    const run = data[cell.dataset.run], head = run.heads[cell.dataset.head];
-    const panel = document.getElementById(`detail-${cell.dataset.run}`);
-    for (const other of document.querySelectorAll(`.map rect.chosen[data-run="${cell.dataset.run}"]`)) other.classList.remove("chosen");
-    cell.classList.add("chosen");
+  function detail(index, place) {
+    const run = data[index], head = run.heads[place];
     const table = html("table");
     run.scores.forEach((name, i) => {
       const row = table.insertRow();
@@ -53,8 +54,33 @@
     const curves = html("div");
     curves.append(chart(head.lengths, head.curve, "tokens", "alpha_0 by length", false),
       chart(head.positions, head.alpha, "key position", "alpha by key position", true));
-    panel.replaceChildren(html("h4", head.name), curves, table);
+    document.getElementById(`detail-${index}`).replaceChildren(html("h4", head.name), curves, table);
   }
+
+  function mark(index, place) {
+    for (const other of document.querySelectorAll(`.map rect.chosen[data-run="${index}"]`)) other.classList.remove("chosen");
+    document.querySelector(`.map rect[data-run="${index}"][data-head="${place}"]`).classList.add("chosen");
+  }
+
+  function choose(cell) {
+    mark(cell.dataset.run, cell.dataset.head);
+    detail(cell.dataset.run, cell.dataset.head);
+  }
+
+  const own = document.getElementById("data"), drawings = document.getElementById("drawings");
+  const data = drawings ? await unpacked(own) : JSON.parse(own.textContent);
+  const strongest = data.flatMap((run, index) => {
+    const score = head => head.scores[run.scores.indexOf("bos_mass")] ?? -1;
+    const place = run.heads.reduce((best, head, place) => score(head) > score(run.heads[best]) ? place : best, 0);
+    return run.heads.length ? [[index, place]] : [];
+  });
+  for (const [index, place] of strongest) detail(index, place);
+  if (drawings) {  // a large report: its charts are markup that sinkscope has escaped, as in any other report's page
+    const charts = await unpacked(drawings);
+    await new Promise(done => setTimeout(done));  // the first head is seen before the charts are laid out
+    for (const place of document.querySelectorAll("[data-drawing]")) place.outerHTML = charts[place.dataset.drawing];
+  }
+  for (const [index, place] of strongest) mark(index, place);
 
   const moves = {ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1]};
   for (const map of document.querySelectorAll("svg.map")) {
@@ -73,9 +99,4 @@
       cell.tabIndex = -1; next.tabIndex = 0; next.focus();
     });
   }
-  data.forEach((run, index) => {
-    const cells = [...document.querySelectorAll(`rect[data-run="${index}"]`)];
-    const score = cell => run.heads[cell.dataset.head].scores[run.scores.indexOf("bos_mass")] ?? -1;
-    if (cells.length) choose(cells.reduce((best, cell) => score(cell) > score(best) ? cell : best));
-  });
 })();

@@ -1,0 +1,60 @@
+"""One measurement at a time in a process, and hooks that other threads' forward passes do not feel.
+
+A measurement changes what all threads share: the model's hooks, its configuration during the self-check, and torch's
+stance on compiled code. Two at once could measure each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import RLock, Thread, current_thread, get_ident
+from typing import Any
+
+from sinkscope.errors import SinkscopeError
+
+
+@dataclass(eq=False)
+class _Turn:
+    what: str
+    thread: Thread
+
+
+_turns: list[_Turn] = []
+_lock = RLock()
+
+
+@contextmanager
+def alone(what: str) -> Iterator[None]:
+    """Claims the process for this thread's measurement until the block ends. The same thread may claim it again.
+
+    Raises SinkscopeError, which names the other measurement, where another thread has claimed it. It does not wait: a
+    scan can take hours.
+    """
+    turn = _Turn(what, current_thread())
+    with _lock:
+        _turns[:] = [other for other in _turns if other.thread.is_alive()]
+        first = _turns[0] if _turns else turn
+        if first.thread is not turn.thread:
+            raise SinkscopeError(
+                f"{what} cannot start: {first.what} runs in this process, in the thread {first.thread.name!r}, and one "
+                "model is measured at a time; wait until it has ended, or use another process"
+            )
+        _turns.append(turn)
+    try:
+        yield
+    finally:
+        with _lock:
+            if turn in _turns:
+                _turns.remove(turn)
+
+
+def here(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a module's hook that acts only in the thread that asks for it: another may run the same model."""
+    thread = get_ident()
+
+    def guarded(*args: Any) -> Any:
+        return hook(*args) if get_ident() == thread else None
+
+    return guarded

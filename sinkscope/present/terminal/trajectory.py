@@ -1,0 +1,81 @@
+"""A training's sinks for the terminal: the model at every step, then the heads whose sinks appeared first."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sinkscope.present.numbers import estimate
+from sinkscope.present.terminal.table import aligned
+from sinkscope.present.text import printable
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+WIDTH = 80
+HEADS = 8
+"""Heads that are listed; emergence.csv holds all."""
+STEPS = 12
+
+
+def render_trajectory(
+    trajectory: pd.DataFrame, emerged: pd.DataFrame, epsilon: float, written: Iterable[Path] = ()
+) -> str:
+    """A line per step (first domain and stream), then when sinks appeared, in words and by head."""
+    lines = [*_steps(trajectory, epsilon), "", *textwrap.wrap(_answer(emerged, epsilon), WIDTH)]
+    found = emerged[emerged["emerged"].notna()].sort_values(["emerged", "layer", "head"])
+    if len(found):
+        rows = [
+            ("head", "from step", "alpha_0 first", "last", "shape"),
+            *(_row(row) for row in found.to_dict("records")),
+        ]
+        lines += ["", *aligned(rows[: HEADS + 1])]
+        if len(found) > HEADS:
+            lines.append(f"{len(found) - HEADS} more heads are in emergence.csv")
+    paths = list(written)
+    if paths:
+        names = ", ".join(path.name for path in paths)
+        lines += ["", *textwrap.wrap(f"written to {printable(str(paths[0].parent))}: {names}", WIDTH)]
+    return "\n".join([*lines, ""])
+
+
+def _steps(trajectory: pd.DataFrame, epsilon: float) -> list[str]:
+    first = trajectory.iloc[0]
+    own = trajectory[
+        (trajectory["domain"] == first["domain"])
+        & (trajectory["stream"] == first["stream"])
+        & (trajectory["level"] == "model")
+    ]
+    steps = sorted(own["step"].unique())
+    shown = steps if len(steps) <= STEPS else [steps[round(i * (len(steps) - 1) / (STEPS - 1))] for i in range(STEPS)]
+    rows = [("step", f"sink rate (eps {epsilon:g})", "alpha_0", "BOS mass", "dormant heads")]
+    for step in shown:
+        values = own[own["step"] == step].set_index("metric")
+        rows.append((
+            str(step), f"{values['value']['sink_rate']:.1f} %",
+            estimate(values["value"]["sink_score"], values["sem"]["sink_score"], 3),
+            estimate(values["value"]["bos_mass"], values["sem"]["bos_mass"], 3), f"{values['value']['dormant']:.0f}",
+        ))  # fmt: skip
+    more = [f"{len(steps) - STEPS} more steps are in trajectory.csv"] if len(steps) > STEPS else []
+    return [*aligned(rows), *more]
+
+
+def _answer(emerged: pd.DataFrame, epsilon: float) -> str:
+    last = emerged[emerged["emerged"].notna()]
+    if not len(last):
+        return f"No head has a sink at the last step (alpha_0 > {epsilon:g})."
+    early = int((last["shape"] == "start").sum())
+    jumps, ramps = (int((last["shape"] == shape).sum()) for shape in ("jump", "ramp"))
+    return (
+        f"{len(last)} of {len(emerged)} heads have a sink at the last step (alpha_0 > {epsilon:g}): in {jumps} it came "
+        f"in a jump between two measured steps, in {ramps} over several, in {early} it was there at the first."
+    )
+
+
+def _row(row: dict[str, object]) -> tuple[str, ...]:
+    return (
+        f"{row['layer']}.{row['head']}", str(row["emerged"]), f"{row['first']:.3f}", f"{row['last']:.3f}",
+        str(row["shape"]),
+    )  # fmt: skip

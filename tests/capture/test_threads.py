@@ -1,0 +1,183 @@
+"""Threads: one measurement at a time, and other threads' forward passes neither fail nor are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from threading import Event
+from typing import Any
+
+import pytest
+import torch
+from models import random_ids, tiny
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+from watched import find, hooks
+
+import sinkscope
+from sinkscope.capture import Capture
+from sinkscope.capture.alone import alone
+from sinkscope.capture.interface import shadowed
+from sinkscope.capture.masks.lazy import lazy_masks
+from sinkscope.capture.registries import layered
+
+PATIENCE = 60.0
+
+
+def elsewhere(work: Callable[[], Any]) -> Any:
+    """What `work` returns in another thread; this one waits for it."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result(PATIENCE)
+
+
+def output(model: Any, ids: Tensor) -> Tensor:
+    with torch.no_grad():
+        hidden: Tensor = model(ids).last_hidden_state
+    return hidden
+
+
+def registries() -> tuple[object, object, dict[str, Any], dict[str, Any]]:
+    attention, masks = AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping
+    return attention, masks, dict(attention), dict(masks)
+
+
+def never(module: nn.Module, call: Any) -> Tensor:
+    raise AssertionError("a pass of another thread was measured")
+
+
+def test_a_scan_in_a_second_thread_is_refused_and_the_first_one_ends_as_if_alone() -> None:
+    ids, model, other = random_ids(2, 30), tiny("llama"), tiny("gpt2")
+    before, began, may_end = registries(), Event(), Event()
+
+    def wait(stage: str, done: int, total: int) -> None:
+        if stage == "scanning" and done == 1:
+            began.set()
+            assert may_end.wait(PATIENCE)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="first") as pool:
+        first = pool.submit(sinkscope.scan, model, data=ids, batch_size=1, progress=wait)
+        assert began.wait(PATIENCE)
+        with pytest.raises(sinkscope.SinkscopeError) as refused:
+            sinkscope.scan(other, data=ids)
+        may_end.set()
+        run = first.result(PATIENCE)
+    assert str(refused.value) == (
+        "a scan of GPT2Model cannot start: a scan of LlamaModel runs in this process, in the thread 'first_0', and one "
+        "model is measured at a time; wait until it has ended, or use another process"
+    )
+    assert registries() == before
+    assert run.heads.equals(sinkscope.scan(model, data=ids, batch_size=1).heads)
+    assert sinkscope.scan(other, data=ids).heads["bos_mass"].notna().all()
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("same", [True, False], ids=["the same model", "another model"])
+def test_a_forward_pass_of_another_thread_is_not_measured(same: bool, implementation: str) -> None:
+    ids, longer = random_ids(2, 30), random_ids(3, 40)
+    model = tiny("llama", implementation)
+    plain = model if same else tiny("mistral", implementation)
+    expected, alone_run = output(plain, longer), sinkscope.scan(model, data=ids, self_check=False)
+    forward, found = find(model)
+    views: list[Any] = []
+    inner: list[Tensor] = []
+
+    def see(view: Any, row: int) -> None:
+        views.append(view.attention.first.clone())
+        if not inner:  # in the middle of our own pass
+            inner.append(elsewhere(lambda: output(plain, longer)))
+
+    with Capture(model, found, see, epsilon=0.3).watching():
+        assert torch.equal(elsewhere(lambda: output(plain, longer)), expected)
+        forward(ids)
+    assert torch.equal(inner[0], expected)
+    assert [view.shape for view in views] == 3 * [(2, 4, 30)]
+    again = sinkscope.scan(model, data=ids, self_check=False)
+    assert again.heads.equals(alone_run.heads)
+
+
+def test_inline_attention_of_another_thread_is_not_measured() -> None:
+    from families import tiny_model
+    from transformers import AutoModelForCausalLM
+
+    model = tiny_model(AutoModelForCausalLM, "bloom").base_model
+    ids, longer = random_ids(2, 20), random_ids(3, 25)
+    expected = output(model, longer)
+    forward, found = find(model)
+    shapes: list[Any] = []
+
+    def see(view: Any, row: int) -> None:
+        shapes.append(view.attention.first.shape)
+        assert torch.equal(elsewhere(lambda: output(model, longer)), expected)
+
+    with Capture(model, found, see, epsilon=0.3).watching():
+        forward(ids)
+    assert shapes == len(found.sites) * [(2, found.sites[0].heads, 20)]
+
+
+def test_a_mask_of_another_thread_is_the_whole_one() -> None:
+    model, ids = tiny("mistral"), random_ids(1, 40)
+    expected = output(model, ids)
+    with shadowed(model, never), lazy_masks(1):
+        assert torch.equal(elsewhere(lambda: output(model, ids)), expected)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)])
+def test_the_registry_is_put_back_in_any_order(order: tuple[int, ...]) -> None:
+    before = registries()
+    blocks = [layered(AttentionInterface, {"sdpa": never, "eager": name}) for name in ("a", "b", "c")]
+    for block in blocks:
+        block.__enter__()
+    assert AttentionInterface()["eager"] == "c"
+    left = ["a", "b", "c"]
+    for place in order:
+        blocks[place].__exit__(None, None, None)
+        left[place] = ""
+        assert AttentionInterface().get("eager", "") == max(left)
+    assert registries() == before
+    assert AttentionInterface._global_mapping is before[0]
+
+
+def test_what_is_registered_meanwhile_stays() -> None:
+    with layered(AttentionInterface, {"sdpa": never}):
+        AttentionInterface.register("of_this_test", never)
+        assert "of_this_test" in AttentionInterface().valid_keys()
+    assert AttentionInterface._global_mapping.pop("of_this_test") is never
+    assert AttentionInterface()["sdpa"] is not never
+
+
+def test_all_is_put_back_after_exceptions_in_two_threads() -> None:
+    model, before = tiny("llama"), registries()
+    state = hooks(model)
+
+    @contextmanager
+    def broken() -> Any:
+        with shadowed(model, never):
+            raise RuntimeError("stop")
+            yield
+
+    def fail() -> None:
+        with ExitStack() as stack:
+            stack.enter_context(broken())
+
+    for run in (fail, lambda: elsewhere(fail)):
+        with pytest.raises(RuntimeError, match="stop"):
+            run()
+    assert registries() == before
+    assert AttentionInterface._global_mapping is before[0]
+    assert hooks(model) == state
+    with alone("the next one"), alone("and one inside it"):
+        pass
+
+
+def test_a_thread_that_died_in_a_measurement_does_not_keep_the_turn() -> None:
+    unfinished: list[Any] = []
+
+    def die() -> None:
+        unfinished.append(alone("a measurement that nobody ends"))
+        unfinished[0].__enter__()
+
+    elsewhere(die)
+    with alone("the next one"):
+        pass

@@ -1,0 +1,47 @@
+"""The cache of converted examples: what is damaged says what to remove, what a kill left is removed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sinkscope import SinkscopeError
+from sinkscope.checkpoints.examples import A_WHILE, WORK, check_converted, remove_left_over
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "config.json").unlink(),
+        lambda folder: (folder / "config.json").write_text("{"),
+        lambda folder: (folder / "tokenizer.json").write_bytes(b"\xff"),
+        lambda folder: (folder / "model.safetensors").unlink(),
+        lambda folder: os.truncate(folder / "model.safetensors", 1000),
+    ],
+    ids=["no configuration", "configuration", "tokenizer", "no weights", "weights"],
+)
+def test_a_damaged_cache_is_to_be_removed(damage: Callable[[Path], object], copied: Path) -> None:
+    check_converted(copied)
+    damage(copied)
+    with pytest.raises(SinkscopeError) as caught:
+        check_converted(copied)
+    assert f"remove {copied}" in str(caught.value)
+    shutil.rmtree(copied)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="processes are looked up in /proc")
+def test_what_a_kill_left_is_removed(tmp_path: Path) -> None:
+    """A process of that number may never be: numbers end at 2^22."""
+    ages = {f"{WORK}9999999-a": 2 * A_WHILE, f"{WORK}9999998-b": 0, f"{WORK}{os.getpid()}-c": 2 * A_WHILE}
+    for name, age in ages.items():
+        (tmp_path / name / "gguf").mkdir(parents=True)
+        now = (tmp_path / name).stat().st_mtime
+        os.utime(tmp_path / name, (now - age, now - age))
+    (tmp_path / f"{WORK}old").mkdir()
+    os.utime(tmp_path / f"{WORK}old", (0, 0))
+    remove_left_over(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([f"{WORK}9999998-b", f"{WORK}{os.getpid()}-c"])

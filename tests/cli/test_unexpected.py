@@ -1,0 +1,32 @@
+"""What the command says of errors that nothing foresaw: one line, and where it was only when asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import Scan
+
+from sinkscope.errors import in_one_line
+
+
+@pytest.mark.parametrize("where", [False, True])
+def test_a_defect_is_one_line_and_a_traceback_when_asked(
+    where: bool, tiny_folder: Path, scan_cli: Scan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def defect(*args: object, **kwargs: object) -> None:
+        raise LookupError("first line\nsecond line")
+
+    monkeypatch.setattr("sinkscope.engine.loop.Loop.run", defect)
+    monkeypatch.setenv("SINKSCOPE_TRACEBACK", "1" if where else "")
+    outcome = scan_cli(tiny_folder)
+    assert outcome.code == 2
+    assert outcome.stdout == ""
+    *trace, line = outcome.stderr.splitlines()
+    assert line == "sinkscope: error: unexpected LookupError: first line (SINKSCOPE_TRACEBACK=1 shows where)"
+    assert bool(trace) == where
+    assert ("in defect" in outcome.stderr) == where
+
+
+def test_memory_of_the_host_is_no_defect() -> None:
+    assert in_one_line(MemoryError()) == "out of memory: try a smaller --seq-len or --batch-size"

@@ -1,0 +1,235 @@
+"""How often compare, check and domains raise an alarm where nothing differs, and how often intervals hold the truth.
+
+Bounds are binomial limits: a rate at its nominal level passes them but once in 10,000 runs of a test. Seeds are printed
+(pytest shows them where a test fails, and with -s).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pandas as pd
+import pytest
+from desk import scanned
+from scipy.stats import binom
+from tiers import slow_but
+
+from sinkscope.capture import Site
+from sinkscope.capture.view import Kind
+from sinkscope.comparison.baseline import baseline_of
+from sinkscope.comparison.changes import head_changes
+from sinkscope.comparison.differences import Difference, paired_difference, welch_difference
+from sinkscope.comparison.domains import contrast_table
+from sinkscope.comparison.gate import check
+from sinkscope.comparison.level_rows import level_rows
+from sinkscope.comparison.policy import DEFAULT, Policy, Rule
+from sinkscope.inputs import Corpus
+from sinkscope.metrics.quantities import quantity_set
+from sinkscope.runs.per_sequence import domains
+from sinkscope.runs.run import Run
+from sinkscope.runs.values import Domain, SiteValues
+
+LEVEL, RARE = 0.05, 1e-4
+Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
+
+SHARES: dict[str, tuple[Draw, Draw, float]] = {
+    "normal": (lambda g, size: g.normal(0, 1, size), lambda g, size: g.normal(1, 1, size), 1.0),
+    "shares near 0": (lambda g, size: g.beta(0.5, 9.5, size), lambda g, size: g.beta(0.5, 9.5, size), 0.0),
+    "shares near 1": (lambda g, size: g.beta(19, 1, size), lambda g, size: g.beta(8, 2, size), -0.15),
+    "exponential differences": (lambda g, size: np.zeros(size), lambda g, size: g.exponential(1, size), 1.0),
+}
+"""Two distributions of per-sequence values, and the difference of their means."""
+
+FLOORS = {"normal": 0.94, "shares near 0": 0.92, "shares near 1": 0.92, "exponential differences": 0.86}
+"""The least coverage at any size from 4 to 32, for a nominal 0.95; Student's t is known to fall short where the
+difference itself is as skewed as an exponential."""
+
+
+def most_alarms(trials: int, rate: float = LEVEL) -> int:
+    """The number of alarms that `trials` independent ones at their nominal rate exceed once in 10,000 times."""
+    return int(binom.isf(RARE, trials, rate))
+
+
+def leaves_out(found: Difference, truth: float) -> np.ndarray:
+    return (found.low > truth) | (found.high < truth)
+
+
+def difference(a: np.ndarray, b: np.ndarray, paired: bool) -> Difference:
+    return paired_difference(a, b) if paired else welch_difference(a, b)
+
+
+@pytest.mark.parametrize("draws", slow_but([4_000, 100_000], 4_000))
+def test_coverage_of_the_95_percent_interval(draws: int) -> None:
+    """Prints the table of coverage: kinds of values down, numbers of sequences across."""
+    seed, counts = 11, (4, 8, 16, 32)
+    noise = np.random.default_rng(seed)
+    print(f"\ncoverage in % of {draws} intervals, seed {seed}: {', '.join(map(str, counts))} sequences")
+    for name, (first, second, truth) in SHARES.items():
+        for paired in (True, False):
+            shares = []
+            for count in counts:
+                a, b = first(noise, (count, draws)), second(noise, (count, draws))
+                shares.append(1 - leaves_out(difference(a, b, paired), truth).mean())
+            print(f"{name:24} {'paired' if paired else 'Welch':6}", *(f"{100 * share:5.1f}" for share in shares))
+            allowed = draws - most_alarms(draws, 1 - FLOORS[name])
+            assert min(shares) * draws >= allowed, (name, paired, shares)
+
+
+@pytest.mark.parametrize("draws", slow_but([4_000, 100_000], 4_000))
+@pytest.mark.parametrize("paired", [True, False])
+@pytest.mark.parametrize("count", [4, 8, 16, 32])
+def test_an_unchanged_head_is_left_out_in_one_of_twenty(count: int, paired: bool, draws: int) -> None:
+    """Both samples from one distribution. Exact for paired normal values; skew makes the tests more careful."""
+    noise = np.random.default_rng(count)
+    for name in ("normal", "shares near 0", "shares near 1"):
+        draw = SHARES[name][0]
+        found = difference(draw(noise, (count, draws)), draw(noise, (count, draws)), paired)
+        alarms = int(leaves_out(found, 0.0).sum())
+        assert alarms <= most_alarms(draws), (name, alarms / draws)
+        assert alarms == int((found.p < LEVEL).sum())
+        if name == "normal" and paired:
+            assert alarms >= binom.ppf(RARE, draws, LEVEL)
+
+
+def simulated(seed: int, count: int, paired: bool) -> Iterator[tuple[Run, Run]]:
+    """`count` pairs of runs whose values of a place come from one distribution, as skewed as BOS mass is.
+
+    Unpaired runs have another fingerprint, as over other text.
+    """
+    noise = np.random.default_rng(seed)
+    runs = scanned(), scanned()
+    names = list(dict.fromkeys(["sink_score", *(rule.metric for rule in DEFAULT.rules)]))
+    table = runs[0].sequences
+    means = table.groupby(table["layer"] * 100 + table["head"].fillna(99))[names].transform("mean")
+    if not paired:
+        runs[1].manifest.data[0].fingerprint = "other text"
+    for _ in range(count):
+        for run in runs:
+            run.sequences[names] = means * (1 + 0.05 * (noise.exponential(1, means.shape) - 1))
+        yield runs
+
+
+def resampled(seed: int, count: int) -> Iterator[tuple[Run, Run]]:
+    """`count` pairs of runs of 8 sequences each, dealt from 32 sequences that one model really was scanned over."""
+    noise = np.random.default_rng(seed)
+    dealt = scanned(), scanned(text=1)
+    pool = pd.concat(
+        [scanned(text=text).sequences.assign(sequence=lambda rows, text=text: rows["sequence"] + 8 * text)
+         for text in range(4)]
+    )  # fmt: skip
+    for _ in range(count):
+        order = noise.permutation(32)
+        for run, chosen in zip(dealt, (order[:8], order[8:16]), strict=True):
+            kept = pool[pool["sequence"].isin(chosen)]
+            numbers = {old: new for new, old in enumerate(chosen)}
+            run.sequences = kept.assign(sequence=kept["sequence"].map(numbers)).sort_values("sequence", kind="stable")
+        yield dealt
+
+
+def swapped(seed: int, count: int) -> Iterator[tuple[Run, Run]]:
+    """`count` pairs of runs over the same 8 sequences, of a model and its noisy copy, whose places are dealt by coin.
+
+    So neither run is of one model, and no difference has a sign.
+    """
+    noise = np.random.default_rng(seed)
+    first, second = scanned(), scanned("noise")
+    tables = first.sequences, second.sequences
+    for _ in range(count):
+        turned = tables[0]["sequence"].isin(np.flatnonzero(noise.random(8) < 0.5))
+        first.sequences = tables[0].where(~turned, tables[1])
+        second.sequences = tables[1].where(~turned, tables[0])
+        yield first, second
+
+
+def head_alarms(pairs: Iterator[tuple[Run, Run]], paired: bool) -> tuple[int, int, int, int]:
+    """Heads tested, heads whose interval leaves out 0, runs with a q < 0.05, runs that list a change of state."""
+    heads = out = runs = changed = 0
+    for a, b in pairs:
+        place = (domains(a)[0].domain, domains(b)[0].domain, None)
+        rows = level_rows(a, b, place, "head", ["bos_mass"], paired)
+        known = rows["p"].notna() & (rows["difference"] != 0)
+        heads += int(known.sum())
+        out += int(((rows["low"] > 0) | (rows["high"] < 0))[known].sum())
+        runs += bool((rows["q"] < LEVEL).any())
+        changed += any(head_changes(a, b, [place], paired).held.values())
+    return heads, out, runs, changed
+
+
+FEW = ("simulated, paired", 12)
+KINDS = ("simulated, paired", "simulated, Welch", "resampled, Welch", "swapped, paired")
+
+
+@pytest.mark.parametrize(("kind", "count"), slow_but([FEW, *((kind, 100) for kind in KINDS)], FEW))
+def test_false_alarms_of_compare(kind: str, count: int) -> None:
+    """Heads of one run share its sequences: their limit counts runs, not heads, unless they were drawn apart."""
+    seed, paired = 21, kind.endswith("paired")
+    source = {
+        "simulated": lambda: simulated(seed, count, paired),
+        "resampled": lambda: resampled(seed, count),
+        "swapped": lambda: swapped(seed, count),
+    }[kind.partition(",")[0]]
+    heads, out, runs, changed = head_alarms(source(), paired)
+    print(f"\n{kind}, seed {seed}: {out} of {heads} intervals leave out 0, {runs} of {count} runs have a q < 0.05, "
+          f"{changed} list a change")  # fmt: skip
+    assert heads >= 8 * count
+    independent = heads if kind.startswith("simulated") else count
+    assert out / heads <= most_alarms(independent) / independent
+    assert runs <= most_alarms(count)
+    assert changed <= most_alarms(count, 2 * LEVEL), "sinks and dormancy are two families"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "count"), [(simulated, 60), (resampled, 60)])
+def test_false_alarms_of_check(kind: Callable[..., Iterator[tuple[Run, Run]]], count: int) -> None:
+    """Over other text: the built-in policy fails one run in a thousand at most, one that allows nothing 5 %."""
+    seed, failed, strict_failed = 31, 0, 0
+    strict = Policy(
+        significance=LEVEL,
+        rules=[Rule(metric=rule.metric, level=rule.level, max_change=0.0) for rule in DEFAULT.rules],
+    )
+    pairs = kind(seed, count, False) if kind is simulated else kind(seed, count)
+    for a, b in pairs:
+        baseline = baseline_of(a)
+        verdict = check(b, baseline)
+        assert not any(verdict.same_text.values())
+        failed += not verdict.passed
+        strict_failed += not check(b, baseline, strict).passed
+    print(
+        f"\n{kind.__name__}, seed {seed}: {failed} of {count} fail the built-in policy, "
+        f"{strict_failed} one that allows nothing"
+    )
+    assert failed <= most_alarms(count, DEFAULT.significance)
+    assert strict_failed <= most_alarms(count)
+
+
+def drawn_domain(name: str, values: np.ndarray, same_text: bool) -> Domain:
+    """A domain whose BOS mass is `values`, [sequence, head]; documents of one name, of one text if asked."""
+    declared = quantity_set()
+    names = declared.metrics.names("heads")
+    heads = np.zeros((*values.shape, len(names)))
+    heads[:, :, names.index("bos_mass")] = values
+    count = len(values)
+    corpus = Corpus(name, np.zeros((count, 4), int), [(f"x:{n}",) for n in range(count)],
+                    source="x.jsonl" if same_text else f"{name}/x.jsonl")  # fmt: skip
+    return Domain(corpus, {"attention": SiteValues(declared, {"heads": heads}, [4], count, True, 4, 4)})
+
+
+@pytest.mark.parametrize("count", slow_but([50, 1_000], 50))
+@pytest.mark.parametrize("paired", [True, False])
+def test_false_alarms_of_domains(paired: bool, count: int) -> None:
+    """Two domains of 8 sequences and 40 heads, whose BOS mass comes from one distribution near 0."""
+    seed, out, differing, alarmed = 41, 0, 0, 0
+    noise = np.random.default_rng(seed)
+    site = Site("text", 0, "attention", 0, Kind("full"), 40, 40, 1, 1, causal=True, block=None, projection=None)
+    for _ in range(count):
+        drawn = [drawn_domain(name, noise.beta(0.5, 9.5, (8, 40)), paired) for name in "ab"]
+        table = contrast_table(drawn, [site])
+        assert (table["paired"] == paired).all()
+        out += int(((table["low"] > 0) | (table["high"] < 0)).sum())
+        differing += int(table["differs"].sum())
+        alarmed += bool(table["differs"].any())
+    print(f"\n{'paired' if paired else 'Welch'}, seed {seed}: {out} of {40 * count} intervals leave out 0, "
+          f"{differing} heads differ, in {alarmed} of {count} pairs")  # fmt: skip
+    assert out <= most_alarms(40 * count)
+    assert alarmed <= most_alarms(count)

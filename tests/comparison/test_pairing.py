@@ -1,0 +1,106 @@
+"""Which sequences of two runs are held against each other, why not, and what a baseline must hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from desk import scanned
+from typer.testing import CliRunner
+
+from sinkscope import SinkscopeError
+from sinkscope.cli import app
+from sinkscope.comparison.baseline import baseline_of, read_baseline
+from sinkscope.comparison.compare_runs import compare, describe_shape
+from sinkscope.comparison.gate import check
+from sinkscope.comparison.policy import Policy
+from sinkscope.runs.run import Run
+
+
+def with_domains(*names: str, text: int = 0) -> Run:
+    """A run over several domains, a few sequences each; `text` tells their fingerprints apart."""
+    run = scanned(text=text)
+    (only,) = run.manifest.data
+    run.manifest.data = [
+        only.model_copy(update={"domain": name, "fingerprint": f"{name} {text}", "sequences": 4}) for name in names
+    ]
+    run.sequences["domain"] = np.array(names)[run.sequences["sequence"] * len(names) // 8]
+    return run
+
+
+def test_separate_samples_of_several_domains_are_matched_by_name() -> None:
+    found = compare(with_domains("x", "y"), with_domains("y", "z", text=1), unpaired=True)
+    assert set(found.summary["domain"]) == {"y"}
+    with pytest.raises(SinkscopeError, match="the runs share no domain: x, y against z, w"):
+        compare(with_domains("x", "y"), with_domains("z", "w", text=1), unpaired=True)
+
+
+def test_why_runs_are_not_paired() -> None:
+    with pytest.raises(SinkscopeError, match=r"the runs read different data: x, y against z, w; pass --unpaired"):
+        compare(with_domains("x", "y"), with_domains("z", "w", text=1))
+    other = with_domains("x", "y", text=1)
+    other.manifest.data[0].seq_len = 99
+    with pytest.raises(SinkscopeError, match=r"sequences of 'x' differ \(tokens a sequence: 48 against 99\)"):
+        compare(with_domains("x", "y"), other)
+
+
+def test_runs_that_judge_by_other_rules_are_told() -> None:
+    run = scanned()
+    run.manifest.request = run.manifest.request.model_copy(update={"epsilon": 0.2, "dormant_rule": "honor<0.1"})
+    notes = " ".join(compare(scanned(), run).notes)
+    assert "the runs have different epsilons" in notes
+    assert "the runs have different dormant rules" in notes
+
+
+def test_layers_that_differ_in_their_heads_are_counted_in_all() -> None:
+    run = scanned()
+    run.heads = run.heads[~((run.heads["layer"] == 1) & (run.heads["head"] == 3))]
+    assert describe_shape(run) == "3 layers, 11 heads in all"
+
+
+def test_a_metric_that_neither_run_nor_baseline_holds() -> None:
+    policy = Policy.model_validate({"rules": [{"metric": "bos_mass", "level": "head", "max_change": 0.1}]})
+    run = scanned()
+    run.sequences = run.sequences.drop(columns="bos_mass")
+    with pytest.raises(SinkscopeError, match="neither the run nor the baseline holds bos_mass at level head"):
+        check(run, baseline_of(run), policy)
+
+
+def without_a_level(data: dict[str, Any]) -> None:
+    data["levels"] = [entry for entry in data["levels"] if entry["level"] != "layer"]
+
+
+def without_a_place(data: dict[str, Any]) -> None:
+    data["levels"][-1]["mean"] = {name: values[:-1] for name, values in data["levels"][-1]["mean"].items()}
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [(without_a_level, "it has no level layer of"), (without_a_place, "does not have one value for each place")],
+)
+def test_a_baseline_that_lacks_a_part(damage: Any, words: str, tmp_path: Path) -> None:
+    scanned().save(tmp_path / "run")
+    file = tmp_path / "baseline.json"
+    assert CliRunner().invoke(app, ["baseline", str(tmp_path / "run"), "-o", str(file)]).exit_code == 0
+    data = json.loads(file.read_text("utf-8"))
+    damage(data)
+    file.write_text(json.dumps(data), "utf-8")
+    with pytest.raises(SinkscopeError, match=rf"baseline .* is damaged: .*{words}"):
+        read_baseline(file)
+    with pytest.raises(SinkscopeError, match=r"cannot read the baseline .*: No such file or directory"):
+        read_baseline(tmp_path / "none.json")
+
+
+def test_where_tables_and_selections_cannot_go(tmp_path: Path) -> None:
+    scanned().save(tmp_path / "a")
+    run = str(tmp_path / "a")
+    for words, said in (
+        (["compare", run, run, "--csv", str(tmp_path)], f"cannot write {tmp_path}: it is a folder"),
+        (["export", run, run, "--heads", "bos_mass>0.1"], "--heads takes one run"),
+    ):
+        done = CliRunner().invoke(app, words)
+        assert (done.exit_code, done.stdout) == (2, ""), done.output
+        assert done.stderr == f"sinkscope: error: {said}\n"

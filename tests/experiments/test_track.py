@@ -1,0 +1,117 @@
+"""`sinkscope track`: checkpoints of one training, one folder a step, two tables, a figure; resumed where it stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from click.testing import Result
+from trainings import causal_llama
+from typer.testing import CliRunner
+
+import sinkscope
+from sinkscope.cli import app
+from sinkscope.experiments.training.steps import Step, steps_of
+from sinkscope.experiments.training.trajectory import emergence
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three steps of one model; at the last, its keys and queries are larger."""
+    folder = tmp_path_factory.mktemp("training")
+    model, saved = causal_llama(), []
+    for step in (0, 20, 100):
+        if step == 100:
+            for name, weight in model.named_parameters():
+                if "q_proj" in name or "k_proj" in name:
+                    weight.data *= 30
+        saved.append(folder / f"checkpoint-{step}")
+        model.save_pretrained(saved[-1])
+    return saved
+
+
+SHORT = ("--data", "random", "--seq-len", "16", "--num-sequences", "3", "--bos", "never")
+
+
+def track(checkpoints: list[Path], out: Path, *more: str) -> Result:
+    return CliRunner().invoke(app, ["track", *map(str, reversed(checkpoints)), *SHORT, "--out", str(out), *more])
+
+
+def test_one_folder_a_step_and_the_tables_of_all(checkpoints: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = track(checkpoints, out)
+    assert result.exit_code == 0, result.stderr
+    names = {path.name for path in out.iterdir() if not path.name.startswith(".")}
+    assert names == {
+        "step-00000000", "step-00000020", "step-00000100", "trajectory.csv", "emergence.csv", "trajectory.png",
+        "trajectory.svg",
+    }  # fmt: skip
+    trajectory, emerged = pd.read_csv(out / "trajectory.csv"), pd.read_csv(out / "emergence.csv")
+    for step in (0, 20, 100):
+        run = sinkscope.load_run(out / f"step-{step:08}")
+        rows = trajectory[(trajectory["step"] == step) & (trajectory["metric"] == "sink_score")]
+        own = rows[rows["level"] == "head"]
+        assert own["value"].to_numpy() == pytest.approx(run.heads["sink_score"].to_numpy(), rel=1e-8)
+        model = rows[rows["level"] == "model"]
+        assert model["value"].item() == pytest.approx(run.summary.streams["text"].sink_score.mean, rel=1e-8)
+    assert len(emerged) == 8
+    again = emergence(trajectory, 0.3)
+    assert again.to_csv(index=False, float_format="%.9g") == (out / "emergence.csv").read_text()
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+@pytest.mark.slow
+def test_a_second_call_scans_nothing_and_gives_the_same_bytes(checkpoints: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    track(checkpoints[:2], out)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    result = track(checkpoints[:2], out)
+    assert result.exit_code == 0
+    assert result.stderr.count("already finished") == 2
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.slow
+def test_a_step_that_fails_does_not_stop_the_rest(checkpoints: list[Path], tmp_path: Path) -> None:
+    broken = tmp_path / "checkpoint-50"
+    broken.mkdir()
+    result = track([*checkpoints, broken], tmp_path / "out", "--json")
+    assert result.exit_code == 2
+    assert len(json.loads(result.stdout)) == 8
+    assert "1 of 4 steps failed" in result.stderr
+    assert sorted(set(pd.read_csv(tmp_path / "out/trajectory.csv")["step"])) == [0, 20, 100]
+
+
+@pytest.mark.slow
+def test_another_text_is_refused_by_name(checkpoints: list[Path], tmp_path: Path) -> None:
+    track(checkpoints[:2], tmp_path / "out")
+    result = track(checkpoints[:2], tmp_path / "out", "--seed", "1")
+    assert result.exit_code == 2
+    assert "seed" in result.stderr
+
+
+def test_the_step_of_a_checkpoint(tmp_path: Path) -> None:
+    final = tmp_path / "final-7b"
+    final.mkdir()
+    (final / "trainer_state.json").write_text(json.dumps({"global_step": 900}))
+    assert steps_of([str(final), "out/checkpoint-500"], [])[0] == Step(500, "out/checkpoint-500")
+    assert steps_of([str(final), "out/checkpoint-500"], [])[1] == Step(900, str(final))
+    assert steps_of(["EleutherAI/pythia-160m"], ["step1000", "step0"]) == [
+        Step(0, "EleutherAI/pythia-160m", "step0"), Step(1000, "EleutherAI/pythia-160m", "step1000"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("models", "revisions", "said"),
+    [
+        (["a-1", "b-2"], ["step1"], "name one MODEL"),
+        (["best", "last"], [], "names no training step"),
+        (["a-1", "b-1"], [], "both step 1"),
+        (["a-1"], [], "at least two"),
+    ],
+)
+def test_checkpoints_without_an_order_are_refused(models: list[str], revisions: list[str], said: str) -> None:
+    with pytest.raises(sinkscope.SinkscopeError, match=said):
+        steps_of(models, revisions)

@@ -1,0 +1,204 @@
+"""SinkCallback in real training loops: it logs what a scan measures, and changes neither weights nor losses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from models import VOCABULARY
+from torch import nn
+from trainings import STEPS, callback, causal_llama, ids, losses, rows, trained
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+import sinkscope
+from sinkscope.experiments.training.live_model import bare, undisturbed
+from sinkscope.experiments.training.trajectory import TRAJECTORY, emergence
+
+
+def same_weights(first: nn.Module, second: nn.Module) -> bool:
+    pairs = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
+class Noise(TrainerCallback):
+    """Draws from the global generator at every step, as a user's own code may."""
+
+    def __init__(self) -> None:
+        self.drawn: list[tuple[float, float]] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.drawn.append((float(torch.rand(())), float(np.random.rand())))
+
+
+@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_training_is_the_same_to_the_last_bit(tmp_path: Path, checkpointing: bool) -> None:
+    noise, beside = Noise(), Noise()
+    models = [causal_llama(), causal_llama()]
+    for model in models if checkpointing else []:
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable()  # renamed in transformers 5.23
+    plain = trained(tmp_path / "a", [noise], models[0])
+    watched = trained(tmp_path / "b", [callback(), beside], models[1])
+    assert losses(plain) == losses(watched)
+    assert len(losses(plain)) == STEPS
+    assert same_weights(plain.model, watched.model)
+    assert noise.drawn == beside.drawn
+    assert watched.model.training
+
+
+def test_it_logs_what_a_scan_of_the_model_measures(tmp_path: Path) -> None:
+    own = callback()
+    trainer = trained(tmp_path, [own])
+    run = sinkscope.scan(trainer.model.eval(), data=ids(4), self_check=False)
+    logged = [entry for entry in trainer.state.log_history if "sink/bos_mass" in entry]
+    assert [entry["step"] for entry in logged] == [0, 2, 4, 6]
+    found = run.summary.streams["text"]
+    assert logged[-1]["sink/bos_mass"] == found.bos_mass.mean
+    assert logged[-1]["sink/rate_0.3"] == found.sink_rate_percent["0.3"].T
+    assert logged[-1]["sink/dormant"] == found.dormant.count
+    assert logged[-1]["sink/max_abs"] == run.layers["inf_norm"].max()
+    assert logged[-1]["sink/norm_ratio"] == run.layers["norm_ratio"].max()
+    assert logged[-1]["sink/entropy_min"] == run.heads["entropy"].min()
+    assert logged[-1]["sink/layer_1/bos_mass"] == run.layers["mean_bos_mass"][1]
+    assert own.run is not None
+    pd.testing.assert_frame_equal(own.run.heads, run.heads)
+    table = pd.read_csv(tmp_path / "trajectory.csv")
+    assert list(table.columns) == list(TRAJECTORY)
+    assert sorted(set(table["step"])) == [0, 2, 4, 6]
+    last = table[(table["step"] == 6) & (table["metric"] == "sink_score") & (table["level"] == "head")]
+    assert last["value"].to_numpy() == pytest.approx(run.heads["sink_score"].to_numpy(), rel=1e-8)
+    assert last["sem"].to_numpy() == pytest.approx(run.heads["sink_score_sem"].to_numpy(), rel=1e-8)
+
+
+@pytest.mark.slow
+def test_the_values_reach_tensorboards_event_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
+    own = callback()
+    trainer = trained(tmp_path, [own], report_to=["tensorboard"])
+    events = EventAccumulator(str(tmp_path / "events"))
+    events.Reload()
+    logged = {e["step"]: e["sink/bos_mass"] for e in trainer.state.log_history if "sink/bos_mass" in e}
+    tag = next(tag for tag in events.Tags()["scalars"] if tag.endswith("sink/bos_mass"))
+    assert {event.step: event.value for event in events.Scalars(tag)} == pytest.approx(logged)
+
+
+def test_a_loop_of_ones_own(tmp_path: Path) -> None:
+    model, seen = causal_llama().train(), []
+    own = callback(output=tmp_path / "t.csv", log=seen.append)
+    model.model.layers[0].eval()  # a frozen layer stays as its owner left it
+    model.lm_head.weight.grad = torch.ones_like(model.lm_head.weight)
+    before = torch.get_rng_state()
+    values = own.measure(7, model)
+    assert seen == [values]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model.training
+    assert not model.model.layers[0].training
+    assert model.lm_head.weight.grad.eq(1).all()
+    assert set(pd.read_csv(tmp_path / "t.csv")["step"]) == {7}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own, on import
+def test_the_model_inside_wrappers_is_measured() -> None:
+    model = causal_llama()
+    wrapped = [nn.DataParallel(model), torch.compile(model)]
+    assert [bare(each) is model for each in wrapped] == [True, True]
+    own = callback()
+    plain = own.measure(0, model)
+    assert [own.measure(0, each) == plain for each in wrapped] == [True, True]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft calls what transformers has renamed
+def test_adapters_are_measured_with_the_model() -> None:
+    import peft
+
+    model = causal_llama()
+    own = callback()
+    before = own.measure(0, model)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj", "k_proj"], r=2))
+    assert own.measure(0, adapted) == before  # a new adapter adds 0
+    for name, weight in adapted.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(weight)
+    assert own.measure(0, adapted) != before
+
+
+def test_a_setting_that_cannot_work_ends_the_training_before_its_first_step(tmp_path: Path) -> None:
+    with pytest.raises(sinkscope.SinkscopeError, match="every=0"):
+        callback(every=0)
+    noise = Noise()
+    with pytest.raises(sinkscope.SinkscopeError, match=r"vocabulary|token id"):
+        trained(tmp_path, [callback(data=ids(2) + VOCABULARY), noise])
+    assert noise.drawn == []
+
+
+def test_a_later_failure_is_a_warning_and_training_goes_on(tmp_path: Path) -> None:
+    class Breaks(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 1:
+                kwargs["model"].model.embed_tokens.weight.data[0] = float("nan")
+
+    with pytest.warns(UserWarning, match="could not measure step 2: .*NaN"):
+        trainer = trained(tmp_path, [Breaks(), callback(every=2)], max_steps=2)
+    assert trainer.state.global_step == 2
+
+
+@pytest.mark.slow
+def test_a_training_that_resumes_keeps_the_rows_before_it(tmp_path: Path) -> None:
+    trained(tmp_path, [callback()], max_steps=4, save_strategy="steps", save_steps=2)
+    first = (tmp_path / "trajectory.csv").read_text().splitlines()
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=4, per_device_train_batch_size=4, report_to=[], use_cpu=True, seed=3,
+        save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    trainer = Trainer(causal_llama(), arguments, train_dataset=rows(), callbacks=[callback()])
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert (tmp_path / "trajectory.csv").read_text().splitlines() == first
+
+
+def test_a_file_that_is_no_trajectory_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "trajectory.csv").write_text("step,mine\n1,2\n")
+    with pytest.raises(sinkscope.SinkscopeError, match="no trajectory"):
+        trained(tmp_path, [callback()])
+    assert (tmp_path / "trajectory.csv").read_text() == "step,mine\n1,2\n"
+
+
+def test_undisturbed_puts_everything_back_after_an_exception() -> None:
+    model = causal_llama().train()
+    state = torch.get_rng_state()
+    with pytest.raises(ValueError, match="x"), undisturbed(model):
+        assert not model.training
+        torch.rand(3)
+        raise ValueError("x")
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def series(*scores: float) -> pd.DataFrame:
+    place = {"domain": "d", "stream": "text", "level": "head", "layer": 0, "head": 0, "metric": "sink_score"}
+    return pd.DataFrame([place | {"step": 10 * i, "value": score, "sem": 0.0} for i, score in enumerate(scores)])
+
+
+@pytest.mark.parametrize(
+    ("scores", "emerged", "half", "gain", "shape"),
+    [
+        ((0.1, 0.1, 0.9, 0.9), 20, 20, 1.0, "jump"),
+        ((0.1, 0.3, 0.5, 0.7, 0.9), 20, 20, 0.25, "ramp"),  # 0.3 does not exceed epsilon
+        ((0.1, 0.6, 0.2, 0.6), 30, 30, 1.0, "jump"),  # the first rise did not stay
+        ((0.5, 0.6), 0, None, None, "start"),
+        ((0.1, 0.9, 0.2), None, None, None, None),
+    ],
+)
+def test_emergence_in_closed_form(
+    scores: tuple[float, ...], emerged: int | None, half: int | None, gain: float | None, shape: str | None
+) -> None:
+    row = emergence(series(*scores), 0.3).iloc[0]
+    assert (row["first"], row["last"]) == (scores[0], scores[-1])
+    for name, expected in (("emerged", emerged), ("half_rise", half), ("shape", shape)):
+        assert (pd.isna(row[name]) and expected is None) or row[name] == expected
+    assert (pd.isna(row["largest_gain"]) and gain is None) or row["largest_gain"] == pytest.approx(gain)

@@ -1,0 +1,128 @@
+"""Text and ids that give no sequence: each says what is missing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import VOCABULARY, Refused, make_tokenizer
+
+from sinkscope import SinkscopeError
+from sinkscope.inputs import read_corpus, token_rules
+from sinkscope.inputs.batches import TokenData, batches
+from sinkscope.inputs.corpus import NothingLeft
+
+
+def read(spec: object, tokenizer: Any, seq_len: int = 16, **kwargs: Any) -> Any:
+    return read_corpus(str(spec), tokenizer, token_rules(tokenizer, VOCABULARY), seq_len, 4, **kwargs)
+
+
+@pytest.fixture
+def without_bos() -> Any:
+    tokenizer = make_tokenizer()
+    tokenizer.bos_token = None
+    return tokenizer
+
+
+@pytest.mark.parametrize("spec", ["random", "prose"])
+def test_bos_always_needs_a_bos_token(spec: str, without_bos: Any) -> None:
+    with pytest.raises(SinkscopeError, match="--bos always: the tokenizer has no BOS token"):
+        read(spec, without_bos, bos="always")
+
+
+def test_a_mode_of_bos_that_there_is_not(tokenizer: Any) -> None:
+    with pytest.raises(SinkscopeError, match="--bos 'sometimes': one of auto, always, never"):
+        read("prose", tokenizer, bos="sometimes")
+
+
+def test_special_tokens_alone_are_no_sequence(tokenizer: Any) -> None:
+    with pytest.raises(SinkscopeError, match="--seq-len 1 leaves no room beside 1 special tokens"):
+        read("prose", tokenizer, seq_len=1)
+
+
+def test_synthetic_data_of_which_nothing_is_left(tokenizer: Any) -> None:
+    """`repeated` has as many sequences as the vocabulary has ordinary tokens."""
+    rules = token_rules(tokenizer, 6)
+    passages = [piece for corpus in (read_corpus("repeated", tokenizer, rules, 4, 99),) for piece in corpus.passages]
+    left_out = {passage for each in passages for passage in each}
+    with pytest.raises(NothingLeft, match="every sequence that the seed gives is left out; give another --seed"):
+        read_corpus("repeated", tokenizer, rules, 4, 1, without=left_out)
+
+
+def test_text_that_packs_many_letters_into_a_token(tmp_path: Path) -> None:
+    """A first guess at the length of the text needed falls short."""
+    tokenizer, word = make_tokenizer(), "abcdefghij" * 5
+    tokenizer.add_tokens([word])
+    text = f"{word} " * 100
+    path = tmp_path / "x.txt"
+    path.write_text(text, "utf-8")
+    corpus = read_corpus(str(path), tokenizer, token_rules(tokenizer, VOCABULARY + 1), 16, 2, bos="never")
+    assert corpus.ids.ravel().tolist() == tokenizer(text, add_special_tokens=False)["input_ids"][:32]
+    assert (corpus.ids == VOCABULARY).sum() == 16
+
+
+def test_a_field_of_plain_text(tmp_path: Path, tokenizer: Any) -> None:
+    (tmp_path / "x.txt").write_text("words", "utf-8")
+    with pytest.raises(SinkscopeError, match=r"x\.txt is plain text and has no field 'text'"):
+        read(f"{tmp_path / 'x.txt'}#text", tokenizer)
+
+
+def test_a_file_that_the_disk_cannot_read(tmp_path: Path, tiny_folder: Path, refused: Refused) -> None:
+    (tmp_path / "x.txt").symlink_to("/proc/self/mem")
+    if not (tmp_path / "x.txt").is_file():
+        pytest.skip("this system has no /proc")
+    assert refused(tiny_folder, "--data", tmp_path / "x.txt") == f"cannot read {tmp_path / 'x.txt'}: Input/output error"
+
+
+def test_rows_of_the_hub_are_streamed(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package is a stand-in: it gives endless rows, as streaming does, or its own error."""
+    asked: list[Any] = []
+
+    def load_dataset(name: str, config: str | None, split: str, streaming: bool) -> Any:
+        asked.append((name, config, split, streaming))
+        if name == "none":
+            raise ConnectionError("no such dataset\nand much more")
+        return iter(lambda: {"words": "one row of words " * 20, "number": 1}, None)
+
+    package = ModuleType("datasets")
+    monkeypatch.setattr(package, "load_dataset", load_dataset, raising=False)
+    monkeypatch.setitem(sys.modules, "datasets", package)
+    corpus = read("hf:allenai/c4:en/train#words", tokenizer)
+    assert corpus.ids.shape == (4, 16)
+    assert asked == [("allenai/c4", "en", "train", True)]
+    assert all(name.startswith("allenai/c4/train:") for name in corpus.documents)
+    with pytest.raises(SinkscopeError, match="field 'number' is neither text"):
+        read("hf:allenai/c4:en/train#number", tokenizer)
+    with pytest.raises(SinkscopeError, match=r"^cannot read dataset 'none': no such dataset$"):
+        read("hf:none/train#text", tokenizer)
+
+
+def test_sequences_with_extras_come_one_at_a_time() -> None:
+    ids = np.arange(6).reshape(3, 2)
+    data = TokenData(ids, extras=[{"extra": torch.tensor([[number]])} for number in range(3)])
+    found = list(batches(data, 1, 2, torch.device("cpu")))
+    assert [batch.inputs.tolist() for batch in found] == [[[2, 3]], [[4, 5]]]
+    assert [batch.extra["extra"].item() for batch in found] == [1, 2]
+
+
+def test_signals_that_are_no_numbers() -> None:
+    from families import tiny_model
+    from transformers import AutoModel
+
+    import sinkscope
+
+    with pytest.raises(SinkscopeError, match="pixel_values: numbers of shape"):
+        sinkscope.scan(tiny_model(AutoModel, "vit"), data={"pixel_values": [["a", "b"]]})
+
+
+def test_rows_of_text_and_of_ids_are_not_mixed(tmp_path: Path, tokenizer: Any) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({"text": "words"}) + "\n" + json.dumps({"input_ids": [3] * 20}) + "\n", "utf-8")
+    with pytest.raises(SinkscopeError, match="mixed"):
+        read(path, tokenizer)

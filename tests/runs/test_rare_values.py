@@ -1,0 +1,70 @@
+"""What a run's files refuse or leave out: a setting of the wrong kind, tables that do not fit, declared names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from desk import scanned
+
+from sinkscope import SinkscopeError, load_run
+from sinkscope.metrics.extension import code_sha256
+from sinkscope.runs.columns import RUN_COLUMNS, run_column
+from sinkscope.runs.per_sequence import cells
+from sinkscope.runs.request import make_request
+from sinkscope.runs.strict_json import plain
+
+
+def test_a_setting_of_the_wrong_kind_is_named() -> None:
+    with pytest.raises(SinkscopeError, match=r"^seq_len: Input should be a valid integer"):
+        make_request(model="tiny", data=("prose",), seq_len="many")
+
+
+def test_missing_values_of_pandas_are_null() -> None:
+    assert plain({"a": pd.NA, "b": [np.float64("nan"), np.int64(3)]}) == {"a": None, "b": [None, 3]}
+
+
+def test_a_run_whose_manifest_forgets_a_table(tmp_path: Path) -> None:
+    scanned().save(tmp_path / "run")
+    path = tmp_path / "run" / "manifest.json"
+    data: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    del data["tables"]["layers"]
+    path.write_text(json.dumps(data), "utf-8")
+    with pytest.raises(SinkscopeError, match="is damaged: its manifest names no table layers"):
+        load_run(tmp_path / "run")
+
+
+def test_sequences_that_do_not_hold_the_same_heads() -> None:
+    run = scanned()
+    run.sequences = run.sequences.drop(index=run.sequences.index[run.sequences["head"] == 1][:1])
+    with pytest.raises(SinkscopeError, match="its sequences do not hold the same heads"):
+        cells(run, run.manifest.data[0].domain, "head", ["bos_mass"])
+
+
+def test_a_column_of_the_whole_run_is_declared_once() -> None:
+    table = next(table for table, columns in RUN_COLUMNS.items() if columns)
+    name = next(iter(RUN_COLUMNS[table]))
+    declare = run_column(table, unit="ratio", range="[0, 1]", source="none")
+
+    def again() -> None:
+        """Nothing."""
+
+    again.__name__ = name
+    with pytest.raises(SinkscopeError, match=f"column {name} of the whole run is declared a second time"):
+        declare(again)
+
+
+def test_the_code_of_a_metric_typed_into_a_session() -> None:
+    """It has no file: other code gives another hash, the same code the same one."""
+
+    def typed(text: str) -> Any:
+        names: dict[str, Any] = {}
+        exec(compile(text, "<stdin>", "exec"), names)
+        return names["own"]
+
+    first, again, other = (typed(f"def own(view):\n    return view + {number}") for number in (1, 1, 2))
+    assert code_sha256(first) == code_sha256(again) != code_sha256(other)
