@@ -383,7 +383,7 @@ def test_length_of_training_gives_the_evaluation_itself() -> None:
     [
         (["--length", "0"], "length 0"),
         (["--length", "16", "--length", "3"], "length 3"),
-        (["--length", "10000"], "GiB, more than 2: pass a smaller --num-sequences or --length"),
+        (["--length", "1024"], "GiB, more than 2: pass a smaller --num-sequences or --length"),
         (["--trigger", "16", "--length", "16"], "trigger position 16: one of 1 .. 15"),
         (["--trigger", "0"], "trigger position 0"),
         (["--num-sequences", "0"], "0 sequences"),
