@@ -25,7 +25,15 @@ from sinkscope.cli import (
     track,
     trigger,
 )
-from sinkscope.cli.common import BAD_INPUT, discard_stdout, encode_anything, guarded, open_closed_streams, say
+from sinkscope.cli.common import (
+    BAD_INPUT,
+    discard_stdout,
+    encode_anything,
+    guarded,
+    open_closed_streams,
+    say,
+    warn_in_one_line,
+)
 from sinkscope.engine.launch import leave
 from sinkscope.engine.launcher import hush
 from sinkscope.errors import SinkscopeError
@@ -82,6 +90,7 @@ def main() -> None:
         say(f"error: {error}")
         sys.exit(BAD_INPUT)
     encode_anything()
+    warn_in_one_line()
     code: str | int | None = 0
     stdout = sys.stdout
     try:

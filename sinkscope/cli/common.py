@@ -8,6 +8,7 @@ import io
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -100,7 +101,16 @@ def say(message: str) -> None:
     from sinkscope.present.text import printable, shortened
 
     with suppress(OSError):
-        print(f"sinkscope: {shortened(printable(message), LONGEST_LINE)}", file=sys.stderr, flush=True)
+        print(shortened(f"sinkscope: {printable(message)}", LONGEST_LINE), file=sys.stderr, flush=True)
+
+
+def warn_in_one_line() -> None:
+    """Prints the warnings of other libraries as one line each, without the line of their source."""
+
+    def shown(message: Warning | str, *_: object) -> None:
+        say(f"warning: {message}")
+
+    warnings.showwarning = shown  # type: ignore[assignment]
 
 
 def check_writable(path: Path | None) -> None:

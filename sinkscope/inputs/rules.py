@@ -51,10 +51,21 @@ def check_characters(text: str, name: str) -> None:
 
 
 def encode(tokenizer: Any, text: str, special: bool) -> list[int]:
-    """Returns the tokenizer's ids of a text. Raises SinkscopeError where the text holds a lone surrogate."""
+    """Returns the tokenizer's ids of a text.
+
+    Raises SinkscopeError where the text holds a lone surrogate, and where the tokenizer fails: its files may hold
+    anything.
+    """
     check_characters(text, "the text")
-    ids = tokenizer(text, add_special_tokens=special, truncation=False, verbose=False)["input_ids"]
-    return [int(token) for token in ids]
+    try:
+        ids = tokenizer(text, add_special_tokens=special, truncation=False, verbose=False)["input_ids"]
+        return [int(token) for token in ids]
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SinkscopeError(
+            f"the checkpoint's tokenizer, {type(tokenizer).__name__}, fails on text ({reason}): mend its files, or "
+            "give token ids"
+        ) from None
 
 
 def token_text(tokenizer: Any, token: int) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
 from conftest import Scan
 
+from sinkscope.cli.common import warn_in_one_line
 from sinkscope.errors import in_one_line
 
 
@@ -30,3 +32,14 @@ def test_a_defect_is_one_line_and_a_traceback_when_asked(
 
 def test_memory_of_the_host_is_no_defect() -> None:
     assert in_one_line(MemoryError()) == "out of memory: try a smaller --seq-len or --batch-size"
+
+
+def test_a_warning_of_another_library_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    warn_in_one_line()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("first line\nsecond line", UserWarning, stacklevel=1)
+    assert capsys.readouterr().err == "sinkscope: warning: first line\\nsecond line\n"

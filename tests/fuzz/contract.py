@@ -101,7 +101,7 @@ def _of_the_files(case: Case, outcome: Outcome, folder: Path, before: Files) -> 
     target = str(Path(case.target)) if case.target else None
     changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
     strange = [name for name in changed if target is None or name.rstrip("/") not in _with_parents(target)]
-    strange = [name for name in strange if target is None or not name.startswith(f"{target}/")]
+    strange = [name for name in strange if target is None or not (target == "." or name.startswith(f"{target}/"))]
     found = [f"changed: {', '.join(strange[:3])}"] if strange and not kept else []
     own = [name for name in changed if name not in strange]
     if not own or (kept and not any(name in before for name in own)):

@@ -39,9 +39,11 @@ class Worker:
 
     def start(self) -> subprocess.Popen[str]:
         command = [sys.executable, str(Path(__file__).parent / "worker.py"), self.folder / "world", self.folder]
+        # Thousands of cases under coverage's trace would take twice as long, and the other tests show what runs.
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_PROCESS")}
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+            env=variables | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         assert process.stdout is not None
         assert select.select([process.stdout], [], [], START)[0], "the worker did not begin"

@@ -17,6 +17,7 @@ from sinkscope import SinkscopeError
 from sinkscope.inputs import read_corpus, token_rules
 from sinkscope.inputs.batches import TokenData, batches
 from sinkscope.inputs.corpus import NothingLeft
+from sinkscope.inputs.rules import encode
 
 
 def read(spec: object, tokenizer: Any, seq_len: int = 16, **kwargs: Any) -> Any:
@@ -126,3 +127,14 @@ def test_rows_of_text_and_of_ids_are_not_mixed(tmp_path: Path, tokenizer: Any) -
     path.write_text(json.dumps({"text": "words"}) + "\n" + json.dumps({"input_ids": [3] * 20}) + "\n", "utf-8")
     with pytest.raises(SinkscopeError, match="mixed"):
         read(path, tokenizer)
+
+
+def test_a_tokenizer_that_fails_is_named() -> None:
+    class Broken:
+        def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
+            raise TypeError("'>' not supported between instances of 'int' and 'dict'\nmore")
+
+    with pytest.raises(
+        SinkscopeError, match=r"^the checkpoint's tokenizer, Broken, fails on text \('>' not .*'dict'\)"
+    ):
+        encode(Broken(), "text", special=False)
