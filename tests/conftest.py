@@ -195,8 +195,25 @@ def patch_forward(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[torch.
     return patch
 
 
+TOLD = "told"
+"""The property under which `tell` records a line."""
+Tell = Callable[[str], None]
+
+
+@pytest.fixture
+def tell(record_property: Callable[[str, object], None]) -> Tell:
+    """Prints a line of counts at the end of the run, from whatever worker it comes."""
+    return lambda line: record_property(TOLD, line)
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """How many model types of each list the full tier has read: the README's figures. Workers report here too."""
+    """What tests have counted; then how many model types of each list the full tier has read: the README's figures."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, ())]
+    told = [value for report in reports for name, value in getattr(report, "user_properties", ()) if name == TOLD]
+    if told:
+        terminalreporter.section("counts")
+        for line in told:
+            terminalreporter.line(line)
     if config.option.markexpr:  # only a part of each list was run
         return
     fates: dict[str, Counter[str]] = {}

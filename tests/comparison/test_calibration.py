@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import Tell
 from desk import scanned
 from scipy.stats import binom
 from tiers import slow_but
@@ -60,18 +61,19 @@ def difference(a: np.ndarray, b: np.ndarray, paired: bool) -> Difference:
 
 
 @pytest.mark.parametrize("draws", slow_but([4_000, 100_000], 4_000))
-def test_coverage_of_the_95_percent_interval(draws: int) -> None:
+def test_coverage_of_the_95_percent_interval(draws: int, tell: Tell) -> None:
     """Prints the table of coverage: kinds of values down, numbers of sequences across."""
     seed, counts = 11, (4, 8, 16, 32)
     noise = np.random.default_rng(seed)
-    print(f"\ncoverage in % of {draws} intervals, seed {seed}: {', '.join(map(str, counts))} sequences")
+    tell(f"coverage in % of {draws} intervals, seed {seed}: {', '.join(map(str, counts))} sequences")
     for name, (first, second, truth) in SHARES.items():
         for paired in (True, False):
             shares = []
             for count in counts:
                 a, b = first(noise, (count, draws)), second(noise, (count, draws))
                 shares.append(1 - leaves_out(difference(a, b, paired), truth).mean())
-            print(f"{name:24} {'paired' if paired else 'Welch':6}", *(f"{100 * share:5.1f}" for share in shares))
+            shown = " ".join(f"{100 * share:5.1f}" for share in shares)
+            tell(f"{name:24} {'paired' if paired else 'Welch':6} {shown}")
             allowed = draws - most_alarms(draws, 1 - FLOORS[name])
             assert min(shares) * draws >= allowed, (name, paired, shares)
 
@@ -161,7 +163,7 @@ KINDS = ("simulated, paired", "simulated, Welch", "resampled, Welch", "swapped, 
 
 
 @pytest.mark.parametrize(("kind", "count"), slow_but([FEW, *((kind, 100) for kind in KINDS)], FEW))
-def test_false_alarms_of_compare(kind: str, count: int) -> None:
+def test_false_alarms_of_compare(kind: str, count: int, tell: Tell) -> None:
     """Heads of one run share its sequences: their limit counts runs, not heads, unless they were drawn apart."""
     seed, paired = 21, kind.endswith("paired")
     source = {
@@ -170,7 +172,7 @@ def test_false_alarms_of_compare(kind: str, count: int) -> None:
         "swapped": lambda: swapped(seed, count),
     }[kind.partition(",")[0]]
     heads, out, runs, changed = head_alarms(source(), paired)
-    print(f"\n{kind}, seed {seed}: {out} of {heads} intervals leave out 0, {runs} of {count} runs have a q < 0.05, "
+    tell(f"{kind}, seed {seed}: {out} of {heads} intervals leave out 0, {runs} of {count} runs have a q < 0.05, "
           f"{changed} list a change")  # fmt: skip
     assert heads >= 8 * count
     independent = heads if kind.startswith("simulated") else count
@@ -181,7 +183,7 @@ def test_false_alarms_of_compare(kind: str, count: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "count"), [(simulated, 60), (resampled, 60)])
-def test_false_alarms_of_check(kind: Callable[..., Iterator[tuple[Run, Run]]], count: int) -> None:
+def test_false_alarms_of_check(kind: Callable[..., Iterator[tuple[Run, Run]]], count: int, tell: Tell) -> None:
     """Over other text: the built-in policy fails one run in a thousand at most, one that allows nothing 5 %."""
     seed, failed, strict_failed = 31, 0, 0
     strict = Policy(
@@ -195,8 +197,8 @@ def test_false_alarms_of_check(kind: Callable[..., Iterator[tuple[Run, Run]]], c
         assert not any(verdict.same_text.values())
         failed += not verdict.passed
         strict_failed += not check(b, baseline, strict).passed
-    print(
-        f"\n{kind.__name__}, seed {seed}: {failed} of {count} fail the built-in policy, "
+    tell(
+        f"{kind.__name__}, seed {seed}: {failed} of {count} fail the built-in policy, "
         f"{strict_failed} one that allows nothing"
     )
     assert failed <= most_alarms(count, DEFAULT.significance)
@@ -217,7 +219,7 @@ def drawn_domain(name: str, values: np.ndarray, same_text: bool) -> Domain:
 
 @pytest.mark.parametrize("count", slow_but([50, 1_000], 50))
 @pytest.mark.parametrize("paired", [True, False])
-def test_false_alarms_of_domains(paired: bool, count: int) -> None:
+def test_false_alarms_of_domains(paired: bool, count: int, tell: Tell) -> None:
     """Two domains of 8 sequences and 40 heads, whose BOS mass comes from one distribution near 0."""
     seed, out, differing, alarmed = 41, 0, 0, 0
     noise = np.random.default_rng(seed)
@@ -229,7 +231,7 @@ def test_false_alarms_of_domains(paired: bool, count: int) -> None:
         out += int(((table["low"] > 0) | (table["high"] < 0)).sum())
         differing += int(table["differs"].sum())
         alarmed += bool(table["differs"].any())
-    print(f"\n{'paired' if paired else 'Welch'}, seed {seed}: {out} of {40 * count} intervals leave out 0, "
+    tell(f"{'paired' if paired else 'Welch'}, seed {seed}: {out} of {40 * count} intervals leave out 0, "
           f"{differing} heads differ, in {alarmed} of {count} pairs")  # fmt: skip
     assert out <= most_alarms(40 * count)
     assert alarmed <= most_alarms(count)

@@ -18,7 +18,7 @@ from typing import Any
 import forked
 import pytest
 import torch
-from conftest import TABLES, Scan
+from conftest import TABLES, Scan, Tell
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiers import slow_but
@@ -507,7 +507,7 @@ def run_files(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("over", ["nothing", "a finished run"])
 def test_25_kills_at_random_moments_leave_one_whole_run(
-    over: str, seed: int, tiny_folder: Path, unbroken: Path, tmp_path: Path, kills: Kills
+    over: str, seed: int, tiny_folder: Path, unbroken: Path, tmp_path: Path, kills: Kills, tell: Tell
 ) -> None:
     """200 in all. Over a finished run the scan begins with --force, and that run stays until the new one stands."""
     draw, out, old = random.Random(seed), tmp_path / "out" / "run", tmp_path / "old"
@@ -535,4 +535,4 @@ def test_25_kills_at_random_moments_leave_one_whole_run(
     same_tables(out, unbroken)
     assert [path.name for path in out.parent.iterdir()] == ["run"]
     assert not any(path.name.startswith(".") for path in out.iterdir())
-    print(f"seed {seed}, over {over}: {killed} kills, {dict(seen)}")
+    tell(f"seed {seed}, over {over}: {killed} kills, {dict(seen)}")

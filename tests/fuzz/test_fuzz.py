@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+from conftest import Tell
 from contract import Case, Outcome, breaches, files_of
 from kinds import KINDS
 
@@ -89,7 +90,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_it_is_given(kind: str, worker: Worker) -> None:
+def test_whatever_it_is_given(kind: str, worker: Worker, tell: Tell) -> None:
     count = max(1, round(KINDS[kind][0] * SHARE))
     begun = time.monotonic()
     broken = []
@@ -99,7 +100,7 @@ def test_whatever_it_is_given(kind: str, worker: Worker) -> None:
             broken.append(f"{kind} {SEED} {number}: {'; '.join(answer['breaches'])}\n    {answer['command']}\n"
                           f"    exit code {answer['code']}: {answer['stderr'].strip()[:400]}")  # fmt: skip
     spent = time.monotonic() - begun
-    print(f"{kind}: {count} tried, {count - len(broken)} clean, seed {SEED}, {spent:.0f} s")
+    tell(f"{kind}: {count} tried, {count - len(broken)} clean, seed {SEED}, {spent:.0f} s")
     assert not broken, f"{len(broken)} of {count} cases:\n" + "\n".join(broken)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import dying
 import pytest
+from conftest import Tell
 from tiers import slow_but
 
 from sinkscope import scan
@@ -62,7 +63,9 @@ def one_whole_run(out: Path, old: Files, new: Files, settled: bool = False) -> s
         ("old", "shards", "exchange"), ("old", "shards", "plain"),
     ),
 )  # fmt: skip
-def test_a_kill_at_every_step_of_a_save(old: str, shards: str, plain: str, runs: Path, tmp_path: Path) -> None:
+def test_a_kill_at_every_step_of_a_save(
+    old: str, shards: str, plain: str, runs: Path, tmp_path: Path, tell: Tell
+) -> None:
     given = [str(runs / name) if name != "-" else name for name in ("new", old, shards)]
     words = [sys.executable, str(DYING), *given, plain, str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": f"{DYING.parent}:{os.environ.get('PYTHONPATH', '')}"}
@@ -83,7 +86,8 @@ def test_a_kill_at_every_step_of_a_save(old: str, shards: str, plain: str, runs:
         assert [path.name for path in state.iterdir()] == ["run"], "the next save removes what a killed one left"
     assert held == sorted(held, key=("none", "old", "new").index)
     assert held[-1] == "new"
-    print(f"{len(steps)} steps: {', '.join(f'{held.count(name)} {name}' for name in dict.fromkeys(held))}")
+    seen = ", ".join(f"{held.count(name)} {name}" for name in dict.fromkeys(held))
+    tell(f"kills at every step of a save ({old}, {shards}, {plain}): {len(steps)} steps, {seen}")
 
 
 @pytest.mark.parametrize("plain", slow_but([False, True], False))
