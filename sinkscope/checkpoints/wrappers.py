@@ -72,10 +72,15 @@ def _refuse_inputs_of_adapters(model: nn.Module) -> None:
             )
 
 
+def is_sharded(model: nn.Module) -> bool:
+    """Whether FSDP has spread the weights over processes (FullyShardedDataParallel or fully_shard)."""
+    return any(SHARDED.intersection(kind.__name__ for kind in type(module).__mro__) for module in model.modules())
+
+
 def _refuse_shards(model: nn.Module) -> None:
-    for module in model.modules():
-        if SHARDED.intersection(kind.__name__ for kind in type(module).__mro__):
-            raise SinkscopeError(
-                "FSDP has spread the model's weights over processes: save the whole model and scan its folder, or "
-                "spread it over GPUs with sinkscope's own --tp or --device-map"
-            )
+    zero3 = any(hasattr(parameter, "ds_id") for parameter in model.parameters())
+    if zero3 or is_sharded(model):
+        raise SinkscopeError(
+            f"{'DeepSpeed' if zero3 else 'FSDP'} has spread the model's weights over processes: save the whole model "
+            "and scan its folder, or spread it over GPUs with sinkscope's own --tp or --device-map"
+        )

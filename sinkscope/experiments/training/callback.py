@@ -12,10 +12,11 @@ import numpy as np
 from torch import nn
 from transformers import Trainer, TrainerCallback
 
+from sinkscope.checkpoints.wrappers import is_sharded
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.scan import scan
 from sinkscope.errors import SinkscopeError, in_one_line
-from sinkscope.experiments.training.live_model import Replica, bare, is_sharded, processes_of_training, undisturbed
+from sinkscope.experiments.training.live_model import Replica, processes_of_training, undisturbed
 from sinkscope.experiments.training.trajectory import trajectory_rows
 from sinkscope.runs.defaults import EPSILON
 from sinkscope.runs.run import Run
@@ -92,9 +93,8 @@ class SinkCallback(TrainerCallback):  # type: ignore[misc] # transformers export
 
     def _scan(self, model: nn.Module, processes: Processes) -> Run | None:
         if not is_sharded(model):
-            inner = bare(model)
-            with undisturbed(inner):
-                return scan(inner, tokenizer=self.tokenizer, processes=processes, **self._settings)
+            with undisturbed(model):
+                return scan(model, tokenizer=self.tokenizer, processes=processes, **self._settings)
         with undisturbed(model):
             copy = self._replica.refreshed(model, processes.index == 0)
             found: list[Run] = []

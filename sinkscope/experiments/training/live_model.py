@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from sinkscope.engine.launch import ALONE, Launched, Processes
 from sinkscope.errors import SinkscopeError
@@ -39,32 +40,6 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
                 module.training = training
             random.setstate(python)
             np.random.set_state(old)
-
-
-def bare(model: nn.Module) -> nn.Module:
-    """The transformers model inside the wrappers of training: DDP, DataParallel, torch.compile, PEFT's adapters.
-
-    Adapters stay inside the layers that they change, so that they are measured with the model. Raises SinkscopeError
-    for a model whose weights DeepSpeed has spread over the processes.
-    """
-    from accelerate.utils import extract_model_from_parallel
-
-    inner = extract_model_from_parallel(model, keep_torch_compile=False)
-    if any(hasattr(parameter, "ds_id") for parameter in inner.parameters()):
-        raise SinkscopeError(
-            "DeepSpeed's ZeRO-3 spreads the weights over the processes: measure the saved checkpoints with "
-            "`sinkscope track`"
-        )
-    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Whether FSDP has spread the weights over the processes (FullyShardedDataParallel or fully_shard)."""
-    if not torch.distributed.is_available():
-        return False
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-
-    return any(isinstance(module, FSDPModule | FullyShardedDataParallel) for module in model.modules())
 
 
 class Replica:
@@ -113,10 +88,11 @@ def _gathered(model: nn.Module) -> dict[str, Any]:
 
 
 def _built_like(model: nn.Module) -> nn.Module:
-    from accelerate.utils import extract_model_from_parallel
     from torch.distributed.fsdp import FSDPModule
 
-    inner: Any = extract_model_from_parallel(model, keep_torch_compile=False)
+    inner: Any = model
+    while not isinstance(inner, PreTrainedModel):
+        inner = inner.module
     family: Any = next(each for each in type(inner).__mro__ if not issubclass(each, FSDPModule))
     dtype = next(parameter.dtype for parameter in inner.parameters())
     return family(inner.config).to(dtype).eval()
