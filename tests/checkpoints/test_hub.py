@@ -130,6 +130,7 @@ def test_a_model_in_the_hub_s_cache_is_read_from_there(
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(COMMIT, "utf-8")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     facts = open_checkpoint("some/tiny").facts
     assert facts["revision"] == COMMIT
     assert facts["weights_sha256"] == open_checkpoint(str(tiny_folder)).facts["weights_sha256"]
