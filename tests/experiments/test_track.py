@@ -15,6 +15,7 @@ import sinkscope
 from sinkscope.cli import app
 from sinkscope.experiments.training.steps import Step, steps_of
 from sinkscope.experiments.training.trajectory import emergence
+from sinkscope.runs.schema.training_tables import TRAINING_TABLES
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,8 @@ def test_one_folder_a_step_and_the_tables_of_all(checkpoints: list[Path], tmp_pa
         model = rows[rows["level"] == "model"]
         assert model["value"].item() == pytest.approx(run.summary.streams["text"].sink_score.mean, rel=1e-8)
     assert len(emerged) == 8
+    for name, table in (("trajectory", trajectory), ("emergence", emerged)):
+        assert list(table.columns) == [column.name for column in TRAINING_TABLES[name].columns()]
     again = emergence(trajectory, 0.3)
     assert again.to_csv(index=False, float_format="%.9g") == (out / "emergence.csv").read_text()
     assert max(map(len, result.stdout.splitlines())) <= 80

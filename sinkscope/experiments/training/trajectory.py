@@ -8,16 +8,14 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.runs.per_sequence import domains
+from sinkscope.runs.schema.training_tables import TRAINING_TABLES
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
 
-TRAJECTORY = ("step", "domain", "stream", "level", "layer", "head", "metric", "value", "sem")
-"""Columns of trajectory.csv, a row per step and number. `level` is model, layer or head; `layer` and `head` are empty
-above their level. `sem`: standard error over sequences, empty where the number has none."""
-
-EMERGENCE = ("domain", "stream", "layer", "head", "first", "last", "emerged", "half_rise", "largest_gain", "shape")
-"""Columns of emergence.csv; `emergence` defines them."""
+TRAJECTORY, EMERGENCE = (
+    tuple(column.name for column in TRAINING_TABLES[name].columns()) for name in ("trajectory", "emergence")
+)
 
 OF_HEADS = ("sink_score", "bos_mass", "entropy")
 OF_LAYERS = ("mean_bos_mass", "norm_ratio", "inf_norm")

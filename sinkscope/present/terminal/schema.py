@@ -13,6 +13,7 @@ from sinkscope.runs.schema.baseline import BaselineFile
 from sinkscope.runs.schema.manifest import Manifest
 from sinkscope.runs.schema.summary import Summary
 from sinkscope.runs.schema.tables import TABLES, TableSchema
+from sinkscope.runs.schema.training_tables import TRAINING_TABLES
 
 RECORDS: dict[str, tuple[type[BaseModel], str]] = {
     "manifest": (Manifest, "manifest.json: how a run was measured"),
@@ -20,6 +21,8 @@ RECORDS: dict[str, tuple[type[BaseModel], str]] = {
     "request": (Request, "what a scan is asked for: part of manifest.json and of a baseline"),
     "baseline": (BaselineFile, "the file of `sinkscope baseline`"),
 }
+
+SHOWN = TABLES | TRAINING_TABLES
 
 
 def render_schema(name: str | None) -> str:
@@ -31,9 +34,9 @@ def render_schema(name: str | None) -> str:
         return _names()
     if name in RECORDS:
         return _json(RECORDS[name][0].model_json_schema(mode="serialization"))
-    if name in TABLES:
-        return _json(table_schema(TABLES[name]))
-    raise SinkscopeError(f"no file or table {name!r}: choose one of {', '.join([*RECORDS, *TABLES])}")
+    if name in SHOWN:
+        return _json(table_schema(SHOWN[name]))
+    raise SinkscopeError(f"no file or table {name!r}: choose one of {', '.join([*RECORDS, *SHOWN])}")
 
 
 def table_schema(table: TableSchema) -> dict[str, Any]:
@@ -44,7 +47,7 @@ def table_schema(table: TableSchema) -> dict[str, Any]:
 
 def _names() -> str:
     descriptions = {name: what for name, (_, what) in RECORDS.items()}
-    descriptions |= {name: f"{table.file}: {table.row}" for name, table in TABLES.items()}
+    descriptions |= {name: f"{table.file}: {table.row}" for name, table in SHOWN.items()}
     width = max(map(len, descriptions))
     return "".join(f"{name:{width}}  {what}\n" for name, what in descriptions.items())
 
