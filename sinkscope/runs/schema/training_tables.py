@@ -27,7 +27,7 @@ TRAINING_TABLES = {
             ),
         ),
         TableSchema(
-            "emergence", "emergence.csv", "one (domain, stream, layer, head): when its sink appeared",
+            "emergence", "emergence.csv", "one (stream, layer, head): when its sink appeared",
             (DOMAIN, STREAM, LAYER, HEAD),
             own=(
                 ColumnSchema("first", "number", "probability", "[0, 1]", "sink_score at the first step."),
