@@ -11,7 +11,7 @@ from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -244,6 +244,12 @@ def bare_config() -> Any:
     return config
 
 
+def module_without_hooks() -> nn.Module:
+    module = nn.Module()
+    del module.__dict__["_forward_hooks"]
+    return module
+
+
 def spread_without_hooks() -> nn.Module:
     model: Any = nn.Linear(2, 2)
     model.hf_device_map = {"": "disk"}
@@ -284,7 +290,7 @@ GONE: list[tuple[str, str, Break, Callable[[], Any]]] = [
      lambda: doors.empty_wrapper(Tensor, [2], torch.float32, torch.device("cpu"))),
     ("torch", "Tensor._version", WHOLE, lambda: doors.times_written(torch.zeros(2).as_subclass(Uncounted))),
     ("torch", "OpOverload._schema", WHOLE, lambda: doors.writes(SimpleNamespace())),
-    ("torch", "Module._forward_hooks", WHOLE, lambda: doors.forward_hooks(cast("nn.Module", SimpleNamespace()))),
+    ("torch", "Module._forward_hooks", WHOLE, lambda: doors.forward_hooks(module_without_hooks())),
     ("torch", "torch._dynamo.OptimizedModule", lambda patch: remove(patch, torch._dynamo, "OptimizedModule"),
      lambda: doors.compiled_from(nn.Linear(2, 2))),
     ("torch", "torch.utils._pytree.tree_map_only", lambda patch: remove(patch, _pytree, "tree_map_only"),
