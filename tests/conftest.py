@@ -207,7 +207,7 @@ def tell(record_property: Callable[[str, object], None]) -> Tell:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """What tests have counted; then how many model types of each list the full tier has read: the README's figures."""
+    """What tests have counted; then the model types of each list that the full tier has read (docs/models.md)."""
     reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, ())]
     told = [value for report in reports for name, value in getattr(report, "user_properties", ()) if name == TOLD]
     if told:

@@ -123,7 +123,7 @@ def test_the_rooms_and_the_law_are_those_of_the_code() -> None:
     assert re.findall(r"\w+", law) == list(ROOMS)
 
 
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
 LINK = r"\]\(([^)#:]+)(?:#[^)]*)?\)"
 PATH = r"(?<![\w/.])((?:tests|sinkscope|examples|docs|\.ci)/[\w./-]*\w)"
 

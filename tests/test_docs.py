@@ -1,0 +1,138 @@
+"""README and docs/: links and anchors lead somewhere, README stays short, and every command they show can be typed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from sinkscope.cli import app
+
+ROOT = Path(__file__).parents[1]
+SHOWN = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+PAGES = [*SHOWN, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that a forge gives a page's headings."""
+    headings = re.findall(r"^#{1,6} (.+)$", FENCE.sub("", page.read_text("utf-8")), re.M)
+    plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in plain}
+
+
+def broken(page: Path) -> list[str]:
+    """Links of a page to a file or an anchor that is not there."""
+    wrong = []
+    for link in LINK.findall(FENCE.sub("", page.read_text("utf-8"))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            wrong.append(link)
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_link_and_anchor_exists(page: Path) -> None:
+    assert broken(page) == []
+
+
+def test_a_broken_link_is_seen(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One `b_c`: two\n[a](#one-b_c-two) [b](#three) [c](gone.md) [d](page.md#no) [e](https://x.org)\n")
+    assert broken(page) == ["#three", "gone.md", "page.md#no"]
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 200
+
+
+def test_every_page_is_listed() -> None:
+    index = ROOT / "docs" / "index.md"
+    listed = {(index.parent / link).resolve() for link in LINK.findall(index.read_text("utf-8"))}
+    assert set(ROOT.glob("docs/**/*.md")) - {index} <= listed
+
+
+# Commands
+
+
+def typed(page: Path) -> list[str]:
+    """What follows `sinkscope` in every command line of the page's code blocks."""
+    lines = "\n".join(FENCE.findall(page.read_text("utf-8"))).replace("\\\n", " ").split("\n")
+    starts = [re.match(r"(?:.*(?:&&|-m) )?sinkscope (\w.*)", line) for line in lines]
+    return [found[1] for found in starts if found]
+
+
+def named(page: Path) -> list[str]:
+    """What follows `sinkscope` where a sentence names a command: a name and options, perhaps not all it needs."""
+    text = FENCE.sub("", page.read_text("utf-8"))
+    return [" ".join(found.split()) for found in re.findall(r"`sinkscope\s+([a-z][^`]*)`", text)]
+
+
+def words_of(line: str) -> list[str]:
+    """The words that the command gets of a shell: without comment, redirection and what follows."""
+    words = shlex.split(line, comments=True)
+    end = next((place for place, word in enumerate(words) if word in {">", "|", "&&"}), len(words))
+    return words[:end]
+
+
+def unknown(words: list[str]) -> list[str]:
+    """The command, subcommand or options among the words that sinkscope does not have."""
+    command = typer.main.get_command(app)
+    while hasattr(command, "commands") and words and re.fullmatch(r"[a-z0-9]+", words[0]):
+        if words[0] not in command.commands:
+            return words[:1]
+        command, words = command.commands[words[0]], words[1:]
+    options = {option for parameter in command.params for option in parameter.opts} | {"--help", "-h"}
+    return [word for word in words if word.startswith("-") and word.partition("=")[0] not in options]
+
+
+def refusal(words: list[str]) -> str:
+    """What the parser says against the words, empty where it takes them. No command is run."""
+    command, context = typer.main.get_command(app), None
+    while hasattr(command, "commands"):
+        command, words = command.commands[words[0]], words[1:]
+    try:
+        context = command.make_context("sinkscope", list(words))
+    except Exception as error:  # typer's own click, whose classes are not public
+        return str(error) or type(error).__name__
+    return "" if context else "nothing parsed"
+
+
+@pytest.mark.parametrize("page", SHOWN, ids=name)
+def test_every_command_can_be_typed(page: Path) -> None:
+    lines = [words_of(line) for line in typed(page)]
+    assert [(words, wrong) for words in lines if (wrong := unknown(words) or refusal(words))] == []
+    assert [line for line in named(page) if unknown(line.split())] == []
+
+
+def test_commands_are_found_and_judged() -> None:
+    assert len(typed(ROOT / "docs" / "commands" / "scan.md")) >= 7
+    assert len(typed(ROOT / "docs" / "many-gpus.md")) == 4
+    assert unknown(["scam", "x"]) == ["scam"]
+    assert unknown(["trigger", "trian"]) == ["trian"]
+    assert unknown(["scan", "x", "--sequences", "3"]) == ["--sequences"]
+    assert refusal(["scan", "x", "--num-sequences", "many"])
+    assert refusal(["check", "x"]), "an option that is needed is missing"
+
+
+def test_every_command_has_its_page() -> None:
+    """In README's table; the pages it links to exist by the test of links."""
+    helped = CliRunner().invoke(app, ["--help"]).stdout
+    commands = re.findall(r"^  ([a-z]+)  ", helped.partition("Commands:")[2], re.M)
+    table = "".join(
+        re.findall(r"^\| (\[.+?\]\(docs/commands/\w+\.md\)) \|", (ROOT / "README.md").read_text("utf-8"), re.M)
+    )
+    assert len(commands) == 14
+    assert set(commands) <= set(re.findall(r"\w+", table))
