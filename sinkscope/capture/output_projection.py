@@ -91,7 +91,13 @@ def projection_weight(projection: nn.Module, width: int) -> Float[Tensor, "out w
     device = next((tensor.device for tensor in held if not tensor.is_meta), torch.device("cpu"))
     with torch.no_grad():
         eye = torch.eye(width, device=device, dtype=dtype)
-        return (projection(eye) - projection(torch.zeros_like(eye))).mT
+        return (_applied(projection, eye) - _applied(projection, torch.zeros_like(eye))).mT
+
+
+def _applied(projection: nn.Module, rows: Tensor) -> Tensor:
+    """The projection's output; layers of quantised models may return their scales beside it."""
+    output = projection(rows)
+    return output[0] if isinstance(output, tuple) else output
 
 
 def _plain(weight: Tensor) -> bool:
