@@ -1,0 +1,5 @@
+"""The kinds of arm, one a file. Importing this package declares them all."""
+
+from sinkscope.experiments.arms.kinds import heads, keys
+
+__all__ = ["heads", "keys"]
