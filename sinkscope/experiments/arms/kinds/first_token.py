@@ -81,6 +81,6 @@ def _replaced(one: Pass, first: torch.Tensor) -> Iterator[None]:
 @arm_kind("first-token", "first-token:TEXT or first-token:random", "Barbero et al. 2504.02732")
 def read_first_token(rest: str) -> Arm:
     """What stands at position 0 replaced by the one token that TEXT is, or by one drawn from the vocabulary."""
-    if not rest:
+    if not rest or any(0xD800 <= ord(letter) < 0xE000 for letter in rest):  # half a character is no text
         raise SinkscopeError("no token is named")
     return RandomFirstToken() if rest == RANDOM else FirstToken(rest)
