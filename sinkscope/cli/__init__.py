@@ -11,14 +11,17 @@ import typer
 
 from sinkscope.cli import (
     ablate,
+    arms,
     baseline,
     bench,
     check,
     compare,
+    evict,
     examples,
     export,
     metrics,
     plot,
+    quant,
     report,
     scan,
     schema,
@@ -50,6 +53,9 @@ app = typer.Typer(
 app.command("scan")(guarded(scan.scan, spreads=True))
 app.command("track")(guarded(track.track))
 app.command("ablate")(guarded(ablate.ablate))
+app.command("arms")(guarded(arms.arms))
+app.command("evict")(guarded(evict.evict))
+app.command("quant")(guarded(quant.quant))
 app.command("compare")(guarded(compare.compare))
 app.command("baseline")(guarded(baseline.baseline))
 app.command("check")(guarded(check.check))
