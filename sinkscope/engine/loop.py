@@ -174,7 +174,7 @@ class Loop:
             size = min(self._size(domain), self._fits or self._size(domain))
             try:
                 batch = next(batches(data, start, min(size, stop - start), self.checkpoint.device))
-                parts = self._one_batch(*self._watches[domain], batch)
+                parts = self._one_batch(domain, batch)
                 break
             except (RuntimeError, MemoryError) as error:
                 if not _is_out_of_memory(error) or self.processes.tensor:
@@ -188,13 +188,15 @@ class Loop:
             work.appendleft((domain, start + count, stop))
         return Shard(domain, start, count, size, self._fits, parts)
 
-    def _one_batch(self, capture: Capture, collector: Collector, batch: Batch) -> Parts:
-        """Runs one batch through the model and returns its quantities."""
+    def _one_batch(self, domain: int, batch: Batch) -> Parts:
+        """Runs one batch of a domain through the model and returns its quantities."""
+        capture, collector = self._watches[domain]
+        ids = self.reading.corpora[domain].ids[batch.start : batch.start + len(batch)]
         collector.begin(batch.start)
         try:
             with ExitStack() as stack:
                 for each in self.measurements:  # before the capture, whose views then find what they watched
-                    stack.enter_context(each.watching(batch))
+                    stack.enter_context(each.watching(batch, ids))
                 stack.enter_context(capture.watching(batch.spans, batch.inputs.shape[1]))
                 self.forward(batch.inputs, batch.mask, **batch.extra)
             bad = collector.bad_site(self.plan.sites)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -41,7 +42,8 @@ class Echo(Measurement):
         return (Quantity("echo", ("sequence",), lambda view: view.x_peaks.amax(-1)), Quantity("mlp", ("sequence",), no))
 
     @contextmanager
-    def watching(self, batch: Batch) -> Iterator[None]:
+    def watching(self, batch: Batch, ids: np.ndarray) -> Iterator[None]:
+        assert ids.shape == batch.inputs.shape
         self.seen: dict[str, torch.Tensor] = {}
         handles = [
             module.register_forward_pre_hook(self._keep(name))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import pandas as pd
 from torch import nn
 
@@ -98,8 +99,11 @@ class Measurement(ABC):
         return ()
 
     @contextmanager
-    def watching(self, batch: Batch) -> Iterator[None]:
-        """In force during the forward pass of a batch; it leaves no hook behind, also after an exception."""
+    def watching(self, batch: Batch, ids: np.ndarray) -> Iterator[None]:
+        """In force during the forward pass of a batch; it leaves no hook behind, also after an exception.
+
+        `ids`: the ids of the batch's tokens as the tables show them, [sequence, T], -1 past a sequence's end.
+        """
         yield
 
     def parts(self) -> Parts:
