@@ -330,7 +330,7 @@ def test_metrics_command_tells_of_them() -> None:
         assert re.match(r"Lampert et al\. 2605\.08453|ours\b", metric.source), name
     for name in ("tr_bw", "verdict"):
         (heading, *lines) = CliRunner().invoke(app, ["metrics", name]).stdout.splitlines()
-        assert heading == "smoothing.csv (scan --smoothing): one row per (stream, layer, head)"
+        assert heading == "smoothing.csv (scan --measure smoothing): one row per (stream, layer, head)"
         assert [line for line in lines if line.startswith(f"  {name}")]
 
 
