@@ -45,6 +45,16 @@ MEASURES = {
             ">= 1 count; zbar is the mean of their z_i, B = Cov(z) with 1/n. Biases are left out, and any norm or "
             "multiplier after W_O.",
         ),
+        Measure(
+            "streaming", "what may the KV cache forget?",
+            (TableSchema(
+                "streaming", "streaming.csv", "one (stream, layer, head); --measure streaming",
+                (DOMAIN, STREAM, LAYER, HEAD, MODULE), measured=("streaming",),
+            ),),
+            "A cache keeps the first S keys (--sinks) and the last W (--window), query i's own among them; the keys S "
+            ".. i - W are distant. Every column is empty where a sequence has no distant key (T <= S + W) or a query "
+            "sees later keys, since nothing is cached then.",
+        ),
     )
 }  # fmt: skip
 """Every measurement, by name, in the order in which they are made and named."""
