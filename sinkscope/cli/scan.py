@@ -24,7 +24,7 @@ from sinkscope.cli.options import (
 )
 from sinkscope.cli.scan_job import Job, launched
 from sinkscope.errors import in_one_line
-from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
+from sinkscope.runs.defaults import DORMANT_RULE, EPSILON, SINKS, WINDOW
 from sinkscope.runs.schema.measures import MEASURES
 
 if TYPE_CHECKING:
@@ -101,6 +101,12 @@ def scan(
         list[str] | None,
         typer.Option(metavar="NAME", help=f"Measure more: {MEASURES_TOLD}, or all. Repeat for several."),
     ] = None,
+    window: Annotated[
+        int, typer.Option(metavar="N", help="Recent keys that a streaming cache keeps, for --measure streaming.")
+    ] = WINDOW,
+    sinks: Annotated[
+        int, typer.Option(metavar="N", help="First keys that a streaming cache keeps, for --measure streaming.")
+    ] = SINKS,
     smoothing: Annotated[bool, typer.Option("--smoothing", hidden=True)] = False,
     spectra: Annotated[
         int | None,
@@ -146,7 +152,8 @@ def scan(
         "first": first or (), "prepend": prepend or (), "device": device,
         "device_map": device_map, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code,
         "allow_pickle": allow_pickle, "seed": seed, "epsilon": epsilon, "dormant_rule": dormant_rule,
-        "measure": measure or [], "smoothing": smoothing, "spectra": spectra, "metrics": metrics or [],
+        "measure": measure or [], "window": window, "sinks": sinks, "smoothing": smoothing,
+        "spectra": spectra, "metrics": metrics or [],
         "self_check": not no_self_check,
     }  # fmt: skip
     job = Job(options, resume, force, tuple({"csv", formats}), quiet, processes)

@@ -28,7 +28,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.extension import definitions
 from sinkscope.metrics.quantities import quantity_set
 from sinkscope.runs.columns import metric_set
-from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
+from sinkscope.runs.defaults import DORMANT_RULE, EPSILON, SINKS, WINDOW
 from sinkscope.runs.dormancy import check_rule
 from sinkscope.runs.request import Request
 from sinkscope.runs.run import Run
@@ -67,6 +67,8 @@ def scan(
     epsilon: float = EPSILON,
     dormant_rule: str = DORMANT_RULE,
     measure: str | Sequence[str] = (),
+    window: int = WINDOW,
+    sinks: int = SINKS,
     smoothing: bool = False,
     spectra: int | None = None,
     metrics: Sequence[Callable[..., Any] | str | Path] = (),
@@ -100,6 +102,7 @@ def scan(
         device_map: `auto`, or accelerate's map of module paths to devices: the model is spread over them.
         epsilon: the sink threshold. dormant_rule: "NAME<x" on a head column.
         measure: what to measure on request (`Run.measured`): names of `sinkscope scan --help`, or "all".
+        window, sinks: keys that a streaming cache keeps, the last and the first; for measure="streaming".
         smoothing: True is the older spelling of measure="smoothing".
         spectra: how many first sequences of each domain matrix_entropy is measured on; None = as many as are cheap.
         metrics: your own functions, decorated with `head_metric` or `layer_metric`, or Python files that define some,
@@ -126,7 +129,7 @@ def scan(
         "batch_size": batch_size, "bos": bos, "first": first, "prepend": prepend, "device": device,
         "device_map": device_map, "dtype": dtype,
         "revision": revision, "trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle, "seed": seed,
-        "epsilon": epsilon, "dormant_rule": dormant_rule, "measures": measure,
+        "epsilon": epsilon, "dormant_rule": dormant_rule, "measures": measure, "window": window, "sinks": sinks,
         "spectra": spectra, "self_check": self_check,
     }  # fmt: skip
     if smoothing:
@@ -202,7 +205,8 @@ def _set_up(
     loop.declared = quantity_set(measured)
     read = [corpus.fingerprint for corpus in loop.reading.corpora]
     processes.require_same([checkpoint.facts["weights_sha256"], definitions(measured), *read])
-    subject = Subject(checkpoint.model, loop.plan, measured, lambda: _short_pass(loop), loop.reading.rules.bos_id)
+    bos_id = loop.reading.rules.bos_id
+    subject = Subject(checkpoint.model, loop.plan, measured, lambda: _short_pass(loop), request, bos_id)
     loop.measurements = processes.run(lambda: [kind(subject) for kind in kinds])
     checked = check_loop(loop) if request.self_check else {"status": "skipped"}
     return loop, describe(loop, request.model_copy(update={"model": checkpoint.facts["id"]}), checked)

@@ -76,6 +76,16 @@ MEASURES = {
             "multiplier after W_O.",
         ),
         Measure(
+            "streaming", "what may the KV cache forget?",
+            (TableSchema(
+                "streaming", "streaming.csv", "one (stream, layer, head); --measure streaming",
+                (DOMAIN, STREAM, LAYER, HEAD, MODULE), measured=("streaming",),
+            ),),
+            "A cache keeps the first S keys (--sinks) and the last W (--window), query i's own among them; the keys S "
+            ".. i - W are distant. Every column is empty where a sequence has no distant key (T <= S + W) or a query "
+            "sees later keys, since nothing is cached then.",
+        ),
+        Measure(
             "first", "does the sink follow BOS or the first position (with --first, --prepend)?",
             (TableSchema(
                 "first", "first.csv", "one (stream, layer, head); --first, --prepend",
