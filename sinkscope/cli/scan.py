@@ -79,6 +79,10 @@ def scan(
         list[int] | None,
         typer.Option(metavar="N", help="Put N random tokens before the first token. Repeat to compare; 0 is none."),
     ] = None,
+    generate: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Let the model write N tokens after each sequence, and measure them too."),
+    ] = None,
     batch_size: Annotated[
         str, typer.Option(help="Sequences per forward pass; auto halves them when memory runs out.")
     ] = "auto",
@@ -149,7 +153,7 @@ def scan(
     options = {
         "data": data or None, "images": images, "audio": audio, "prompt": prompt, "seq_len": seq_len,
         "num_sequences": num_sequences, "batch_size": parse_batch_size(batch_size), "bos": single(bos) or "auto",
-        "first": first or (), "prepend": prepend or (), "device": device,
+        "first": first or (), "prepend": prepend or (), "generate": generate, "device": device,
         "device_map": device_map, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code,
         "allow_pickle": allow_pickle, "seed": seed, "epsilon": epsilon, "dormant_rule": dormant_rule,
         "measure": measure or [], "window": window, "sinks": sinks, "smoothing": smoothing,

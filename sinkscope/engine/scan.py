@@ -9,7 +9,7 @@ from typing import Any
 
 from sinkscope.capture import plan
 from sinkscope.capture.alone import alone
-from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
+from sinkscope.checkpoints import Checkpoint
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.checkpoints.probes import DRY_RUN_TOKENS
 from sinkscope.engine.assemble import build_run
@@ -17,6 +17,7 @@ from sinkscope.engine.batch_size import memory_needed
 from sinkscope.engine.finished import finished_before
 from sinkscope.engine.input_kinds import Asked, asked_of, check_asked, claim
 from sinkscope.engine.launch import ALONE, Processes
+from sinkscope.engine.loaded import loaded
 from sinkscope.engine.loop import Loop, Progress
 from sinkscope.engine.manifest import describe, resume_key
 from sinkscope.engine.measures import Subject, measurements, refuse_spread
@@ -33,6 +34,7 @@ from sinkscope.runs.dormancy import check_rule
 from sinkscope.runs.request import Request
 from sinkscope.runs.run import Run
 from sinkscope.runs.schema.manifest import Manifest
+from sinkscope.runs.schema.measures import asked_measures
 
 
 class Interrupted(KeyboardInterrupt):
@@ -56,6 +58,7 @@ def scan(
     bos: str | Sequence[str] = "auto",
     first: str | Sequence[str] = (),
     prepend: int | Sequence[int] = (),
+    generate: int | None = None,
     tokenizer: Any = None,
     device: str = "auto",
     device_map: str | dict[str, Any] | None = None,
@@ -97,6 +100,7 @@ def scan(
         bos: the first token: auto (the tokenizer's default), always, never; a list of modes makes a domain of each.
         first: what stands first instead: auto, bos, bosxN (N times), none, random, or a text of one token. prepend: how
             many random tokens stand before that. Every combination makes a domain over the same text.
+        generate: how many tokens the model writes after each sequence, greedily; they are measured with it.
         batch_size: None = chosen by the device and halved when memory runs out.
         tokenizer: for a model object; a name brings its own.
         device_map: `auto`, or accelerate's map of module paths to devices: the model is spread over them.
@@ -126,8 +130,8 @@ def scan(
     """
     asked: dict[str, Any] = {
         "images": images, "audio": audio, "prompt": prompt, "seq_len": seq_len, "num_sequences": num_sequences,
-        "batch_size": batch_size, "bos": bos, "first": first, "prepend": prepend, "device": device,
-        "device_map": device_map, "dtype": dtype,
+        "batch_size": batch_size, "bos": bos, "first": first, "prepend": prepend, "generate": generate,
+        "device": device, "device_map": device_map, "dtype": dtype,
         "revision": revision, "trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle, "seed": seed,
         "epsilon": epsilon, "dormant_rule": dormant_rule, "measures": measure, "window": window, "sinks": sinks,
         "spectra": spectra, "self_check": self_check,
@@ -200,32 +204,21 @@ def _set_up(
         refuse_spread(kinds)
     measured = processes.run(lambda: metric_set(metrics).asked(request.measures))
     check_rule(request.dormant_rule, measured.names("heads"))
-    checkpoint = processes.run(lambda: _load(model, tokenizer, _load_options(request, processes), report))
+    checkpoint = processes.run(lambda: loaded(request, model, tokenizer, report, processes))
     loop = processes.run(lambda: _prepare(checkpoint, asked, request, report, processes))
+    request = request.model_copy(update={"measures": asked_measures((*request.measures, *loop.reading.measures))})
     loop.declared = quantity_set(measured)
     read = [corpus.fingerprint for corpus in loop.reading.corpora]
     processes.require_same([checkpoint.facts["weights_sha256"], definitions(measured), *read])
     bos_id = loop.reading.rules.bos_id
     subject = Subject(checkpoint.model, loop.plan, measured, lambda: _short_pass(loop), request, bos_id)
-    loop.measurements = processes.run(lambda: [kind(subject) for kind in kinds])
+    loop.measurements = processes.run(lambda: [kind(subject) for kind in measurements(request.measures)])
     checked = check_loop(loop) if request.self_check else {"status": "skipped"}
     return loop, describe(loop, request.model_copy(update={"model": checkpoint.facts["id"]}), checked)
 
 
-def _load_options(request: Request, processes: Processes) -> LoadOptions:
-    return LoadOptions(
-        request.revision, processes.device(request.device), request.device_map, request.dtype,
-        request.trust_remote_code, request.allow_pickle, tensor_parallel=processes.count if processes.tensor else 1,
-    )  # fmt: skip
-
-
 def _silent(stage: str, done: int, total: int) -> None:
     """No progress shown."""
-
-
-def _load(model: Any, tokenizer: Any, options: LoadOptions, report: Progress) -> Checkpoint:
-    report("loading", 0, 0)
-    return open_checkpoint(model, options) if isinstance(model, str) else wrap_model(model, tokenizer)
 
 
 def _prepare(checkpoint: Checkpoint, asked: Asked, request: Request, report: Progress, processes: Processes) -> Loop:

@@ -50,6 +50,8 @@ class Request(Record):
     With several, every SPEC has one domain for each."""
     prepend: tuple[int, ...] = _decides("text", ())
     """Numbers of ordinary tokens drawn to stand before `first`. With several, every SPEC has one domain for each."""
+    generate: int | None = _decides("text")
+    """Number of tokens that the model writes after each sequence, greedily; null = none. They are measured too."""
     images: str | None = _decides("text")
     """Folder of pictures; each is one sequence."""
     audio: str | None = _decides("text")
@@ -101,7 +103,7 @@ class Request(Record):
         for words in _wrong_data(self), _wrong_numbers(self):
             if words:
                 raise SinkscopeError(words)
-        for option in ("seq-len", "num-sequences", "batch-size", "seed", "spectra", "window", "sinks"):
+        for option in ("seq-len", "num-sequences", "batch-size", "seed", "spectra", "generate", "window", "sinks"):
             check_not_too_large(option, getattr(self, option.replace("-", "_")))
         parse_rule(self.dormant_rule)
         return self
@@ -188,7 +190,7 @@ def _wrong_numbers(request: Request) -> str | None:
     """Names the first number that is out of its range; None if all are in range."""
     if request.seq_len is not None and request.seq_len < 2:
         return f"--seq-len {request.seq_len}: at least 2 tokens are needed (bos_mass starts at the second)"
-    for name, least in (("num_sequences", 1), ("batch_size", 1)):
+    for name, least in (("num_sequences", 1), ("batch_size", 1), ("generate", 1)):
         number = getattr(request, name)
         if number is not None and number < least:
             return f"--{name.replace('_', '-')} {number}: at least {least} is needed"
