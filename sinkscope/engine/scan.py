@@ -58,6 +58,7 @@ def scan(
     device_map: str | dict[str, Any] | None = None,
     dtype: str = "auto",
     revision: str | None = None,
+    adapter: str | Path | None = None,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
     seed: int = 0,
@@ -90,7 +91,7 @@ def scan(
             are for token ids, the task's own length and number for a model that brings a task.
         bos: the first token: auto (the tokenizer's default), always, never; a list of modes makes a domain of each.
         batch_size: None = chosen by the device and halved when memory runs out.
-        tokenizer: for a model object; a name brings its own.
+        tokenizer: for a model object; a name brings its own. adapter: a PEFT adapter's folder, for a named model.
         device_map: `auto`, or accelerate's map of module paths to devices: the model is spread over them.
         epsilon: the sink threshold. dormant_rule: "NAME<x" on a head column.
         smoothing: measure the smoothing table too (`Run.smoothing`).
@@ -117,9 +118,9 @@ def scan(
     asked: dict[str, Any] = {
         "images": images, "audio": audio, "prompt": prompt, "seq_len": seq_len, "num_sequences": num_sequences,
         "batch_size": batch_size, "bos": bos, "device": device, "device_map": device_map, "dtype": dtype,
-        "revision": revision, "trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle, "seed": seed,
-        "epsilon": epsilon, "dormant_rule": dormant_rule, "measures": ("smoothing",) if smoothing else (),
-        "spectra": spectra, "self_check": self_check,
+        "revision": revision, "adapter": adapter, "trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle,
+        "seed": seed, "epsilon": epsilon, "dormant_rule": dormant_rule, "spectra": spectra, "self_check": self_check,
+        "measures": ("smoothing",) if smoothing else (),
     }  # fmt: skip
     request = processes.run(lambda: requested(model, data, asked))
     return scan_request(
@@ -131,9 +132,11 @@ def scan(
 def requested(model: Any, data: Any, asked: dict[str, Any]) -> Request:
     """Makes a request of the keywords of `scan`. Raises SinkscopeError for settings that are wrong for any model."""
     name = model if isinstance(model, str) else type(model).__name__
+    if name is not model and asked["adapter"] is not None:
+        raise SinkscopeError("adapter= goes with the name of a model: put it into your model object with peft instead")
     settings = asked | {
         "bos": [asked["bos"]] if isinstance(asked["bos"], str) else asked["bos"],
-        **{folder: None if asked[folder] is None else str(asked[folder]) for folder in ("images", "audio")},
+        **{folder: None if asked[folder] is None else str(asked[folder]) for folder in ("images", "audio", "adapter")},
     }
     specs = [data] if isinstance(data, str) else data
     if specs is None or (isinstance(specs, list | tuple) and specs and all(isinstance(spec, str) for spec in specs)):
@@ -159,7 +162,7 @@ def scan_request(
     and SinkscopeError where the request's data were handed over in Python and are no longer there.
     """
     with alone(f"a scan of {request.model}"):
-        return _scan(request, model, tokenizer, metrics, shards, resume, progress or _silent, processes)
+        return _scan(request, model, tokenizer, metrics, shards, resume, progress or (lambda *_: None), processes)
 
 
 def _scan(
@@ -213,12 +216,9 @@ def _set_up(
 def _load_options(request: Request, processes: Processes) -> LoadOptions:
     return LoadOptions(
         request.revision, processes.device(request.device), request.device_map, request.dtype,
-        request.trust_remote_code, request.allow_pickle, tensor_parallel=processes.count if processes.tensor else 1,
+        request.trust_remote_code, request.allow_pickle,
+        tensor_parallel=processes.count if processes.tensor else 1, adapter=request.adapter,
     )  # fmt: skip
-
-
-def _silent(stage: str, done: int, total: int) -> None:
-    """No progress shown."""
 
 
 def _load(model: Any, tokenizer: Any, options: LoadOptions, report: Progress) -> Checkpoint:
