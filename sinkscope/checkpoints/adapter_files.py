@@ -21,6 +21,13 @@ NAMES_A_FILE = re.compile(r"(^|_)(path|file|folder|dir|directory)$")
 
 BASE = "base_model_name_or_path"
 
+RANKS = {"r", "rank", "init_r", "target_r", "rank_pattern"}
+MOST_RANK = 2**16
+"""The largest rank: no layer is that wide, and peft fills matrices of the rank before it looks at the file."""
+
+DEEPEST = 100
+"""How deeply settings may be nested."""
+
 CHANGES_THE_BASE = ("pissa_niter", "corda", "loftq", "lora_ga", "mica")
 """Starts of `init_lora_weights` by which the training changed the base's weights too, in a way that cannot be repeated
 exactly: by a random factorisation, from data, or by rounding."""
@@ -83,17 +90,7 @@ def find_adapter(name: str) -> AdapterFolder:
     """
     if find_spec("peft") is None:
         raise SinkscopeError("--adapter needs the package peft: pip install 'sinkscope[adapters]'")
-    path = Path(name).expanduser()
-    if not path.is_dir():
-        raise SinkscopeError(f"no such adapter folder: {name} (download a hub adapter first: hf download)")
-    if not (path / CONFIG).is_file():
-        raise SinkscopeError(f"{name} holds no {CONFIG}: it is not the folder of a PEFT adapter")
-    if not (path / WEIGHTS).exists():
-        raise SinkscopeError(
-            f"{name} has pickled weights only, which can run code when opened: load it with peft and save it again"
-            if (path / PICKLED).exists()
-            else f"{name} holds no {WEIGHTS}: save the adapter again with save_pretrained"
-        )
+    path = _folder(name)
     for file in (CONFIG, WEIGHTS):
         check_file(path / file)
         _check_place(path, path / file)
@@ -102,6 +99,25 @@ def find_adapter(name: str) -> AdapterFolder:
         raise SinkscopeError(f"{path / CONFIG} is damaged: it names no peft_type")
     _check_settings(name, settings)
     return AdapterFolder(name, path, settings, {file: sha256_of_file(path / file) for file in (CONFIG, WEIGHTS)})
+
+
+def _folder(name: str) -> Path:
+    """The folder of that name. Raises SinkscopeError where it is none, or lacks one of an adapter's two files."""
+    try:
+        path = Path(name).expanduser()
+        held = {file.name for file in path.iterdir()}
+    except (OSError, ValueError, RuntimeError) as error:  # no such folder or user; no permission; a null character
+        reason = getattr(error, "strerror", None) or error
+        raise SinkscopeError(f"no such adapter folder: {name} ({reason}); download a hub adapter first") from None
+    if CONFIG not in held:
+        raise SinkscopeError(f"{name} holds no {CONFIG}: it is not the folder of a PEFT adapter")
+    if WEIGHTS not in held:
+        raise SinkscopeError(
+            f"{name} has pickled weights only, which can run code when opened: load it with peft and save it again"
+            if PICKLED in held
+            else f"{name} holds no {WEIGHTS}: save the adapter again with save_pretrained"
+        )
+    return path
 
 
 def _check_place(folder: Path, file: Path) -> None:
@@ -113,7 +129,11 @@ def _check_place(folder: Path, file: Path) -> None:
 
 def _check_settings(name: str, settings: dict[str, Any]) -> None:
     """Raises SinkscopeError for settings by which peft would import a module, open a file or change the layers."""
-    for key, value in _named(settings):
+    for key, value in _named(name, settings):
+        if key in RANKS and any(rank > MOST_RANK for rank in _numbers(value)):
+            raise SinkscopeError(
+                f"{name}: {CONFIG} asks for a rank above {MOST_RANK}: it is damaged, download it again"
+            )
         if NAMES_A_FILE.search(key) and key != BASE and value is not None:
             raise SinkscopeError(
                 f"{name}: {CONFIG} names a file of its own ({key}: {str(value)[:80]!r}), which is not read: remove it"
@@ -135,12 +155,20 @@ def _check_settings(name: str, settings: dict[str, Any]) -> None:
         raise SinkscopeError(f"{name} is a PEFT adapter of kind {settings['peft_type']}: {reason}; it is not measured")
 
 
-def _named(value: Any) -> Iterator[tuple[str, Any]]:
-    """Every setting with its name, at any depth."""
-    if isinstance(value, dict):
-        for key, each in value.items():
-            yield str(key), each
-            yield from _named(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _named(each)
+def _named(name: str, settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every setting with its name, at any depth. Raises SinkscopeError where they are nested too deeply."""
+    rest: list[tuple[Any, int]] = [(settings, 0)]
+    while rest:
+        value, depth = rest.pop()
+        if depth > DEEPEST:
+            raise SinkscopeError(f"{name}: {CONFIG} is damaged: its values are nested too deeply")
+        if isinstance(value, dict):
+            yield from ((str(key), each) for key, each in value.items())
+        if isinstance(value, dict | list):
+            rest += [(each, depth + 1) for each in (value.values() if isinstance(value, dict) else value)]
+
+
+def _numbers(value: Any) -> list[int | float]:
+    """A number, or those that a dictionary holds by name."""
+    values = list(value.values()) if isinstance(value, dict) else [value]
+    return [each for each in values if isinstance(each, int | float)]

@@ -55,7 +55,7 @@ def open_checkpoint(name: str, options: LoadOptions = LoadOptions()) -> Checkpoi
     dtype = pick_dtype(options.dtype)
     adapter = adapter_asked(options.adapter, options.device_map is not None or options.tensor_parallel > 1)
     source = find_source(name, options.revision, options.allow_pickle)
-    noted = stamps(weight_paths(source)) if source.folder else {}
+    noted = stamps([*(weight_paths(source) if source.folder else []), *(adapter.paths if adapter else [])])
     with quiet_transformers(bars_too=source.gguf is not None):
         model, warnings = _load_model(source, options, dtype)
         tokenizer, problem = _load_tokenizer(source, options)
@@ -74,7 +74,6 @@ def open_checkpoint(name: str, options: LoadOptions = LoadOptions()) -> Checkpoi
         "tokenizer": type(tokenizer).__name__ if tokenizer is not None else None,
     }
     if adapter is not None:
-        noted |= stamps(adapter.paths)
         warnings += adapted(name, model, adapter, facts)
     checkpoint = Checkpoint(name, model, tokenizer, facts, problem, warnings)
     checkpoint.origin = {"pretrained_model_name_or_path": source.location, "revision": source.revision or "main"}

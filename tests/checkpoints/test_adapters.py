@@ -165,8 +165,8 @@ def test_tokens_before_the_text_are_refused(kind: str, tiny_folder: Path, tmp_pa
 
 
 SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
-    "rank bomb": ({"r": 10**9}, "far larger than its weights|does not fit"),
-    "rank bomb by name": ({"rank_pattern": {"q_proj": 10**9}}, "far larger than its weights|does not fit"),
+    "rank bomb": ({"r": 10**9}, "a rank above 65536"),
+    "rank bomb by name": ({"rank_pattern": {"q_proj": 10**9}}, "a rank above 65536"),
     "rank of 0": ({"r": 0}, "does not fit"),
     "unknown kind": ({"peft_type": "MAGIC"}, "damaged, or from another version of peft"),
     "no kind": ({"peft_type": None}, "names no peft_type"),
@@ -234,6 +234,14 @@ def test_an_adapter_of_another_model_is_refused_or_named(
     wide = {key: torch.zeros(*tensor.shape[:-1], 2 * tensor.shape[-1]) for key, tensor in tensors.items()}
     save_file(wide, spoilt / "adapter_model.safetensors")
     assert "does not fit" in refused(tiny_folder, "--adapter", spoilt, name="wide")
+
+
+def test_a_rank_far_beyond_the_files_is_refused(
+    tiny_folder: Path, spoilt: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the room that any model has, which is more than these layers take at any rank."""
+    monkeypatch.setattr("sinkscope.checkpoints.bounds.SPARE_NUMBERS", 0)
+    assert "far larger than its weights" in refused(tiny_folder, "--adapter", setting(spoilt, r=2000))
 
 
 def test_what_an_adapter_does_not_go_with(
