@@ -19,9 +19,9 @@ from sinkscope.engine.input_kinds import Asked, asked_of, check_asked, claim
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loop import Loop, Progress
 from sinkscope.engine.manifest import describe, resume_key
+from sinkscope.engine.measures import Subject, measurements, refuse_spread
 from sinkscope.engine.self_check import check_loop
 from sinkscope.engine.shards import Shards
-from sinkscope.engine.smoother import Smoother, smoother
 from sinkscope.engine.tensor_parallel import spread
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.extension import definitions
@@ -64,6 +64,7 @@ def scan(
     seed: int = 0,
     epsilon: float = EPSILON,
     dormant_rule: str = DORMANT_RULE,
+    measure: str | Sequence[str] = (),
     smoothing: bool = False,
     spectra: int | None = None,
     metrics: Sequence[Callable[..., Any] | str | Path] = (),
@@ -93,8 +94,8 @@ def scan(
         batch_size: None = chosen by the device and halved when memory runs out.
         tokenizer: for a model object; a name brings its own. adapter: a PEFT adapter's folder, for a named model.
         device_map: `auto`, or accelerate's map of module paths to devices: the model is spread over them.
-        epsilon: the sink threshold. dormant_rule: "NAME<x" on a head column.
-        smoothing: measure the smoothing table too (`Run.smoothing`).
+        epsilon: the sink threshold. dormant_rule: "NAME<x" on a head column. smoothing: True adds measure="smoothing".
+        measure: what to measure on request (`Run.measured`): names of `sinkscope scan --help`, or "all".
         spectra: how many first sequences of each domain matrix_entropy is measured on; None = as many as are cheap.
         metrics: your own functions, decorated with `head_metric` or `layer_metric`, or Python files that define some,
             which are run; they are measured in addition to sinkscope's.
@@ -119,9 +120,11 @@ def scan(
         "images": images, "audio": audio, "prompt": prompt, "seq_len": seq_len, "num_sequences": num_sequences,
         "batch_size": batch_size, "bos": bos, "device": device, "device_map": device_map, "dtype": dtype,
         "revision": revision, "adapter": adapter, "trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle,
-        "seed": seed, "epsilon": epsilon, "dormant_rule": dormant_rule, "spectra": spectra, "self_check": self_check,
-        "measures": ("smoothing",) if smoothing else (),
+        "seed": seed, "epsilon": epsilon, "dormant_rule": dormant_rule, "measures": measure, "spectra": spectra,
+        "self_check": self_check,
     }  # fmt: skip
+    if smoothing:
+        asked["measures"] = (*([measure] if isinstance(measure, str) else measure), "smoothing")
     request = processes.run(lambda: requested(model, data, asked))
     return scan_request(
         request, model=model, tokenizer=tokenizer, metrics=metrics, shards=shards, resume=resume, progress=progress,
@@ -196,19 +199,23 @@ def _set_up(
     report: Progress, processes: Processes,
 ) -> tuple[Loop, Manifest]:  # fmt: skip
     """Everything before the first batch: checks, loading, the dry run, reading, the self-check."""
-    asked, smoothing = asked_of(request), "smoothing" in request.measures
+    asked, kinds = asked_of(request), measurements(request.measures)
     processes.run(lambda: check_asked(asked))
     model = request.model if model is None else model
-    processes.check(model, request.device_map, smoothing)
-    measured = processes.run(lambda: metric_set(metrics))
+    processes.check(model, request.device_map)
+    if processes.tensor:
+        refuse_spread(kinds)
+    measured = processes.run(lambda: metric_set(metrics).asked(request.measures))
     check_rule(request.dormant_rule, measured.names("heads"))
     checkpoint = processes.run(lambda: _load(model, tokenizer, _load_options(request, processes), report))
     loop = processes.run(lambda: _prepare(checkpoint, asked, request, report, processes))
     loop.declared = quantity_set(measured)
     read = [corpus.fingerprint for corpus in loop.reading.corpora]
     processes.require_same([checkpoint.facts["weights_sha256"], definitions(measured), *read])
-    if smoothing:
-        loop.smoother = processes.run(lambda: _smoother(loop))
+    subject = Subject(
+        checkpoint.model, loop.plan, measured, lambda: loop.forward.at_position_zero(loop.reading.kind.several_probes())
+    )
+    loop.measurements = processes.run(lambda: [kind(subject) for kind in kinds])
     checked = check_loop(loop) if request.self_check else {"status": "skipped"}
     return loop, describe(loop, request.model_copy(update={"model": checkpoint.facts["id"]}), checked)
 
@@ -241,10 +248,3 @@ def _prepare(checkpoint: Checkpoint, asked: Asked, request: Request, report: Pro
         checkpoint, found, forward, reading, request.epsilon, report, request.batch_size, spectra=request.spectra,
         processes=processes, heads=heads,
     )  # fmt: skip
-
-
-def _smoother(loop: Loop) -> Smoother:
-    several = loop.reading.kind.several_probes()
-    with memory_needed("a short pass that looks for W_V (--smoothing)"):
-        forward = loop.forward
-        return smoother(loop.checkpoint.model, loop.plan, lambda: forward.at_position_zero(several), loop.declared)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.corpus import BOS_MODES
 from sinkscope.runs.defaults import DORMANT_RULE, EPSILON, check_not_too_large
 from sinkscope.runs.dormancy import parse_rule
 from sinkscope.runs.schema.base import Record
+from sinkscope.runs.schema.measures import asked_measures
 
 Role = Literal["text", "columns", "rounding"]
 """What a setting decides: `text`, which sequences are read; `columns`, what is computed from them; `rounding`, the
@@ -64,7 +65,7 @@ class Request(Record):
     spectra: int | None = _decides("columns")
     """Number of first sequences of each domain that matrix_entropy is measured on; null = as many as are cheap."""
     measures: tuple[str, ...] = _decides("columns", ())
-    """Tables measured on request: `smoothing`."""
+    """The measurements made on request (`--measure NAME`), in one order however they were listed."""
     batch_size: int | None = _decides("rounding")
     """Sequences per forward pass; null = chosen for the device."""
     dtype: str = _decides("rounding", "auto")
@@ -80,6 +81,12 @@ class Request(Record):
     self_check: bool = True
     """Whether one sequence is compared with a reference before the scan."""
     _handed: Any = PrivateAttr(None)
+
+    @field_validator("measures", mode="before")
+    @classmethod
+    def _measures(cls, names: Any) -> Any:
+        """Puts the measurements into their order, so that a scan resumes however they were listed."""
+        return asked_measures(names) if isinstance(names, str | list | tuple) else names
 
     @model_validator(mode="after")
     def _checked(self) -> Request:

@@ -17,7 +17,10 @@ def command(*words: object) -> Any:
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
-@pytest.mark.parametrize("options", [("--bos", "always", "--bos", "never"), ("--spectra", 1), ("--seed", 3)])
+@pytest.mark.parametrize(
+    "options",
+    [("--bos", "always", "--bos", "never"), pytest.param(("--spectra", 1), marks=pytest.mark.slow), ("--seed", 3)],
+)
 def test_check_asks_the_model_what_the_run_was_asked(
     options: tuple[object, ...], tiny_folder: Path, scan_cli: Scan, tmp_path: Path
 ) -> None:

@@ -42,8 +42,10 @@ class TableSchema:
     def columns(self) -> Iterator[ColumnSchema]:
         """Every column, in the order of the file."""
         yield from self.keys
+        for table in _kept_per_sequence() if self.name == "sequences" else ():
+            yield from _of_sequences(table)
         for table in self.measured:
-            yield from _of_sequences(table) if self.name == "sequences" else _measured(table)
+            yield from _measured(table)
         if self.name == "layers":
             yield from _means_over_heads()
         yield from self.own
@@ -112,11 +114,6 @@ TABLES = {
             "sequences", "sequences.parquet",
             "one (stream, layer, head or none, sequence)",
             (_key("domain", "string", "The domain."), STREAM, LAYER, MODULE, SEQUENCE, DOCUMENT, HEAD),
-            measured=("heads", "smoothing", "layers"),
-        ),
-        TableSchema(
-            "smoothing", "smoothing.csv", "one (stream, layer, head); only with --smoothing",
-            (DOMAIN, STREAM, LAYER, HEAD, MODULE), measured=("smoothing",),
         ),
         TableSchema(
             "domains", "domains.csv", "one (pair of domains, stream, layer, head)",
@@ -139,7 +136,13 @@ TABLES = {
         ),
     )
 }  # fmt: skip
-"""Every table of a run folder, by name."""
+"""The tables of every run folder, by name; `schema.measures` has those that a scan writes on request."""
+
+
+def _kept_per_sequence() -> list[str]:
+    """Tables of the catalogue whose metrics sequences.parquet holds: heads, those of measurements, layers."""
+    tables = dict.fromkeys(column.table for column in catalogue() if column.per == "sequence")
+    return [*(table for table in tables if table not in ("layers", "length_curve")), "layers"]
 
 
 def _measured(table: str) -> Iterator[ColumnSchema]:
@@ -148,7 +151,8 @@ def _measured(table: str) -> Iterator[ColumnSchema]:
         if column.table != table or not column.shown:
             continue
         kind = {"name": "string", "bool": "boolean"}.get(column.unit, "number")
-        schema = ColumnSchema(column.name, kind, column.unit, column.range, column.formula)
+        when = "" if column.measure is None else f" Only with --measure {column.measure}."
+        schema = ColumnSchema(column.name, kind, column.unit, column.range, column.formula + when)
         yield schema
         if column.per == "sequence":
             yield _error_of(schema)
