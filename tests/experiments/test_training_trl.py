@@ -53,12 +53,12 @@ def test_sft_with_both_trackers(tiny_folder: Path, tmp_path: Path, monkeypatch: 
 
 
 def tracked(project: str, run: str) -> dict[int, Any]:
-    """What trackio has of the BOS mass, by step."""
+    """What trackio has of the BOS mass, by the Trainer's step; its own `step` counts what was logged."""
     from trackio.sqlite_storage import SQLiteStorage
 
     found = {}
     for entry in SQLiteStorage.get_logs(project, run):
         name = next((key for key in entry if key.endswith("sink/bos_mass")), None)
         if name is not None:
-            found[entry["step"]] = entry[name]
+            found[entry["train/global_step"]] = entry[name]
     return found
