@@ -26,5 +26,5 @@ def _load_options(request: Request, processes: Processes) -> LoadOptions:
     return LoadOptions(
         request.revision, processes.device(request.device), request.device_map, request.dtype,
         request.trust_remote_code, request.allow_pickle, head=request.generate is not None,
-        tensor_parallel=processes.count if processes.tensor else 1,
+        tensor_parallel=processes.count if processes.tensor else 1, adapter=request.adapter,
     )  # fmt: skip

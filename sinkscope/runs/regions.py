@@ -10,6 +10,7 @@ import pandas as pd
 from sinkscope.capture import Site
 from sinkscope.inputs.chats import REGIONS
 from sinkscope.runs.averages import mean, sem
+from sinkscope.runs.schema.measures import MEASURED_TABLES
 from sinkscope.runs.schema.stream import StreamSummary
 from sinkscope.runs.tables import site_keys
 from sinkscope.runs.values import Domain
@@ -26,7 +27,14 @@ def region_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
             found = domain.sites[site.name].arrays.get("regions") if site.name in domain.sites else None
             if found is not None:
                 frames += _of_site(domain.name if len(domains) > 1 else None, site, found)
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["stream", "layer", "head"])
+    return pd.concat(frames, ignore_index=True) if frames else _nothing(len(domains) > 1)
+
+
+def _nothing(with_domain: bool) -> pd.DataFrame:
+    """The table without a row, of a scan that read no conversations."""
+    types = {"string": "string", "integer": "int64", "number": "float64"}
+    columns = [each for each in MEASURED_TABLES["regions"].columns() if with_domain or each.name != "domain"]
+    return pd.DataFrame({each.name: pd.Series(dtype=types[each.type]) for each in columns})
 
 
 def _of_site(domain: str | None, site: Site, found: np.ndarray) -> list[pd.DataFrame]:
