@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from sinkscope.cli import app
+from sinkscope.runs.catalogue import catalogue
 
 ROOT = Path(__file__).parents[1]
 SHOWN = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -136,3 +138,27 @@ def test_every_command_has_its_page() -> None:
     )
     assert len(commands) == 14
     assert set(commands) <= set(re.findall(r"\w+", table))
+
+
+# Pages written from the source
+
+
+def written() -> dict[Path, str]:
+    found = spec_from_file_location("write_pages", ROOT / "docs" / "write_pages.py")
+    assert found is not None
+    assert found.loader is not None
+    module = module_from_spec(found)
+    found.loader.exec_module(module)
+    return dict(module.pages())
+
+
+def test_generated_pages_are_what_the_source_says() -> None:
+    for page, text in written().items():
+        assert page.read_text("utf-8") == text, "run: python docs/write_pages.py"
+
+
+def test_every_metric_has_the_address_that_the_command_prints() -> None:
+    there = anchors(ROOT / "docs" / "metrics.md")
+    printed = re.findall(r"Address: docs/metrics\.md#(\S+)", CliRunner().invoke(app, ["metrics"]).stdout)
+    assert len(printed) == len(set(printed)) == sum(column.shown for column in catalogue())
+    assert set(printed) <= there
