@@ -91,13 +91,14 @@ def _without_means(table: TableSchema, columns: Iterable[ColumnSchema]) -> Itera
 
 
 def _row(table: TableSchema, column: ColumnSchema) -> str:
-    origin = next((each for each in catalogue() if each.name == column.name and each.table in _origins(table)), None)
+    origin = next((each for each in _defined(table) if each.name == column.name), None)
     name = f"`{column.name}`" if origin is None else f"[`{column.name}`](metrics.md#{anchor(origin)})"
     return "| " + " | ".join(map(_cell, (name, column.type, column.unit, column.range, column.what))) + " |"
 
 
-def _origins(table: TableSchema) -> tuple[str, ...]:
-    return (*table.measured, table.name)
+def _defined(table: TableSchema) -> Iterator[Column]:
+    """The columns of a table that docs/metrics.md defines."""
+    yield from (each for each in catalogue() if each.shown and each.table in (*table.measured, table.name))
 
 
 def _cell(text: str) -> str:
