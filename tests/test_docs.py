@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import typer
+import yaml
 from typer.testing import CliRunner
 
+from sinkscope import __version__
 from sinkscope.cli import app
+from sinkscope.present.paper.formats.bibtex import bibtex
 from sinkscope.runs.catalogue import catalogue
+from sinkscope.runs.paper_table import PaperTable
 
 ROOT = Path(__file__).parents[1]
 SHOWN = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
-PAGES = [*SHOWN, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+PAGES = [*SHOWN, *sorted(ROOT.glob("examples/*.md"))]
+PAGES += [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -162,3 +169,41 @@ def test_every_metric_has_the_address_that_the_command_prints() -> None:
     printed = re.findall(r"Address: docs/metrics\.md#(\S+)", CliRunner().invoke(app, ["metrics"]).stdout)
     assert len(printed) == len(set(printed)) == sum(column.shown for column in catalogue())
     assert set(printed) <= there
+
+
+def test_the_citation_is_that_of_the_package_and_of_the_bibliography() -> None:
+    citation = (ROOT / "CITATION.cff").read_text("utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    cited = dict(re.findall(r'^(?:  - )?(\w+): "?(.*?)"?$', citation, re.M))
+    assert cited["version"] == project["version"] == __version__
+    assert (cited["license"], cited["name"]) == (project["license"], project["authors"][0]["name"])
+    entry = bibtex(PaperTable([], [], pd.DataFrame(), []))
+    assert f"title = {{{cited['title']}}}" in entry
+    assert f"author = {{{{{cited['name']}}}}}" in entry
+
+
+# Workflows
+
+
+WORKFLOWS = [*sorted(ROOT.glob(".github/workflows/*.yml")), ROOT / "examples" / "github-actions.yml"]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=name)
+def test_a_workflow_may_only_read_and_pins_every_action(path: Path) -> None:
+    """A tag of an action can be moved to other code; a commit cannot."""
+    workflow = yaml.safe_load(path.read_text("utf-8"))
+    assert workflow["permissions"] == {"contents": "read"}
+    jobs = workflow["jobs"].values()
+    assert all("timeout-minutes" in job and "permissions" not in job for job in jobs)
+    used = [step["uses"] for job in jobs for step in job["steps"] if "uses" in step]
+    assert used
+    assert [each for each in used if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", each)] == []
+
+
+def test_the_torch_of_the_workflows_is_the_one_that_is_declared() -> None:
+    """Another one is replaced by the CUDA build when sinkscope is installed."""
+    declared = re.search(r'"(torch[^"]+)"', (ROOT / "pyproject.toml").read_text("utf-8"))
+    assert declared is not None
+    named = [found for path in WORKFLOWS for found in re.findall(r"install '(torch[^']*)'", path.read_text("utf-8"))]
+    assert len(named) == 2
+    assert set(named) == {declared[1]}
