@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import typer
 import yaml
+from pages import commands, differences
 from typer.testing import CliRunner
 
 from sinkscope import __version__
@@ -207,3 +208,30 @@ def test_the_torch_of_the_workflows_is_the_one_that_is_declared() -> None:
     named = [found for path in WORKFLOWS for found in re.findall(r"install '(torch[^']*)'", path.read_text("utf-8"))]
     assert len(named) == 2
     assert set(named) == {declared[1]}
+
+
+# Pages as they are typed
+
+
+@pytest.mark.parametrize("page", [*SHOWN, *sorted(ROOT.glob("examples/*.md"))], ids=name)
+def test_no_two_commands_of_a_page_write_the_same_folder(page: Path) -> None:
+    """The second would be refused."""
+    written = [command.writes for command in commands(page.read_text("utf-8")) if command.run and command.writes]
+    assert len(written) == len(set(written)), written
+
+
+def test_commands_that_write_the_same_are_seen() -> None:
+    text = "```\nsinkscope scan x --out a\nsinkscope scan y --out a --force\nsinkscope trigger train --out a\n```\n"
+    assert [command.writes for command in commands(text)] == ["a", None, "a"]
+
+
+def test_marks_and_answers_are_read() -> None:
+    text = "```\nsinkscope scan x --json > a.json\nsinkscope scan y  # needs the model hub\nsinkscope scan MODEL\n```\n"
+    assert [(command.into, command.run) for command in commands(text)] == [
+        ("a.json", True),
+        (None, False),
+        (None, False),
+    ]
+    assert differences("mass 0.38 of 72 heads, 1.039e+05", "mass 0.37 of 72") == []
+    assert differences("mass 0.38 of 71 heads", "mass 0.34 of 72 heads") == [("0.38", "0.34"), ("71", "72")]
+    assert differences("mass", "mass of") == [("", "of")]
