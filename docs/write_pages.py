@@ -97,8 +97,9 @@ def _row(table: TableSchema, column: ColumnSchema) -> str:
 
 
 def _defined(table: TableSchema) -> Iterator[Column]:
-    """The columns of a table that docs/metrics.md defines."""
-    yield from (each for each in catalogue() if each.shown and each.table in (*table.measured, table.name))
+    """The columns of a table that docs/metrics.md defines; sequences.parquet holds those of heads and layers."""
+    tables = (*TITLES,) if table.name == "sequences" else (*table.measured, table.name)
+    yield from (each for each in catalogue() if each.shown and each.table in tables)
 
 
 def _cell(text: str) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import typer
 import yaml
+from conftest import command_of
 from pages import commands, differences
 from typer.testing import CliRunner
 
@@ -99,7 +99,7 @@ def words_of(line: str) -> list[str]:
 
 def unknown(words: list[str]) -> list[str]:
     """The command, subcommand or options among the words that sinkscope does not have."""
-    command = typer.main.get_command(app)
+    command = command_of(app)
     while hasattr(command, "commands") and words and re.fullmatch(r"[a-z0-9]+", words[0]):
         if words[0] not in command.commands:
             return words[:1]
@@ -110,7 +110,7 @@ def unknown(words: list[str]) -> list[str]:
 
 def refusal(words: list[str]) -> str:
     """What the parser says against the words, empty where it takes them. No command is run."""
-    command, context = typer.main.get_command(app), None
+    command, context = command_of(app), None
     while hasattr(command, "commands"):
         command, words = command.commands[words[0]], words[1:]
     try:

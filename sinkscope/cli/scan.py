@@ -25,9 +25,12 @@ from sinkscope.cli.options import (
 from sinkscope.cli.scan_job import Job, launched
 from sinkscope.errors import in_one_line
 from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
+from sinkscope.runs.schema.measures import MEASURES
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
+
+MEASURES_TOLD = ", ".join(f"{each.name} ({each.what})" for each in MEASURES.values())
 
 
 def scan(
@@ -64,6 +67,18 @@ def scan(
             help="BOS as first token: auto (as the tokenizer does), always, never. Repeat to compare. [default: auto]"
         ),
     ] = None,
+    first: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOKEN",
+            help="What stands first instead: bos, bosxN (N times), none, random, or a text of one token. Repeat to "
+            "compare: the same text begins with each.",
+        ),
+    ] = None,
+    prepend: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", help="Put N random tokens before the first token. Repeat to compare; 0 is none."),
+    ] = None,
     batch_size: Annotated[
         str, typer.Option(help="Sequences per forward pass; auto halves them when memory runs out.")
     ] = "auto",
@@ -82,9 +97,11 @@ def scan(
     dormant_rule: Annotated[
         str, typer.Option(help='Which heads are dormant: "NAME<x" or "NAME>x" on a column of heads.csv.')
     ] = DORMANT_RULE,
-    smoothing: Annotated[
-        bool, typer.Option("--smoothing", help="Also write smoothing.csv: does each head make tokens more similar?")
-    ] = False,
+    measure: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help=f"Measure more: {MEASURES_TOLD}, or all. Repeat for several."),
+    ] = None,
+    smoothing: Annotated[bool, typer.Option("--smoothing", hidden=True)] = False,
     spectra: Annotated[
         int | None,
         typer.Option(help="Measure matrix_entropy on the first N sequences. [default: as many as are cheap]"),
@@ -125,11 +142,11 @@ def scan(
         raise SinkscopeError("no model: name one, or give --models FILE")
     options = {
         "data": data or None, "images": images, "audio": audio, "prompt": prompt, "seq_len": seq_len,
-        "num_sequences": num_sequences,
-        "batch_size": parse_batch_size(batch_size), "bos": single(bos) or "auto", "device": device,
+        "num_sequences": num_sequences, "batch_size": parse_batch_size(batch_size), "bos": single(bos) or "auto",
+        "first": first or (), "prepend": prepend or (), "device": device,
         "device_map": device_map, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code,
         "allow_pickle": allow_pickle, "seed": seed, "epsilon": epsilon, "dormant_rule": dormant_rule,
-        "smoothing": smoothing, "spectra": spectra, "metrics": metrics or [],
+        "measure": measure or [], "smoothing": smoothing, "spectra": spectra, "metrics": metrics or [],
         "self_check": not no_self_check,
     }  # fmt: skip
     job = Job(options, resume, force, tuple({"csv", formats}), quiet, processes)
