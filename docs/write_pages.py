@@ -74,7 +74,7 @@ def columns_page() -> str:
 
 def _table(table: TableSchema) -> str:
     lines = ["", f"## {table.name}", "", f"`{table.file}`: a row is {table.row}.", ""]
-    lines += ["| column | type | unit | range | meaning |", "|---|---|---|---|---|"]
+    lines += ["| column | type, unit, range | meaning |", "|---|---|---|"]
     every = list(table.columns())
     names = {column.name for column in every}
     shown = [each for each in every if each.name.removesuffix("_sem") not in names - {each.name}]
@@ -93,17 +93,14 @@ def _without_means(table: TableSchema, columns: Iterable[ColumnSchema]) -> Itera
 def _row(table: TableSchema, column: ColumnSchema) -> str:
     origin = next((each for each in _defined(table) if each.name == column.name), None)
     name = f"`{column.name}`" if origin is None else f"[`{column.name}`](metrics.md#{anchor(origin)})"
-    return "| " + " | ".join(map(_cell, (name, column.type, column.unit, column.range, column.what))) + " |"
+    facts = ", ".join(filter(None, (column.type, column.unit, column.range)))
+    return f"| {name} | {_escaped(facts)} | {_escaped(column.what)} |"
 
 
 def _defined(table: TableSchema) -> Iterator[Column]:
     """The columns of a table that docs/metrics.md defines; sequences.parquet holds those of heads and layers."""
     tables = (*TITLES,) if table.name == "sequences" else (*table.measured, table.name)
     yield from (each for each in catalogue() if each.shown and each.table in tables)
-
-
-def _cell(text: str) -> str:
-    return _escaped(text) if not text.startswith(("[`", "`")) else text
 
 
 def _escaped(text: str) -> str:
