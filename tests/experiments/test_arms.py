@@ -156,7 +156,7 @@ def test_rounded_activations_are_rounded_inputs_of_linear_modules(family: str) -
         torch.testing.assert_close(ours, expected, rtol=0, atol=2e-6, msg=name)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", slow_but(["llama", "gpt2"], "gpt2"))
 def test_a_neuron_is_a_row_of_the_down_projection(family: str) -> None:
     model, by_hand = causal(family), causal(family)
     ours = measured_loss(setting_of(model, IDS), "neuron:1.7")
@@ -382,6 +382,7 @@ def test_the_numbers_of_two_distributions() -> None:
         torch.testing.assert_close(found[name], values.double(), rtol=1e-5, atol=1e-6, msg=name)
 
 
+@pytest.mark.slow
 def test_sink_rates_are_those_of_a_scan() -> None:
     model, ids = causal("llama").float(), random_ids(5, 70)
     scanned = sinkscope.scan(model, data=ids, self_check=False, epsilon=0.1)
