@@ -22,14 +22,15 @@ GEMMA = "example:gemma-3-270m"
 pytestmark = [pytest.mark.slow, pytest.mark.real]
 
 
-def test_gemma_massive_activations_are_a_bias_and_its_cache_and_activations_hang_on_the_sink() -> None:
+def test_gemma_massive_activations_are_a_bias_and_rounding_hurts_most_at_the_sink() -> None:
+    """On so little text the rounded losses lie within their errors; the divergence of predictions shows the sinks."""
     read = sinkscope.scan(GEMMA, seq_len=64, num_sequences=4, self_check=False)
     names = ["massive:zero/first", "massive:mean/first", "acts:8/tensor", "kv:4", "kv:4+first1"]
-    rows: Any = sinkscope.arms(GEMMA, names, run=read, num_sequences=4, draws=2).table.set_index("arm")
+    rows: Any = sinkscope.arms(GEMMA, names, run=read, num_sequences=6, draws=2).table.set_index("arm")
     increase = rows["increase"]
     assert increase["massive:mean/first"] < increase["massive:zero/first"] / 10
-    assert rows.loc["acts:8/tensor", "d_sink"] > 0
-    assert increase["kv:4+first1"] < increase["kv:4"] / 2
+    assert rows["kl"]["acts:8/tensor+sinks"] < 0.7 * rows["kl"]["acts:8/tensor"]
+    assert rows["kl"]["kv:4+first1"] < 0.8 * rows["kl"]["kv:4"]
 
 
 def test_gemma_needs_a_sink_beside_its_window() -> None:
