@@ -67,6 +67,9 @@ HEAD_COLUMNS = {
     "value_drain",
     "ov_drain",
     "gate_open",
+    "first4_mass",
+    "first4_boost",
+    "sink_elsewhere",
 }
 T64_COLUMNS = {"sink_score_t64", "sink_rate_t64"}
 LAYER_COLUMNS = {
