@@ -38,12 +38,13 @@ def build_run(loop: Loop, manifest: Manifest, started: float, complete: bool) ->
     positions = position_table(domains, sites, tokens)
     places = places_of(loop, domains)
     sinks = sink_table(domains, sites, places)
+    sink_tokens = token_table(domains, sites, sinks, places)
     domains_compared = contrast_table(domains, sites) if len(domains) > 1 else None
     findings = Findings(domains, sites, heads, layers, loop.reading, asked)
     measured = {name: table for each in loop.measurements for name, table in each.tables(findings).items()}
     summary = _summary(loop, manifest, complete, domains, heads, layers, tokens)
     summary.domains_compared = [] if domains_compared is None else contrast_summary(domains_compared)
-    add_sinks(summary, domains, sites, sinks, places)
+    add_sinks(summary, domains, sites, sinks, sink_tokens, places)
     for each in loop.measurements:
         each.summarise(summary.streams, measured)
         for name, domain in summary.domains.items():
@@ -59,7 +60,7 @@ def build_run(loop: Loop, manifest: Manifest, started: float, complete: bool) ->
         summary=summary,
         shards=loop.shards.folder if loop.shards is not None else None,
         sinks=sinks,
-        tokens=token_table(domains, sites, sinks, places),
+        tokens=sink_tokens,
         measured=measured,
         manifest=manifest.model_copy(update=_facts(loop, domains, started, complete)),
     )

@@ -18,15 +18,17 @@ NAMED = 3
 
 
 def add_sinks(
-    summary: Summary, domains: list[Domain], sites: list[Site], sinks: pd.DataFrame, places: PlacesOf
-) -> None:
+    summary: Summary, domains: list[Domain], sites: list[Site], sinks: pd.DataFrame, tokens: pd.DataFrame,
+    places: PlacesOf,
+) -> None:  # fmt: skip
     """Adds the sinks beyond the first token, and a sentence about them, to every stream of the run and of each domain.
 
-    `sinks`: the run's sinks.parquet.
+    `sinks` and `tokens`: the run's tables of these names.
     """
-    _add(summary.streams, domains, sites, sink_tokens(domains, sites, sinks, places), summary.epsilon)
+    pooled = tokens if len(domains) == 1 else sink_tokens(domains, sites, sinks, places)
+    _add(summary.streams, domains, sites, pooled, summary.epsilon)
     for domain in domains if summary.domains else []:
-        found = sink_tokens([domain], sites, sinks[sinks["domain"] == domain.name], places)
+        found = tokens[tokens["domain"] == domain.name]
         _add(summary.domains[domain.name].streams, [domain], sites, found, summary.epsilon)
 
 
