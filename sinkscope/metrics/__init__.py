@@ -5,10 +5,10 @@ LayerView holds no padding); the mean over sequences is taken afterwards. A miss
 queries, `j` and `k` count keys, both from 0.
 """
 
-from sinkscope.metrics import events, geometry, mass, positions, residual, smoothing, uniform, values
+from sinkscope.metrics import events, geometry, mass, positions, residual, smoothing, streaming, uniform, values
 from sinkscope.metrics.registry import METRICS, Metric, MetricSet, register, registered
 
-for _family in (geometry, mass, residual, smoothing, values, events):  # the order of the columns
+for _family in (geometry, mass, residual, smoothing, streaming, values, events):  # the order of the columns
     register(_family)
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "registered",
     "residual",
     "smoothing",
+    "streaming",
     "uniform",
     "values",
 ]
