@@ -80,7 +80,8 @@ Part = tuple[slice, Cut | None, AttentionSums]
 class Pending:
     """One attention call of the current pass, kept until its block has ended.
 
-    `rows` is (sequences, queries). Tensors have the shapes of AttentionMap; `projected` that of `output`.
+    `rows` is (sequences, queries). Tensors have the shapes of AttentionMap; `projected` that of `output`. `written` is
+    what the output projection adds, (B, T, D).
     """
 
     site: Site
@@ -91,3 +92,4 @@ class Pending:
     value: Tensor | None
     output: Tensor | None
     projected: Tensor | None = None
+    written: Tensor | None = None

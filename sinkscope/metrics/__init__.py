@@ -5,22 +5,24 @@ LayerView holds no padding); the mean over sequences is taken afterwards. A miss
 queries, `j` and `k` count keys, both from 0.
 """
 
-from sinkscope.metrics import geometry, mass, positions, residual, smoothing, uniform, values
+from sinkscope.metrics import alignment, geometry, mass, positions, residual, smoothing, switch, uniform, values
 from sinkscope.metrics.registry import METRICS, Metric, MetricSet, register, registered
 
-for _family in (geometry, mass, residual, smoothing, values):  # the order of the columns
+for _family in (geometry, mass, residual, smoothing, values, switch, alignment):  # the order of the columns
     register(_family)
 
 __all__ = [
     "METRICS",
     "Metric",
     "MetricSet",
+    "alignment",
     "geometry",
     "mass",
     "positions",
     "registered",
     "residual",
     "smoothing",
+    "switch",
     "uniform",
     "values",
 ]
