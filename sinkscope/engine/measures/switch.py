@@ -143,7 +143,7 @@ class Places:
         excess = rows - on.mean(1)[sequence] * number[:, None]
         each = torch.stack([rows, excess, excess.square()], -1)
         opened = on.new_zeros(len(self.counts), heads, 3).index_add_(0, token, each)
-        return Counted(self.counts, opened)
+        return Counted(self.counts.clone(), opened)  # a shard refuses tensors that share memory
 
 
 MEASUREMENT = Switch
