@@ -67,6 +67,18 @@ def scan(
             help="BOS as first token: auto (as the tokenizer does), always, never. Repeat to compare. [default: auto]"
         ),
     ] = None,
+    first: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOKEN",
+            help="What stands first instead: bos, bosxN (N times), none, random, or a text of one token. Repeat to "
+            "compare: the same text begins with each.",
+        ),
+    ] = None,
+    prepend: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", help="Put N random tokens before the first token. Repeat to compare; 0 is none."),
+    ] = None,
     batch_size: Annotated[
         str, typer.Option(help="Sequences per forward pass; auto halves them when memory runs out.")
     ] = "auto",
@@ -130,8 +142,8 @@ def scan(
         raise SinkscopeError("no model: name one, or give --models FILE")
     options = {
         "data": data or None, "images": images, "audio": audio, "prompt": prompt, "seq_len": seq_len,
-        "num_sequences": num_sequences,
-        "batch_size": parse_batch_size(batch_size), "bos": single(bos) or "auto", "device": device,
+        "num_sequences": num_sequences, "batch_size": parse_batch_size(batch_size), "bos": single(bos) or "auto",
+        "first": first or (), "prepend": prepend or (), "device": device,
         "device_map": device_map, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code,
         "allow_pickle": allow_pickle, "seed": seed, "epsilon": epsilon, "dormant_rule": dormant_rule,
         "measure": measure or [], "smoothing": smoothing, "spectra": spectra, "metrics": metrics or [],

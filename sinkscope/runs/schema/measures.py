@@ -10,12 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.runs.schema.tables import DOMAIN, HEAD, LAYER, MODULE, STREAM, ColumnSchema, TableSchema
+from sinkscope.runs.schema.tables import (
+    DOMAIN,
+    HEAD,
+    LAYER,
+    MODULE,
+    STREAM,
+    ColumnSchema,
+    TableSchema,
+    key,
+    number,
+    with_sem,
+)
 
 ALL = "all"
-TOKEN_ID = ColumnSchema("token_id", "integer", "", "", "Id of the token; of a position's kind where there are none.")
-TOKEN = ColumnSchema("token", "string", "", "", "The token as the vocabulary spells it.")
-POSITION = ColumnSchema("position", "integer", "", "", "Position of the token.")
+TOKEN_ID = key("token_id", "integer", "Id of the token; of a position's kind where there are none.")
+TOKEN = key("token", "string", "The token as the vocabulary spells it.")
+POSITION = key("position", "integer", "Position of the token.")
 
 
 @dataclass(frozen=True)
@@ -33,6 +44,25 @@ class Measure:
     tables: tuple[TableSchema, ...]
     notation: str = ""
 
+
+def _evidence(name: str, what: str) -> tuple[ColumnSchema, ...]:
+    """A mean alpha with its error and the share of sequences in which it exceeds epsilon."""
+    return (
+        *with_sem(number(name, "probability", "[0, 1]", what)),
+        number(f"{name}_rate", "share", "[0, 1]", f"Share of sequences whose {name} exceeds epsilon."),
+    )
+
+
+FIRST_COLUMNS = (
+    *_evidence("alpha_0_bos_first", "Mean alpha_0 over the sequences that begin with BOS."),
+    *_evidence("alpha_0_other_first", "Mean alpha_0 over the sequences that hold no BOS."),
+    *_evidence("alpha_bos_later", "Mean alpha_k at BOS's place k over the sequences in which k > 0."),
+    *_evidence("alpha_0_bos_later", "Mean alpha_0 over the sequences in which BOS stands at a later position."),
+    key(
+        "verdict", "string", "token: alpha_bos_later > epsilon, the sink follows BOS. position: alpha_0_other_first > "
+        "epsilon, it is at position 0 whatever stands there. both, none. Empty where one of them was not measured.",
+    ),
+)  # fmt: skip
 
 MEASURES = {
     each.name: each
@@ -66,6 +96,13 @@ MEASURES = {
             ),
             "o_i is the head's output before W_O, i >= 1. m is the mean over j >= 1 of norm(W_O^h v_j). Row i is off "
             "where norm(W_O^h o_i) < 0.1 m, and sunk where A[i,0] >= 0.9.",
+        ),
+        Measure(
+            "first", "does the sink follow BOS or the first position (with --first, --prepend)?",
+            (TableSchema(
+                "first", "first.csv", "one (stream, layer, head); --first, --prepend",
+                (STREAM, LAYER, HEAD, MODULE), own=FIRST_COLUMNS,
+            ),),
         ),
     )
 }  # fmt: skip
