@@ -9,9 +9,9 @@ import pandas as pd
 from sinkscope.runs.averages import mean
 from sinkscope.runs.schema.stream import StreamSummary
 
-SINKING, AS_OFF, SILENT, CANCELLING = 0.05, 0.9, 0.05, 0.9
+SINKING, AS_OFF, SILENT, CANCELLING, SWITCHING = 0.05, 0.9, 0.05, 0.9, 2.0
 """What is counted: heads with this share of sink rows, of which this share is off; heads below this communication;
-layers of several heads whose compensation is below this share of compensation_unrelated."""
+layers of several heads whose compensation is below this share of compensation_unrelated; tokens with this lift."""
 SHOWN_TOKENS = 5
 
 
@@ -55,8 +55,8 @@ def _of_layers(layers: pd.DataFrame) -> dict[str, Any]:
 
 
 def _opening(tokens: pd.DataFrame) -> list[dict[str, Any]]:
-    """The tokens that switch most heads on beyond chance."""
-    found = tokens[tokens["lift"] > 1].groupby("token", sort=False).agg(
+    """The tokens that switch most heads on: beyond chance, and at least twice as often as other tokens."""
+    found = tokens[tokens["lift"] >= SWITCHING].groupby("token", sort=False).agg(
         heads=("head", lambda heads: len(tokens.loc[heads.index, ["module", "head"]].drop_duplicates())),
         lift=("lift", "median"),
     )  # fmt: skip
@@ -78,7 +78,11 @@ def _words(found: dict[str, Any]) -> list[str]:
             "below 5 %)."
         )
     shown = ", ".join(f"{each['token']!r} ({each['heads']})" for each in found["tokens"])
-    words.append(f"Tokens that switch heads on: {shown}." if shown else "No token switches a head on beyond chance.")
+    words.append(
+        f"Tokens that switch heads on: {shown}."
+        if shown
+        else "No token switches a head on: none doubles its share of rows that are on."
+    )
     if found["layers"]:
         words.append(
             f"Heads cancel in {found['cancelling']} of {found['layers']} layers: together the heads of a layer write "
