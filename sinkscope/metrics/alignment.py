@@ -32,7 +32,7 @@ def cos_first_residual_min(view: LayerView) -> LayerValues:
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG1, measure=NAME)
 def cos_first_residual_q05(view: LayerView) -> LayerValues:
     """The 5 % quantile over j >= 1 of cos(x_0, x_j); between two values, the straight line."""
-    return quantile(residual_cosines(view)[:, 1:], 0.05)
+    return quantile(residual_cosines(view)[:, 1:].sort(-1).values, 0.05)
 
 
 @layer_metric(unit="cosine", range="[0, 1]", source=FIG1, measure=NAME)
@@ -63,7 +63,7 @@ def cos_first_input_min(view: LayerView) -> LayerValues:
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG1, measure=NAME)
 def cos_first_input_q05(view: LayerView) -> LayerValues:
     """The 5 % quantile over j >= 1 of cos(z_0, z_j); between two values, the straight line."""
-    return quantile(input_cosines(view)[:, 1:], 0.05)
+    return quantile(input_cosines(view)[:, 1:].sort(-1).values, 0.05)
 
 
 @layer_metric(unit="cosine", range="[0, 1]", source=FIG1, measure=NAME)

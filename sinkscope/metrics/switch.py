@@ -36,19 +36,19 @@ def off_rate(view: LayerView) -> HeadValues:
 @measured_metric(NAME, unit="ratio", range="[0, inf)", source=ESTIMATOR)
 def open_q10(view: LayerView) -> HeadValues:
     """The 10 % quantile over i >= 1 of norm(W_O^h o_i) / m; between two values, the straight line."""
-    return quantile(openness(view), 0.1)
+    return quantile(by_size(view), 0.1)
 
 
 @measured_metric(NAME, unit="ratio", range="[0, inf)", source=ESTIMATOR)
 def open_q50(view: LayerView) -> HeadValues:
     """The median over i >= 1 of norm(W_O^h o_i) / m."""
-    return quantile(openness(view), 0.5)
+    return quantile(by_size(view), 0.5)
 
 
 @measured_metric(NAME, unit="ratio", range="[0, inf)", source=ESTIMATOR)
 def open_q90(view: LayerView) -> HeadValues:
     """The 90 % quantile over i >= 1 of norm(W_O^h o_i) / m."""
-    return quantile(openness(view), 0.9)
+    return quantile(by_size(view), 0.9)
 
 
 @measured_metric(NAME, unit="share", range="[0, 1]")
@@ -193,13 +193,18 @@ def written_energy(view: LayerView) -> HeadValues:
     return torch.where(energy > 0, energy, torch.nan)
 
 
-def quantile(rows: Float[Tensor, "*batch row"], share: float) -> Float[Tensor, "*batch"]:
-    """The quantile of the last axis, on the straight line between two values; NaN where a value is missing."""
-    ordered = rows.sort(-1).values
-    place = share * (rows.shape[-1] - 1)
+@once_per_view
+def by_size(view: LayerView) -> Rows:
+    """norm(W_O^h o_i) / m of all queries i >= 1, the smallest first."""
+    return openness(view).sort(-1).values
+
+
+def quantile(ordered: Float[Tensor, "*batch row"], share: float) -> Float[Tensor, "*batch"]:
+    """The quantile of rising values, on the straight line between two of them; NaN where a value is missing."""
+    place = share * (ordered.shape[-1] - 1)
     low = int(place)
-    high = min(low + 1, rows.shape[-1] - 1)
-    return _known(torch.lerp(ordered[..., low], ordered[..., high], place - low), rows)
+    high = min(low + 1, ordered.shape[-1] - 1)
+    return _known(torch.lerp(ordered[..., low], ordered[..., high], place - low), ordered[..., -1:])
 
 
 def _written(view: LayerView, rows: Float[Tensor, "batch head row vdim"]) -> Rows:
