@@ -24,6 +24,9 @@ from sinkscope.runs.schema.tables import (
 )
 
 ALL = "all"
+TOKEN_ID = key("token_id", "integer", "Id of the token; of a position's kind where there are none.")
+TOKEN = key("token", "string", "The token as the vocabulary spells it.")
+POSITION = key("position", "integer", "Position of the token.")
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,25 @@ MEASURES = {
             "normalised token without the norm's gain and bias (x_i itself where there is no norm). Only tokens i, j "
             ">= 1 count; zbar is the mean of their z_i, B = Cov(z) with 1/n. Biases are left out, and any norm or "
             "multiplier after W_O.",
+        ),
+        Measure(
+            "switch", "is a sink a switch that turns its head off?",
+            (
+                TableSchema(
+                    "switch", "switch.csv", "one (stream, layer, head); --measure switch",
+                    (DOMAIN, STREAM, LAYER, HEAD, MODULE), measured=("switch",),
+                ),
+                TableSchema(
+                    "switch_tokens", "switch_tokens.csv", "one (layer, head, token); --measure switch",
+                    (DOMAIN, STREAM, LAYER, HEAD, MODULE, TOKEN_ID, TOKEN), measured=("switch_tokens",),
+                ),
+                TableSchema(
+                    "alignment", "alignment.parquet", "one (layer, position); --measure switch",
+                    (DOMAIN, STREAM, LAYER, MODULE, POSITION), measured=("alignment",),
+                ),
+            ),
+            "o_i is the head's output before W_O, i >= 1. m is the mean over j >= 1 of norm(W_O^h v_j). Row i is off "
+            "where norm(W_O^h o_i) < 0.1 m, and sunk where A[i,0] >= 0.9.",
         ),
         Measure(
             "streaming", "what may the KV cache forget?",
