@@ -213,7 +213,10 @@ def _set_up(
     loop.declared = quantity_set(measured)
     read = [corpus.fingerprint for corpus in loop.reading.corpora]
     processes.require_same([checkpoint.facts["weights_sha256"], definitions(measured), *read])
-    subject = Subject(checkpoint.model, loop.plan, measured, lambda: _short_pass(loop), request)
+    subject = Subject(
+        checkpoint.model, loop.plan, measured, lambda: _short_pass(loop),
+        lambda batch: loop.forward(batch.inputs, batch.mask, **batch.extra), request,
+    )  # fmt: skip
     loop.measurements = processes.run(lambda: [kind(subject) for kind in kinds])
     checked = check_loop(loop) if request.self_check else {"status": "skipped"}
     return loop, describe(loop, request.model_copy(update={"model": checkpoint.facts["id"]}), checked)

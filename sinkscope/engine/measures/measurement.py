@@ -36,13 +36,14 @@ class Subject:
 
     `metrics`: the metrics of the scan, also those of the measurements' own tables. `short_pass`: runs the model on a
     few short sequences, every token at position 0; it raises SinkscopeError for a model that cannot be run so.
-    `asked`: the request.
+    `forward`: runs the model on a batch once more. `asked`: the request.
     """
 
     model: nn.Module
     plan: Plan
     metrics: MetricSet
     short_pass: Callable[[], Any]
+    forward: Callable[[Batch], Any]
     asked: Request
 
     @cached_property
@@ -83,10 +84,12 @@ class Measurement(ABC):
     Attributes:
         name: its name, as `--measure` takes it.
         wired: whether it reads `Subject.wirings`; --tp is then refused.
+        spread: why --tp is refused for another reason; empty where it is not.
     """
 
     name: ClassVar[str]
     wired: ClassVar[bool] = False
+    spread: ClassVar[str] = ""
 
     def __init__(self, subject: Subject) -> None:
         """Raises SinkscopeError where the model lacks what the measurement needs."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.runs.schema.tables import DOMAIN, HEAD, LAYER, MODULE, STREAM, TableSchema
+from sinkscope.runs.schema.tables import DOMAIN, HEAD, LAYER, MODULE, STREAM, ColumnSchema, TableSchema
 
 ALL = "all"
 
@@ -44,6 +44,22 @@ MEASURES = {
             "normalised token without the norm's gain and bias (x_i itself where there is no norm). Only tokens i, j "
             ">= 1 count; zbar is the mean of their z_i, B = Cov(z) with 1/n. Biases are left out, and any norm or "
             "multiplier after W_O.",
+        ),
+        Measure(
+            "spikes", "who writes the massive activations?",
+            (TableSchema(
+                "spikes", "spikes.csv", "one (stream, block, part, massive channel); --measure spikes",
+                (
+                    DOMAIN, STREAM, LAYER, ColumnSchema("module", "string", "", "", "Path of the block."),
+                    ColumnSchema("part", "string", "", "", "What writes: attention or mlp."),
+                    ColumnSchema("channel", "integer", "", "", "A channel that holds massive elements; at most eight."),
+                    ColumnSchema("position", "integer", "", "", "The spike's token in most sequences."),
+                ),
+                measured=("spikes",),
+            ),),
+            "The spike's token is the position where the residual stream, entering any block, has the sequence's "
+            "largest absolute value. Every number is read there. Attention and MLP are told apart in blocks that add "
+            "both to the residual stream; other blocks (BERT's, which normalise it) have no rows.",
         ),
         Measure(
             "streaming", "what may the KV cache forget?",
