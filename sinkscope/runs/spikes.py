@@ -55,6 +55,10 @@ class PartRun:
     def shares(self) -> np.ndarray:
         return np.divide(self.writes, self.rise, out=np.full_like(self.writes, np.nan), where=self.rise != 0)
 
+    @property
+    def mean_share(self) -> float:
+        return float(mean(self.shares))
+
     def ranked(self) -> list[tuple[int, float]]:
         """(neuron, share) of the neurons with the largest products; empty where they could not be read or are 0."""
         if self.products is None or not self.products.any():
@@ -86,7 +90,7 @@ def write_sem(run: PartRun) -> float:
 def share(run: PartRun) -> float:
     """write over the rise of the channel: x_c where it is largest in absolute value among the blocks' inputs, minus x_c
     entering the first block; mean over sequences. Over all parts before that block the shares add up to 1."""
-    return float(mean(run.shares))
+    return run.mean_share
 
 
 @run_column("spikes", unit="ratio", range="[0, inf)", source="ours")
@@ -100,7 +104,7 @@ def share_sem(run: PartRun) -> float:
 )
 def step(run: PartRun) -> str | None:
     """up where share >= 0.1, down where share <= -0.1, else flat."""
-    value = share(run)
+    value = run.mean_share
     return None if np.isnan(value) else "up" if value >= STEP else "down" if value <= -STEP else "flat"
 
 

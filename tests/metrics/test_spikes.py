@@ -42,6 +42,8 @@ def planted(family: str) -> Any:
             weight[NEURON, CHANNEL] = WEIGHT
         else:
             weight[CHANNEL, NEURON] = WEIGHT
+        if family == "gemma3":  # its norm after the MLP would bring the value back
+            model.layers[1].post_feedforward_layernorm.weight[CHANNEL] = 1000.0
     return model
 
 

@@ -102,7 +102,7 @@ def test_kvpress_takes_the_mask(run: sinkscope.Run, tmp_path: Path, monkeypatch:
     monkeypatch.setitem(press.PATTERNS_DICT, "ours", "ours")
     model = SimpleNamespace(config=SimpleNamespace(name_or_path="ours"), device="cpu")
     half = press.DuoAttentionPress(head_compression_ratio=0.5)
-    getattr(half, "__post_init_from_model__")(model)  # noqa: B009
+    half.post_init_from_model(model)
     assert (half.sink_size, half.recent_size) == (3, 6)
     scores = np.loadtxt(StringIO((tmp_path / "duo" / "full_attention_heads.tsv").read_text()), delimiter="\t")
     assert half.streaming_mask.shape == (2, 2)

@@ -102,11 +102,8 @@ class Spikes(Measurement):
 
     def parts(self) -> Parts:
         found, self._found = self._found, {}
-        return {
-            name: [Part(len(next(iter(own.values()))), True, 0, 0, own)]
-            for name, own in found.items()
-            if "spike_write" in own
-        }
+        seen = {name: own for name, own in found.items() if "spike_write" in own}
+        return {name: [Part(len(own["spike_write"]), True, 0, 0, own)] for name, own in seen.items()}
 
     def tables(self, findings: Findings) -> dict[str, pd.DataFrame]:
         writers = {

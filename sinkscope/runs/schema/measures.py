@@ -46,6 +46,19 @@ MEASURES = {
             "multiplier after W_O.",
         ),
         Measure(
+            "modules", "what do the inputs of linear modules lose in 8 bits?",
+            (TableSchema(
+                "modules", "modules.csv", "one linear module; --measure modules",
+                (
+                    DOMAIN, STREAM, LAYER,
+                    ColumnSchema("module", "string", "", "", "Path of the linear module; path[n] for its n-th call."),
+                ),
+                measured=("modules",),
+            ),),
+            "x is an entry of the module's input. Nothing is quantised; symmetric round-to-nearest with 127 levels is "
+            "meant. Entries that are 0 before are left out. Stream and layer are empty outside the blocks.",
+        ),
+        Measure(
             "spikes", "who writes the massive activations?",
             (TableSchema(
                 "spikes", "spikes.csv", "one (stream, block, part, massive channel); --measure spikes",
