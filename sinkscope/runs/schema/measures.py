@@ -61,7 +61,7 @@ MEASURES = {
         Measure(
             "spikes", "who writes the massive activations?",
             (TableSchema(
-                "spikes", "spikes.csv", "one (stream, block, part, massive channel); --measure spikes",
+                "spikes", "spikes.csv", "one (block, part, channel); --measure spikes",
                 (
                     DOMAIN, STREAM, LAYER, ColumnSchema("module", "string", "", "", "Path of the block."),
                     ColumnSchema("part", "string", "", "", "What writes: attention or mlp."),
