@@ -21,6 +21,7 @@ MOST = {
     "num-sequences": 1_000_000,
     "batch-size": 1_000_000,
     "spectra": 1_000_000,
+    "generate": 1_000_000,
     "window": 2**24,
     "sinks": 2**24,
     "seed": 2**62 - 1,

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, field_vali
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.corpus import BOS_MODES
+from sinkscope.inputs.openings import check_opening, openings
 from sinkscope.runs.defaults import DORMANT_RULE, EPSILON, SINKS, WINDOW, check_not_too_large
 from sinkscope.runs.dormancy import parse_rule
 from sinkscope.runs.schema.base import Record
@@ -37,6 +38,8 @@ class Request(Record):
     """Hub id, folder, .gguf file or example:NAME; the name of a model object."""
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
+    adapter: str | None = None
+    """Folder of a PEFT adapter that is put into the model; null = none."""
     data: tuple[str, ...] | None = _decides("text")
     """SPECs, each a domain; null = prose, or the model's own task where it has one."""
     given: str | None = _decides("text")
@@ -44,6 +47,13 @@ class Request(Record):
     read it again."""
     bos: tuple[str, ...] = _decides("text", ("auto",))
     """How the first token is chosen: auto, always or never. With several, every SPEC has one domain for each."""
+    first: tuple[str, ...] = _decides("text", ())
+    """What stands first in each sequence, in place of `bos`: auto, bos, bosxN, none, random, or a text of one token.
+    With several, every SPEC has one domain for each."""
+    prepend: tuple[int, ...] = _decides("text", ())
+    """Numbers of ordinary tokens drawn to stand before `first`. With several, every SPEC has one domain for each."""
+    generate: int | None = _decides("text")
+    """Number of tokens that the model writes after each sequence, greedily; null = none. They are measured too."""
     images: str | None = _decides("text")
     """Folder of pictures; each is one sequence."""
     audio: str | None = _decides("text")
@@ -95,7 +105,7 @@ class Request(Record):
         for words in _wrong_data(self), _wrong_numbers(self):
             if words:
                 raise SinkscopeError(words)
-        for option in ("seq-len", "num-sequences", "batch-size", "seed", "spectra", "window", "sinks"):
+        for option in ("seq-len", "num-sequences", "batch-size", "seed", "spectra", "generate", "window", "sinks"):
             check_not_too_large(option, getattr(self, option.replace("-", "_")))
         parse_rule(self.dormant_rule)
         return self
@@ -123,7 +133,12 @@ class Request(Record):
 
 
 def make_request(**settings: Any) -> Request:
-    """Makes a Request. Raises SinkscopeError, one line, where a setting is wrong."""
+    """Makes a Request. Raises SinkscopeError, one line, where a setting is wrong.
+
+    `first` and `prepend` ask for the measurement `first` too: it holds their domains against each other.
+    """
+    if settings.get("first") or settings.get("prepend"):
+        settings["measures"] = (*asked_measures(settings.get("measures", ())), "first")
     try:
         return Request(**settings)
     except ValidationError as error:
@@ -154,6 +169,22 @@ def _wrong_data(request: Request) -> str | None:
         return "--bos names a mode twice, or none"
     if request.data is not None and len(set(request.data)) < len(request.data):
         return "--data names the same source twice"
+    return _wrong_opening(request)
+
+
+def _wrong_opening(request: Request) -> str | None:
+    """Says what is wrong with --first and --prepend; None if nothing is. Raises SinkscopeError for a bad value."""
+    if not request.first and not request.prepend:
+        return None
+    if request.bos != ("auto",):
+        return "--bos and --first or --prepend: both say how a sequence begins; give one (--first bos, --first none)"
+    if request.given is not None or request.images is not None or request.audio is not None:
+        return "--first and --prepend change how text begins: they go with --data alone"
+    for name, values in (("first", request.first), ("prepend", request.prepend)):
+        if len(set(values)) < len(values):
+            return f"--{name} names a value twice"
+    for each in openings(request.first, request.prepend):
+        check_opening(each)
     return None
 
 
@@ -161,7 +192,7 @@ def _wrong_numbers(request: Request) -> str | None:
     """Names the first number that is out of its range; None if all are in range."""
     if request.seq_len is not None and request.seq_len < 2:
         return f"--seq-len {request.seq_len}: at least 2 tokens are needed (bos_mass starts at the second)"
-    for name, least in (("num_sequences", 1), ("batch_size", 1)):
+    for name, least in (("num_sequences", 1), ("batch_size", 1), ("generate", 1)):
         number = getattr(request, name)
         if number is not None and number < least:
             return f"--{name.replace('_', '-')} {number}: at least {least} is needed"

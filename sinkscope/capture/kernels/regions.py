@@ -88,7 +88,7 @@ def _of_map(seen: AttentionMap, regions: Regions) -> RegionSums:
         sums[..., start:stop] = torch.stack(regions.cut(shares, start, 0))
         if output is not None and value is not None:
             output[:, start:stop] = (shares @ value).transpose(1, 2)
-    first, recent, distant = sums
+    first, recent, distant = sums.unbind()
     return RegionSums(first, recent, distant, output)
 
 

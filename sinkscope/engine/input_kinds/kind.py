@@ -14,6 +14,7 @@ from sinkscope.checkpoints import Checkpoint
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.checkpoints.probes import probe, several_probes
 from sinkscope.engine.reading import Reading
+from sinkscope.errors import SinkscopeError
 from sinkscope.runs.request import Request
 from sinkscope.runs.values import Domain
 
@@ -29,19 +30,25 @@ class Asked:
         given: data handed over in Python instead of SPECs, or None.
         specs: SPECs, or None.
         bos: BOS modes; each makes a domain of every SPEC.
+        first, prepend: in place of `bos`: first tokens, and numbers of tokens before them; every combination makes a
+            domain of every SPEC.
         images, audio: a folder of pictures or of recordings. prompt: the text beside each.
         seq_len, num_sequences: None = the kind's default.
+        generate: tokens that the model writes after each sequence; None = none.
         seed: draws documents and synthetic data.
     """
 
     given: Any = None
     specs: tuple[str, ...] | None = None
     bos: tuple[str, ...] = ("auto",)
+    first: tuple[str, ...] = ()
+    prepend: tuple[int, ...] = ()
     images: str | Path | None = None
     audio: str | Path | None = None
     prompt: str | None = None
     seq_len: int | None = None
     num_sequences: int | None = None
+    generate: int | None = None
     seed: int = 0
 
 
@@ -51,11 +58,14 @@ def asked_of(request: Request) -> Asked:
         given=request.handed,
         specs=request.data,
         bos=request.bos,
+        first=request.first,
+        prepend=request.prepend,
         images=request.images,
         audio=request.audio,
         prompt=request.prompt,
         seq_len=request.seq_len,
         num_sequences=request.num_sequences,
+        generate=request.generate,
         seed=request.seed,
     )
 
@@ -69,8 +79,12 @@ class InputKind(ABC):
 
     name: ClassVar[str]
     """The kind's name, such as `text` or `token ids`."""
+    continues: ClassVar[bool] = False
+    """Whether the model can write on after its sequences."""
 
     def __init__(self, asked: Asked, checkpoint: Checkpoint, forward: Forward) -> None:
+        if asked.generate is not None and not self.continues:
+            raise SinkscopeError(f"--generate goes on after text; {checkpoint.name} reads {self.name} here")
         self.asked, self.checkpoint, self.forward = asked, checkpoint, forward
 
     @classmethod

@@ -37,6 +37,7 @@ class Subject:
     `metrics`: the metrics of the scan, also those of the measurements' own tables. `short_pass`: runs the model on a
     few short sequences, every token at position 0; it raises SinkscopeError for a model that cannot be run so.
     `forward`: runs the model on a batch once more. `asked`: the request.
+    `bos_id`: the tokenizer's BOS (or CLS); None where it has none.
     """
 
     model: nn.Module
@@ -45,6 +46,7 @@ class Subject:
     short_pass: Callable[[], Any]
     forward: Callable[[Batch], Any]
     asked: Request
+    bos_id: int | None = None
 
     @cached_property
     def wirings(self) -> dict[str, Wiring]:

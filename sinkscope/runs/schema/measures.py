@@ -10,7 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.runs.schema.tables import DOMAIN, HEAD, LAYER, MODULE, STREAM, ColumnSchema, TableSchema
+from sinkscope.runs.schema.tables import (
+    DOMAIN,
+    HEAD,
+    LAYER,
+    MODULE,
+    STREAM,
+    ColumnSchema,
+    TableSchema,
+    key,
+    number,
+    with_sem,
+)
 
 ALL = "all"
 
@@ -30,6 +41,37 @@ class Measure:
     tables: tuple[TableSchema, ...]
     notation: str = ""
 
+
+def _evidence(name: str, what: str) -> tuple[ColumnSchema, ...]:
+    """A mean alpha with its error and the share of sequences in which it exceeds epsilon."""
+    return (
+        *with_sem(number(name, "probability", "[0, 1]", what)),
+        number(f"{name}_rate", "share", "[0, 1]", f"Share of sequences whose {name} exceeds epsilon."),
+    )
+
+
+FIRST_COLUMNS = (
+    *_evidence("alpha_0_bos_first", "Mean alpha_0 over the sequences that begin with BOS."),
+    *_evidence("alpha_0_other_first", "Mean alpha_0 over the sequences that hold no BOS."),
+    *_evidence("alpha_bos_later", "Mean alpha_k at BOS's place k over the sequences in which k > 0."),
+    *_evidence("alpha_0_bos_later", "Mean alpha_0 over the sequences in which BOS stands at a later position."),
+    key(
+        "verdict", "string", "token: alpha_bos_later > epsilon, the sink follows BOS. position: alpha_0_other_first > "
+        "epsilon, it is at position 0 whatever stands there. both, none. Empty where one of them was not measured.",
+    ),
+)  # fmt: skip
+
+REGION_COLUMNS = (
+    key("sequences", "integer", "Sequences that have queries i >= 1 in the region; the means are over these."),
+    key("queries", "integer", "Queries i >= 1 of the region, over all sequences."),
+    *with_sem(
+        number("bos_mass", "probability", "[0, 1]", "Mean A[i,0] over the queries of the region."),
+        number("self_mass", "probability", "[0, 1]", "Mean A[i,i] over the queries of the region."),
+        number("marker_mass", "probability", "[0, 1]", "Mean attention of these queries on the template's markers, BOS "
+               "among them."),
+        number("entropy", "nats", "[0, log T]", "Mean entropy of the attention of these queries."),
+    ),
+)  # fmt: skip
 
 MEASURES = {
     each.name: each
@@ -83,6 +125,21 @@ MEASURES = {
             "A cache keeps the first S keys (--sinks) and the last W (--window), query i's own among them; the keys S "
             ".. i - W are distant. Every column is empty where a sequence has no distant key (T <= S + W) or a query "
             "sees later keys, since nothing is cached then.",
+        ),
+        Measure(
+            "first", "does the sink follow BOS or the first position (with --first, --prepend)?",
+            (TableSchema(
+                "first", "first.csv", "one (stream, layer, head); --first, --prepend",
+                (STREAM, LAYER, HEAD, MODULE), own=FIRST_COLUMNS,
+            ),),
+        ),
+        Measure(
+            "regions", "how do heads attend from each speaker's words (in chats)?",
+            (TableSchema(
+                "regions", "regions.csv", "one (stream, layer, head, region); chats",
+                (DOMAIN, STREAM, LAYER, HEAD, key("region", "string", "Whose words the queries are, or markers.")),
+                own=REGION_COLUMNS,
+            ),),
         ),
     )
 }  # fmt: skip
