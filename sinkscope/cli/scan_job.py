@@ -42,6 +42,8 @@ class Job:
     formats: tuple[str, ...]
     quiet: bool
     processes: Processes
+    what: str = ""
+    """Which of several models or steps this is; it stands before the stages of the progress."""
 
     def scan(self, model: str, target: Path) -> tuple[Run, list[Path]]:
         """Scans a model; returns the run and the files written, no files where --resume finds the same scan finished.
@@ -52,7 +54,7 @@ class Job:
         from sinkscope.engine.scan import Interrupted, scan
         from sinkscope.present.terminal.progress import progress_bar
 
-        with progress_bar(self.quiet) as progress:
+        with progress_bar(self.quiet, self.what) as progress:
             try:
                 run = scan(
                     model, shards=target, resume=resume, progress=progress, processes=self.processes,

@@ -223,7 +223,7 @@ def _silent(stage: str, done: int, total: int) -> None:
 
 def _load(model: Any, tokenizer: Any, options: LoadOptions, report: Progress) -> Checkpoint:
     report("loading", 0, 0)
-    return open_checkpoint(model, options) if isinstance(model, str) else wrap_model(model, tokenizer)
+    return open_checkpoint(model, options, report) if isinstance(model, str) else wrap_model(model, tokenizer)
 
 
 def _prepare(checkpoint: Checkpoint, asked: Asked, request: Request, report: Progress, processes: Processes) -> Loop:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
@@ -21,7 +21,9 @@ def selected_heads(run: Run, selection: str) -> Selection:
     Raises SinkscopeError where `selection` is neither.
     """
     if selection not in SELECTIONS:
-        raise SinkscopeError(f"--heads {selection!r}: one of {', '.join(SELECTIONS)}")
+        raise SinkscopeError(
+            f"--heads {selection!r}: one of {', '.join(SELECTIONS)}{did_you_mean(selection, SELECTIONS)}"
+        )
     heads = run.heads
     chosen = (
         heads["dormant"].fillna(False).astype(bool)

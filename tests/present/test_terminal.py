@@ -88,6 +88,7 @@ layer.head       bos_mass  alpha_0  margin, nats  entropy, nats  honor  pattern
 dormant heads (honor<0.4): 0.0, 0.1, 0.2
 
 written to runs/tiny: heads.csv, layers.csv
+next: sinkscope report runs/tiny -o tiny.html
 """
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.present.colors import DIVERGING, LINES, MAP
 from sinkscope.present.figures.canvas import drawn, inches
 from sinkscope.present.identity import run_id
@@ -49,7 +49,7 @@ def draw(run: Run, figure: str, form: str, size: str = "column", metric: str | N
         return _drawn(run, lambda canvas: _heatmap(canvas, run, metric or "bos_mass"), form, size, 0.9)
     painters = {"profile": (_profile, 1.25), "length": (_length, 0.95), "scatter": (_scatter, 0.85)}
     if figure not in painters:
-        raise SinkscopeError(f"--figure {figure!r}: choose one of {', '.join(FIGURES)}")
+        raise SinkscopeError(f"--figure {figure!r}: choose one of {', '.join(FIGURES)}{did_you_mean(figure, FIGURES)}")
     if metric is not None:
         raise SinkscopeError(f"--metric belongs to --figure heatmap: {figure} always shows the same columns")
     paint, ratio = painters[figure]
@@ -106,7 +106,8 @@ def _heatmap(canvas: Figure, run: Run, metric: str) -> None:
     rows = _first(run.heads)
     if metric not in rows or not np.issubdtype(rows[metric].to_numpy().dtype, np.number):
         raise SinkscopeError(
-            f"--metric {metric!r}: not a numeric column of heads.csv; `sinkscope metrics` lists the columns"
+            f"--metric {metric!r}: not a numeric column of heads.csv; `sinkscope metrics` lists the "
+            f"columns{did_you_mean(metric, rows)}"
         )
     grid = rows.pivot_table(index="layer", columns="head", values=metric, dropna=False)
     values, unit = grid.to_numpy(float), _unit(run, metric)

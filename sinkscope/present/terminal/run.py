@@ -24,7 +24,7 @@ from sinkscope.present.terminal.head_map import Cells, MapRow, head_map, plain, 
 from sinkscope.present.terminal.listing import FEW, ROWS, dormant_heads
 from sinkscope.present.terminal.table import table
 from sinkscope.present.terminal.trigger import render_task
-from sinkscope.present.text import printable
+from sinkscope.present.text import next_command, printable
 from sinkscope.runs.words import says_nothing
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: s
             parts += [_answers(summary), _rates(summary, run.summary.epsilon)]
         maps = _domains(heads)
         for domain, rows in maps if len(maps) <= FEW else []:
-            parts += [_heat_map(rows, domain, width, color is not None), _strongest(rows)]
+            parts += [_heat_map(rows, domain, width, color is not None), _strongest(rows, run.summary.epsilon)]
         if len(maps) > FEW:
             parts.append(Text(f"\nno maps of so many domains ({len(maps)}): heads.csv has every head", style="bold"))
         parts.append(dormant_rows(run, stream) if run.summary.domains else _dormant(summary))
@@ -151,7 +151,7 @@ def _tenth(value: float) -> str:
     return str(min(9, int(10 * value))) if value >= 0.1 else "."
 
 
-def _strongest(heads: pd.DataFrame) -> Table:
+def _strongest(heads: pd.DataFrame, epsilon: float) -> Table:
     headers = ("layer.head", "bos_mass", "alpha_0", "margin, nats", "entropy, nats", "honor", "pattern")
     order = heads.sort_values("bos_mass", ascending=False, kind="stable").head(STRONGEST)
     rows = [
@@ -160,8 +160,10 @@ def _strongest(heads: pd.DataFrame) -> Table:
          MISSING if is_missing(row["pattern"]) else printable(row["pattern"]))
         for row in order.to_dict("records")
     ]  # fmt: skip
-    title = "strongest sinks (mean ± standard error over sequences)"
-    return table(title, headers, rows, left=("layer.head", "pattern"))
+    sinks = int((order["sink_score"] > epsilon).sum())
+    some = f"{sinks} of these {len(order)}" if sinks else "none"
+    what = "strongest sinks" if sinks == len(order) else f"most BOS mass: {some} with a sink"
+    return table(f"{what} (mean ± standard error over sequences)", headers, rows, left=("layer.head", "pattern"))
 
 
 def _dormant(summary: StreamSummary) -> Text:
@@ -176,5 +178,8 @@ def _files(written: Iterable[Path]) -> Text:
         return Text()
     names = ", ".join(path.name for path in paths)
     text = Text("written to ", style="bold")
-    text.append(f"{printable(str(paths[0].parent))}: {names}", style="not bold")
+    folder = printable(str(paths[0].parent))
+    text.append(f"{folder}: {names}\n", style="not bold")
+    text.append("next: ", style="bold")
+    text.append(next_command("report", paths[0].parent, "-o", f"{paths[0].parent.name}.html"), style="not bold")
     return text
