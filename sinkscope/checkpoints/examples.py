@@ -128,12 +128,20 @@ def convert_gguf(gguf: Path, folder: Path, architecture: str, report: Report = s
         folder.mkdir(parents=True)
         # save_pretrained refuses a model that came from a quantised file; the weights are plain float32 by now.
         save_file(dict(model.state_dict()), folder / "model.safetensors", metadata={"format": "pt"})
+        # safetensors writes for the owner alone; a cache that people share must be readable like its other files.
+        (folder / "model.safetensors").chmod(0o666 & ~_umask())
         tokenizer.save_pretrained(folder)
         config = model.config
         if hasattr(config, "quantization_config"):
             del config.quantization_config
         config.architectures = [architecture]
         config.save_pretrained(folder)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _minilm(report: Report) -> Path:

@@ -22,6 +22,7 @@ from sinkscope.cli import (
     report,
     scan,
     schema,
+    show,
     track,
     trigger,
 )
@@ -52,6 +53,7 @@ app = typer.Typer(
 app.command("scan", cls=Command)(guarded(scan.scan, spreads=True))
 app.command("track", cls=Command)(guarded(track.track))
 app.command("ablate", cls=Command)(guarded(ablate.ablate))
+app.command("show", cls=Command)(guarded(show.show))
 app.command("compare", cls=Command)(guarded(compare.compare))
 app.command("baseline", cls=Command)(guarded(baseline.baseline))
 app.command("check", cls=Command)(guarded(check.check))

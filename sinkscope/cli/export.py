@@ -73,10 +73,10 @@ def choose_format(name: str | None, out: Path | None) -> Format:
 
 
 def list_heads(runs: list[Run], selection: str) -> str:
-    """The selected heads of one run as JSON. Raises SinkscopeError for several runs."""
-    from sinkscope.runs.head_selection import selected_heads
+    """The selected heads of one run, with model, text and rule, as JSON. Raises SinkscopeError for several runs."""
+    from sinkscope.runs.head_selection import described_heads
     from sinkscope.runs.strict_json import to_json
 
     if len(runs) > 1:
         raise SinkscopeError("--heads takes one run")
-    return to_json(selected_heads(runs[0], selection))
+    return to_json(described_heads(runs[0], selection))

@@ -198,6 +198,10 @@ def scan_all(job: Job, models: list[str], place: Callable[[str], Path], as_json:
             show(run, written, False, job.quiet)
     if as_json:
         sys.stdout.write(to_json([run.summary.as_dict() for run in runs]))
+    elif len(runs) > 1 and not job.quiet:
+        from sinkscope.present.terminal.run import render_models
+
+        sys.stdout.write(render_models(runs))
     if failed:
         say(f"error: {len(failed)} of {len(models)} models failed: {', '.join(failed)}")
         raise typer.Exit(BAD_INPUT)

@@ -59,6 +59,13 @@ class Run:
     path: Path | None = field(default=None, compare=False)
     shards: Path | None = field(default=None, compare=False)
 
+    def __repr__(self) -> str:
+        """One paragraph: the tables would fill a notebook's screen and hide the answer."""
+        data = ", ".join(f"{each.sequences} x {each.seq_len} of {each.domain}" for each in self.manifest.data)
+        words = [line for each in self.summary.streams.values() for line in each.in_words]
+        said = "" if self.summary.domains else f": {' '.join(words)}"
+        return f"<Run of {self.manifest.model.id}, {data}{said}>"
+
     def save(self, folder: str | Path, force: bool = False, formats: tuple[str, ...] = ("csv",)) -> list[Path]:
         """Writes the run folder and returns its files. After a kill it holds the old run, the new one, or none.
 

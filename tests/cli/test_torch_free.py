@@ -41,6 +41,8 @@ def test_a_saved_run_is_read_without_torch(tmp_path: Path) -> None:
         ["report", "run", "run", "-o", "report.html"],
         ["metrics"],
         ["schema", "heads"],
+        ["show", "run"],
+        ["show", "run", "--json"],
         ["examples"],
         ["plot", "run", "--figure", "heatmap", "--metric", "peak_score", "-o", "peak.svg"],
         ["baseline", "run", "-o", "sinks.json"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from sinkscope.present.figures.canvas import drawn, inches
 from sinkscope.present.identity import run_id
 from sinkscope.present.text import printable
 from sinkscope.runs.catalogue import find_column
+from sinkscope.runs.dormancy import parse_rule
 from sinkscope.runs.paper_table import describe_run
 from sinkscope.runs.per_sequence import domains
 
@@ -38,13 +40,18 @@ TITLE = 36
 """Characters of a title's line that fit beside the axes of the narrowest figure."""
 
 
-def draw(run: Run, figure: str, form: str, size: str = "column", metric: str | None = None) -> bytes:
-    """Draws `figure` (heatmap, profile, length or scatter) of a run's first stream and domain, as PNG, SVG or PDF.
+def draw(
+    run: Run, figure: str, form: str, size: str = "column", metric: str | None = None, domain: str | None = None
+) -> bytes:  # fmt: skip
+    """Draws `figure` (heatmap, profile, length or scatter) of a run's first stream, as PNG, SVG or PDF.
+
+    `domain`: the one that is drawn where the run has several; the first where it is None.
 
     `metric`: the column of heads.csv that a heat map shows; bos_mass where it is None.
     Raises SinkscopeError for an unknown figure, format, size or metric, for a metric with another figure than heatmap,
     and where matplotlib is not installed.
     """
+    run = of_domain(run, domain)
     if figure == "heatmap":
         return _drawn(run, lambda canvas: _heatmap(canvas, run, metric or "bos_mass"), form, size, 0.9)
     painters = {"profile": (_profile, 1.25), "length": (_length, 0.95), "scatter": (_scatter, 0.85)}
@@ -77,6 +84,21 @@ def draw_attention(
 
 def _drawn(run: Run, paint: Callable[[Figure], None], form: str, size: str, ratio: float) -> bytes:
     return drawn(paint, f"sinkscope run {run_id(run)}: {describe_run(run)}", form, inches(size, ratio))
+
+
+def of_domain(run: Run, domain: str | None) -> Run:
+    """The run with one domain's rows of its tables. Raises SinkscopeError for a domain that it does not have."""
+    if domain is None:
+        return run
+    names = [each.domain for each in domains(run)]
+    if domain not in names:
+        raise SinkscopeError(f"--domain {domain!r}: the run has {', '.join(names)}{did_you_mean(domain, names)}")
+    tables = {
+        name: table[table["domain"] == domain] if "domain" in table else table
+        for name in ("heads", "layers", "length_curve")
+        for table in [getattr(run, name)]
+    }
+    return replace(run, **tables)
 
 
 def _first(table: pd.DataFrame) -> pd.DataFrame:
@@ -180,6 +202,8 @@ def _length(canvas: Figure, run: Run) -> None:
     uniform = _uniform(run, heads, lengths)
     if uniform is not None:
         axes.plot(lengths, uniform, color="gray", linestyle="--", linewidth=1, label="uniform attention")
+    epsilon = run.manifest.request.epsilon
+    axes.axhline(epsilon, color="gray", linestyle=":", linewidth=1, label=f"threshold {epsilon:g}")
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [str(length) for length in lengths])
     axes.minorticks_off()
@@ -214,6 +238,10 @@ def _scatter(canvas: Figure, run: Run) -> None:
         dormant["bos_mass"], dormant["honor"], s=28, facecolors="none", edgecolors=LINES[5], linewidths=0.8,
         label=f"dormant: {run.manifest.request.dormant_rule}",
     )  # fmt: skip
+    rule = parse_rule(run.manifest.request.dormant_rule)
+    line = {"honor": axes.axhline, "bos_mass": axes.axvline}.get(rule.column)
+    if line is not None:
+        line(rule.bound, color=LINES[5], linestyle=":", linewidth=0.8)
     axes.set(xlabel="BOS mass (probability)", ylabel="HONOR (ratio)", xlim=(-0.02, 1.02), ylim=(0, None))
     if len(dormant):
         axes.legend(frameon=False)

@@ -70,6 +70,8 @@ class Pace:
 
     def go_on(self, done: int, note: str = "") -> None:
         self.done, self.told, self.note = done, self.clock(), note
+        if done == self.total:
+            self.draw()
 
     def rate(self) -> float | None:
         """Units a second; None before the first."""

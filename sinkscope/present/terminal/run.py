@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from sinkscope.present.terminal.domains import (
 )
 from sinkscope.present.terminal.head_map import Cells, MapRow, head_map, plain, shades
 from sinkscope.present.terminal.listing import FEW, ROWS, dormant_heads
-from sinkscope.present.terminal.table import table
+from sinkscope.present.terminal.table import aligned, table
 from sinkscope.present.terminal.trigger import render_task
 from sinkscope.present.text import next_command, printable
 from sinkscope.runs.words import says_nothing
@@ -183,3 +183,20 @@ def _files(written: Iterable[Path]) -> Text:
     text.append("next: ", style="bold")
     text.append(next_command("report", paths[0].parent, "-o", f"{paths[0].parent.name}.html"), style="not bold")
     return text
+
+
+def render_models(runs: Sequence[Run]) -> str:
+    """Several runs below each other, one line for each stream and domain: what their sinks and dormant heads are."""
+    rows = [("model", "text", "T", "heads", "sinks", "sink rate, %", "mean alpha_0", "dormant")]
+    for run in runs:
+        answers = {name: entry.streams for name, entry in run.summary.domains.items()}
+        for domain, streams in (answers or {run.manifest.data[0].domain: run.summary.streams}).items():
+            for stream, each in streams.items():
+                text = domain if len(streams) == 1 else f"{domain}, {stream}"
+                rate = each.sink_rate_percent[f"{run.summary.epsilon:g}"].T
+                rows.append((
+                    printable(str(run.manifest.model.id)), printable(text), str(each.tokens_per_sequence),
+                    str(each.heads), str(each.sink_heads), fixed(rate, 1), fixed(each.sink_score.mean, 3),
+                    str(each.dormant.count),
+                ))  # fmt: skip
+    return "\n".join(["", "all models", *aligned(rows, left=2), ""])
