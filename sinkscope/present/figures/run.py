@@ -108,7 +108,9 @@ def _first(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _title(axes: Axes, run: Run, text: str) -> None:
-    """Titles the axes: the model's name above `text`."""
+    """Titles the axes: the model's name above `text`, and the text that was read where the run has several."""
+    if "domain" in run.heads and not text.endswith(shown := _end(str(_first(run.heads)["domain"].iloc[0]))):
+        text = f"{text}\non {shown}"
     name = str(run.manifest.model.id).rstrip("/").rpartition("/")[2]
     axes.set_title(f"{_end(name)}\n{text}", loc="left", parse_math=False)
 
@@ -209,7 +211,8 @@ def _length(canvas: Figure, run: Run) -> None:
     axes.minorticks_off()
     axes.set(xlabel="tokens", ylabel=MATHEMATICAL["sink_score"], ylim=(0, None))
     canvas.legend(frameon=False, ncols=2, loc="outside lower center")
-    _title(axes, run, "strongest sinks, ± standard error")
+    strongest = "strongest sinks" if heads["sink_score"].max() > epsilon else "largest alpha_0, no sink"
+    _title(axes, run, f"{strongest}, ± standard error")
 
 
 def _uniform(run: Run, heads: pd.DataFrame, lengths: np.ndarray) -> np.ndarray | None:
@@ -236,14 +239,14 @@ def _scatter(canvas: Figure, run: Run) -> None:
     dormant = rows[rows["dormant"].fillna(False).astype(bool)]
     axes.scatter(
         dormant["bos_mass"], dormant["honor"], s=28, facecolors="none", edgecolors=LINES[5], linewidths=0.8,
-        label=f"dormant: {run.manifest.request.dormant_rule}",
+        label=f"dormant: {run.manifest.request.dormant_rule}" if len(dormant) else None,
     )  # fmt: skip
     rule = parse_rule(run.manifest.request.dormant_rule)
     line = {"honor": axes.axhline, "bos_mass": axes.axvline}.get(rule.column)
     if line is not None:
-        line(rule.bound, color=LINES[5], linestyle=":", linewidth=0.8)
+        line(rule.bound, color=LINES[5], linestyle=":", linewidth=0.8, label=f"threshold {rule.bound:g}")
     axes.set(xlabel="BOS mass (probability)", ylabel="HONOR (ratio)", xlim=(-0.02, 1.02), ylim=(0, None))
-    if len(dormant):
+    if len(dormant) or line is not None:
         axes.legend(frameon=False)
     _title(axes, run, "dormant scores, one dot a head")
     canvas.colorbar(points, ax=axes, label="layer")
