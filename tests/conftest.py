@@ -19,6 +19,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores: each with a 
 import pytest
 import torch
 import transformers
+import typer
 from hypothesis import settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaModel, PreTrainedTokenizerFast
@@ -26,6 +27,10 @@ from transformers.utils import logging
 from typer.testing import CliRunner
 
 logging.disable_progress_bar()
+
+command_of = functools.cache(typer.main.get_command)
+"""The parsers of a typer application. Built anew for each call, as typer's test runner does, they take 0.1 s."""
+typer.testing._get_command = command_of
 
 settings.register_profile("fast", max_examples=25, deadline=None)
 settings.register_profile("full", max_examples=250, deadline=None)

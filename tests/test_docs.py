@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-import typer
+from conftest import command_of
 from typer.testing import CliRunner
 
 from sinkscope.cli import app
@@ -89,7 +89,7 @@ def words_of(line: str) -> list[str]:
 
 def unknown(words: list[str]) -> list[str]:
     """The command, subcommand or options among the words that sinkscope does not have."""
-    command = typer.main.get_command(app)
+    command = command_of(app)
     while hasattr(command, "commands") and words and re.fullmatch(r"[a-z0-9]+", words[0]):
         if words[0] not in command.commands:
             return words[:1]
@@ -100,7 +100,7 @@ def unknown(words: list[str]) -> list[str]:
 
 def refusal(words: list[str]) -> str:
     """What the parser says against the words, empty where it takes them. No command is run."""
-    command, context = typer.main.get_command(app), None
+    command, context = command_of(app), None
     while hasattr(command, "commands"):
         command, words = command.commands[words[0]], words[1:]
     try:

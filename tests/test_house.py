@@ -71,6 +71,7 @@ def test_tests_mirror_the_rooms() -> None:
     assert own == {"conftest.py", "test_architecture.py", "test_docs.py", "test_house.py", "test_public.py"}
 
 
+@pytest.mark.slow
 def test_no_test_file_imports_another() -> None:
     """What two of them need lies in tests/support."""
     for path in (ROOT / "tests").rglob("*.py"):

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sinkscope.runs.request import Request
 
 
-def check_early(models: list[str], **options: Any) -> Request:
+def check_early(
+    models: list[str], data: Any = None, measure: Sequence[str] = (), smoothing: bool = False, **options: Any
+) -> Request:  # fmt: skip
     """The request for the first model.
 
     Raises SinkscopeError for a model that is not there, or for options that fit no model.
 
-    `options`: keywords of `sinkscope.scan`. The scan checks them again, with what only the model can tell.
+    `options`: other keywords of `sinkscope.scan`. The scan checks them again, with what only the model can tell.
     """
     from sinkscope.checkpoints.names import check_dtype, check_model
+    from sinkscope.engine.requested import requested
     from sinkscope.inputs import check_spec
-    from sinkscope.runs.request import make_request
 
-    settings = {name: value for name, value in options.items() if name not in ("metrics", "smoothing")}
-    if isinstance(settings.get("bos"), str):
-        settings["bos"] = [settings["bos"]]
-    for folder in ("images", "audio"):
-        settings |= {folder: str(settings[folder])} if settings.get(folder) else {}
-    request = make_request(model=models[0], **settings)
+    asked = {"bos": "auto", "first": (), "prepend": (), "images": None, "audio": None} | options
+    asked.pop("metrics", None)
+    asked["measures"] = (*measure, *(["smoothing"] if smoothing else []))
+    request = requested(models[0], data, asked)
     check_dtype(request.dtype)
     for spec in request.data or ():
         check_spec(spec)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,95 +13,15 @@ import typer
 
 from sinkscope.cli.common import BAD_INPUT, say
 from sinkscope.cli.early import check_early
-from sinkscope.cli.help import FIRST, LOADED, MEASURED, READ, WRITTEN
-from sinkscope.cli.options import DeviceMap, Metrics, Revision, TextScan, slug, slugs, with_options
+from sinkscope.cli.help import FIRST, WRITTEN
+from sinkscope.cli.options import TextScan, slug, slugs, with_options
 from sinkscope.cli.places import SETTINGS, run_folder
 from sinkscope.cli.scan_job import Job, launched
+from sinkscope.cli.scan_options import MoreOfScan
 from sinkscope.errors import in_one_line
-from sinkscope.runs.defaults import DORMANT_RULE
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
-
-
-@dataclass(frozen=True)
-class MoreOfScan:
-    """What `scan` asks beside TextScan. Each field is an option."""
-
-    images: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Read pictures (png, jpg) instead of --data, one per sequence.", rich_help_panel=READ
-        ),
-    ] = None
-    audio: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Read recordings (wav) instead of --data, one per sequence.", rich_help_panel=READ
-        ),
-    ] = None
-    prompt: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            help="Text that goes with each picture, or that the decoder reads with each recording.",
-            rich_help_panel=READ,
-        ),
-    ] = None
-    names: Annotated[
-        Path | None,
-        typer.Option(
-            "--models",
-            metavar="FILE",
-            help="File with the names of more models, one per line.",
-            rich_help_panel=LOADED,
-        ),
-    ] = None
-    device_map: DeviceMap = None
-    tp: Annotated[
-        bool,
-        typer.Option(
-            "--tp",
-            help="With several processes: split each layer's heads among them, not the sequences.",
-            rich_help_panel=LOADED,
-        ),
-    ] = False
-    revision: Revision = None
-    dormant_rule: Annotated[
-        str,
-        typer.Option(
-            metavar="RULE",
-            help='Which heads are dormant: "NAME<x" or "NAME>x" on a column of heads.csv.',
-            rich_help_panel=MEASURED,
-        ),
-    ] = DORMANT_RULE
-    smoothing: Annotated[
-        bool,
-        typer.Option(
-            "--smoothing",
-            help="Also write smoothing.csv: does each head make tokens more similar?",
-            rich_help_panel=MEASURED,
-        ),
-    ] = False
-    spectra: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Measure matrix_entropy on the first N sequences. [default: as many as are cheap]",
-            rich_help_panel=MEASURED,
-        ),
-    ] = None
-    metrics: Metrics = None
-    no_self_check: Annotated[
-        bool,
-        typer.Option("--no-self-check", help="Skip the comparison with eager attention.", rich_help_panel=MEASURED),
-    ] = False
-
-    def settings(self) -> dict[str, Any]:
-        """The options under the names, and with the values, that `sinkscope.scan` takes."""
-        names = ("images", "audio", "prompt", "device_map", "revision", "dormant_rule", "smoothing", "spectra")
-        given = {name: getattr(self, name) for name in names}
-        return given | {"metrics": self.metrics or [], "self_check": not self.no_self_check}
 
 
 @with_options

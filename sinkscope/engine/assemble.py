@@ -11,14 +11,13 @@ from sinkscope.capture import not_softmax
 from sinkscope.comparison.domains import contrast_summary, contrast_table
 from sinkscope.engine.loop import Loop
 from sinkscope.engine.manifest import spectra_measured, timing, with_failures
-from sinkscope.engine.smoother import Smoother
+from sinkscope.engine.measures.measurement import Findings
 from sinkscope.inputs.rules import shared_tokens
 from sinkscope.runs.dormancy import dormant_in_some
 from sinkscope.runs.published import published_for
 from sinkscope.runs.run import Run
 from sinkscope.runs.schema.manifest import FirstToken, Manifest
 from sinkscope.runs.schema.summary import Summary
-from sinkscope.runs.smoothing import add_verdicts, smoothing_table
 from sinkscope.runs.strict_json import plain
 from sinkscope.runs.summary import domain_summaries, stream_summaries
 from sinkscope.runs.tables import curve_table, head_table, layer_table, position_table, sequence_table
@@ -34,15 +33,14 @@ def build_run(loop: Loop, manifest: Manifest, started: float, complete: bool) ->
     layers = layer_table(domains, sites, heads, asked)
     positions = position_table(domains, sites, tokens)
     domains_compared = contrast_table(domains, sites) if len(domains) > 1 else None
-    smoothing = None
-    if isinstance(loop.smoother, Smoother):
-        smoothing = smoothing_table(domains, sites, loop.smoother.wirings)
+    findings = Findings(domains, sites, heads, layers, loop.reading, asked)
+    measured = {name: table for each in loop.measurements for name, table in each.tables(findings).items()}
     summary = _summary(loop, manifest, complete, domains, heads, layers, tokens)
     summary.domains_compared = [] if domains_compared is None else contrast_summary(domains_compared)
-    if smoothing is not None:
-        add_verdicts(summary.streams, smoothing)
+    for each in loop.measurements:
+        each.summarise(summary.streams, measured)
         for name, domain in summary.domains.items():
-            add_verdicts(domain.streams, smoothing[smoothing["domain"] == name])
+            each.summarise(domain.streams, {key: of_domain(table, name) for key, table in measured.items()})
     _add_kind(summary, loop.reading.kind.summary(domains, sites, positions))
     facts: dict[str, Any] = {
         "spectra_measured": spectra_measured(domains),
@@ -60,7 +58,7 @@ def build_run(loop: Loop, manifest: Manifest, started: float, complete: bool) ->
         domains=domains_compared,
         summary=summary,
         shards=loop.shards.folder if loop.shards is not None else None,
-        smoothing=smoothing,
+        measured=measured,
         manifest=manifest.model_copy(update=facts),
     )
 
@@ -85,6 +83,11 @@ def _summary(
         joined_sequences=sum(corpus.joined for corpus in loop.reading.corpora),
         warnings=manifest.warnings,
     )
+
+
+def of_domain(table: pd.DataFrame, domain: str) -> pd.DataFrame:
+    """The rows of one domain; all rows of a table that does not tell domains apart."""
+    return table[table["domain"] == domain] if "domain" in table else table
 
 
 def _add_kind(summary: Summary, entries: dict[str, Any]) -> None:

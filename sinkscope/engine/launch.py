@@ -46,7 +46,7 @@ class Processes:
         """The device to load on for --device `name`: in a launch auto and cuda mean a GPU for each process."""
         return name
 
-    def check(self, model: Any, device_map: Any, smoothing: bool) -> None:
+    def check(self, model: Any, device_map: Any) -> None:
         """Raises SinkscopeError for a scan that several processes cannot share."""
 
     def share(self, work: Sequence[T]) -> list[T]:
@@ -107,17 +107,13 @@ class Launched(Processes):
     def device(self, name: str) -> str:
         return str(self._state.device) if name in ("auto", "cuda") else name
 
-    def check(self, model: Any, device_map: Any, smoothing: bool) -> None:
+    def check(self, model: Any, device_map: Any) -> None:
         if device_map is not None:
             raise SinkscopeError(
                 "--device-map spreads a model over the devices of one process: start one, or give --tp"
             )
         if self.tensor and not isinstance(model, str):
             raise SinkscopeError("--tp spreads a model while it is loaded: give the model's name")
-        if self.tensor and smoothing:
-            raise SinkscopeError(
-                "--tp with --smoothing: finding W_V takes the whole of it, and no process holds it all"
-            )
 
     def share(self, work: Sequence[T]) -> list[T]:
         return list(work) if self.tensor else list(work[self.index :: self.count])

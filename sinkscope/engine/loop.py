@@ -6,17 +6,18 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from accelerate.utils import release_memory
-from torch import Tensor
 
-from sinkscope.capture import Capture, LayerView, Plan, Site
+from sinkscope.capture import Capture, Plan, Site
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.engine.batch_size import _is_out_of_memory, _what_would_fit, chosen_batch
 from sinkscope.engine.collector import Collector, Parts
 from sinkscope.engine.launch import ALONE, Processes
+from sinkscope.engine.measures.measurement import Measurement
 from sinkscope.engine.reading import Reading
 from sinkscope.engine.record import Record
 from sinkscope.engine.shards import Shard, Shards
@@ -40,7 +41,7 @@ class Loop:
     Attributes:
         batch_size: sequences in a forward pass; None = chosen by the device.
         shards: keeps each batch on disk for a scan that resumes; None keeps none.
-        smoother: measures the smoothing columns of a view; None where they are not asked for.
+        measurements: those that were asked for.
         spectra: sequences of each domain for sampled metrics; None = as many as are cheap.
         declared: the metrics and quantities declared when the scan began.
         processes: they share the sequences. heads: how they share the heads, under --tp.
@@ -57,7 +58,7 @@ class Loop:
     report: Progress
     batch_size: int | None = None
     shards: Shards | None = None
-    smoother: Callable[[LayerView], Tensor] | None = None
+    measurements: list[Measurement] = field(default_factory=list)
     spectra: int | None = None
     declared: QuantitySet = field(default_factory=quantity_set)
     processes: Processes = ALONE
@@ -76,7 +77,7 @@ class Loop:
     @property
     def quantities(self) -> QuantitySet:
         """What the scan measures."""
-        return self.declared if self.smoother is None else self.declared.with_smoothing(self.smoother)
+        return self.declared.extended(own for each in self.measurements for own in each.quantities())
 
     @property
     def done(self) -> int:
@@ -105,10 +106,12 @@ class Loop:
     def domains(self) -> list[Domain]:
         """Returns what was measured so far, by domain."""
         domains = []
+        names = {site.name for site in self.sites}
         for corpus, record in zip(self.reading.corpora, self._records, strict=False):
             values = record.values()
             if values:
-                domains.append(Domain(corpus, values))
+                others = {name: values.pop(name) for name in values.keys() - names}
+                domains.append(Domain(corpus, values, dict(sorted(others.items()))))
         return domains
 
     def _watch(self, length: int) -> tuple[Capture, Collector]:
@@ -171,7 +174,7 @@ class Loop:
             size = min(self._size(domain), self._fits or self._size(domain))
             try:
                 batch = next(batches(data, start, min(size, stop - start), self.checkpoint.device))
-                parts = self._one_batch(*self._watches[domain], batch)
+                parts = self._one_batch(domain, batch)
                 break
             except (RuntimeError, MemoryError) as error:
                 if not _is_out_of_memory(error) or self.processes.tensor:
@@ -185,17 +188,25 @@ class Loop:
             work.appendleft((domain, start + count, stop))
         return Shard(domain, start, count, size, self._fits, parts)
 
-    def _one_batch(self, capture: Capture, collector: Collector, batch: Batch) -> Parts:
-        """Runs one batch through the model and returns its quantities."""
+    def _one_batch(self, domain: int, batch: Batch) -> Parts:
+        """Runs one batch of a domain through the model and returns its quantities."""
+        capture, collector = self._watches[domain]
+        ids = self.reading.corpora[domain].ids[batch.start : batch.start + len(batch)]
         collector.begin(batch.start)
         try:
-            with capture.watching(batch.spans, batch.inputs.shape[1]):
+            with ExitStack() as stack:
+                for each in self.measurements:  # before the capture, whose views then find what they watched
+                    stack.enter_context(each.watching(batch, ids))
+                stack.enter_context(capture.watching(batch.spans, batch.inputs.shape[1]))
                 self.forward(batch.inputs, batch.mask, **batch.extra)
             bad = collector.bad_site(self.plan.sites)
             if bad is not None:
                 raise SinkscopeError(_why_not_finite(self.checkpoint, bad.layer, bad.module))
             self.checkpoint.check_unchanged()
-            return collector.commit()
+            parts = collector.commit()
+            for each in self.measurements:
+                parts |= each.parts()
+            return parts
         except BaseException:
             collector.drop()
             raise

@@ -23,9 +23,8 @@ from sinkscope.engine.self_check import warnings_of
 from sinkscope.inputs import Corpus
 from sinkscope.inputs.rules import first_token
 from sinkscope.metrics.extension import definitions
-from sinkscope.metrics.registry import TABLES
 from sinkscope.metrics.spectra import FEWEST_SPECTRA, SPECTRA_CUBES
-from sinkscope.runs.columns import columns
+from sinkscope.runs.columns import RUN_COLUMNS, columns
 from sinkscope.runs.folder import sha256_of
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.manifest import Manifest, Timing
@@ -56,7 +55,9 @@ def describe(loop: Loop, request: Request, checked: dict[str, Any]) -> Manifest:
         "tensor_parallel": processes.count if processes.tensor else 1,
         "attention": [_site_facts(site) for site in loop.sites],
         "conventions": {
-            name: column.formula for table in TABLES for name, column in columns(table, loop.declared.metrics).items()
+            name: column.formula
+            for table in {**loop.declared.metrics.tables, **RUN_COLUMNS}
+            for name, column in columns(table, loop.declared.metrics).items()
         },
         "metrics": definitions(loop.declared.metrics),
         "warnings": [*loop.checkpoint.warnings, *reading.warnings, *_unread(loop), *warnings_of(checked)],

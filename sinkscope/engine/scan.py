@@ -19,9 +19,10 @@ from sinkscope.engine.input_kinds import Asked, asked_of, check_asked, claim
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loop import Loop, Progress
 from sinkscope.engine.manifest import describe, resume_key
+from sinkscope.engine.measures import Subject, measurements, refuse_spread
+from sinkscope.engine.requested import requested
 from sinkscope.engine.self_check import check_loop
 from sinkscope.engine.shards import Shards
-from sinkscope.engine.smoother import Smoother, smoother
 from sinkscope.engine.tensor_parallel import spread
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.extension import definitions
@@ -29,7 +30,7 @@ from sinkscope.metrics.quantities import quantity_set
 from sinkscope.runs.columns import metric_set
 from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
 from sinkscope.runs.dormancy import check_rule
-from sinkscope.runs.request import Request, make_request
+from sinkscope.runs.request import Request
 from sinkscope.runs.run import Run
 from sinkscope.runs.schema.manifest import Manifest
 
@@ -53,6 +54,8 @@ def scan(
     num_sequences: int | None = None,
     batch_size: int | None = None,
     bos: str | Sequence[str] = "auto",
+    first: str | Sequence[str] = (),
+    prepend: int | Sequence[int] = (),
     tokenizer: Any = None,
     device: str = "auto",
     device_map: str | dict[str, Any] | None = None,
@@ -63,6 +66,7 @@ def scan(
     seed: int = 0,
     epsilon: float = EPSILON,
     dormant_rule: str = DORMANT_RULE,
+    measure: str | Sequence[str] = (),
     smoothing: bool = False,
     spectra: int | None = None,
     metrics: Sequence[Callable[..., Any] | str | Path] = (),
@@ -89,11 +93,14 @@ def scan(
         seq_len, num_sequences: tokens per sequence, and sequences per SPEC; by default 256 and 32 for text, all there
             are for token ids, the task's own length and number for a model that brings a task.
         bos: the first token: auto (the tokenizer's default), always, never; a list of modes makes a domain of each.
+        first: what stands first instead: auto, bos, bosxN (N times), none, random, or a text of one token. prepend: how
+            many random tokens stand before that. Every combination makes a domain over the same text.
         batch_size: None = chosen by the device and halved when memory runs out.
         tokenizer: for a model object; a name brings its own.
         device_map: `auto`, or accelerate's map of module paths to devices: the model is spread over them.
         epsilon: the sink threshold. dormant_rule: "NAME<x" on a head column.
-        smoothing: measure the smoothing table too (`Run.smoothing`).
+        measure: what to measure on request (`Run.measured`): names of `sinkscope scan --help`, or "all".
+        smoothing: True is the older spelling of measure="smoothing".
         spectra: how many first sequences of each domain matrix_entropy is measured on; None = as many as are cheap.
         metrics: your own functions, decorated with `head_metric` or `layer_metric`, or Python files that define some,
             which are run; they are measured in addition to sinkscope's.
@@ -116,30 +123,19 @@ def scan(
     """
     asked: dict[str, Any] = {
         "images": images, "audio": audio, "prompt": prompt, "seq_len": seq_len, "num_sequences": num_sequences,
-        "batch_size": batch_size, "bos": bos, "device": device, "device_map": device_map, "dtype": dtype,
+        "batch_size": batch_size, "bos": bos, "first": first, "prepend": prepend, "device": device,
+        "device_map": device_map, "dtype": dtype,
         "revision": revision, "trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle, "seed": seed,
-        "epsilon": epsilon, "dormant_rule": dormant_rule, "measures": ("smoothing",) if smoothing else (),
+        "epsilon": epsilon, "dormant_rule": dormant_rule, "measures": measure,
         "spectra": spectra, "self_check": self_check,
     }  # fmt: skip
+    if smoothing:
+        asked["measures"] = (*([measure] if isinstance(measure, str) else measure), "smoothing")
     request = processes.run(lambda: requested(model, data, asked))
     return scan_request(
         request, model=model, tokenizer=tokenizer, metrics=metrics, shards=shards, resume=resume, progress=progress,
         processes=processes,
     )  # fmt: skip
-
-
-def requested(model: Any, data: Any, asked: dict[str, Any]) -> Request:
-    """Makes a request of the keywords of `scan`. Raises SinkscopeError for settings that are wrong for any model."""
-    name = model if isinstance(model, str) else type(model).__name__
-    settings = asked | {
-        "bos": [asked["bos"]] if isinstance(asked["bos"], str) else asked["bos"],
-        **{folder: None if asked[folder] is None else str(asked[folder]) for folder in ("images", "audio")},
-    }
-    specs = [data] if isinstance(data, str) else data
-    if specs is None or (isinstance(specs, list | tuple) and specs and all(isinstance(spec, str) for spec in specs)):
-        return make_request(model=name, data=specs, **settings)
-    given = ", ".join(map(str, data)) if hasattr(data, "keys") else "token ids"
-    return make_request(model=name, given=given, **settings).reading(data)
 
 
 def scan_request(
@@ -193,19 +189,21 @@ def _set_up(
     report: Progress, processes: Processes,
 ) -> tuple[Loop, Manifest]:  # fmt: skip
     """Everything before the first batch: checks, loading, the dry run, reading, the self-check."""
-    asked, smoothing = asked_of(request), "smoothing" in request.measures
+    asked, kinds = asked_of(request), measurements(request.measures)
     processes.run(lambda: check_asked(asked))
     model = request.model if model is None else model
-    processes.check(model, request.device_map, smoothing)
-    measured = processes.run(lambda: metric_set(metrics))
+    processes.check(model, request.device_map)
+    if processes.tensor:
+        refuse_spread(kinds)
+    measured = processes.run(lambda: metric_set(metrics).asked(request.measures))
     check_rule(request.dormant_rule, measured.names("heads"))
     checkpoint = processes.run(lambda: _load(model, tokenizer, _load_options(request, processes), report))
     loop = processes.run(lambda: _prepare(checkpoint, asked, request, report, processes))
     loop.declared = quantity_set(measured)
     read = [corpus.fingerprint for corpus in loop.reading.corpora]
     processes.require_same([checkpoint.facts["weights_sha256"], definitions(measured), *read])
-    if smoothing:
-        loop.smoother = processes.run(lambda: _smoother(loop))
+    subject = Subject(checkpoint.model, loop.plan, measured, lambda: _short_pass(loop), loop.reading.rules.bos_id)
+    loop.measurements = processes.run(lambda: [kind(subject) for kind in kinds])
     checked = check_loop(loop) if request.self_check else {"status": "skipped"}
     return loop, describe(loop, request.model_copy(update={"model": checkpoint.facts["id"]}), checked)
 
@@ -243,8 +241,5 @@ def _prepare(checkpoint: Checkpoint, asked: Asked, request: Request, report: Pro
     )  # fmt: skip
 
 
-def _smoother(loop: Loop) -> Smoother:
-    several = loop.reading.kind.several_probes()
-    with memory_needed("a short pass that looks for W_V (--smoothing)"):
-        forward = loop.forward
-        return smoother(loop.checkpoint.model, loop.plan, lambda: forward.at_position_zero(several), loop.declared)
+def _short_pass(loop: Loop) -> None:
+    loop.forward.at_position_zero(loop.reading.kind.several_probes())

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sinkscope.capture.view import LayerView, Missing
 from sinkscope.errors import SinkscopeError
-from sinkscope.metrics.registry import TABLES, Metric, MetricSet, declared, registered
+from sinkscope.metrics.registry import Metric, MetricSet, declared, registered
 
 GROUP = "sinkscope.metrics"
 """Entry points of this group name a decorated function, or a module that contains decorated functions."""
@@ -100,9 +100,12 @@ def definitions(metrics: MetricSet) -> dict[str, dict[str, Any]]:
     """
     known = registered()
     own = [
-        metric for table in TABLES for name, metric in metrics.tables[table].items() if name not in known.names(table)
+        metric
+        for table, columns in metrics.tables.items()
+        for name, metric in columns.items()
+        if name not in known.names(table)
     ]
-    hidden = ("name", "compute", "begin")
+    hidden = ("name", "compute", "begin", "measure")
     return {
         metric.name: {key: value for key, value in asdict(metric).items() if key not in hidden}
         | {"code_sha256": code_sha256(metric.compute)}
@@ -143,10 +146,10 @@ def _functions_of(module: object) -> list[Callable[..., Any]]:
 
 
 def _check_names(metrics: list[Metric], built_in: MetricSet, reserved: Collection[str]) -> None:
-    """Refuses a column name that any table has: sequences.parquet holds heads, layers and smoothing together."""
+    """Refuses a column name that any table has: sequences.parquet holds the metrics of all tables together."""
     taken = {*KEYS, *reserved}
-    for table in TABLES:
-        for metric in built_in.tables[table].values():
+    for table in built_in.tables.values():
+        for metric in table.values():
             taken |= _columns_of(metric)
     for metric in metrics:
         again = sorted(_columns_of(metric) & taken)

@@ -14,7 +14,7 @@ of length_curve.csv, unless it is declared internal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -25,7 +25,7 @@ from torch import Tensor
 from sinkscope.capture.precision import wide
 from sinkscope.capture.view import LayerView, Missing
 from sinkscope.errors import SinkscopeError
-from sinkscope.metrics.registry import Metric, MetricSet, formula_of, registered
+from sinkscope.metrics.registry import METRICS, Metric, MetricSet, formula_of, registered
 
 DIMS = ("sequence", "head", "metric", "length", "key", "query", "early", "channel", "element", "coordinate")
 POSITIONS = ("key", "query", "early")
@@ -127,7 +127,8 @@ def quantity(
 class QuantitySet:
     """What one scan measures. A scan fixes its set before the first batch; later declarations do not change it.
 
-    `metrics` names the columns of the quantities with a `metric` axis: `heads`, `layers`, and `smoothing` on request.
+    `metrics` names the columns of the quantities with a `metric` axis: `heads`, `layers`, and the tables of the
+    measurements asked for.
     """
 
     metrics: MetricSet
@@ -137,10 +138,9 @@ class QuantitySet:
         """The quantities that a table shows, by column, in the order of the columns."""
         return {each.column: each for each in self.quantities if each.column is not None and each.table == table}
 
-    def with_smoothing(self, compute: Callable[[LayerView], Tensor]) -> QuantitySet:
-        """Returns this set with the smoothing table added; `compute` returns [sequence, head, metric]."""
-        table = Quantity("smoothing", ("sequence", "head", "metric"), compute)
-        return replace(self, quantities=(*self.quantities, table))
+    def extended(self, quantities: Iterable[Quantity]) -> QuantitySet:
+        """Returns this set with the quantities of measurements after its own."""
+        return replace(self, quantities=(*self.quantities, *quantities))
 
     def axes(self) -> dict[str, list[str]]:
         """The axes of each quantity, by name; a `metric` axis is followed by the names of its columns.
@@ -150,12 +150,12 @@ class QuantitySet:
         return {each.name: [*each.dims, *self._columns(each)] for each in self.quantities}
 
     def _columns(self, each: Quantity) -> tuple[str, ...]:
-        return self.metrics.names(each.name) if each.dims[-1] == "metric" else ()  # type: ignore[arg-type]
+        return self.metrics.names(each.name) if each.dims[-1] == "metric" else ()
 
 
 def quantity_set(metrics: MetricSet | None = None) -> QuantitySet:
     """A snapshot of the quantities declared now. `metrics` are those of the scan; None takes sinkscope's own."""
-    metrics = registered() if metrics is None else metrics
+    metrics = registered().asked(()) if metrics is None else metrics
     heads = Quantity("heads", ("sequence", "head", "metric"), partial(_head_columns, metrics.tables["heads"]))
     layers = Quantity("layers", ("sequence", "metric"), partial(_layer_columns, metrics.tables["layers"]))
     return QuantitySet(metrics, (heads, layers, *QUANTITIES.values()))
@@ -201,7 +201,7 @@ def _refuse_bad_dims(dims: tuple[str, ...]) -> None:
 
 
 def _refuse_taken(made: Quantity) -> None:
-    if made.name in QUANTITIES or made.name in ("heads", "layers", "smoothing"):
+    if made.name in QUANTITIES or made.name in METRICS:
         raise SinkscopeError(f"quantity {made.name!r} is declared already; give the function another name")
     others = [each.column for each in QUANTITIES.values() if each.table == made.table]
     if made.column is not None and made.column in (*others, *OWN_COLUMNS):

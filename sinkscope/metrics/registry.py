@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sinkscope.errors import SinkscopeError
 
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     Begin = Callable[[LayerView], SpectrumEntropy]
 
 
-Table = Literal["heads", "layers", "smoothing"]
-TABLES: tuple[Table, ...] = ("heads", "layers", "smoothing")
+Table = str
+"""`heads`, `layers`, or a table that a measurement writes on request, such as `smoothing`."""
+ALWAYS: tuple[Table, ...] = ("heads", "layers")
+"""The tables that every scan has."""
 
 LN = "divided by its mean over the heads of the same layer, in the same sequence"
 
@@ -44,12 +46,13 @@ class Metric:
     """A column with one value for each sequence; the tables show its mean over sequences and `<name>_sem`.
 
     Attributes:
-        table: `heads` ([sequence, head] values), `layers` ([sequence] values) or `smoothing` ([head] values of one
-            sequence: `compute` takes a FoldedHeads).
+        table: `heads` ([sequence, head] values), `layers` ([sequence] values), or a table that a measurement writes on
+            request; what `compute` takes and returns is then the measurement's own matter.
         shown: whether the tables show it. Positions such as max_abs_token are kept per sequence only.
         sampled: True for a layer metric too slow for every sequence: a scan measures it on the first sequences of each
             domain (option --spectra) and leaves it empty for the others.
         begin: starts the work of `compute` without waiting for it; the result's `tensor()` returns the same values.
+        measure: the measurement (`--measure NAME`) that has to be asked for; None for a metric of every scan.
     """
 
     name: str
@@ -62,6 +65,7 @@ class Metric:
     shown: bool = True
     sampled: bool = False
     begin: Begin | None = None
+    measure: str | None = None
 
 
 @dataclass(frozen=True)
@@ -73,19 +77,27 @@ class MetricSet:
 
     def names(self, table: Table) -> tuple[str, ...]:
         """The metrics of a table, in the order of its columns."""
-        return tuple(self.tables[table])
+        return tuple(self.tables.get(table, ()))
+
+    def asked(self, measures: Collection[str]) -> MetricSet:
+        """Returns a set without the metrics of measurements that are not in `measures`."""
+        kept = {
+            table: {name: each for name, each in own.items() if each.measure is None or each.measure in measures}
+            for table, own in self.tables.items()
+        }
+        return MetricSet({table: own for table, own in kept.items() if own or table in ALWAYS})
 
     def extended(self, metrics: Iterable[Metric]) -> MetricSet:
         """Returns a set with these metrics after its own. The caller has checked their names
         (`sinkscope.metrics.extension`)."""
-        tables = {table: dict(self.tables[table]) for table in TABLES}
+        tables = {table: dict(own) for table, own in self.tables.items()}
         for metric in metrics:
             tables[metric.table][metric.name] = metric
         return MetricSet(tables)
 
 
-METRICS: dict[Table, dict[str, Metric]] = {table: {} for table in TABLES}
-"""The metrics that come with sinkscope."""
+METRICS: dict[Table, dict[str, Metric]] = {table: {} for table in ALWAYS}
+"""The metrics that come with sinkscope, those of every measurement among them."""
 
 
 def register(family: ModuleType) -> None:
@@ -93,13 +105,13 @@ def register(family: ModuleType) -> None:
     name."""
     for value in vars(family).values():
         for metric in declared(value):
-            if METRICS[metric.table].setdefault(metric.name, metric) is not metric:
+            if METRICS.setdefault(metric.table, {}).setdefault(metric.name, metric) is not metric:
                 raise SinkscopeError(f"metric {metric.name}: {family.__name__} declares it a second time")
 
 
 def registered() -> MetricSet:
-    """The metrics that come with sinkscope."""
-    return MetricSet({table: dict(METRICS[table]) for table in TABLES})
+    """The metrics that come with sinkscope, those of every measurement among them."""
+    return MetricSet({table: dict(own) for table, own in METRICS.items()})
 
 
 def declared(function: object) -> tuple[Metric, ...]:
@@ -134,7 +146,7 @@ def head_metric(
 
 def layer_metric(
     *, unit: str, range: str, source: str = "ours", shown: bool = True, sampled: bool = False,
-    begin: Begin | None = None,
+    begin: Begin | None = None, measure: str | None = None,
 ) -> Callable[[Compute], Compute]:  # fmt: skip
     """Declares a function LayerView -> [sequence] as a layer metric: a column of layers.csv.
 
@@ -143,21 +155,36 @@ def layer_metric(
         shown: False keeps it out of layers.csv; sequences.parquet still holds it.
         sampled: True for a slow metric, which is then measured on the first sequences of each domain only. Under --tp
             only the main process calls it, so it must not use `layer_mean`.
-        begin: see Metric.
+        begin, measure: see Metric.
 
     Raises SinkscopeError where there is no docstring.
     """
 
     def declare(compute: Compute) -> Compute:
         metric = _describe(compute, "layers", unit, range, source, shown)
-        return _declare(compute, replace(metric, sampled=sampled, begin=begin))
+        return _declare(compute, replace(metric, sampled=sampled, begin=begin, measure=measure))
+
+    return declare
+
+
+def measured_metric(
+    table: Table, *, unit: str, range: str, source: str = "ours", measure: str | None = None
+) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Declares a function as a column with one value for each sequence, in a table that a measurement writes.
+
+    The measurement decides what the function takes and returns. `measure`: its name; None = the table's name.
+    """
+
+    def declare(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        metric = _describe(compute, table, unit, range, source)
+        return _declare(compute, replace(metric, measure=measure or table))
 
     return declare
 
 
 def smoothing_metric(*, unit: str, range: str, source: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Declares a function FoldedHeads -> [head] as a column of smoothing.csv."""
-    return lambda compute: _declare(compute, _describe(compute, "smoothing", unit, range, source))
+    return measured_metric("smoothing", unit=unit, range=range, source=source)
 
 
 def over_layer(compute: Compute) -> Compute:

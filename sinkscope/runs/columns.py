@@ -5,6 +5,7 @@ All of them are declared here, so that `columns` of a table is complete once thi
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.metrics import Metric, MetricSet, registered
 from sinkscope.metrics.extension import with_own_metrics
 from sinkscope.metrics.mass import eligible_keys
-from sinkscope.metrics.registry import TABLES, Table, formula_of
+from sinkscope.metrics.registry import Table, formula_of
 from sinkscope.metrics.smoothing import LAMPERT
 from sinkscope.runs.averages import pairwise_cosine
 from sinkscope.runs.dormancy import parse_rule
@@ -34,7 +35,7 @@ VERDICTS = ("smooths", "sharpens", "neither")
 class RunColumn:
     """A column with one value for the whole run, such as a maximum over sequences; it has no standard error.
 
-    `compute` takes a HeadRun, a LayerRun or a SmoothingRun, depending on the table.
+    `compute` takes a HeadRun, a LayerRun or, in a table of a measurement, what that measurement hands it.
     """
 
     name: str
@@ -46,13 +47,15 @@ class RunColumn:
     compute: Callable[..., object]
 
 
-RUN_COLUMNS: dict[Table, dict[str, RunColumn]] = {table: {} for table in TABLES}
+RUN_COLUMNS: dict[Table, dict[str, RunColumn]] = defaultdict(dict)
+"""By table and name. The columns of a measurement's tables stand in the module of its name beside this one."""
 
 
 def columns(table: Table, metrics: MetricSet | None = None) -> dict[str, Metric | RunColumn]:
     """Every column of a table in its order: per-sequence metrics, then run columns. `metrics` None means sinkscope's
     own."""
-    return {**(registered() if metrics is None else metrics).tables[table], **RUN_COLUMNS[table]}
+    metrics = registered() if metrics is None else metrics
+    return {**metrics.tables.get(table, {}), **RUN_COLUMNS[table]}
 
 
 def metric_set(given: Iterable[Any] = ()) -> MetricSet:

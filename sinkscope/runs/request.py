@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.inputs.corpus import BOS_MODES
+from sinkscope.inputs.openings import check_opening, openings
 from sinkscope.runs.defaults import DORMANT_RULE, EPSILON, check_not_too_large
 from sinkscope.runs.dormancy import parse_rule
 from sinkscope.runs.schema.base import Record
+from sinkscope.runs.schema.measures import asked_measures
 
 Role = Literal["text", "columns", "rounding"]
 """What a setting decides: `text`, which sequences are read; `columns`, what is computed from them; `rounding`, the
@@ -43,6 +45,11 @@ class Request(Record):
     read it again."""
     bos: tuple[str, ...] = _decides("text", ("auto",))
     """How the first token is chosen: auto, always or never. With several, every SPEC has one domain for each."""
+    first: tuple[str, ...] = _decides("text", ())
+    """What stands first in each sequence, in place of `bos`: auto, bos, bosxN, none, random, or a text of one token.
+    With several, every SPEC has one domain for each."""
+    prepend: tuple[int, ...] = _decides("text", ())
+    """Numbers of ordinary tokens drawn to stand before `first`. With several, every SPEC has one domain for each."""
     images: str | None = _decides("text")
     """Folder of pictures; each is one sequence."""
     audio: str | None = _decides("text")
@@ -62,7 +69,7 @@ class Request(Record):
     spectra: int | None = _decides("columns")
     """Number of first sequences of each domain that matrix_entropy is measured on; null = as many as are cheap."""
     measures: tuple[str, ...] = _decides("columns", ())
-    """Tables measured on request: `smoothing`."""
+    """The measurements made on request (`--measure NAME`), in one order however they were listed."""
     batch_size: int | None = _decides("rounding")
     """Sequences per forward pass; null = chosen for the device."""
     dtype: str = _decides("rounding", "auto")
@@ -78,6 +85,12 @@ class Request(Record):
     self_check: bool = True
     """Whether one sequence is compared with a reference before the scan."""
     _handed: Any = PrivateAttr(None)
+
+    @field_validator("measures", mode="before")
+    @classmethod
+    def _measures(cls, names: Any) -> Any:
+        """Puts the measurements into their order, so that a scan resumes however they were listed."""
+        return asked_measures(names) if isinstance(names, str | list | tuple) else names
 
     @model_validator(mode="after")
     def _checked(self) -> Request:
@@ -112,7 +125,12 @@ class Request(Record):
 
 
 def make_request(**settings: Any) -> Request:
-    """Makes a Request. Raises SinkscopeError, one line, where a setting is wrong."""
+    """Makes a Request. Raises SinkscopeError, one line, where a setting is wrong.
+
+    `first` and `prepend` ask for the measurement `first` too: it holds their domains against each other.
+    """
+    if settings.get("first") or settings.get("prepend"):
+        settings["measures"] = (*asked_measures(settings.get("measures", ())), "first")
     try:
         return Request(**settings)
     except ValidationError as error:
@@ -143,6 +161,22 @@ def _wrong_data(request: Request) -> str | None:
         return "--bos names a mode twice, or none"
     if request.data is not None and len(set(request.data)) < len(request.data):
         return "--data names the same source twice"
+    return _wrong_opening(request)
+
+
+def _wrong_opening(request: Request) -> str | None:
+    """Says what is wrong with --first and --prepend; None if nothing is. Raises SinkscopeError for a bad value."""
+    if not request.first and not request.prepend:
+        return None
+    if request.bos != ("auto",):
+        return "--bos and --first or --prepend: both say how a sequence begins; give one (--first bos, --first none)"
+    if request.given is not None or request.images is not None or request.audio is not None:
+        return "--first and --prepend change how text begins: they go with --data alone"
+    for name, values in (("first", request.first), ("prepend", request.prepend)):
+        if len(set(values)) < len(values):
+            return f"--{name} names a value twice"
+    for each in openings(request.first, request.prepend):
+        check_opening(each)
     return None
 
 

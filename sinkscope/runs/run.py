@@ -13,14 +13,21 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.runs.folder import FolderKind, sha256_of, sha256_of_files
 from sinkscope.runs.schema.base import read_record
 from sinkscope.runs.schema.manifest import SCHEMA_VERSION, Manifest, TableFacts
+from sinkscope.runs.schema.measures import MEASURED_TABLES
 from sinkscope.runs.schema.old import manifest_from_0_1
 from sinkscope.runs.schema.summary import Summary
 from sinkscope.runs.strict_json import to_json
 
-CSV_TABLES = ("heads", "layers", "length_curve", "domains", "smoothing")
-PARQUET_TABLES = ("positions", "sequences")
+
+def _with_measured(*tables: str, ending: str) -> tuple[str, ...]:
+    """The tables, then those that measurements write in files of this ending."""
+    return *tables, *(name for name, table in MEASURED_TABLES.items() if table.file.endswith(ending))
+
+
+CSV_TABLES = _with_measured("heads", "layers", "length_curve", "domains", ending=".csv")
+PARQUET_TABLES = _with_measured("positions", "sequences", ending=".parquet")
 TABLES = CSV_TABLES + PARQUET_TABLES
-OPTIONAL = frozenset({"domains", "smoothing"})
+OPTIONAL = frozenset({"domains", *MEASURED_TABLES})
 """Tables that only some runs have."""
 
 FORMATS = ("csv", "parquet")
@@ -40,7 +47,7 @@ class Run:
         positions: alpha, bos_mass and bos_share at every position of every head.
         length_curve: bos_mass, sink_score and sink_rate of prefixes of the sequence.
         sequences: every metric of every sequence; all means, errors and paired tests are computed from these.
-        smoothing: one row per (stream, layer, head); None unless smoothing was asked for.
+        measured: the tables of the measurements asked for, by name: those of `smoothing` and others.
         summary: the answer (summary.json). manifest: how it was measured (manifest.json).
         domains: BOS mass of every head compared between each pair of domains; None where there is one domain.
         shards: the folder in which the scan keeps its shards; a run saved there replaces them.
@@ -55,7 +62,7 @@ class Run:
     summary: Summary
     manifest: Manifest
     domains: pd.DataFrame | None = None
-    smoothing: pd.DataFrame | None = None
+    measured: dict[str, pd.DataFrame] = field(default_factory=dict)
     path: Path | None = field(default=None, compare=False)
     shards: Path | None = field(default=None, compare=False)
 
@@ -65,6 +72,11 @@ class Run:
         words = [line for each in self.summary.streams.values() for line in each.in_words]
         said = "" if self.summary.domains else f": {' '.join(words)}"
         return f"<Run of {self.manifest.model.id}, {data}{said}>"
+
+    @property
+    def smoothing(self) -> pd.DataFrame | None:
+        """One row per (stream, layer, head); None unless smoothing was asked for."""
+        return self.measured.get("smoothing")
 
     def save(self, folder: str | Path, force: bool = False, formats: tuple[str, ...] = ("csv",)) -> list[Path]:
         """Writes the run folder and returns its files. After a kill it holds the old run, the new one, or none.
@@ -100,7 +112,8 @@ class Run:
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Every table that this run has, by name."""
-        return {name: getattr(self, name) for name in TABLES if getattr(self, name) is not None}
+        own = {name: getattr(self, name) for name in TABLES if name not in MEASURED_TABLES} | self.measured
+        return {name: own[name] for name in TABLES if own.get(name) is not None}
 
 
 def load_run(path: str | Path) -> Run:
@@ -132,7 +145,8 @@ def load_run(path: str | Path) -> Run:
     if isinstance(answer, dict) and answer.get("schema_version") == 1:
         answer["schema_version"] = SCHEMA_VERSION
     summary = read_record(Summary, answer, f"summary.json of the run {folder}")
-    return Run(**tables, summary=summary, manifest=manifest, path=folder)
+    measured = {name: tables.pop(name) for name in expected if name in MEASURED_TABLES}
+    return Run(**tables, measured=measured, summary=summary, manifest=manifest, path=folder)
 
 
 def read_manifest(found: dict[str, Any], where: str) -> Manifest:

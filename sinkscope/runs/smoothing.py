@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import pandas as pd
 
 from sinkscope.capture import Site
 from sinkscope.capture.wiring.trace import Wiring
-from sinkscope.runs.averages import mean, sem
-from sinkscope.runs.columns import RUN_COLUMNS, VERDICTS, SmoothingRun
+from sinkscope.runs.columns import VERDICTS, SmoothingRun
 from sinkscope.runs.schema.stream import StreamSummary
+from sinkscope.runs.tables import measured_table
 from sinkscope.runs.values import Domain
 
 NOTHING = Wiring(None, None, None, None)
@@ -25,24 +22,10 @@ UNREAD = {
 
 def smoothing_table(domains: list[Domain], sites: list[Site], wirings: dict[str, Wiring]) -> pd.DataFrame:
     """smoothing.csv: one row per (stream, layer, head), for each domain where there are several."""
-    frames = []
-    for domain in domains:
-        for site in sites:
-            found = domain.sites.get(site.name)
-            if found is None or found.smoothing is None:
-                continue
-            rows: dict[str, Any] = {"domain": domain.name} if len(domains) > 1 else {}
-            rows |= {"stream": site.stream, "layer": site.layer, "head": np.arange(site.heads), "module": site.name}
-            averages, errors = mean(found.smoothing), sem(found.smoothing)
-            names = found.quantities.metrics.names("smoothing")
-            for index, name in enumerate(names):
-                rows |= {name: averages[:, index], f"{name}_sem": errors[:, index]}
-            run = SmoothingRun(
-                {name: averages[:, index] for index, name in enumerate(names)}, wirings.get(site.name, NOTHING)
-            )
-            rows |= {name: column.compute(run) for name, column in RUN_COLUMNS["smoothing"].items()}
-            frames.append(pd.DataFrame(rows).astype({"verdict": "string"}))
-    return pd.concat(frames, ignore_index=True)
+    return measured_table(
+        "smoothing", domains, sites,
+        lambda domain, site, means: SmoothingRun(means, wirings.get(site.name, NOTHING)),
+    )  # fmt: skip
 
 
 def add_verdicts(streams: dict[str, StreamSummary], table: pd.DataFrame) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,33 @@ def curve_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
     return table.drop(columns="_order")
 
 
+def measured_table(
+    table: str, domains: list[Domain], sites: list[Site], of_run: Callable[[Domain, Site, dict[str, np.ndarray]], Any]
+) -> pd.DataFrame:
+    """The table of a measurement with one row per (stream, layer, head), for each domain where there are several.
+
+    Its metrics come first, each with its error. `of_run` gets a domain, a site and the means of the metrics [H] by
+    name, and returns what the table's run columns are computed from. Sites without the measurement have no row.
+    """
+    frames = []
+    for domain, site, values in _each(domains, sites):
+        found = values.measured.get(table)
+        if found is None:
+            continue
+        rows = _domain_key(domains, domain) | site_keys(site)
+        rows |= {"head": np.arange(site.heads), "module": site.name}
+        averages, errors = mean(found), sem(found)
+        names = values.quantities.metrics.names(table)
+        for index, name in enumerate(names):
+            rows |= {name: averages[:, index], f"{name}_sem": errors[:, index]}
+        run = of_run(domain, site, {name: averages[:, index] for index, name in enumerate(names)})
+        columns = RUN_COLUMNS[table]
+        rows |= {name: column.compute(run) for name, column in columns.items()}
+        words = [name for name, column in columns.items() if column.unit == "name"]
+        frames.append(pd.DataFrame(rows).astype(dict.fromkeys(words, "string")))
+    return pd.concat(frames, ignore_index=True)
+
+
 def sequence_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
     """sequences.parquet: every metric of every sequence; `head` is missing in rows that hold layer metrics."""
     frames = []
@@ -124,8 +152,8 @@ def sequence_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
             "head": pd.array(np.tile(np.arange(heads), count), dtype="Int64"),
         }
         rows |= _by_name(values.heads, metrics.names("heads"))
-        if values.smoothing is not None:
-            rows |= _by_name(values.smoothing, metrics.names("smoothing"))
+        for table, measured in values.measured.items():
+            rows |= _by_name(measured, metrics.names(table))
         frames.append(pd.DataFrame(rows))
         rows = common | {
             "sequence": np.arange(count),

@@ -21,7 +21,7 @@ class SiteValues:
     """One attention site over all sequences of one domain.
 
     Attributes:
-        quantities: the quantities measured; their metrics name the columns of `heads`, `layers` and `smoothing`.
+        quantities: the quantities measured; their metrics name the columns of `heads`, `layers` and the measurements.
         arrays: float64 array of every quantity, by name. NaN is a missing value; a quantity without any value is left
             out. A quantity by position has no sequence axis: it is the mean over sequences.
         lengths: prefix lengths of the length curve.
@@ -65,9 +65,10 @@ class SiteValues:
         return Counter() if found is None else Counter((int(place), int(channel)) for place, channel in found)
 
     @property
-    def smoothing(self) -> np.ndarray | None:
-        """[N, H, metric]: every metric of the smoothing table; None where smoothing was not asked for."""
-        return self.arrays.get("smoothing")
+    def measured(self) -> dict[str, np.ndarray]:
+        """[N, H, metric] of every table by head that a measurement writes, by the table's name."""
+        by_head = [each.name for each in self.quantities.quantities if each.dims == ("sequence", "head", "metric")]
+        return {name: self.arrays[name] for name in by_head if name != "heads" and name in self.arrays}
 
     def head(self, name: str) -> np.ndarray:
         """[N, H]: the values of one head metric."""
@@ -80,10 +81,15 @@ class SiteValues:
 
 @dataclass
 class Domain:
-    """The sequences of one domain (a SPEC with a BOS mode), and the values of each attention site, by site name."""
+    """The sequences of one domain (a SPEC with a BOS mode).
+
+    `sites`: the values of each attention site, by its name. `others`: those of what a measurement reads besides, by the
+    name it gives them.
+    """
 
     corpus: Corpus
     sites: dict[str, SiteValues] = field(default_factory=dict)
+    others: dict[str, SiteValues] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 
-from sinkscope.metrics import Metric, registered
+from sinkscope.metrics import METRICS, Metric
 from sinkscope.metrics.quantities import PlaceTable, Quantity, quantity_set
-from sinkscope.metrics.registry import TABLES
+from sinkscope.metrics.registry import ALWAYS
 from sinkscope.runs.catalogue import Column
 from sinkscope.runs.columns import RUN_COLUMNS, RunColumn
+from sinkscope.runs.schema.measures import MEASURES
 
 FILE = Path(__file__).parents[1] / "data" / "columns.json"
 
@@ -20,12 +22,22 @@ def catalogue_text() -> str:
 
     A position such as max_abs_token is listed twice: as a per-sequence value and as a value of the run.
     """
+    for name in MEASURES:
+        import_module(f"sinkscope.runs.{name}")
     lines = []
-    for table in TABLES:
-        declared: list[Metric | RunColumn] = [*registered().tables[table].values(), *RUN_COLUMNS[table].values()]
-        lines += [json.dumps(asdict(_described(column)), ensure_ascii=False) for column in declared]
-    lines += [json.dumps(asdict(_of_quantity(each)), ensure_ascii=False) for each in _shown()]
+    for table in dict.fromkeys([*METRICS, *RUN_COLUMNS]):
+        declared: list[Metric | RunColumn] = [*METRICS.get(table, {}).values(), *RUN_COLUMNS[table].values()]
+        lines += [_line(_described(column)) for column in declared]
+    lines += [_line(_of_quantity(each)) for each in _shown()]
     return "[\n" + ",\n".join(lines) + "\n]\n"
+
+
+def _line(column: Column) -> str:
+    """A measurement is named only where a table of every scan has a column on request."""
+    facts = asdict(column)
+    if column.measure is None:
+        del facts["measure"]
+    return json.dumps(facts, ensure_ascii=False)
 
 
 def _shown() -> list[Quantity]:
@@ -42,10 +54,14 @@ def _of_quantity(each: Quantity) -> Column:
 def _described(column: Metric | RunColumn) -> Column:
     facts = (column.name, column.table, column.unit, column.range, column.formula, column.source)
     return (
-        Column(*facts, shown=column.shown, sampled=column.sampled)
+        Column(*facts, shown=column.shown, sampled=column.sampled, measure=_on_request(column))
         if isinstance(column, Metric)
         else Column(*facts, per="run")
     )
+
+
+def _on_request(column: Metric) -> str | None:
+    return column.measure if column.table in ALWAYS else None
 
 
 if __name__ == "__main__":

@@ -69,6 +69,7 @@ def told(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return dict(zip(BOMBS, done.stdout.splitlines(), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_bomb_in_a_configuration_is_refused(bomb: str, told: dict[str, str]) -> None:
     seconds, line = told[bomb].split("\t")

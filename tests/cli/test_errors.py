@@ -19,6 +19,7 @@ import pytest
 import torch
 from conftest import TABLES, VOCABULARY, Refused, Scan
 from desk import scanned
+from tiers import slow_but
 
 import sinkscope
 from sinkscope import SinkscopeError, load_run, scan
@@ -205,6 +206,7 @@ def test_a_launch_that_there_is_not_is_one_line(
     assert len(told.splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_a_launch_whose_other_processes_never_appear_is_told_soon(rank: str) -> None:
     """What is left of another launch names an address, at which nobody else calls."""
@@ -442,7 +444,7 @@ def test_full_disk_keeps_the_run_that_was_to_be_replaced(
     assert contents(folder) == before
 
 
-@pytest.mark.parametrize("step", ["exchange", "sync_tree"])
+@pytest.mark.parametrize("step", slow_but(["exchange", "sync_tree"], "exchange"))
 def test_a_failing_disk_keeps_the_run_that_was_to_be_replaced(
     step: str, tiny_folder: Path, scan_cli: Scan, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -542,6 +544,7 @@ def test_part_of_a_run_equals_the_run(tiny_folder: Path, scan_cli: Scan, patch_f
     pd.testing.assert_frame_equal(part, same)
 
 
+@pytest.mark.slow
 def test_interruption_in_the_second_domain(tiny_folder: Path, scan_cli: Scan, patch_forward: Patch) -> None:
     patch_forward(interrupt_at(9))
     outcome = scan_cli(tiny_folder, *SIX, "--data", "prose", "--data", "code", "--data", "random")
@@ -640,6 +643,7 @@ def test_batch_is_halved_not_nibbled_at(tiny_folder: Path, scan_cli: Scan, patch
     assert sizes == [1, 8, 4, 2, 2, 2, 2, 2, 2, 2, 2]
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_half_way_keeps_what_was_measured(
     tiny_folder: Path, scan_cli: Scan, patch_forward: Patch
 ) -> None:
@@ -676,6 +680,7 @@ def test_memory_too_small_for_the_first_passes(
     assert "--dtype" in message
 
 
+@pytest.mark.slow
 def test_memory_error_of_the_host(tiny_folder: Path, scan_cli: Scan, patch_forward: Patch) -> None:
     def before(ids: torch.Tensor) -> None:
         if len(ids) > 1:

@@ -15,6 +15,7 @@ from sinkscope.comparison.baseline import baseline_of, baseline_text
 from sinkscope.present.terminal.schema import RECORDS
 from sinkscope.runs.run import load_run
 from sinkscope.runs.schema.base import Record
+from sinkscope.runs.schema.measures import MEASURED_TABLES
 from sinkscope.runs.schema.tables import TABLES
 from sinkscope.runs.schema.training_tables import TRAINING_TABLES
 
@@ -43,7 +44,7 @@ def test_every_field_says_what_it_is(kind: type[Record]) -> None:
 
 def test_the_names_are_listed() -> None:
     lines = printed().splitlines()
-    assert [line.split()[0] for line in lines] == [*RECORDS, *TABLES, *TRAINING_TABLES]
+    assert [line.split()[0] for line in lines] == [*RECORDS, *TABLES, *MEASURED_TABLES, *TRAINING_TABLES]
     assert max(map(len, lines)) <= 80
 
 
@@ -56,10 +57,10 @@ def test_a_record_s_schema_names_every_field(name: str) -> None:
 
 
 def test_the_tables_have_the_columns_of_their_schema(tiny_folder: Path, scan_cli: Scan) -> None:
-    outcome = scan_cli(tiny_folder, "--data", "prose", "--data", "code", "--smoothing")
+    outcome = scan_cli(tiny_folder, "--data", "prose", "--data", "code", "--measure", "all")
     run = load_run(outcome.folder)
     tables: dict[str, Any] = run.tables()
-    assert set(tables) == set(TABLES)
+    assert set(tables) == {*TABLES, *MEASURED_TABLES}
     for name, table in tables.items():
         described = json.loads(printed(name))["columns"]
         assert [column["name"] for column in described] == list(table.columns), name

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from desk import scanned
 
 from sinkscope.present.figures.run import draw
@@ -30,6 +31,7 @@ assert "torch" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_a_saved_run_is_read_without_torch(tmp_path: Path) -> None:
     """And a figure is the same bytes as in a process that has scanned: its unit and bounds hang on no import."""
     run = scanned()

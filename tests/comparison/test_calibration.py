@@ -162,6 +162,7 @@ FEW = ("simulated, paired", 12)
 KINDS = ("simulated, paired", "simulated, Welch", "resampled, Welch", "swapped, paired")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "count"), slow_but([FEW, *((kind, 100) for kind in KINDS)], FEW))
 def test_false_alarms_of_compare(kind: str, count: int, tell: Tell) -> None:
     """Heads of one run share its sequences: their limit counts runs, not heads, unless they were drawn apart."""

@@ -11,6 +11,7 @@ import pytest
 from conftest import Scan
 from desk import enlarged, scanned
 from scipy import stats
+from tiers import slow_but
 from typer.testing import CliRunner
 
 import sinkscope
@@ -309,6 +310,7 @@ def test_unknown_metric() -> None:
         compare(scanned(), scanned(), metrics=["bosmass"])
 
 
+@pytest.mark.slow
 def test_a_thousand_heads_are_compared() -> None:
     run = enlarged(scanned(), 32, 32)
     result = compare(run, run, metrics=[])
@@ -372,6 +374,7 @@ def test_the_screen_of_a_run_against_itself() -> None:
     assert lines[place + 2] == "gained a sink: none"
 
 
+@pytest.mark.slow
 def test_many_domains_fit_on_a_screen() -> None:
     """Thirty domains: the strongest differences first, and how many more there are."""
     a, b = in_domains(scanned(), 30), in_domains(scanned("noise"), 30)
@@ -402,7 +405,7 @@ def test_an_interval_shows_both_its_ends(low: float, high: float, text: str) -> 
     assert interval(low, high) == text
 
 
-@pytest.mark.parametrize("heads", [4, 32, 64])
+@pytest.mark.parametrize("heads", slow_but([4, 32, 64], 4))
 def test_no_line_is_too_long(heads: int) -> None:
     run = enlarged(scanned(), 2, heads)
     result = compare(run, run)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from desk import scanned
+from tiers import slow_but
 
 from sinkscope import SinkscopeError, load_run
 from sinkscope.comparison.baseline import baseline_of, baseline_text, read_baseline
@@ -69,6 +70,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_forged_baselines(run_folder: Path, tmp_path: Path) -> None:
     run = load_run(run_folder)
     data, file = json.loads(baseline_text(baseline_of(run))), tmp_path / "b.json"
@@ -84,7 +86,7 @@ def test_forged_baselines(run_folder: Path, tmp_path: Path) -> None:
     assert unclear(judge, data) == []
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "summary.json"])
+@pytest.mark.parametrize("name", slow_but(["manifest.json", "summary.json"], "summary.json"))
 def test_forged_runs(name: str, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = run_folder / name
     whole = file.read_text()

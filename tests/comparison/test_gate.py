@@ -82,6 +82,7 @@ def test_planted_changes_fail_over_the_same_or_almost_the_same_text(plant: str) 
     assert not check(scanned(plant), baseline_of(scanned())).passed
 
 
+@pytest.mark.slow
 def test_the_same_model_passes_in_half_precision_and_over_other_text() -> None:
     baseline = baseline_of(scanned())
     assert check(scanned(), baseline, STRICT).passed
@@ -336,6 +337,7 @@ def test_the_policy_of_pyproject() -> None:
     assert read_policy(Path("pyproject.toml")) == policy
 
 
+@pytest.mark.slow
 def test_baseline_of_a_thousand_heads_is_under_a_megabyte(tmp_path: Path) -> None:
     text = baseline_text(baseline_of(enlarged(scanned(), 32, 32)))
     assert len(text.encode()) < 1_000_000

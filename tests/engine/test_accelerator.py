@@ -64,6 +64,7 @@ def homes(model: nn.Module, device: torch.device) -> list[tuple[nn.Module, torch
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", slow_but(FAMILIES, "gemma3"))
 def test_a_model_over_two_devices(family: str) -> None:
     """Its second layer alone is elsewhere; accelerate's hooks carry what it reads there, and the next layer's back."""

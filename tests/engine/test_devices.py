@@ -43,7 +43,12 @@ def plain(model: Path) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("device_map", "device"), [("auto", "cpu"), (SOME, "cpu, disk"), (MOST, "cpu, disk")], ids=["auto", "some", "most"]
+    ("device_map", "device"),
+    [
+        pytest.param("auto", "cpu", id="auto"),
+        pytest.param(SOME, "cpu, disk", id="some"),
+        pytest.param(MOST, "cpu, disk", id="most", marks=pytest.mark.slow),
+    ],
 )
 def test_layers_on_the_disk_give_the_same_tables(
     device_map: Any, device: str, model: Path, plain: Run, cache: Path

@@ -168,7 +168,7 @@ def test_masked_language_models(family: str, record_property: Record) -> None:
     record_property(COUNTED, ("masked language models", expect(transformers.AutoModelForMaskedLM, family)))
 
 
-@pytest.mark.parametrize("family", slow_but(SEQ2SEQ, "bart", "t5"))
+@pytest.mark.parametrize("family", slow_but(SEQ2SEQ, "t5"))
 def test_encoder_decoders(family: str, record_property: Record) -> None:
     record_property(COUNTED, ("encoder-decoders", expect(transformers.AutoModelForSeq2SeqLM, family)))
 
@@ -189,7 +189,7 @@ def test_vision_models(family: str, record_property: Record) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch's, of Lasr's convolutions
-@pytest.mark.parametrize("family", slow_but(SPEECH, "wav2vec2", "whisper"))
+@pytest.mark.parametrize("family", slow_but(SPEECH, "whisper"))
 def test_speech_models(family: str, record_property: Record) -> None:
     """Recordings of one length; the decoder, where there is one, reads a text of its own."""
     record_property(COUNTED, ("speech (a choice)", expect(transformers.AutoModel, family, check_speech)))

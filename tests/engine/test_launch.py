@@ -73,7 +73,6 @@ def test_with_spread_heads_a_failure_ends_its_process_alone(tmp_path: Path) -> N
     ended = started("heads", tmp_path)
     main, other = ended.raised
     assert "give the model's name" in main["object"]
-    assert "no process holds it all" in main["smoothing"]
     assert main["name"] == ""
     assert other["failure"] == "RuntimeError: a layer failed\nand says much more"
     assert main["failure"] == f"SinkscopeError: {GONE}"

@@ -86,6 +86,7 @@ def near(one: Run, other: Run, bound: float) -> None:
             np.testing.assert_allclose(measured, expected, rtol=bound, atol=bound, err_msg=f"{name} {column}")
 
 
+@pytest.mark.slow
 def test_two_processes_write_what_one_writes(folder: Path, expected: Path, tmp_path: Path) -> None:
     code, out, err = launch("-m", "sinkscope", "scan", folder / "llama", *WORDS, "--json", "--out", tmp_path / "run")
     assert code == 0, err

@@ -22,7 +22,7 @@ from sinkscope.engine.shards import Shard
 from sinkscope.engine.tensor_parallel import HeadShards
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics import METRICS, quantities
-from sinkscope.metrics.quantities import QUANTITIES, quantity, quantity_set
+from sinkscope.metrics.quantities import QUANTITIES, Quantity, quantity, quantity_set
 from sinkscope.metrics.registry import head_metric, layer_metric
 from sinkscope.runs.folder import UNFINISHED
 from sinkscope.runs.run import Run, load_run
@@ -131,7 +131,8 @@ def test_declared_quantities_in_two_processes(tmp_path: Path) -> None:
 
 def test_heads_of_all_processes_are_joined_along_their_axis() -> None:
     declare()
-    own = quantity_set().with_smoothing(lambda view: torch.zeros(0))
+    table = Quantity("smoothing", ("sequence", "head", "metric"), lambda view: torch.zeros(0))
+    own = quantity_set().extended([table])
     sizes = dict(zip(quantities.DIMS, range(3, 13), strict=True)) | {"head": 4}
     whole = {each.name: torch.randn([sizes[dim] for dim in each.dims]) for each in own.quantities}
     axes = {each.name: each.dims.index("head") if "head" in each.dims else None for each in own.quantities}

@@ -176,7 +176,7 @@ DAMAGE: dict[str, Damage] = {
 }
 
 
-@pytest.mark.parametrize("damage", slow_but(DAMAGE, "zeroed end", "swapped", "count -1", "no number"))
+@pytest.mark.parametrize("damage", slow_but(DAMAGE, "zeroed end", "count -1"))
 def test_a_damaged_shard_is_measured_again(
     damage: str, tiny_folder: Path, unbroken: Path, tmp_path: Path, break_off: BreakOff,
     caplog: pytest.LogCaptureFixture,
@@ -192,6 +192,7 @@ def test_a_damaged_shard_is_measured_again(
     assert "is damaged: its sequences are measured again" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_shard_of_another_scan_is_measured_again(
     tiny_folder: Path, unbroken: Path, tmp_path: Path, break_off: BreakOff, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,6 +391,7 @@ def test_a_failed_first_batch_leaves_nothing(
     assert not (tmp_path / "deep").exists()
 
 
+@pytest.mark.slow
 def test_several_models_each_have_their_folder(scan_cli: Scan, tiny_folder: Path, tmp_path: Path) -> None:
     names = tmp_path / "models.txt"
     names.write_text(
@@ -425,6 +427,7 @@ def scan_several(*words: object) -> Result:
     return CliRunner().invoke(app, ["scan", *map(str, words), *few])
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_kept_for_the_scan_that_made_it_only(tiny_folder: Path, copied: Path, tmp_path: Path) -> None:
     """Other text, other settings, another model: each is refused by name, with one model and with several."""
     words = (tiny_folder, copied, "--out", tmp_path / "runs", "--data", "random")

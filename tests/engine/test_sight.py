@@ -72,6 +72,7 @@ def test_both_streams_are_the_model_s_own_maps(family: str) -> None:
     assert np.flatnonzero(named).tolist() == list(range(FIRST, FIRST + IMAGE_TOKENS[family]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", slow_but(IMAGE_TOKENS, "qwen2_5_vl"))
 def test_padding_beside_pictures_counts_nowhere(family: str) -> None:
     given = inputs(family)
@@ -84,6 +85,7 @@ def test_padding_beside_pictures_counts_nowhere(family: str) -> None:
         assert np.array_equal(run.heads[name], plain.heads[name], equal_nan=True), name
 
 
+@pytest.mark.slow
 def test_a_picture_s_windows_are_named_as_not_read() -> None:
     """Qwen2.5-VL's first vision layer attends within windows; a picture of one window has none to tell."""
     run = sinkscope.scan(see("qwen2_5_vl"), data=inputs("qwen2_5_vl", grid=8))
@@ -120,6 +122,7 @@ def test_of_several_pictures_the_text_is_read(family: str) -> None:
         sinkscope.scan(model, data=given)
 
 
+@pytest.mark.slow
 def test_sound_in_text_is_read_like_pictures() -> None:
     """Qwen2-Audio: 25 tokens stand for 100 frames; its streams are the sound's and the text's."""
     torch.manual_seed(0)
@@ -260,6 +263,7 @@ def test_without_pillow_one_line_says_so(
     assert "pip install pillow" in refused(llava, "--images", pictures, seq_len=False)
 
 
+@pytest.mark.slow
 def test_compare_reads_the_pictures_of_the_run(llava: Path, pictures: Path, scan_cli: Scan) -> None:
     """A run of a folder of pictures knows the folder and the prompt: a model in a run's place reads them again."""
     outcome = scan_cli(llava, "--images", pictures, "--prompt", "Where?", "--num-sequences", 2, seq_len=False)

@@ -15,6 +15,7 @@ import torch
 from conftest import corpus_texts, make_model, make_tokenizer
 from models import random_ids, tiny
 from scipy import stats
+from tiers import slow_but
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 from typer.testing import CliRunner, Result
 from watched import find, hooks
@@ -69,7 +70,7 @@ def run_cli(tmp_path: Path) -> Callable[..., Result]:
 # What is done to the model
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "qwen3", "gemma2"])
+@pytest.mark.parametrize("family", slow_but(["llama", "gpt2", "gpt_neox", "qwen3", "gemma2"], "llama", "gpt2"))
 @pytest.mark.parametrize("heads", [[0, 1, 2, 3], [2]])
 def test_zeroed_heads_are_zeroed_columns_of_the_projection(family: str, heads: list[int]) -> None:
     """All heads of a layer: the projection's weights are 0 and its bias stays. One head: its columns."""
@@ -103,6 +104,7 @@ def test_hidden_first_token_is_a_mask_given_by_hand(family: str) -> None:
     assert sinks.rates()["sink_rate_first"] == 0  # alpha_0 is 1/30: query 0 alone sees it
 
 
+@pytest.mark.slow
 def test_sink_rates_are_those_of_a_scan() -> None:
     from sinkscope.experiments.ablation.intervene import watched
 
@@ -383,8 +385,8 @@ def texts(path: Path, documents: list[str]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["plain.jsonl", "a + b.jsonl"])
-@pytest.mark.parametrize("bos", ["auto", ["always", "never"]])
+@pytest.mark.parametrize("name", slow_but(["plain.jsonl", "a + b.jsonl"], "a + b.jsonl"))
+@pytest.mark.parametrize("bos", slow_but(["auto", ["always", "never"]], ["always", "never"]))
 def test_the_loss_is_measured_on_documents_that_the_run_has_not_read(
     name: str, bos: str | list[str], tiny_folder: Path, tmp_path: Path
 ) -> None:

@@ -103,6 +103,7 @@ def test_a_loop_of_ones_own(tmp_path: Path) -> None:
     assert set(pd.read_csv(tmp_path / "t.csv")["step"]) == {7}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own, on import
 def test_the_model_inside_wrappers_is_measured() -> None:
     model = causal_llama()

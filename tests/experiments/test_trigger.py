@@ -222,6 +222,7 @@ def first_rows(path: Path) -> np.ndarray:
     return np.delete(first.numpy(), [0, 7], axis=1)
 
 
+@pytest.mark.slow
 def test_softmax_solves_the_task_with_a_sink(trained: dict[str, Path]) -> None:
     record = json.loads((trained["softmax"] / "config.json").read_text())["training"]
     assert record["stopped"] == "criterion"
@@ -233,6 +234,7 @@ def test_softmax_solves_the_task_with_a_sink(trained: dict[str, Path]) -> None:
     assert head["bos_trigger"] < 0.01
 
 
+@pytest.mark.slow
 def test_relu_solves_it_without(trained: dict[str, Path]) -> None:
     record = json.loads((trained["relu"] / "config.json").read_text())["training"]
     assert record["stopped"] == "criterion"
@@ -244,6 +246,7 @@ def test_relu_solves_it_without(trained: dict[str, Path]) -> None:
     assert head["share_mean"] <= 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", slow_but(["softmax", "relu"], "relu"))
 def test_shipped_examples_are_what_the_command_trains(attention: str, trained: dict[str, Path]) -> None:
     """Same recipe; same numbers on scan as a model trained here, and as their own config says."""
@@ -262,6 +265,7 @@ def test_shipped_examples_are_what_the_command_trains(attention: str, trained: d
     assert sum(file.stat().st_size for file in folder.iterdir()) < 8192
 
 
+@pytest.mark.slow
 def test_a_lucky_batch_does_not_solve_the_task(trained: dict[str, Path]) -> None:
     """The batch meets the bound, the evaluation after its step does not (Adam's first step is a large one)."""
     training = Training(Recipe(steps=1))
@@ -299,6 +303,7 @@ def test_an_interrupt_in_the_middle_of_a_step_loses_nothing(tmp_path: Path, monk
         assert torch.equal(model.state_dict()[name], value), name
 
 
+@pytest.mark.slow
 def test_a_state_saved_at_the_end_is_not_trained_past_it(tmp_path: Path, trained: dict[str, Path]) -> None:
     training = Training(Recipe())
     training.model.load_state_dict(TriggerModel.from_pretrained(trained["softmax"]).state_dict())
@@ -356,6 +361,7 @@ def study(model: TriggerModel, attention: str, solved: bool = True) -> list[Trai
     return [Trained(Recipe(attention, size, size), 10, solved, 0.001, evaluate(model, count=20))]
 
 
+@pytest.mark.slow
 def test_verdict_says_what_happened(trained: dict[str, Path]) -> None:
     softmax, relu = (TriggerModel.from_pretrained(trained[kind]).eval() for kind in ("softmax", "relu"))
     held = verdict(study(softmax, "softmax") + study(relu, "relu"))
@@ -452,6 +458,7 @@ def test_train_and_scan_commands(tmp_path: Path) -> None:
     assert "gated attention" in call("scan", out, "--num-sequences", "10").stdout
 
 
+@pytest.mark.slow
 def test_reproduce_command(tmp_path: Path, trained: dict[str, Path]) -> None:
     """Models that are there are taken as they are; tables, verdict and figures are written."""
     for attention, folder in trained.items():

@@ -509,6 +509,7 @@ def test_emergence() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_train_command_with_checkpoints(tmp_path: Path) -> None:
     options = ("--attention", "relu", "--default", "self", "--steps", "20", "--checkpoints", "4")
     result = call("train", "--out", str(tmp_path / "out"), *options)

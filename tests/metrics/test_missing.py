@@ -9,6 +9,7 @@ import pytest
 import torch
 from families import tiny_model
 from models import random_ids, tiny
+from tiers import slow_but
 from transformers import AutoModel
 
 import sinkscope
@@ -18,7 +19,7 @@ from sinkscope.present.terminal.run import render_run
 OWN = ("self_mass", "previous_mass", "pattern")
 
 
-@pytest.mark.parametrize("family", ["t5", "bart"])
+@pytest.mark.parametrize("family", slow_but(["t5", "bart"], "t5"))
 def test_cross_attention_has_no_diagonal_however_long_the_encoder_s_text(family: str, tmp_path: Path) -> None:
     run = sinkscope.scan(tiny_model(AutoModel, family), data=random_ids(2, 20), self_check=False, smoothing=True)
     cross = run.heads["stream"] == "cross"

@@ -73,6 +73,7 @@ def test_every_column_in_float64(family: str) -> None:
     compare_tables(family, with_sink(family).double(), 3e-6, 1e-6 if family in FLOAT32_NORMS else 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", slow_but(FAMILIES, "gpt2"))
 def test_every_column_in_float32(family: str) -> None:
     compare_tables(family, with_sink(family), 3e-4, 3e-5)
@@ -329,7 +330,7 @@ def test_metrics_command_tells_of_them() -> None:
         assert re.match(r"Lampert et al\. 2605\.08453|ours\b", metric.source), name
     for name in ("tr_bw", "verdict"):
         (heading, *lines) = CliRunner().invoke(app, ["metrics", name]).stdout.splitlines()
-        assert heading == "smoothing.csv (scan --smoothing): one row per (stream, layer, head)"
+        assert heading == "smoothing.csv (scan --measure smoothing): one row per (stream, layer, head)"
         assert [line for line in lines if line.startswith(f"  {name}")]
 
 
@@ -347,7 +348,7 @@ def with_massive_activation(family: str) -> Any:
     return model.eval()
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+@pytest.mark.parametrize("family", slow_but(["llama", "gpt2", "qwen3"], "gpt2"))
 def test_maps_are_found_behind_a_massive_activation(family: str) -> None:
     model, ids = with_massive_activation(family).double(), random_ids(2, 12)
     run = sinkscope.scan(model, data=ids, self_check=False, smoothing=True)

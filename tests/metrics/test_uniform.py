@@ -11,6 +11,7 @@ import pytest
 import torch
 from families import speech_inputs, tiny_model
 from models import WINDOW, random_ids, tiny
+from tiers import slow_but
 from transformers import AutoModel
 
 import sinkscope
@@ -94,7 +95,7 @@ def test_cross_attention_is_spread_over_the_encoder_s_keys() -> None:
         assert pytest.approx(stream.sink_score.mean, rel=1e-5) == stream.uniform_alpha_0.T, name
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "bert"])
+@pytest.mark.parametrize("family", slow_but(["llama", "mistral", "gemma2", "bert"], "gemma2"))
 def test_the_figure_s_line_is_what_uniform_attention_measures(family: str) -> None:
     run = sinkscope.scan(without_keys(tiny(family)), data=random_ids(2, 150), self_check=False)
     lengths = np.array([64, 128, 150])

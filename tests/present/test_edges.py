@@ -72,6 +72,7 @@ def test_a_run_whose_contrasts_have_no_table(domains: Run, tmp_path: Path) -> No
     assert f"of {count} heads differ" in render_run(bare, width=100)
 
 
+@pytest.mark.slow
 def test_breaches_beyond_those_shown_are_counted() -> None:
     run = scanned()
     run.sequences["bos_mass"] += 0.1
@@ -106,6 +107,7 @@ def test_a_page_of_runs_of_other_shapes_has_no_map_of_differences(tmp_path: Path
     assert "heads cannot be matched" in page
 
 
+@pytest.mark.slow
 def test_runs_that_cannot_be_compared_stand_side_by_side(tmp_path: Path) -> None:
     for name, domains in (("a", ("x", "y")), ("b", ("z", "w"))):
         run = scanned(text=ord(name))

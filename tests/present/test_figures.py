@@ -29,7 +29,7 @@ from sinkscope.runs.run import Run
 STARTS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 
 
-@pytest.mark.parametrize("figure", ["heatmap", "profile", "length", "scatter"])
+@pytest.mark.parametrize("figure", slow_but(["heatmap", "profile", "length", "scatter"], "heatmap"))
 def test_every_figure_twice_the_same_with_the_runs_id(figure: str) -> None:
     run = scanned()
     content = draw(run, figure, "svg")
@@ -38,7 +38,7 @@ def test_every_figure_twice_the_same_with_the_runs_id(figure: str) -> None:
     assert run_id(run).encode() in content
 
 
-@pytest.mark.parametrize("form", ["png", "pdf"])
+@pytest.mark.parametrize("form", slow_but(["png", "pdf"], "pdf"))
 def test_formats(form: str) -> None:
     content = draw(scanned(), "heatmap", form)
     assert content.startswith(STARTS[form])
@@ -54,7 +54,7 @@ def test_sizes(size: str) -> None:
     assert image.width == pytest.approx(300 * WIDTHS[size], abs=2)
 
 
-@pytest.mark.parametrize("figure", ["heatmap", "profile", "length", "scatter"])
+@pytest.mark.parametrize("figure", slow_but(["heatmap", "profile", "length", "scatter"], "profile"))
 def test_no_title_is_cut(figure: str) -> None:
     """The last columns of pixels stay white: a title longer than the figure would run through them."""
     from PIL import Image
@@ -73,6 +73,7 @@ def test_ids_tell_runs_apart() -> None:
     assert run_id(scanned()) != run_id(scanned(text=1))
 
 
+@pytest.mark.slow
 def test_missing_values_and_names_with_mathematics() -> None:
     run = hostile(scanned(), "$x^{2$_<script>")
     run.heads["honor"] = np.nan
@@ -81,6 +82,7 @@ def test_missing_values_and_names_with_mathematics() -> None:
         assert b"<script>" not in draw(run, figure, "svg")
 
 
+@pytest.mark.slow
 def test_large_maps_and_other_metrics() -> None:
     big: Run = enlarged(scanned(), 32, 32)
     assert draw(big, "heatmap", "png", "page", "entropy").startswith(STARTS["png"])
@@ -151,6 +153,7 @@ def test_the_control_of_an_ablation_is_grey_beside_any_number_of_scores(monkeypa
         assert [text.get_text() for text in axes.get_xticklabels()] == ["5", "20"]
 
 
+@pytest.mark.slow
 def test_the_trigger_study_s_figures_are_drawn_alike() -> None:
     maps = torch.tril(torch.ones(2, 1, 4, 4)) / torch.arange(1, 5)[:, None]
     curve = pd.DataFrame({"mass": [0.5, 0.9, 1.0], "error": [0.1, 0.02, 0.0], "loss": [0.01, 0.001, 0.0]})

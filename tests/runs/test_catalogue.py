@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sinkscope.metrics.registry import TABLES
+from sinkscope.metrics import METRICS
 from sinkscope.runs.catalogue import catalogue, find_column, per_sequence
 from sinkscope.runs.columns import columns
 from sinkscope.runs.run import load_run
@@ -20,7 +20,7 @@ def test_the_columns_of_a_table_are_all_there_whoever_asks() -> None:
     assert {"peak_position", "peak_score", "pattern", "dormant"} <= set(columns("heads"))
     assert {"first_constancy", "max_abs", "sink_heads", "dormant_heads"} <= set(columns("layers"))
     assert list(columns("smoothing"))[-3:] == ["verdict", "rank_w", "rank_qk"]
-    for table in TABLES:
+    for table in METRICS:
         assert {column.name for column in catalogue() if column.table == table} == set(columns(table))
 
 

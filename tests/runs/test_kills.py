@@ -60,7 +60,7 @@ def one_whole_run(out: Path, old: Files, new: Files, settled: bool = False) -> s
     ("old", "shards", "plain"),
     slow_but(
         [(old, shards, plain) for plain in ("exchange", "plain") for shards in ("-", "shards") for old in ("-", "old")],
-        ("old", "shards", "exchange"), ("old", "shards", "plain"),
+        ("old", "shards", "exchange"),
     ),
 )  # fmt: skip
 def test_a_kill_at_every_step_of_a_save(

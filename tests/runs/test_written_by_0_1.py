@@ -36,6 +36,7 @@ def test_what_decided_its_columns_is_read() -> None:
     assert asked.measures == ("smoothing",)
 
 
+@pytest.mark.slow
 def test_it_is_scanned_again_as_it_was(tiny_model: Any, tokenizer: Any) -> None:
     """What `check MODEL` and `compare RUN MODEL` do: both ways to choose the first token, the same sequences."""
     old = load_run(OLD / "two-bos")

@@ -51,7 +51,7 @@ def die() -> None:
 
 
 if PART == "talk":
-    attempt("map", lambda: processes.check("name", "auto", False))
+    attempt("map", lambda: processes.check("name", "auto"))
     attempt("same", lambda: processes.require_same("facts"))
     attempt("other", lambda: processes.require_same(processes.index))
     attempt("ctrl-c", lambda: processes.run(press_ctrl_c))
@@ -61,9 +61,8 @@ if PART == "talk":
         attempt("left", lambda: processes.run(lambda: None))
     raised["code"] = "2" if MAIN else "3"
 elif PART == "heads":
-    attempt("object", lambda: processes.check(object(), None, False))
-    attempt("smoothing", lambda: processes.check("name", None, True))
-    attempt("name", lambda: processes.check("name", None, False))
+    attempt("object", lambda: processes.check(object(), None))
+    attempt("name", lambda: processes.check("name", None))
     attempt("failure", lambda: processes.run(fail))
 elif PART == "death":
     attempt("death", lambda: processes.run(die))

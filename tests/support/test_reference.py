@@ -131,6 +131,7 @@ def test_shapes_and_columns(family: str, references: dict[str, Reference]) -> No
         assert np.isfinite(values).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in EAGER_ONLY])
 def test_bool_and_additive_masks_agree(family: str, references: dict[str, Reference]) -> None:
     """Models under sdpa pass None or bool masks, those under eager attention pass float masks."""
@@ -186,6 +187,7 @@ def test_learned_sink_takes_mass_only_in_gpt_oss(references: dict[str, Reference
             np.testing.assert_allclose(mass, 0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_margin_is_the_log_odds_of_key_0(family: str, references: dict[str, Reference]) -> None:
     reference = references[family]
@@ -217,6 +219,7 @@ def test_bert_attends_both_ways(references: dict[str, Reference]) -> None:
 # The first 64 queries
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt_oss"])
 def test_t64_of_a_causal_model_is_a_run_of_64(family: str) -> None:
     ids = random_ids(2, 72)

@@ -65,7 +65,7 @@ class SignalInput(InputKind):
 
     def several_probes(self) -> Tensor:
         name = type(self.checkpoint.model).__name__
-        raise SinkscopeError(f"--smoothing finds W_V in a pass over token ids, but {name} reads {self.forward.signal}")
+        raise SinkscopeError(f"W_V is found in a pass over token ids, but {name} reads {self.forward.signal}")
 
     def read(self, positions: int) -> Reading:
         corpus, tokens = self._signals.corpus(positions), self._signals.tokens(positions)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.catalogue import columns_of
+from sinkscope.runs.schema.measures import MEASURES
 
 if TYPE_CHECKING:
     from sinkscope.runs.schema.manifest import Manifest
@@ -16,28 +17,26 @@ if TYPE_CHECKING:
 
     from sinkscope.checkpoints import Example
 
+_OF_MEASURES = {
+    table.name: f"{table.file} (scan --measure {name}): one row per {table.row.removeprefix('one ').partition(';')[0]}"
+    for name, measure in MEASURES.items()
+    for table in measure.tables
+}
 TITLES = {
     "heads": "heads.csv: one row per (stream, layer, head)",
     "layers": "layers.csv: one row per (stream, layer); also mean_NAME of every column of heads.csv",
-    "smoothing": "smoothing.csv (scan --smoothing): one row per (stream, layer, head)",
+    **_OF_MEASURES,
     "positions": "positions.parquet: one row per (stream, layer, head, position)",
     "length_curve": "length_curve.csv: one row per (stream, layer, head, length), all lengths from the same pass",
 }
-NOTATION = {
-    "smoothing": (
-        "W = W_O^h W_V^h diag(gain of the input norm). x_i is the residual stream entering the block, z_i the "
-        "normalised token without the norm's gain and bias (x_i itself where there is no norm). Only tokens i, j >= 1 "
-        "count; zbar is the mean of their z_i, B = Cov(z) with 1/n. Biases are left out, and any norm or multiplier "
-        "after W_O."
-    ),
-}
+NOTATION = {table.name: each.notation for each in MEASURES.values() for table in each.tables if each.notation}
 """What the formulas of a table's columns have in common."""
 MEANS = (
     "Columns are means over sequences of per-sequence values, each with its standard error in NAME_sem,\n"
     "unless marked (run): those are known for the run as a whole only. Those marked (position) are means over\n"
     "the sequences that reach the position, without an error."
 )
-FACTS = ("name", "table", "unit", "range", "formula", "source", "per")
+FACTS = ("name", "table", "unit", "range", "formula", "source", "per", "measure")
 WIDTH = 100
 
 
@@ -68,6 +67,7 @@ def render_metrics(columns: list[dict[str, Any]]) -> str:
             lines += [*textwrap.wrap(NOTATION[table], WIDTH, initial_indent="  ", subsequent_indent="  "), ""]
         for column in in_table:
             mark = "" if column["per"] == "sequence" else f" ({column['per']})"
+            mark += "" if column["measure"] is None else f" (--measure {column['measure']})"
             lines.append(f"  {column['name']}{mark}: {column['unit']}, {column['range']}")
             for text in (column["formula"], f"Source: {column['source']}"):
                 lines += textwrap.wrap(text, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)

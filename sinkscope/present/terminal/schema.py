@@ -11,6 +11,7 @@ from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.baseline import BaselineFile
 from sinkscope.runs.schema.manifest import Manifest
+from sinkscope.runs.schema.measures import MEASURED_TABLES
 from sinkscope.runs.schema.summary import Summary
 from sinkscope.runs.schema.tables import TABLES, TableSchema
 from sinkscope.runs.schema.training_tables import TRAINING_TABLES
@@ -22,7 +23,7 @@ RECORDS: dict[str, tuple[type[BaseModel], str]] = {
     "baseline": (BaselineFile, "the file of `sinkscope baseline`"),
 }
 
-SHOWN = TABLES | TRAINING_TABLES
+SHOWN = TABLES | MEASURED_TABLES | TRAINING_TABLES
 
 
 def render_schema(name: str | None) -> str:

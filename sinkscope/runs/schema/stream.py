@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
 from sinkscope.runs.schema.base import Number, Record
@@ -181,6 +183,8 @@ class StreamSummary(Record):
     """Number of heads by smoothing verdict; null where smoothing was not asked for."""
     ranks_missing: dict[str, int] = Field(default_factory=dict)
     """Number of heads without a value, by column of smoothing.csv (rank_w, rank_qk) that some head lacks."""
+    measured: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """What each other measurement made on request found, by its name."""
     in_words: list[str] = Field(default_factory=list)
     """The answer in sentences."""
 

@@ -1,0 +1,124 @@
+"""What a measurement on request is: quantities of every layer, what it watches beside them, tables and words."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pandas as pd
+from torch import nn
+
+from sinkscope.capture import Plan, Site
+from sinkscope.capture.wiring.trace import Wiring, trace
+from sinkscope.engine.batch_size import memory_needed
+from sinkscope.engine.collector import Parts
+from sinkscope.errors import SinkscopeError
+from sinkscope.inputs.batches import Batch
+from sinkscope.metrics.quantities import Quantity
+from sinkscope.metrics.registry import MetricSet
+from sinkscope.runs.request import Request
+from sinkscope.runs.schema.stream import StreamSummary
+from sinkscope.runs.values import Domain
+
+if TYPE_CHECKING:
+    from sinkscope.engine.reading import Reading
+
+
+@dataclass
+class Subject:
+    """What measurements can read before the first batch.
+
+    `metrics`: the metrics of the scan, also those of the measurements' own tables. `short_pass`: runs the model on a
+    few short sequences, every token at position 0; it raises SinkscopeError for a model that cannot be run so.
+    `bos_id`: the tokenizer's BOS (or CLS); None where it has none.
+    """
+
+    model: nn.Module
+    plan: Plan
+    metrics: MetricSet
+    short_pass: Callable[[], Any]
+    bos_id: int | None = None
+
+    @cached_property
+    def wirings(self) -> dict[str, Wiring]:
+        """The linear maps around every attention call, by the site's name; found once for all measurements."""
+        with memory_needed("a short pass that looks for W_V (--measure)"):
+            return trace(self.model, self.plan, self.short_pass)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the tables of a measurement are made of.
+
+    Attributes:
+        domains: the values of every site, and what `Measurement.parts` returned, joined over all sequences.
+        sites: the attention calls with all their heads.
+        heads, layers: the tables of every scan.
+        reading: the sequences, and the tokenizer that spells their tokens.
+        asked: the request.
+    """
+
+    domains: list[Domain]
+    sites: list[Site]
+    heads: pd.DataFrame
+    layers: pd.DataFrame
+    reading: Reading
+    asked: Request
+
+
+class Measurement(ABC):
+    """One measurement on request, during one scan.
+
+    A quantity is a function of a LayerView. Its axes say how batches join, how processes gather it and what a shard
+    holds (`metrics.quantities`). Those with the axes (sequence, head, metric) are columns of sequences.parquet too, and
+    their name is that of a table whose metrics `measured_metric` declares. What a LayerView does not show, `watching`
+    can collect by hooks, for a quantity to read or for `parts` to return.
+
+    Attributes:
+        name: its name, as `--measure` takes it.
+        wired: whether it reads `Subject.wirings`; --tp is then refused.
+    """
+
+    name: ClassVar[str]
+    wired: ClassVar[bool] = False
+
+    def __init__(self, subject: Subject) -> None:
+        """Raises SinkscopeError where the model lacks what the measurement needs."""
+        self.subject = subject
+        if self.wired:
+            try:
+                self.wirings = subject.wirings
+            except SinkscopeError as error:
+                raise SinkscopeError(f"--measure {self.name}: {error}") from None
+
+    def quantities(self) -> tuple[Quantity, ...]:
+        """What it measures on every LayerView, the same at every call."""
+        return ()
+
+    @contextmanager
+    def watching(self, batch: Batch, ids: np.ndarray) -> Iterator[None]:
+        """In force during the forward pass of a batch; it leaves no hook behind, also after an exception.
+
+        `ids`: the ids of the batch's tokens as the tables show them, [sequence, T], -1 past a sequence's end.
+        """
+        yield
+
+    def parts(self) -> Parts:
+        """What it measured of the batch besides LayerViews, on the CPU, by names that no site has.
+
+        The values bear names of `quantities`. They end in `Domain.others`.
+        """
+        return {}
+
+    @abstractmethod
+    def tables(self, findings: Findings) -> dict[str, pd.DataFrame]:
+        """Its tables, by name: those that its entry of MEASURES lists."""
+
+    @abstractmethod
+    def summarise(self, streams: dict[str, StreamSummary], tables: dict[str, pd.DataFrame]) -> None:
+        """Adds to the summary of each stream what the tables say. Called for the whole run, then for each domain."""

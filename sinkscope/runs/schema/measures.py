@@ -1,0 +1,102 @@
+"""The measurements that a scan makes on request (`--measure NAME`): their names and the tables that each writes.
+
+To add one, add its entry to MEASURES. `sinkscope/engine/measures/NAME.py` then says what it measures, and
+`sinkscope/runs/NAME.py` declares those columns of its tables that have one value for the whole run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.runs.schema.tables import (
+    DOMAIN,
+    HEAD,
+    LAYER,
+    MODULE,
+    STREAM,
+    ColumnSchema,
+    TableSchema,
+    key,
+    number,
+    with_sem,
+)
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A measurement on request.
+
+    Attributes:
+        what: what it tells, as a question.
+        tables: the tables that it adds to a run folder.
+        notation: what the formulas of its columns have in common.
+    """
+
+    name: str
+    what: str
+    tables: tuple[TableSchema, ...]
+    notation: str = ""
+
+
+def _evidence(name: str, what: str) -> tuple[ColumnSchema, ...]:
+    """A mean alpha with its error and the share of sequences in which it exceeds epsilon."""
+    return (
+        *with_sem(number(name, "probability", "[0, 1]", what)),
+        number(f"{name}_rate", "share", "[0, 1]", f"Share of sequences whose {name} exceeds epsilon."),
+    )
+
+
+FIRST_COLUMNS = (
+    *_evidence("alpha_0_bos_first", "Mean alpha_0 over the sequences that begin with BOS."),
+    *_evidence("alpha_0_other_first", "Mean alpha_0 over the sequences that hold no BOS."),
+    *_evidence("alpha_bos_later", "Mean alpha_k at BOS's place k over the sequences in which k > 0."),
+    *_evidence("alpha_0_bos_later", "Mean alpha_0 over the sequences in which BOS stands at a later position."),
+    key(
+        "verdict", "string", "token: alpha_bos_later > epsilon, the sink follows BOS. position: alpha_0_other_first > "
+        "epsilon, it is at position 0 whatever stands there. both, none. Empty where one of them was not measured.",
+    ),
+)  # fmt: skip
+
+MEASURES = {
+    each.name: each
+    for each in (
+        Measure(
+            "smoothing", "does each head make tokens more similar?",
+            (TableSchema(
+                "smoothing", "smoothing.csv", "one (stream, layer, head); --measure smoothing",
+                (DOMAIN, STREAM, LAYER, HEAD, MODULE), measured=("smoothing",),
+            ),),
+            "W = W_O^h W_V^h diag(gain of the input norm). x_i is the residual stream entering the block, z_i the "
+            "normalised token without the norm's gain and bias (x_i itself where there is no norm). Only tokens i, j "
+            ">= 1 count; zbar is the mean of their z_i, B = Cov(z) with 1/n. Biases are left out, and any norm or "
+            "multiplier after W_O.",
+        ),
+        Measure(
+            "first", "does the sink follow BOS or the first position (with --first, --prepend)?",
+            (TableSchema(
+                "first", "first.csv", "one (stream, layer, head); --first, --prepend",
+                (STREAM, LAYER, HEAD, MODULE), own=FIRST_COLUMNS,
+            ),),
+        ),
+    )
+}  # fmt: skip
+"""Every measurement, by name, in the order in which they are made and named."""
+
+MEASURED_TABLES = {table.name: table for measure in MEASURES.values() for table in measure.tables}
+"""The tables of all measurements, by name."""
+
+
+def asked_measures(names: str | Sequence[str]) -> tuple[str, ...]:
+    """The measurements asked for, in the order of MEASURES, each once; `all` stands for every one.
+
+    Raises SinkscopeError for a name that is no measurement.
+    """
+    asked = {names} if isinstance(names, str) else {*names}
+    unknown = sorted(map(str, asked - MEASURES.keys() - {ALL}))
+    if unknown:
+        raise SinkscopeError(f"--measure {unknown[0]!r}: one of {', '.join([*MEASURES, ALL])}")
+    return tuple(name for name in MEASURES if name in asked or ALL in asked)

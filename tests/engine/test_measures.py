@@ -1,0 +1,176 @@
+"""The frame for measurements on request: what names they have, and that one of any shape needs no change elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import Refused, Scan
+from models import random_ids, tiny
+from typer.testing import CliRunner
+from watched import hooks
+
+import sinkscope
+from sinkscope.cli import app
+from sinkscope.engine import measures
+from sinkscope.engine import scan as scanning
+from sinkscope.engine.collector import Part, Parts
+from sinkscope.engine.measures import Findings, Measurement, refuse_spread
+from sinkscope.engine.measures.smoothing import Smoothing
+from sinkscope.errors import SinkscopeError
+from sinkscope.inputs.batches import Batch
+from sinkscope.metrics import METRICS, registered
+from sinkscope.metrics.quantities import Quantity
+from sinkscope.runs.request import make_request
+from sinkscope.runs.schema.manifest import Manifest
+from sinkscope.runs.schema.measures import MEASURED_TABLES, MEASURES, asked_measures
+
+
+class Echo(Measurement):
+    """Watches what a scan has no quantity for: the largest input of each MLP, for each sequence."""
+
+    name = "echo"
+
+    def quantities(self) -> tuple[Quantity, ...]:
+        return (Quantity("echo", ("sequence",), lambda view: view.x_peaks.amax(-1)), Quantity("mlp", ("sequence",), no))
+
+    @contextmanager
+    def watching(self, batch: Batch, ids: np.ndarray) -> Iterator[None]:
+        assert ids.shape == batch.inputs.shape
+        self.seen: dict[str, torch.Tensor] = {}
+        handles = [
+            module.register_forward_pre_hook(self._keep(name))
+            for name, module in self.subject.model.named_modules()
+            if name.endswith("mlp")
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _keep(self, name: str) -> Any:
+        def hook(module: Any, args: tuple[torch.Tensor, ...]) -> None:
+            self.seen[name] = args[0].abs().amax((1, 2))
+
+        return hook
+
+    def parts(self) -> Parts:
+        return {name: [Part(len(seen), True, 0, 0, {"mlp": seen.cpu()})] for name, seen in self.seen.items()}
+
+    def tables(self, findings: Findings) -> dict[str, pd.DataFrame]:
+        [domain] = findings.domains
+        rows = [
+            {"module": name, "sequence": number, "largest": value}
+            for name, values in domain.others.items()
+            for number, value in enumerate(values.arrays["mlp"])
+        ]
+        return {"echo": pd.DataFrame(rows)}
+
+    def summarise(self, streams: dict[str, Any], tables: dict[str, pd.DataFrame]) -> None:
+        streams["text"].measured["echo"] = {"modules": tables["echo"]["module"].nunique()}
+
+
+def no(view: Any) -> torch.Tensor:
+    raise sinkscope.Missing
+
+
+@pytest.fixture
+def echo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scanning, "measurements", lambda names: [Echo])
+
+
+@pytest.mark.usefixtures("echo")
+def test_what_a_measurement_watches_besides_layers_is_joined_over_batches(tmp_path: Path) -> None:
+    model, ids = tiny("llama"), random_ids(5, 20)
+    run = sinkscope.scan(model, data=ids, batch_size=2, self_check=False, shards=tmp_path / "run")
+    found = run.measured["echo"]
+    assert found["module"].unique().tolist() == [f"layers.{n}.mlp" for n in range(3)]
+    whole = sinkscope.scan(model, data=ids, batch_size=5, self_check=False).measured["echo"]
+    assert found["largest"].to_numpy() == pytest.approx(whole["largest"].to_numpy(), rel=1e-5)
+    assert found["largest"].nunique() == 15
+    assert run.summary.streams["text"].measured == {"echo": {"modules": 3}}
+    assert hooks(model) == 0
+
+
+@pytest.mark.usefixtures("echo")
+def test_a_scan_resumes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = tiny("llama"), random_ids(4, 20)
+    keep, left = Echo.parts, [2]
+
+    def dying(self: Echo) -> Parts:
+        left[0] -= 1
+        if left[0] < 0:
+            raise SinkscopeError("stop")
+        return keep(self)
+
+    options: dict[str, Any] = {"data": ids, "batch_size": 1, "self_check": False, "shards": tmp_path / "run"}
+    with monkeypatch.context() as inner:
+        inner.setattr(Echo, "parts", dying)
+        with pytest.raises(SinkscopeError, match="stop"):
+            sinkscope.scan(model, **options)
+    assert hooks(model) == 0
+    resumed = sinkscope.scan(model, resume=True, **options).measured["echo"]
+    alone = sinkscope.scan(model, data=ids, batch_size=1, self_check=False).measured["echo"]
+    pd.testing.assert_frame_equal(resumed, alone)
+
+
+def test_every_measurement_has_its_module_and_its_tables() -> None:
+    for name, measure in MEASURES.items():
+        [kind] = measures.measurements([name])
+        assert kind.name == name
+        assert measure.tables
+        assert measure.what.endswith("?")
+    for table, columns in METRICS.items():
+        asked = {metric.measure for metric in columns.values()} - {None}
+        assert asked <= MEASURES.keys()
+        assert table in ("heads", "layers") or table in MEASURED_TABLES
+
+
+def test_a_plain_scan_has_no_column_of_a_measurement() -> None:
+    plain, whole = registered().asked(()), registered()
+    assert set(plain.tables) == {"heads", "layers"}
+    for table in plain.tables:
+        missing = set(whole.names(table)) - set(plain.names(table))
+        assert all(whole.tables[table][name].measure for name in missing)
+
+
+def test_names_come_in_one_order_and_all_is_every_one() -> None:
+    assert asked_measures("all") == asked_measures([*reversed(MEASURES), "all", "all"]) == tuple(MEASURES)
+    assert asked_measures(()) == ()
+    assert make_request(model="m", measures=[*reversed(MEASURES)]).measures == tuple(MEASURES)
+    with pytest.raises(SinkscopeError, match=r"^--measure 'smooth': one of smoothing, .*all$"):
+        make_request(model="m", measures=["smooth"])
+
+
+def test_the_older_spelling_means_the_same(tiny_folder: Path, scan_cli: Scan) -> None:
+    asked = []
+    for number, words in enumerate((["--smoothing"], ["--measure", "smoothing"], ["--measure", "smoothing"] * 2)):
+        outcome = scan_cli(tiny_folder, *words, "--no-self-check", "--num-sequences", 1, name=f"run{number}")
+        assert outcome.code == 0, outcome.stderr
+        asked.append(Manifest.model_validate(outcome.json("manifest")).request.measures)
+        assert (outcome.folder / "smoothing.csv").read_bytes() == (
+            outcome.folder.with_name("run0") / "smoothing.csv"
+        ).read_bytes()
+    assert asked == [("smoothing",)] * 3
+    text = CliRunner().invoke(app, ["scan", "--help"]).stdout
+    assert "--smoothing" not in text
+    assert re.search(r"--measure +NAME", text)
+    assert all(name in text for name in MEASURES)
+
+
+def test_an_unknown_measurement_is_refused_before_anything_is_loaded(refused: Refused, tiny_folder: Path) -> None:
+    assert refused(tiny_folder, "--measure", "nonesuch").startswith("--measure 'nonesuch': one of smoothing")
+
+
+def test_spread_heads_are_refused_where_a_measurement_reads_weights() -> None:
+    with pytest.raises(SinkscopeError, match=r"--tp with --measure smoothing: .* no process holds it all"):
+        refuse_spread([Echo, Smoothing])
+    refuse_spread([Echo])
