@@ -168,8 +168,7 @@ def _strongest(heads: pd.DataFrame, epsilon: float) -> Table:
         for row in order.to_dict("records")
     ]  # fmt: skip
     sinks = int((order["sink_score"] > epsilon).sum())
-    some = f"{sinks} of these {len(order)}" if sinks else "none"
-    what = "strongest sinks" if sinks == len(order) else f"most BOS mass: {some} with a sink"
+    what = "strongest sinks" if sinks == len(order) else f"most BOS mass, {sinks or 'none'} with a sink"
     return table(f"{what} (mean ± standard error over sequences)", headers, rows, left=("layer.head", "pattern"))
 
 
