@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sinkscope.runs.request import Request
 
+TASK = "trigger"
+"""The SPEC of the task that a trigger model brings itself."""
+
 
 def check_early(
     models: list[str], data: Any = None, measure: Sequence[str] = (), smoothing: bool = False, **options: Any
@@ -23,12 +26,13 @@ def check_early(
     from sinkscope.inputs import check_spec
 
     asked = {"bos": "auto", "first": (), "prepend": (), "images": None, "audio": None} | options
-    asked.pop("metrics", None)
+    extended = bool(asked.pop("metrics", None))  # such a file may also declare kinds of data
     asked["measures"] = (*measure, *(["smoothing"] if smoothing else []))
     request = requested(models[0], data, asked)
     check_dtype(request.dtype)
-    for spec in request.data or ():
-        check_spec(spec)
+    for spec in () if extended else request.data or ():
+        if spec != TASK:
+            check_spec(spec)
     for name in models if len(models) == 1 else []:  # of several, one that is not there stops no other
         check_model(name, request.revision, request.allow_pickle)
     return request
