@@ -108,7 +108,7 @@ def test_near_names(name: str, known: tuple[str, ...], said: str) -> None:
 
 
 def test_a_wrong_command_and_a_wrong_option_get_the_near_ones() -> None:
-    assert "No such command 'scna'; did you mean scan or schema?" in invoke("scna").stderr
+    assert "No such command 'scna'; did you mean scan?" in invoke("scna").stderr
     assert "did you mean --num-sequences" in invoke("scan", "x", "--num-sequence", "3").stderr
 
 
