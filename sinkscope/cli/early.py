@@ -13,13 +13,15 @@ TASK = "trigger"
 
 
 def check_early(
-    models: list[str], data: Any = None, measure: Sequence[str] = (), smoothing: bool = False, **options: Any
+    models: list[str], look: bool = True, data: Any = None, measure: Sequence[str] = (), smoothing: bool = False,
+    **options: Any,
 ) -> Request:  # fmt: skip
     """The request for the first model.
 
     Raises SinkscopeError for a model that is not there, or for options that fit no model.
 
-    `options`: other keywords of `sinkscope.scan`. The scan checks them again, with what only the model can tell.
+    `look`: whether the models are looked for. `options`: other keywords of `sinkscope.scan`. The scan checks them
+    again, with what only the model can tell.
     """
     from sinkscope.checkpoints.names import check_dtype, check_model
     from sinkscope.engine.requested import requested
@@ -33,6 +35,6 @@ def check_early(
     for spec in () if extended else request.data or ():
         if spec != TASK:
             check_spec(spec)
-    for name in models if len(models) == 1 else []:  # of several, one that is not there stops no other
+    for name in models if look else []:
         check_model(name, request.revision, request.allow_pickle)
     return request

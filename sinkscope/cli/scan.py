@@ -79,7 +79,7 @@ def scan(
     if not models:
         raise SinkscopeError("no model: name one, or give --models FILE")
     options = text.settings() | more.settings()
-    asked = processes.on_main(lambda: check_early(models, **options).part(*SETTINGS))
+    asked = processes.on_main(lambda: check_early(models, look=False, **options).part(*SETTINGS))
     job = Job(options, resume, force, tuple({"csv", formats}), quiet, processes)
     if len(models) == 1:
         place = out or processes.on_main(lambda: chosen_folder(job, slug(models[0]), asked))

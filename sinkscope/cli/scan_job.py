@@ -51,6 +51,10 @@ class Job:
         Raises SinkscopeError. After Ctrl-C, saves what was measured until then and exits with 130.
         """
         resume = self.processes.on_main(lambda: self._resumes(target))
+        from sinkscope.checkpoints.names import check_model
+
+        known = {name: self.options[name] for name in ("revision", "allow_pickle") if name in self.options}
+        self.processes.on_main(lambda: check_model(model, **known))
         from sinkscope.engine.scan import Interrupted, scan
         from sinkscope.present.terminal.progress import progress_bar
 

@@ -63,7 +63,7 @@ def track(
     steps = steps_of(model, [name for name in (revisions or "").split(",") if name])
     from sinkscope.engine.launch import ALONE
 
-    check_early([step.model for step in steps], **text.settings())
+    check_early([step.model for step in steps], look=False, **text.settings())
     job = Job(text.settings(), resume=not force, force=force, formats=("csv",), quiet=quiet, processes=ALONE)
     runs, failed = scan_steps(job, steps, out)
     if not runs:
