@@ -27,7 +27,7 @@ def check_early(
     from sinkscope.engine.requested import requested
     from sinkscope.inputs import check_spec
 
-    asked = {"bos": "auto", "first": (), "prepend": (), "images": None, "audio": None} | options
+    asked = {"bos": "auto", "first": (), "prepend": (), "images": None, "audio": None, "adapter": None} | options
     extended = bool(asked.pop("metrics", None))  # such a file may also declare kinds of data
     asked["measures"] = (*measure, *(["smoothing"] if smoothing else []))
     request = requested(models[0], data, asked)

@@ -70,6 +70,8 @@ AllowPickle = Annotated[
     bool,
     typer.Option("--allow-pickle", help="Load pickled weights where a model has no others.", rich_help_panel=LOADED),
 ]
+ADAPTER = "Folder of a PEFT adapter (LoRA, IA3, ...) to put into the model."
+Adapter = Annotated[Path | None, typer.Option(metavar="DIR", help=ADAPTER, rich_help_panel=LOADED)]
 Epsilon = Annotated[
     float,
     typer.Option(metavar="EPS", help="A head has a sink where alpha_0 exceeds this.", rich_help_panel=MEASURED),

@@ -60,7 +60,7 @@ def plot(
     layers = [site.layer for site in loaded.manifest.attention]
     weights, tokens = attention_map(
         model.id, text, layers, layer, head, dtype=model.dtype or "auto", revision=model.revision,
-        trust_remote_code=trust_remote_code,
+        trust_remote_code=trust_remote_code, adapter=None if model.adapter is None else model.adapter.path,
     )  # fmt: skip
     write_file(out, draw_attention(loaded, weights, tokens, layer, head, form, size))
     say(f"wrote {out}")

@@ -82,11 +82,16 @@ def scan(
     asked = processes.on_main(lambda: check_early(models, look=False, **options).part(*SETTINGS))
     job = Job(options, resume, force, tuple({"csv", formats}), quiet, processes)
     if len(models) == 1:
-        place = out or processes.on_main(lambda: chosen_folder(job, slug(models[0]), asked))
+        place = out or processes.on_main(lambda: chosen_folder(job, own_name(models[0], more.adapter), asked))
         run, written = job.scan(models[0], place)
         show(run, written, as_json, quiet)
         return
     scan_all(job, models, lambda name: out / name if out else chosen_folder(job, name, asked), as_json)
+
+
+def own_name(model: str, adapter: Path | None) -> str:
+    """The name of a run's default folder: the model's, with its adapter's."""
+    return slug(model) if adapter is None else f"{slug(model)}--{slug(str(adapter))}"
 
 
 def chosen_folder(job: Job, name: str, asked: dict[str, Any]) -> Path:

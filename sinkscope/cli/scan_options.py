@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sinkscope.cli.help import LOADED, MEASURED, READ
-from sinkscope.cli.options import DeviceMap, Metrics, Revision
+from sinkscope.cli.options import Adapter, DeviceMap, Metrics, Revision
 from sinkscope.runs.defaults import DORMANT_RULE
 from sinkscope.runs.schema.measures import MEASURES
 
@@ -76,6 +76,7 @@ class MoreOfScan:
         ),
     ] = False
     revision: Revision = None
+    adapter: Adapter = None
     dormant_rule: Annotated[
         str,
         typer.Option(
@@ -109,7 +110,17 @@ class MoreOfScan:
 
     def settings(self) -> dict[str, Any]:
         """The options under the names, and with the values, that `sinkscope.scan` takes."""
-        names = ("images", "audio", "prompt", "device_map", "revision", "dormant_rule", "smoothing", "spectra")
+        names = (
+            "images",
+            "audio",
+            "prompt",
+            "device_map",
+            "revision",
+            "adapter",
+            "dormant_rule",
+            "smoothing",
+            "spectra",
+        )
         given = {name: getattr(self, name) for name in names}
         repeated = {name: getattr(self, name) or [] for name in ("first", "prepend", "measure", "metrics")}
         return given | repeated | {"self_check": not self.no_self_check}

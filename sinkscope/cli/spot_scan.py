@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sinkscope.cli.help import SPOT, WRITTEN
-from sinkscope.cli.options import DEVICES, DTYPES, METRICS, TRUST
+from sinkscope.cli.options import ADAPTER, DEVICES, DTYPES, METRICS, TRUST
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class SpotScan:
 
     device: Annotated[str, typer.Option(metavar="DEVICE", help=DEVICES, rich_help_panel=SPOT)] = "auto"
     dtype: Annotated[str, typer.Option(metavar="DTYPE", help=DTYPES, rich_help_panel=SPOT)] = "auto"
+    adapter: Annotated[Path | None, typer.Option(metavar="DIR", help=ADAPTER, rich_help_panel=SPOT)] = None
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help=TRUST, rich_help_panel=SPOT)] = False
     metrics: Annotated[list[Path] | None, typer.Option(metavar="FILE.py", help=METRICS, rich_help_panel=SPOT)] = None
     quiet: Annotated[

@@ -61,6 +61,7 @@ def scan(
     device_map: str | dict[str, Any] | None = None,
     dtype: str = "auto",
     revision: str | None = None,
+    adapter: str | Path | None = None,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
     seed: int = 0,
@@ -96,11 +97,10 @@ def scan(
         first: what stands first instead: auto, bos, bosxN (N times), none, random, or a text of one token. prepend: how
             many random tokens stand before that. Every combination makes a domain over the same text.
         batch_size: None = chosen by the device and halved when memory runs out.
-        tokenizer: for a model object; a name brings its own.
+        tokenizer: for a model object; a name brings its own. adapter: a PEFT adapter's folder, for a named model.
         device_map: `auto`, or accelerate's map of module paths to devices: the model is spread over them.
-        epsilon: the sink threshold. dormant_rule: "NAME<x" on a head column.
+        epsilon: the sink threshold. dormant_rule: "NAME<x" on a head column. smoothing: True adds measure="smoothing".
         measure: what to measure on request (`Run.measured`): names of `sinkscope scan --help`, or "all".
-        smoothing: True is the older spelling of measure="smoothing".
         spectra: how many first sequences of each domain matrix_entropy is measured on; None = as many as are cheap.
         metrics: your own functions, decorated with `head_metric` or `layer_metric`, or Python files that define some,
             which are run; they are measured in addition to sinkscope's.
@@ -124,10 +124,9 @@ def scan(
     asked: dict[str, Any] = {
         "images": images, "audio": audio, "prompt": prompt, "seq_len": seq_len, "num_sequences": num_sequences,
         "batch_size": batch_size, "bos": bos, "first": first, "prepend": prepend, "device": device,
-        "device_map": device_map, "dtype": dtype,
-        "revision": revision, "trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle, "seed": seed,
-        "epsilon": epsilon, "dormant_rule": dormant_rule, "measures": measure,
-        "spectra": spectra, "self_check": self_check,
+        "device_map": device_map, "dtype": dtype, "revision": revision, "adapter": adapter,
+        "trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle, "seed": seed, "epsilon": epsilon,
+        "dormant_rule": dormant_rule, "measures": measure, "spectra": spectra, "self_check": self_check,
     }  # fmt: skip
     if smoothing:
         asked["measures"] = (*([measure] if isinstance(measure, str) else measure), "smoothing")
@@ -155,7 +154,7 @@ def scan_request(
     and SinkscopeError where the request's data were handed over in Python and are no longer there.
     """
     with alone(f"a scan of {request.model}"):
-        return _scan(request, model, tokenizer, metrics, shards, resume, progress or _silent, processes)
+        return _scan(request, model, tokenizer, metrics, shards, resume, progress or (lambda *_: None), processes)
 
 
 def _scan(
@@ -211,12 +210,9 @@ def _set_up(
 def _load_options(request: Request, processes: Processes) -> LoadOptions:
     return LoadOptions(
         request.revision, processes.device(request.device), request.device_map, request.dtype,
-        request.trust_remote_code, request.allow_pickle, tensor_parallel=processes.count if processes.tensor else 1,
+        request.trust_remote_code, request.allow_pickle,
+        tensor_parallel=processes.count if processes.tensor else 1, adapter=request.adapter,
     )  # fmt: skip
-
-
-def _silent(stage: str, done: int, total: int) -> None:
-    """No progress shown."""
 
 
 def _load(model: Any, tokenizer: Any, options: LoadOptions, report: Progress) -> Checkpoint:

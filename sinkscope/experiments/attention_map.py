@@ -13,7 +13,7 @@ MOST_TOKENS = 256
 
 def attention_map(
     model: str, text: str, layers: list[int], layer: int, head: int, *, device: str = "auto", dtype: str = "auto",
-    revision: str | None = None, trust_remote_code: bool = False,
+    revision: str | None = None, trust_remote_code: bool = False, adapter: str | None = None,
 ) -> tuple[np.ndarray, list[str]]:  # fmt: skip
     """A[query, key] of one head, [T, T] float64, and the T tokens; the tokenizer adds its usual special tokens.
 
@@ -27,7 +27,9 @@ def attention_map(
     from sinkscope.checkpoints.eager import eager
     from sinkscope.checkpoints.forward import Forward
 
-    options = LoadOptions(revision=revision, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    options = LoadOptions(
+        revision=revision, device=device, dtype=dtype, trust_remote_code=trust_remote_code, adapter=adapter
+    )
     checkpoint = open_checkpoint(model, options)
     if not callable(checkpoint.tokenizer):  # None, or the KindNames of a model that reads vectors
         raise SinkscopeError(f"{model} has no tokenizer: it cannot read a text")

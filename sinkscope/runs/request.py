@@ -38,6 +38,8 @@ class Request(Record):
     """Hub id, folder, .gguf file or example:NAME; the name of a model object."""
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
+    adapter: str | None = None
+    """Folder of a PEFT adapter that is put into the model; null = none."""
     data: tuple[str, ...] | None = _decides("text")
     """SPECs, each a domain; null = prose, or the model's own task where it has one."""
     given: str | None = _decides("text")

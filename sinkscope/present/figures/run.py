@@ -111,7 +111,7 @@ def _title(axes: Axes, run: Run, text: str) -> None:
     """Titles the axes: the model's name above `text`, and the text that was read where the run has several."""
     if "domain" in run.heads and not text.endswith(shown := _end(str(_first(run.heads)["domain"].iloc[0]))):
         text = f"{text}\non {shown}"
-    name = str(run.manifest.model.id).rstrip("/").rpartition("/")[2]
+    name = run.manifest.model.shown.rstrip("/").rpartition("/")[2]
     axes.set_title(f"{_end(name)}\n{text}", loc="left", parse_math=False)
 
 

@@ -9,16 +9,20 @@ from sinkscope.present.figures.canvas import drawn, inches
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 NAMED = 5
 """Heads that the legend names: those with the largest sink score at the last step."""
 
 
-def draw_trajectory(trajectory: pd.DataFrame, form: str, size: str = "column") -> bytes:
+def draw_trajectory(
+    trajectory: pd.DataFrame, form: str, size: str = "column", losses: pd.DataFrame | None = None
+) -> bytes:
     """alpha_0 of each head of the first domain and stream against training steps, with bands of its standard error.
 
     The strongest heads at the last step have colours and names, all others are grey. The black line is the mean.
+    `losses`, columns step and loss, are drawn above it over the same steps.
     """
     first = trajectory.iloc[0]
     own = trajectory[(trajectory["domain"] == first["domain"]) & (trajectory["stream"] == first["stream"])]
@@ -28,7 +32,7 @@ def draw_trajectory(trajectory: pd.DataFrame, form: str, size: str = "column") -
     def paint(canvas: Figure) -> None:
         from matplotlib.ticker import MaxNLocator
 
-        axes = canvas.subplots()
+        axes = canvas.subplots() if losses is None else _below_the_loss(canvas, losses)
         last = scores[scores["step"] == scores["step"].max()].sort_values("value", ascending=False, kind="stable")
         named = list(zip(last["layer"], last["head"], strict=True))[:NAMED]
         for place, rows in scores.sort_values("step").groupby(["layer", "head"], sort=False):
@@ -44,4 +48,12 @@ def draw_trajectory(trajectory: pd.DataFrame, form: str, size: str = "column") -
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         canvas.legend(frameon=False, ncols=2, loc="outside lower center")
 
-    return drawn(paint, "sinkscope trajectory", form, inches(size, 0.95))
+    return drawn(paint, "sinkscope trajectory", form, inches(size, 0.95 if losses is None else 1.25))
+
+
+def _below_the_loss(canvas: Figure, losses: pd.DataFrame) -> Axes:
+    """Draws the loss in the upper third, and returns the axes below it."""
+    above, below = canvas.subplots(2, sharex=True, height_ratios=(1, 2))
+    above.plot(losses["step"], losses["loss"], color="black", linewidth=1)
+    above.set(ylabel="loss (nats)")
+    return below

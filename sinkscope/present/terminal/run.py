@@ -62,7 +62,7 @@ def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: s
 
 def _title(run: Run) -> Text:
     model, first = run.manifest.model, run.summary.first_token
-    text = Text(printable(str(model.id)), style="bold")
+    text = Text(printable(model.shown), style="bold")
     text.append(
         printable(f"  {model.class_}, {parameters(model.parameters or 0)} parameters, {model.dtype} on {model.device}"),
         style="not bold",
