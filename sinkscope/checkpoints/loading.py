@@ -51,11 +51,7 @@ class LoadOptions:
 
 
 def open_checkpoint(name: str, options: LoadOptions = LoadOptions(), report: Report = silent) -> Checkpoint:
-    """Loads a MODEL argument. Raises SinkscopeError, in one line, for anything that is wrong with it.
-
-    `report` is called with (stage, bytes done, bytes in all) while a GGUF file is dequantised, and with (`loading`, 0,
-    0) before and after, since nothing tells how far that is.
-    """
+    """Loads a MODEL argument, and `report`s. Raises SinkscopeError, in one line, for anything that is wrong with it."""
     device = pick_device(options.device)
     dtype = pick_dtype(options.dtype)
     adapter = adapter_asked(options.adapter, options.device_map is not None or options.tensor_parallel > 1)

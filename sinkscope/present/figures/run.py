@@ -93,12 +93,8 @@ def of_domain(run: Run, domain: str | None) -> Run:
     names = [each.domain for each in domains(run)]
     if domain not in names:
         raise SinkscopeError(f"--domain {domain!r}: the run has {', '.join(names)}{did_you_mean(domain, names)}")
-    tables = {
-        name: table[table["domain"] == domain] if "domain" in table else table
-        for name in ("heads", "layers", "length_curve")
-        for table in [getattr(run, name)]
-    }
-    return replace(run, **tables)
+    tables = {name: getattr(run, name) for name in ("heads", "layers", "length_curve") if "domain" in run.heads}
+    return replace(run, **{name: table[table["domain"] == domain] for name, table in tables.items()})
 
 
 def _first(table: pd.DataFrame) -> pd.DataFrame:
