@@ -10,7 +10,7 @@ import typer
 
 from sinkscope.cli.help import LOADED, MEASURED, READ
 from sinkscope.cli.options import Adapter, DeviceMap, Metrics, Revision
-from sinkscope.runs.defaults import DORMANT_RULE
+from sinkscope.runs.defaults import DORMANT_RULE, SINKS, WINDOW
 from sinkscope.runs.schema.measures import MEASURES
 
 MEASURES_TOLD = ", ".join(f"{each.name} ({each.what})" for each in MEASURES.values())
@@ -34,6 +34,14 @@ class MoreOfScan:
         typer.Option(
             metavar="N",
             help="Put N random tokens before the first token. Repeat to compare; 0 is none.",
+            rich_help_panel=READ,
+        ),
+    ] = None
+    generate: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Let the model write N tokens after each sequence, and measure them too.",
             rich_help_panel=READ,
         ),
     ] = None
@@ -93,6 +101,22 @@ class MoreOfScan:
             rich_help_panel=MEASURED,
         ),
     ] = None
+    window: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Recent keys that a streaming cache keeps, for --measure streaming.",
+            rich_help_panel=MEASURED,
+        ),
+    ] = WINDOW
+    sinks: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="First keys that a streaming cache keeps, for --measure streaming.",
+            rich_help_panel=MEASURED,
+        ),
+    ] = SINKS
     smoothing: Annotated[bool, typer.Option("--smoothing", hidden=True)] = False
     spectra: Annotated[
         int | None,
@@ -117,6 +141,9 @@ class MoreOfScan:
             "device_map",
             "revision",
             "adapter",
+            "generate",
+            "window",
+            "sinks",
             "dormant_rule",
             "smoothing",
             "spectra",

@@ -46,7 +46,7 @@ def test_the_options_of_scan_stand_in_panels_with_the_most_used_first() -> None:
     first = text.partition("Most used:")[2].partition("What is read:")[0]
     assert re.findall(r"^  (--[a-z-]+)", first, re.M) == ["--data", "--seq-len", "--num-sequences", "--out"]
     read = text.partition("What is read:")[2].partition("How the model")[0]
-    assert {"--bos", "--first", "--prepend", "--seed", "--images", "--audio", "--prompt"} == set(
+    assert {"--bos", "--first", "--generate", "--prepend", "--seed", "--images", "--audio", "--prompt"} == set(
         re.findall(r"^  (--[a-z-]+)", read, re.M)
     )
 

@@ -14,6 +14,7 @@ from sinkscope.checkpoints import Checkpoint
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.checkpoints.probes import probe, several_probes
 from sinkscope.engine.reading import Reading
+from sinkscope.errors import SinkscopeError
 from sinkscope.runs.request import Request
 from sinkscope.runs.values import Domain
 
@@ -33,6 +34,7 @@ class Asked:
             domain of every SPEC.
         images, audio: a folder of pictures or of recordings. prompt: the text beside each.
         seq_len, num_sequences: None = the kind's default.
+        generate: tokens that the model writes after each sequence; None = none.
         seed: draws documents and synthetic data.
     """
 
@@ -46,6 +48,7 @@ class Asked:
     prompt: str | None = None
     seq_len: int | None = None
     num_sequences: int | None = None
+    generate: int | None = None
     seed: int = 0
 
 
@@ -62,6 +65,7 @@ def asked_of(request: Request) -> Asked:
         prompt=request.prompt,
         seq_len=request.seq_len,
         num_sequences=request.num_sequences,
+        generate=request.generate,
         seed=request.seed,
     )
 
@@ -75,8 +79,12 @@ class InputKind(ABC):
 
     name: ClassVar[str]
     """The kind's name, such as `text` or `token ids`."""
+    continues: ClassVar[bool] = False
+    """Whether the model can write on after its sequences."""
 
     def __init__(self, asked: Asked, checkpoint: Checkpoint, forward: Forward) -> None:
+        if asked.generate is not None and not self.continues:
+            raise SinkscopeError(f"--generate goes on after text; {checkpoint.name} reads {self.name} here")
         self.asked, self.checkpoint, self.forward = asked, checkpoint, forward
 
     @classmethod

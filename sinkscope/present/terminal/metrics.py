@@ -6,7 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from sinkscope.errors import SinkscopeError, did_you_mean
-from sinkscope.runs.catalogue import columns_of
+from sinkscope.runs.catalogue import Column, catalogue, columns_of
 from sinkscope.runs.schema.measures import MEASURES
 
 if TYPE_CHECKING:
@@ -69,10 +69,23 @@ def render_metrics(columns: list[dict[str, Any]]) -> str:
             mark = "" if column["per"] == "sequence" else f" ({column['per']})"
             mark += "" if column["measure"] is None else f" (--measure {column['measure']})"
             lines.append(f"  {column['name']}{mark}: {column['unit']}, {column['range']}")
-            for text in (column["formula"], f"Source: {column['source']}"):
+            for text in (column["formula"], f"Source: {column['source']}", *_address(column)):
                 lines += textwrap.wrap(text, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
         lines.append("")
     return "\n".join([*lines, MEANS, ""])
+
+
+def anchor(column: Column) -> str:
+    """The anchor of a column's definition on docs/metrics.md; its name, or with its table where another has it."""
+    first = next((each for each in catalogue() if each.name == column.name and each.shown), column)
+    return column.name if column.table == first.table else f"{column.name}-{column.table}"
+
+
+def _address(column: dict[str, Any]) -> list[str]:
+    """The line that says where a column that comes with sinkscope is defined; none for a user's own metric."""
+    key = (column["name"], column["table"])
+    known = [each for each in catalogue() if (each.name, each.table) == key]
+    return [f"Address: docs/metrics.md#{anchor(known[0])}"] if known else []
 
 
 def render_examples(examples: Iterable[Example]) -> str:
