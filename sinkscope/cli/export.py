@@ -111,12 +111,12 @@ def choose_format(name: str | None, out: Path | None) -> Format:
 
 
 def list_of(runs: list[Run], option: str, selection: str) -> str:
-    """The selected heads or tokens of one run as JSON. Raises SinkscopeError for several runs."""
-    from sinkscope.runs.head_selection import selected_heads
+    """The selected heads or tokens of one run, with model and rule, as JSON. Raises SinkscopeError for several runs."""
+    from sinkscope.runs.head_selection import described_heads
     from sinkscope.runs.strict_json import to_json
     from sinkscope.runs.token_selection import selected_tokens
 
     if len(runs) > 1:
         raise SinkscopeError(f"{option} takes one run")
-    select = selected_heads if option == "--heads" else selected_tokens
+    select = described_heads if option == "--heads" else selected_tokens
     return to_json(select(runs[0], selection))

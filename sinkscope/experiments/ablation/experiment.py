@@ -93,7 +93,9 @@ def ablate(
     report = progress or _silent
     report("loading", 0, 0)
     options = LoadOptions(revision, device, device_map, dtype, trust_remote_code, allow_pickle, head=True)
-    checkpoint = open_checkpoint(model, options) if isinstance(model, str) else wrap_model(model, tokenizer, head=True)
+    checkpoint = (
+        open_checkpoint(model, options, report) if isinstance(model, str) else wrap_model(model, tokenizer, head=True)
+    )
     _same_model(checkpoint, loaded)
     base, found = _plan(checkpoint, loaded)
     corpus = held_out(data, checkpoint, loaded.manifest, seq_len, num_sequences, seed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.schema.tables import (
     DOMAIN,
     HEAD,
@@ -179,5 +179,6 @@ def asked_measures(names: str | Sequence[str]) -> tuple[str, ...]:
     asked = {names} if isinstance(names, str) else {*names}
     unknown = sorted(map(str, asked - MEASURES.keys() - {ALL}))
     if unknown:
-        raise SinkscopeError(f"--measure {unknown[0]!r}: one of {', '.join([*MEASURES, ALL])}")
+        known = [*MEASURES, ALL]
+        raise SinkscopeError(f"--measure {unknown[0]!r}: one of {', '.join(known)}{did_you_mean(unknown[0], known)}")
     return tuple(name for name in MEASURES if name in asked or ALL in asked)
