@@ -11,14 +11,17 @@ import typer
 
 from sinkscope.cli import (
     ablate,
+    arms,
     baseline,
     bench,
     check,
     compare,
+    evict,
     examples,
     export,
     metrics,
     plot,
+    quant,
     report,
     scan,
     schema,
@@ -53,6 +56,9 @@ app = typer.Typer(
 app.command("scan", cls=Command)(guarded(scan.scan, spreads=True))
 app.command("track", cls=Command)(guarded(track.track))
 app.command("ablate", cls=Command)(guarded(ablate.ablate))
+app.command("arms", cls=Command)(guarded(arms.arms))
+app.command("evict", cls=Command)(guarded(evict.evict))
+app.command("quant", cls=Command)(guarded(quant.quant))
 app.command("show", cls=Command)(guarded(show.show))
 app.command("compare", cls=Command)(guarded(compare.compare))
 app.command("baseline", cls=Command)(guarded(baseline.baseline))

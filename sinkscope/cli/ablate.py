@@ -55,8 +55,8 @@ def ablate(
 
     Example: sinkscope ablate example:gemma-3-270m --run runs/gemma --score honor --score bos_mass --fraction 0.05,0.1
     """
-    from sinkscope.experiments.ablation.choice import read_fractions
     from sinkscope.experiments.ablation.result import ABLATION_FOLDER
+    from sinkscope.experiments.arms.head_choice import read_fractions
 
     fractions = read_fractions(fraction)
     place = Path("runs") / f"{slug(model)}-ablation"

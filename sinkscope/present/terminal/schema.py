@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.request import Request
+from sinkscope.runs.schema.arms_tables import ARMS_TABLES
 from sinkscope.runs.schema.baseline import BaselineFile
 from sinkscope.runs.schema.manifest import Manifest
 from sinkscope.runs.schema.measures import MEASURED_TABLES
@@ -23,7 +24,7 @@ RECORDS: dict[str, tuple[type[BaseModel], str]] = {
     "baseline": (BaselineFile, "the file of `sinkscope baseline`"),
 }
 
-SHOWN = TABLES | MEASURED_TABLES | TRAINING_TABLES
+SHOWN = TABLES | MEASURED_TABLES | TRAINING_TABLES | ARMS_TABLES
 
 
 def render_schema(name: str | None) -> str:
