@@ -80,7 +80,7 @@ def ablate(
     report = progress or _silent
     report("loading", 0, 0)
     options = LoadOptions(revision, device, device_map, dtype, trust_remote_code, allow_pickle, head=True)
-    setting, corpus = opened(model, loaded, tokenizer, options, text)
+    setting, corpus = opened(model, loaded, tokenizer, options, text, report)
     check_sites(setting.sites)
     hidden = HiddenKeys(Positions("first", 1))
     engine_arms: list[EngineArm] = [ZeroedHeads(_engine_name(arm), arm.heads) for arm in arms]

@@ -69,7 +69,7 @@ def arms(
     report = progress or _silent
     report("loading", 0, 0)
     options = LoadOptions(revision, device, device_map, dtype, trust_remote_code, allow_pickle, head=True)
-    setting, corpus = opened(model, run, tokenizer, options, text)
+    setting, corpus = opened(model, run, tokenizer, options, text, report)
     chosen, controls = expanded(asked, setting)
     facts = facts_of(setting, corpus) | {"arms": [arm.name for arm in chosen], "draws": draws, "seed": seed}
     kept = None if shards is None else Finished(Path(shards), _key(facts, setting), resume)

@@ -13,6 +13,7 @@ from sinkscope.capture import Plan, plan
 from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.checkpoints.probes import probe
+from sinkscope.engine.loop import Progress
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Setting
 from sinkscope.experiments.arms.held_out import held_out
@@ -47,15 +48,16 @@ def check_numbers(text: Text, draws: int) -> None:
 
 
 def opened(
-    model: Any, run: Run | str | Path | None, tokenizer: Any, options: LoadOptions, text: Text
-) -> tuple[Setting, Corpus]:
+    model: Any, run: Run | str | Path | None, tokenizer: Any, options: LoadOptions, text: Text, report: Progress
+) -> tuple[Setting, Corpus]:  # fmt: skip
     """Loads the model with its head, makes the dry run and reads the text.
 
     Raises SinkscopeError where the model does not predict the next token, the run is of another model, or the text
     cannot be had.
     """
     loaded = run if isinstance(run, Run) or run is None else load_run(run)
-    checkpoint = open_checkpoint(model, options) if isinstance(model, str) else wrap_model(model, tokenizer, head=True)
+    named = isinstance(model, str)
+    checkpoint = open_checkpoint(model, options, report) if named else wrap_model(model, tokenizer, head=True)
     if loaded is not None:
         _same_model(checkpoint, loaded)
     base, found = planned(checkpoint)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.schema.tables import (
     DOMAIN,
     HEAD,
@@ -110,6 +110,35 @@ MEASURES = {
             "where norm(W_O^h o_i) < 0.1 m, and sunk where A[i,0] >= 0.9.",
         ),
         Measure(
+            "modules", "what do the inputs of linear modules lose in 8 bits?",
+            (TableSchema(
+                "modules", "modules.csv", "one linear module; --measure modules",
+                (
+                    DOMAIN, STREAM, LAYER,
+                    ColumnSchema("module", "string", "", "", "Path of the linear module; path[n] for its n-th call."),
+                ),
+                measured=("modules",),
+            ),),
+            "x is an entry of the module's input. Nothing is quantised; symmetric round-to-nearest with 127 levels is "
+            "meant. Entries that are 0 before are left out. Stream and layer are empty outside the blocks.",
+        ),
+        Measure(
+            "spikes", "who writes the massive activations?",
+            (TableSchema(
+                "spikes", "spikes.csv", "one (block, part, channel); --measure spikes",
+                (
+                    DOMAIN, STREAM, LAYER, ColumnSchema("module", "string", "", "", "Path of the block."),
+                    ColumnSchema("part", "string", "", "", "What writes: attention or mlp."),
+                    ColumnSchema("channel", "integer", "", "", "A channel that holds massive elements; at most eight."),
+                    ColumnSchema("position", "integer", "", "", "The spike's token in most sequences."),
+                ),
+                measured=("spikes",),
+            ),),
+            "The spike's token is the position where the residual stream, entering any block, has the sequence's "
+            "largest absolute value. Every number is read there. Attention and MLP are told apart in blocks that add "
+            "both to the residual stream; other blocks (BERT's, which normalise it) have no rows.",
+        ),
+        Measure(
             "streaming", "what may the KV cache forget?",
             (TableSchema(
                 "streaming", "streaming.csv", "one (stream, layer, head); --measure streaming",
@@ -150,5 +179,6 @@ def asked_measures(names: str | Sequence[str]) -> tuple[str, ...]:
     asked = {names} if isinstance(names, str) else {*names}
     unknown = sorted(map(str, asked - MEASURES.keys() - {ALL}))
     if unknown:
-        raise SinkscopeError(f"--measure {unknown[0]!r}: one of {', '.join([*MEASURES, ALL])}")
+        known = [*MEASURES, ALL]
+        raise SinkscopeError(f"--measure {unknown[0]!r}: one of {', '.join(known)}{did_you_mean(unknown[0], known)}")
     return tuple(name for name in MEASURES if name in asked or ALL in asked)
