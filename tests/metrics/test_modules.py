@@ -125,6 +125,7 @@ def test_closed_forms() -> None:
     assert {name for name, value in quiet.items() if value == value} == {"amax_first", "amax_other"}
 
 
+@pytest.mark.slow
 def test_padding_changes_nothing() -> None:
     model, ids = loud("llama"), random_ids(2, 20)
     mask = torch.ones_like(ids)

@@ -125,6 +125,7 @@ def test_every_number_against_plain_hooks(family: str) -> None:
     assert hooks(model) == 0
 
 
+@pytest.mark.slow
 def test_shares_before_the_peak_add_up_to_1_and_padding_changes_nothing(tmp_path: Any) -> None:
     model, ids = planted("llama"), random_ids(2, 20)
     mask = torch.ones_like(ids)
@@ -155,6 +156,7 @@ def test_no_spike_and_no_parts_are_said_in_words(tmp_path: Any) -> None:
     assert list(sinkscope.load_run(tmp_path / "run").measured["spikes"]) == list(plain.measured["spikes"])
 
 
+@pytest.mark.slow
 def test_experts_leave_the_neurons_empty() -> None:
     model = tiny("gpt_oss")
     with torch.no_grad():
