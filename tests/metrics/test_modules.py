@@ -140,3 +140,11 @@ def test_padding_changes_nothing() -> None:
 def test_spread_features_are_refused() -> None:
     with pytest.raises(SinkscopeError, match="--tp with --measure modules"):
         refuse_spread([Modules])
+
+
+def test_a_second_pass_of_another_measurement_is_not_read() -> None:
+    """`spikes` reads each batch twice."""
+    both = sinkscope.scan(
+        tiny("gpt2"), data=random_ids(1, 12), measure=["modules", "spikes"], self_check=False
+    ).measured["modules"]
+    assert not both["module"].str.contains("[", regex=False).any()
