@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from sinkscope.cli.common import check_writable, say
 from sinkscope.cli.options import TrustRemoteCode
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.folder import write_file
+
+if TYPE_CHECKING:
+    from sinkscope.runs.run import Run
 
 TRUST = "--trust-remote-code"
 FIGURE_OF = {"--metric": "heatmap"} | dict.fromkeys(("--layer", "--head", "--text", TRUST), "attention")
@@ -24,6 +27,9 @@ def plot(
     size: Annotated[str, typer.Option(help="column (3.35 in wide) or page (6.75 in).")] = "column",
     metric: Annotated[
         str | None, typer.Option(help="Heatmap: the column of heads.csv to show. [default: bos_mass]")
+    ] = None,
+    domain: Annotated[
+        str | None, typer.Option(help="Text to draw where the run has several. [default: the first]")
     ] = None,
     layer: Annotated[int | None, typer.Option(help="Attention: the layer.")] = None,
     head: Annotated[int | None, typer.Option(help="Attention: the head.")] = None,
@@ -43,8 +49,8 @@ def plot(
     loaded = load_run(run)
     form = out.suffix.lower().lstrip(".")
     if figure != "attention":
-        write_file(out, draw(loaded, figure, form, size, metric))
-        say(f"wrote {out}")
+        write_file(out, draw(loaded, figure, form, size, metric, domain))
+        say(f"wrote {out}{of_which(loaded, domain)}")
         return
     if layer is None or head is None or text is None:
         raise SinkscopeError("--figure attention needs --layer, --head and --text")
@@ -58,6 +64,14 @@ def plot(
     )  # fmt: skip
     write_file(out, draw_attention(loaded, weights, tokens, layer, head, form, size))
     say(f"wrote {out}")
+
+
+def of_which(run: Run, domain: str | None) -> str:
+    """Says which text is drawn where a run has several and none was named; empty otherwise."""
+    from sinkscope.runs.per_sequence import domains
+
+    first, *others = [each.domain for each in domains(run)]
+    return f" of {first} alone; --domain draws {', '.join(others)}" if others and domain is None else ""
 
 
 def refuse_foreign(figure: str, given: list[str]) -> None:

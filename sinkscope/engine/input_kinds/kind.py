@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 from torch import Tensor
 
 from sinkscope.capture import Site
@@ -15,6 +16,8 @@ from sinkscope.checkpoints.forward import Forward
 from sinkscope.checkpoints.probes import probe, several_probes
 from sinkscope.engine.reading import Reading
 from sinkscope.errors import SinkscopeError
+from sinkscope.inputs import TokenRules
+from sinkscope.runs.places import text_regions
 from sinkscope.runs.request import Request
 from sinkscope.runs.values import Domain
 
@@ -112,6 +115,11 @@ class InputKind(ABC):
     @abstractmethod
     def read(self, positions: int) -> Reading:
         """Reads the sequences. `positions`: attention positions of the dry run. Raises SinkscopeError."""
+
+    def regions(self, ids: np.ndarray, rules: TokenRules) -> np.ndarray | None:
+        """Returns the region of each position, [sequence, T], by name: `special` or `text`, and "" past a sequence's
+        end (id -1). None where positions hold no tokens: `engine.places` then names them by stream and model."""
+        return text_regions(ids, rules.special)
 
     def summary(self, domains: list[Domain], sites: list[Site], positions: pd.DataFrame) -> dict[str, Any]:
         """Returns the entries of summary.json that only this kind has. `positions`: the run's table of that name."""

@@ -86,11 +86,13 @@ class Measurement(ABC):
     Attributes:
         name: its name, as `--measure` takes it.
         wired: whether it reads `Subject.wirings`; --tp is then refused.
+        writing: whether views have to hold `raw_written`, what the output projection returns.
         spread: why --tp is refused for another reason; empty where it is not.
     """
 
     name: ClassVar[str]
     wired: ClassVar[bool] = False
+    writing: ClassVar[bool] = False
     spread: ClassVar[str] = ""
 
     def __init__(self, subject: Subject) -> None:
@@ -137,4 +139,7 @@ class Measurement(ABC):
 
     @abstractmethod
     def summarise(self, streams: dict[str, StreamSummary], tables: dict[str, pd.DataFrame]) -> None:
-        """Adds to the summary of each stream what the tables say. Called for the whole run, then for each domain."""
+        """Adds to the summary of each stream what the tables say. Called for the whole run, then for each domain.
+
+        `tables`: those of all measurements, and `heads` and `layers`.
+        """

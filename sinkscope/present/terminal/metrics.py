@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.catalogue import Column, catalogue, columns_of
 from sinkscope.runs.schema.measures import MEASURES
 
@@ -28,13 +28,16 @@ TITLES = {
     **_OF_MEASURES,
     "positions": "positions.parquet: one row per (stream, layer, head, position)",
     "length_curve": "length_curve.csv: one row per (stream, layer, head, length), all lengths from the same pass",
+    "sinks": "sinks.parquet: one row for every sink of every sequence; first its kinds, then its columns",
+    "tokens": "tokens.csv: one row per (stream, kind of sink, token, first or not)",
 }
 NOTATION = {table.name: each.notation for each in MEASURES.values() for table in each.tables if each.notation}
 """What the formulas of a table's columns have in common."""
 MEANS = (
     "Columns are means over sequences of per-sequence values, each with its standard error in NAME_sem,\n"
     "unless marked (run): those are known for the run as a whole only. Those marked (position) are means over\n"
-    "the sequences that reach the position, without an error."
+    "the sequences that reach the position, without an error. Those marked (sink) or (token) are values of one\n"
+    "row of sinks.parquet or tokens.csv, and (kind) is a kind of row: what the column `kind` names."
 )
 FACTS = ("name", "table", "unit", "range", "formula", "source", "per", "measure")
 WIDTH = 100
@@ -49,7 +52,9 @@ def metric_list(names: list[str], manifest: Manifest | None = None) -> list[dict
     known = {column.name for column in columns}
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise SinkscopeError(f"no column {unknown[0]!r}; `sinkscope metrics` lists them all")
+        raise SinkscopeError(
+            f"no column {unknown[0]!r}: `sinkscope metrics` lists them all{did_you_mean(unknown[0], known)}"
+        )
     return [{key: getattr(column, key) for key in FACTS} for column in columns if not names or column.name in names]
 
 

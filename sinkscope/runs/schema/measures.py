@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.schema.tables import (
     DOMAIN,
     HEAD,
@@ -24,6 +24,9 @@ from sinkscope.runs.schema.tables import (
 )
 
 ALL = "all"
+TOKEN_ID = key("token_id", "integer", "Id of the token; of a position's kind where there are none.")
+TOKEN = key("token", "string", "The token as the vocabulary spells it.")
+POSITION = key("position", "integer", "Position of the token.")
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,25 @@ MEASURES = {
             "normalised token without the norm's gain and bias (x_i itself where there is no norm). Only tokens i, j "
             ">= 1 count; zbar is the mean of their z_i, B = Cov(z) with 1/n. Biases are left out, and any norm or "
             "multiplier after W_O.",
+        ),
+        Measure(
+            "switch", "is a sink a switch that turns its head off?",
+            (
+                TableSchema(
+                    "switch", "switch.csv", "one (stream, layer, head); --measure switch",
+                    (DOMAIN, STREAM, LAYER, HEAD, MODULE), measured=("switch",),
+                ),
+                TableSchema(
+                    "switch_tokens", "switch_tokens.csv", "one (layer, head, token); --measure switch",
+                    (DOMAIN, STREAM, LAYER, HEAD, MODULE, TOKEN_ID, TOKEN), measured=("switch_tokens",),
+                ),
+                TableSchema(
+                    "alignment", "alignment.parquet", "one (layer, position); --measure switch",
+                    (DOMAIN, STREAM, LAYER, MODULE, POSITION), measured=("alignment",),
+                ),
+            ),
+            "o_i is the head's output before W_O, i >= 1. m is the mean over j >= 1 of norm(W_O^h v_j). Row i is off "
+            "where norm(W_O^h o_i) < 0.1 m, and sunk where A[i,0] >= 0.9.",
         ),
         Measure(
             "modules", "what do the inputs of linear modules lose in 8 bits?",
@@ -157,5 +179,6 @@ def asked_measures(names: str | Sequence[str]) -> tuple[str, ...]:
     asked = {names} if isinstance(names, str) else {*names}
     unknown = sorted(map(str, asked - MEASURES.keys() - {ALL}))
     if unknown:
-        raise SinkscopeError(f"--measure {unknown[0]!r}: one of {', '.join([*MEASURES, ALL])}")
+        known = [*MEASURES, ALL]
+        raise SinkscopeError(f"--measure {unknown[0]!r}: one of {', '.join(known)}{did_you_mean(unknown[0], known)}")
     return tuple(name for name in MEASURES if name in asked or ALL in asked)
