@@ -79,8 +79,9 @@ def scan(
     if not models:
         raise SinkscopeError("no model: name one, or give --models FILE")
     options = text.settings() | more.settings()
-    asked = processes.on_main(lambda: check_early(models, look=False, **options).part(*SETTINGS))
-    job = Job(options, resume, force, tuple({"csv", formats}), quiet, processes)
+    request = processes.run(lambda: check_early(models, look=False, **options))
+    asked = request.part(*SETTINGS)
+    job = Job(request, options["metrics"], resume, force, tuple({"csv", formats}), quiet, processes)
     if len(models) == 1:
         place = out or processes.on_main(lambda: chosen_folder(job, own_name(models[0], more.adapter), asked))
         run, written = job.scan(models[0], place)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -14,6 +15,7 @@ from sinkscope.cli.common import INTERRUPTED, say
 
 if TYPE_CHECKING:
     from sinkscope.engine.launch import Processes
+    from sinkscope.runs.request import Request
     from sinkscope.runs.run import Run
 
 
@@ -34,9 +36,10 @@ def launched(device: str, tp: bool) -> Processes:
 
 @dataclass(frozen=True)
 class Job:
-    """How each model is scanned and saved. `options`: keyword arguments of sinkscope.scan."""
+    """How each model is scanned and saved. `request`: what is asked of each. `metrics`: files of the user's own."""
 
-    options: dict[str, Any]
+    request: Request
+    metrics: Sequence[str | Path]
     resume: bool
     force: bool
     formats: tuple[str, ...]
@@ -53,16 +56,16 @@ class Job:
         resume = self.processes.on_main(lambda: self._resumes(target))
         from sinkscope.checkpoints.names import check_model
 
-        known = {name: self.options[name] for name in ("revision", "allow_pickle") if name in self.options}
-        self.processes.on_main(lambda: check_model(model, **known))
-        from sinkscope.engine.scan import Interrupted, scan
+        asked = self.request
+        self.processes.on_main(lambda: check_model(model, asked.revision, asked.allow_pickle))
+        from sinkscope.engine.scan import Interrupted, scan_request
         from sinkscope.present.terminal.progress import progress_bar
 
         with progress_bar(self.quiet, self.what) as progress:
             try:
-                run = scan(
-                    model, shards=target, resume=resume, progress=progress, processes=self.processes,
-                    **self.options,
+                run = scan_request(
+                    asked.model_copy(update={"model": model}), metrics=self.metrics, shards=target, resume=resume,
+                    progress=progress, processes=self.processes,
                 )  # fmt: skip
             except Interrupted as stopped:
                 part = stopped.run

@@ -63,8 +63,8 @@ def track(
     steps = steps_of(model, [name for name in (revisions or "").split(",") if name])
     from sinkscope.engine.launch import ALONE
 
-    check_early([step.model for step in steps], look=False, **text.settings())
-    job = Job(text.settings(), resume=not force, force=force, formats=("csv",), quiet=quiet, processes=ALONE)
+    request = check_early([step.model for step in steps], look=False, **text.settings())
+    job = Job(request, (), resume=not force, force=force, formats=("csv",), quiet=quiet, processes=ALONE)
     runs, failed = scan_steps(job, steps, out)
     if not runs:
         raise SinkscopeError(f"none of the {len(steps)} steps could be scanned")
@@ -89,9 +89,8 @@ def scan_steps(job: Job, steps: list[Step], out: Path) -> tuple[dict[int, Run], 
 
     runs, failed = {}, []
     for number, step in enumerate(steps, 1):
-        own = replace(
-            job, what=f"{step.shown} ({number} of {len(steps)})", options=job.options | {"revision": step.revision}
-        )
+        asked = job.request.model_copy(update={"revision": step.revision})
+        own = replace(job, what=f"{step.shown} ({number} of {len(steps)})", request=asked)
         try:
             own.scan(step.model, out / step.folder)
             runs[step.number] = load_run(out / step.folder)  # as it was written, also where it was scanned before

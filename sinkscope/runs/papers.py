@@ -37,11 +37,14 @@ PAPERS = {
         Paper("2402.17762", "Sun"),
         Paper("2410.10781", "Gu"),
         Paper("2410.13835", "Guo"),
+        Paper("2410.13846", "Zhang"),
         Paper("2410.17174", "Kaul"),
+        Paper("2411.07191", "Yu"),
         Paper("2504.02732", "Barbero"),
         Paper("2504.03889", "Sandoval-Segura"),
         Paper("2510.06477", "Queipo-de-Llano"),
         Paper("2512.22213", "Wong"),
+        Paper("2603.05498", "Sun"),
         Paper("2605.08453", "Lampert"),
     )
 }
