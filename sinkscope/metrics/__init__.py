@@ -20,7 +20,7 @@ from sinkscope.metrics import (
 )
 from sinkscope.metrics.registry import METRICS, Metric, MetricSet, register, registered
 
-FAMILIES = (geometry, mass, residual, smoothing, values, events, switch, alignment, streaming)  # in the columns' order
+FAMILIES = (geometry, mass, residual, smoothing, switch, streaming, values, events, alignment)  # in the columns' order
 for _family in FAMILIES:
     register(_family)
 

@@ -12,7 +12,7 @@ from sinkscope.metrics.quantities import EVENT, PlaceTable, Quantity, quantity_s
 from sinkscope.metrics.registry import ALWAYS
 from sinkscope.runs.catalogue import Column
 from sinkscope.runs.columns import RUN_COLUMNS, RunColumn
-from sinkscope.runs.schema.measures import MEASURES
+from sinkscope.runs.schema.measures import MEASURED_TABLES, MEASURES
 from sinkscope.runs.schema.sink_tables import SINK_COLUMNS, TOKEN_COLUMNS
 
 FILE = Path(__file__).parents[1] / "data" / "columns.json"
@@ -26,8 +26,8 @@ def catalogue_text() -> str:
     for name in MEASURES:
         import_module(f"sinkscope.runs.{name}")
     lines = []
-    for table in dict.fromkeys([*METRICS, *RUN_COLUMNS]):
-        declared: list[Metric | RunColumn] = [*METRICS.get(table, {}).values(), *RUN_COLUMNS[table].values()]
+    for table in dict.fromkeys([*METRICS, *MEASURED_TABLES, *RUN_COLUMNS]):
+        declared: list[Metric | RunColumn] = [*METRICS.get(table, {}).values(), *RUN_COLUMNS.get(table, {}).values()]
         lines += [_line(_described(column)) for column in declared]
     lines += [_line(_of_quantity(each)) for each in _shown()]
     lines += [_line(each) for each in _of_sinks()]

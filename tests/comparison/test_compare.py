@@ -326,7 +326,7 @@ def _by_hand() -> Comparison:
     ])  # fmt: skip
     summary = rows.iloc[[1]].drop(columns=["layer", "head"])
     facts = {"model": "tiny\x1b[1m", "dtype": "float32", "device": "cpu", "shape": "2 layers x 3 heads"}
-    facts |= {"sequences": 4, "data": ["prose"]}
+    facts |= {"sequences": 4, "data": ["prose"], "run": None}
     change = {"layer": 1, "head": 2, "metric": "sink_score", "a": 0.2, "b": 0.45, "q": 0.003}
     changes = {"gained_sink": [change], "lost_sink": [], "woke": [], "fell_dormant": []}
     noise = {"gained_sink": [change] * 9, "lost_sink": [change] * 2, "woke": [], "fell_dormant": []}
