@@ -17,6 +17,7 @@ from sinkscope.cli import (
     compare,
     examples,
     export,
+    figures,
     metrics,
     plot,
     report,
@@ -55,6 +56,7 @@ app.command("baseline")(guarded(baseline.baseline))
 app.command("check")(guarded(check.check))
 app.command("export")(guarded(export.export))
 app.command("plot")(guarded(plot.plot))
+app.add_typer(figures.app, name="figures")
 app.command("report")(guarded(report.report))
 app.command("bench")(guarded(bench.bench))
 app.command("metrics")(guarded(metrics.metrics))
