@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
+from pathlib import Path
 
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
@@ -34,6 +35,7 @@ class Bounds:
 
     def __init__(self, source: Source) -> None:
         self._source = source
+        self._every = False
         self._thread = threading.get_ident()
         self._tensors = self._numbers = 0
         self._most: tuple[int, int] | None = None
@@ -50,23 +52,28 @@ class Bounds:
         self._hooks.close()
 
     def _count(self, module: nn.Module, name: str, tensor: Tensor | None) -> None:
-        if tensor is None or not tensor.is_meta or threading.get_ident() != self._thread:
+        if tensor is None or not (self._every or tensor.is_meta) or threading.get_ident() != self._thread:
             return
         if self._most is None:  # the files of a hub id are there once its model is made
-            self._most = _most(self._source)
+            self._most = _most(self._files())
         self._tensors += 1
         self._numbers += tensor.numel()
         if self._tensors > self._most[0] or self._numbers > self._most[1]:
-            teller = "metadata describe" if self._source.gguf else "config.json describes"
-            raise SinkscopeError(
-                f"{self._source.name}: its {teller} a model far larger than its weights: the two do not belong "
-                "together; download it again"
-            )
+            raise SinkscopeError(self._refusal())
+
+    def _files(self) -> list[Path]:
+        return weight_paths(self._source)
+
+    def _refusal(self) -> str:
+        teller = "metadata describe" if self._source.gguf else "config.json describes"
+        return (
+            f"{self._source.name}: its {teller} a model far larger than its weights: the two do not belong together; "
+            "download it again"
+        )
 
 
-def _most(source: Source) -> tuple[int, int]:
+def _most(files: list[Path]) -> tuple[int, int]:
     """The largest number of parameters, and of numbers in them, that a model of these weights may have."""
-    files = weight_paths(source)
     tensors = sum(_tensors(str(file)) for file in files)
     size = sum(file.stat().st_size for file in files)
     return TENSORS_EACH * tensors + SPARE_TENSORS, NUMBERS_EACH * size + SPARE_NUMBERS

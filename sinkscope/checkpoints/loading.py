@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from sinkscope.capture.private_doors import base_class, has_sdpa
+from sinkscope.checkpoints.adapters import adapted, adapter_asked
 from sinkscope.checkpoints.bounds import Bounds
 from sinkscope.checkpoints.causal import need_causal
 from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts
@@ -34,6 +35,7 @@ class LoadOptions:
         device_map: `auto`, or accelerate's map of module paths to devices (`cpu`, `disk`, a GPU's number).
         head: load the language-model head too.
         tensor_parallel: processes that the heads are spread over.
+        adapter: folder of a PEFT adapter that is put into the model.
     """
 
     revision: str | None = None
@@ -44,14 +46,16 @@ class LoadOptions:
     allow_pickle: bool = False
     head: bool = False
     tensor_parallel: int = 1
+    adapter: str | None = None
 
 
 def open_checkpoint(name: str, options: LoadOptions = LoadOptions()) -> Checkpoint:
     """Loads a MODEL argument. Raises SinkscopeError, in one line, for anything that is wrong with it."""
     device = pick_device(options.device)
     dtype = pick_dtype(options.dtype)
+    adapter = adapter_asked(options.adapter, options.device_map is not None or options.tensor_parallel > 1)
     source = find_source(name, options.revision, options.allow_pickle)
-    noted = stamps(weight_paths(source)) if source.folder else {}
+    noted = stamps([*(weight_paths(source) if source.folder else []), *(adapter.paths if adapter else [])])
     with quiet_transformers(bars_too=source.gguf is not None):
         model, warnings = _load_model(source, options, dtype)
         tokenizer, problem = _load_tokenizer(source, options)
@@ -69,6 +73,8 @@ def open_checkpoint(name: str, options: LoadOptions = LoadOptions()) -> Checkpoi
         "weights_sha256": weights_hash(files),
         "tokenizer": type(tokenizer).__name__ if tokenizer is not None else None,
     }
+    if adapter is not None:
+        warnings += adapted(name, model, adapter, facts)
     checkpoint = Checkpoint(name, model, tokenizer, facts, problem, warnings)
     checkpoint.origin = {"pretrained_model_name_or_path": source.location, "revision": source.revision or "main"}
     checkpoint.origin["trust_remote_code"] = options.trust_remote_code

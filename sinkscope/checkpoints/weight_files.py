@@ -128,11 +128,12 @@ def weights_hash(files: list[Path]) -> str | None:
         return None
     digest = hashlib.sha256()
     for file in files:
-        digest.update(f"{file.name}:{_file_hash(file)}\n".encode())
+        digest.update(f"{file.name}:{sha256_of_file(file)}\n".encode())
     return digest.hexdigest()
 
 
-def _file_hash(file: Path) -> str:
+def sha256_of_file(file: Path) -> str:
+    """SHA-256 of a file; the hub's cache tells it in the name of the file that a link leads to."""
     content = file.resolve()
     # The hub's cache holds snapshots/COMMIT/FILE, a link to blobs/SHA-256.
     if content.parent == file.parent.parent.parent.resolve() / "blobs" and SHA256.fullmatch(content.name):

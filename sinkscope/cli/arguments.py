@@ -19,10 +19,16 @@ def is_run(name: str) -> bool:
 
 
 def open_run(name: str, spot: SpotScan, like: Request | None = None) -> Run:
-    """Loads the run in a folder; any other name is a model, which is scanned for the text and columns of `like`."""
+    """Loads the run in a folder; any other name is a model, which is scanned for the text and columns of `like`.
+
+    Raises SinkscopeError where an adapter is to be put into the model of a run, which is measured already.
+    """
     if is_run(name):
+        from sinkscope.errors import SinkscopeError
         from sinkscope.runs.run import load_run
 
+        if spot.adapter is not None:
+            raise SinkscopeError(f"--adapter goes with a model that is scanned on the spot, and {name} is a run folder")
         return load_run(name)
     from sinkscope.cli.common import say
     from sinkscope.engine.scan import scan_request
@@ -31,10 +37,11 @@ def open_run(name: str, spot: SpotScan, like: Request | None = None) -> Run:
 
     loading: dict[str, Any] = {
         "device": spot.device, "dtype": spot.dtype, "trust_remote_code": spot.trust_remote_code,
+        "adapter": None if spot.adapter is None else str(spot.adapter),
     }  # fmt: skip
     request = make_request(model=name, **loading) if like is None else like.of_model(name, **loading)
     with progress_bar(spot.quiet) as progress:
         run = scan_request(request, metrics=spot.metrics or [], progress=progress)
     for warning in [] if spot.quiet else run.manifest.warnings:
-        say(f"warning: {name}: {warning}")
+        say(f"warning: {run.manifest.model.shown}: {warning}")
     return run

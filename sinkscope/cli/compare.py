@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +15,9 @@ from sinkscope.cli.options import AsJson
 from sinkscope.cli.spot_scan import SpotScan, with_spot_scan
 from sinkscope.runs.folder import write_file
 
+if TYPE_CHECKING:
+    from sinkscope.runs.run import Run
+
 
 @with_spot_scan
 def compare(
@@ -21,7 +25,12 @@ def compare(
         str,
         typer.Argument(help="Run folder, or a model to scan on the spot, over B's text where B is a run.", metavar="A"),
     ],
-    b: Annotated[str, typer.Argument(help="Run folder, or a model to scan over A's text.", metavar="B")],
+    b: Annotated[
+        str | None,
+        typer.Argument(
+            help="Run folder, or a model to scan over A's text. [default: A with its --adapter]", metavar="B"
+        ),
+    ] = None,
     metric: Annotated[
         list[str] | None,
         typer.Option(help="Metric to compare; may be repeated. [default: bos_mass, sink_score, entropy, honor]"),
@@ -36,17 +45,14 @@ def compare(
 ) -> None:
     """Compare two runs head by head, paired by sequence: differences, standard errors, intervals, p and q values.
 
+    --adapter is put into B, or into A where B is a run. With it A alone is compared with A and its adapter.
+
     Example: sinkscope compare runs/base runs/finetuned --metric bos_mass --csv changes.csv
     """
     from sinkscope.comparison.compare_runs import compare as compare_runs
 
     check_writable(csv)
-    if is_run(b) and not is_run(a):
-        second = open_run(b, spot)
-        first = open_run(a, spot, second.manifest.request)
-    else:
-        first = open_run(a, spot)
-        second = open_run(b, spot, first.manifest.request)
+    first, second = opened(a, b, spot)
     result = compare_runs(first, second, metrics=metric, unpaired=unpaired)
     if csv is not None:
         write_file(csv, result.as_table().to_csv(index=False, float_format="%.9g", lineterminator="\n"))
@@ -59,3 +65,23 @@ def compare(
     from sinkscope.present.terminal.console import terminal_style
 
     sys.stdout.write(render_comparison(result, **terminal_style()))
+
+
+def opened(a: str, b: str | None, spot: SpotScan) -> tuple[Run, Run]:
+    """Loads or scans both runs; a model reads the text of the other run. The adapter goes into one of them.
+
+    Raises SinkscopeError where B is missing without an adapter, and where there is no model to put the adapter into.
+    """
+    from sinkscope.errors import SinkscopeError
+
+    if b is None and spot.adapter is None:
+        raise SinkscopeError(f"{a} is to be compared with what? Name B, or an --adapter of {a}")
+    if b is None and is_run(a):
+        raise SinkscopeError(f"{a} is a run folder, and --adapter needs a model: name the model as B")
+    b = a if b is None else b
+    plain = replace(spot, adapter=None)
+    if is_run(b) and not is_run(a):
+        second = open_run(b, plain)
+        return open_run(a, spot, second.manifest.request), second
+    first = open_run(a, plain)
+    return first, open_run(b, spot, first.manifest.request)

@@ -13,6 +13,9 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N, mps.")]
 DeviceMap = Annotated[str | None, typer.Option(help="auto: spread the model over GPUs, CPU and disk.")]
 Dtype = Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16, float16.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")]
+Adapter = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder of a PEFT adapter (LoRA, IA3, ...) to put into the model.")
+]
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
 ]

@@ -10,6 +10,7 @@ import typer
 
 from sinkscope.cli.common import BAD_INPUT, say
 from sinkscope.cli.options import (
+    Adapter,
     AllowPickle,
     Device,
     DeviceMap,
@@ -67,6 +68,18 @@ def scan(
             help="BOS as first token: auto (as the tokenizer does), always, never. Repeat to compare. [default: auto]"
         ),
     ] = None,
+    first: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOKEN",
+            help="What stands first instead: bos, bosxN (N times), none, random, or a text of one token. Repeat to "
+            "compare: the same text begins with each.",
+        ),
+    ] = None,
+    prepend: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", help="Put N random tokens before the first token. Repeat to compare; 0 is none."),
+    ] = None,
     batch_size: Annotated[
         str, typer.Option(help="Sequences per forward pass; auto halves them when memory runs out.")
     ] = "auto",
@@ -78,6 +91,7 @@ def scan(
     ] = False,
     dtype: Dtype = "auto",
     revision: Revision = None,
+    adapter: Adapter = None,
     trust_remote_code: TrustRemoteCode = False,
     allow_pickle: AllowPickle = False,
     seed: Annotated[int, typer.Option(help="Seed that draws documents, and the tokens of random and repeated.")] = 0,
@@ -130,16 +144,18 @@ def scan(
         raise SinkscopeError("no model: name one, or give --models FILE")
     options = {
         "data": data or None, "images": images, "audio": audio, "prompt": prompt, "seq_len": seq_len,
-        "num_sequences": num_sequences,
-        "batch_size": parse_batch_size(batch_size), "bos": single(bos) or "auto", "device": device,
-        "device_map": device_map, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code,
-        "allow_pickle": allow_pickle, "seed": seed, "epsilon": epsilon, "dormant_rule": dormant_rule,
-        "measure": measure or [], "smoothing": smoothing, "spectra": spectra, "metrics": metrics or [],
+        "num_sequences": num_sequences, "batch_size": parse_batch_size(batch_size), "bos": single(bos) or "auto",
+        "first": first or (), "prepend": prepend or (), "device": device,
+        "device_map": device_map, "dtype": dtype, "revision": revision, "adapter": adapter,
+        "trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle, "seed": seed, "epsilon": epsilon,
+        "dormant_rule": dormant_rule, "measure": measure or [], "smoothing": smoothing, "spectra": spectra,
+        "metrics": metrics or [],
         "self_check": not no_self_check,
     }  # fmt: skip
     job = Job(options, resume, force, tuple({"csv", formats}), quiet, processes)
     if len(models) == 1:
-        run, written = job.scan(models[0], out or Path("runs") / slug(models[0]))
+        name = slug(models[0]) if adapter is None else f"{slug(models[0])}--{slug(str(adapter))}"
+        run, written = job.scan(models[0], out or Path("runs") / name)
         show(run, written, as_json, quiet)
         return
     scan_all(job, models, out or Path("runs"), as_json)

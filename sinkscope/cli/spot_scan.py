@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from sinkscope.cli.options import Metrics, TrustRemoteCode
+from sinkscope.cli.options import Adapter, Metrics, TrustRemoteCode
 
 Device = Annotated[str, typer.Option(help="For a model scanned on the spot: auto, cpu, cuda, cuda:N, mps.")]
 Dtype = Annotated[str, typer.Option(help="For a model scanned on the spot: auto, float32, bfloat16, float16.")]
@@ -23,6 +23,7 @@ class SpotScan:
 
     device: Device = "auto"
     dtype: Dtype = "auto"
+    adapter: Adapter = None
     trust_remote_code: TrustRemoteCode = False
     metrics: Metrics = None
     quiet: Quiet = False

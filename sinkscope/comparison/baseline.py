@@ -95,10 +95,10 @@ def baseline_of(run: Run) -> Baseline:
     """
     manifest = run.manifest
     if not manifest.complete:
-        raise SinkscopeError(f"the run of {manifest.model.id} was interrupted: scan it to the end")
+        raise SinkscopeError(f"the run of {manifest.model.shown} was interrupted: scan it to the end")
     if not domains(run):
         raise SinkscopeError(
-            f"the run of {manifest.model.id} is damaged: sequences.parquet has no sequence of the data its manifest "
+            f"the run of {manifest.model.shown} is damaged: sequences.parquet has no sequence of the data its manifest "
             "names, so nothing can be compared; scan it again"
         )
     names = chosen_metrics([run], [])

@@ -185,7 +185,7 @@ def _counted(number: int, noun: str) -> str:
 def _facts(run: Run) -> dict[str, Any]:
     model = run.manifest.model
     return {
-        "model": model.id,
+        "model": model.shown,
         "dtype": model.dtype,
         "device": model.device,
         "weights_sha256": model.weights_sha256,

@@ -69,7 +69,7 @@ def _summary(
 ) -> Summary:  # fmt: skip
     sites, asked = loop.sites, manifest.request
     return Summary(
-        model=manifest.model.id,
+        model=manifest.model.shown,
         complete=complete,
         data=[domain.name for domain in domains],
         sequences=loop.done,
@@ -78,7 +78,7 @@ def _summary(
         streams=stream_summaries(domains, sites, heads, layers, tokens, asked),
         domains=domain_summaries(domains, sites, heads, layers, tokens, asked),
         dormant_in_some_domains=dormant_in_some(heads) if len(domains) > 1 else [],
-        published=published_for(manifest.model.id),
+        published=[] if manifest.model.adapter else published_for(manifest.model.id),
         not_softmax=not_softmax(loop.checkpoint.model, sites),
         joined_sequences=sum(corpus.joined for corpus in loop.reading.corpora),
         warnings=manifest.warnings,

@@ -20,6 +20,7 @@ from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loop import Loop, Progress
 from sinkscope.engine.manifest import describe, resume_key
 from sinkscope.engine.measures import Subject, measurements, refuse_spread
+from sinkscope.engine.requested import requested
 from sinkscope.engine.self_check import check_loop
 from sinkscope.engine.shards import Shards
 from sinkscope.engine.tensor_parallel import spread
@@ -29,7 +30,7 @@ from sinkscope.metrics.quantities import quantity_set
 from sinkscope.runs.columns import metric_set
 from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
 from sinkscope.runs.dormancy import check_rule
-from sinkscope.runs.request import Request, make_request
+from sinkscope.runs.request import Request
 from sinkscope.runs.run import Run
 from sinkscope.runs.schema.manifest import Manifest
 
@@ -53,11 +54,14 @@ def scan(
     num_sequences: int | None = None,
     batch_size: int | None = None,
     bos: str | Sequence[str] = "auto",
+    first: str | Sequence[str] = (),
+    prepend: int | Sequence[int] = (),
     tokenizer: Any = None,
     device: str = "auto",
     device_map: str | dict[str, Any] | None = None,
     dtype: str = "auto",
     revision: str | None = None,
+    adapter: str | Path | None = None,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
     seed: int = 0,
@@ -90,12 +94,13 @@ def scan(
         seq_len, num_sequences: tokens per sequence, and sequences per SPEC; by default 256 and 32 for text, all there
             are for token ids, the task's own length and number for a model that brings a task.
         bos: the first token: auto (the tokenizer's default), always, never; a list of modes makes a domain of each.
+        first: what stands first instead: auto, bos, bosxN (N times), none, random, or a text of one token. prepend: how
+            many random tokens stand before that. Every combination makes a domain over the same text.
         batch_size: None = chosen by the device and halved when memory runs out.
-        tokenizer: for a model object; a name brings its own.
+        tokenizer: for a model object; a name brings its own. adapter: a PEFT adapter's folder, for a named model.
         device_map: `auto`, or accelerate's map of module paths to devices: the model is spread over them.
-        epsilon: the sink threshold. dormant_rule: "NAME<x" on a head column.
+        epsilon: the sink threshold. dormant_rule: "NAME<x" on a head column. smoothing: True adds measure="smoothing".
         measure: what to measure on request (`Run.measured`): names of `sinkscope scan --help`, or "all".
-        smoothing: True is the older spelling of measure="smoothing".
         spectra: how many first sequences of each domain matrix_entropy is measured on; None = as many as are cheap.
         metrics: your own functions, decorated with `head_metric` or `layer_metric`, or Python files that define some,
             which are run; they are measured in addition to sinkscope's.
@@ -118,10 +123,10 @@ def scan(
     """
     asked: dict[str, Any] = {
         "images": images, "audio": audio, "prompt": prompt, "seq_len": seq_len, "num_sequences": num_sequences,
-        "batch_size": batch_size, "bos": bos, "device": device, "device_map": device_map, "dtype": dtype,
-        "revision": revision, "trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle, "seed": seed,
-        "epsilon": epsilon, "dormant_rule": dormant_rule, "measures": measure,
-        "spectra": spectra, "self_check": self_check,
+        "batch_size": batch_size, "bos": bos, "first": first, "prepend": prepend, "device": device,
+        "device_map": device_map, "dtype": dtype, "revision": revision, "adapter": adapter,
+        "trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle, "seed": seed, "epsilon": epsilon,
+        "dormant_rule": dormant_rule, "measures": measure, "spectra": spectra, "self_check": self_check,
     }  # fmt: skip
     if smoothing:
         asked["measures"] = (*([measure] if isinstance(measure, str) else measure), "smoothing")
@@ -130,20 +135,6 @@ def scan(
         request, model=model, tokenizer=tokenizer, metrics=metrics, shards=shards, resume=resume, progress=progress,
         processes=processes,
     )  # fmt: skip
-
-
-def requested(model: Any, data: Any, asked: dict[str, Any]) -> Request:
-    """Makes a request of the keywords of `scan`. Raises SinkscopeError for settings that are wrong for any model."""
-    name = model if isinstance(model, str) else type(model).__name__
-    settings = asked | {
-        "bos": [asked["bos"]] if isinstance(asked["bos"], str) else asked["bos"],
-        **{folder: None if asked[folder] is None else str(asked[folder]) for folder in ("images", "audio")},
-    }
-    specs = [data] if isinstance(data, str) else data
-    if specs is None or (isinstance(specs, list | tuple) and specs and all(isinstance(spec, str) for spec in specs)):
-        return make_request(model=name, data=specs, **settings)
-    given = ", ".join(map(str, data)) if hasattr(data, "keys") else "token ids"
-    return make_request(model=name, given=given, **settings).reading(data)
 
 
 def scan_request(
@@ -163,7 +154,7 @@ def scan_request(
     and SinkscopeError where the request's data were handed over in Python and are no longer there.
     """
     with alone(f"a scan of {request.model}"):
-        return _scan(request, model, tokenizer, metrics, shards, resume, progress or _silent, processes)
+        return _scan(request, model, tokenizer, metrics, shards, resume, progress or (lambda *_: None), processes)
 
 
 def _scan(
@@ -210,7 +201,7 @@ def _set_up(
     loop.declared = quantity_set(measured)
     read = [corpus.fingerprint for corpus in loop.reading.corpora]
     processes.require_same([checkpoint.facts["weights_sha256"], definitions(measured), *read])
-    subject = Subject(checkpoint.model, loop.plan, measured, lambda: _short_pass(loop))
+    subject = Subject(checkpoint.model, loop.plan, measured, lambda: _short_pass(loop), loop.reading.rules.bos_id)
     loop.measurements = processes.run(lambda: [kind(subject) for kind in kinds])
     checked = check_loop(loop) if request.self_check else {"status": "skipped"}
     return loop, describe(loop, request.model_copy(update={"model": checkpoint.facts["id"]}), checked)
@@ -219,12 +210,9 @@ def _set_up(
 def _load_options(request: Request, processes: Processes) -> LoadOptions:
     return LoadOptions(
         request.revision, processes.device(request.device), request.device_map, request.dtype,
-        request.trust_remote_code, request.allow_pickle, tensor_parallel=processes.count if processes.tensor else 1,
+        request.trust_remote_code, request.allow_pickle,
+        tensor_parallel=processes.count if processes.tensor else 1, adapter=request.adapter,
     )  # fmt: skip
-
-
-def _silent(stage: str, done: int, total: int) -> None:
-    """No progress shown."""
 
 
 def _load(model: Any, tokenizer: Any, options: LoadOptions, report: Progress) -> Checkpoint:

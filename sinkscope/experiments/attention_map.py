@@ -25,12 +25,12 @@ class HeadMap:
 
 def attention_map(
     model: str, text: str, layers: list[int], layer: int, head: int, *, device: str = "auto", dtype: str = "auto",
-    revision: str | None = None, trust_remote_code: bool = False,
+    revision: str | None = None, trust_remote_code: bool = False, adapter: str | None = None,
 ) -> tuple[np.ndarray, list[str]]:  # fmt: skip
     """A[query, key] of one head, [T, T] float64, and the T tokens, as in `attention_maps`. Raises as that does."""
     (found,) = attention_maps(
         model, text, layers, [(layer, head)], device=device, dtype=dtype, revision=revision,
-        trust_remote_code=trust_remote_code,
+        trust_remote_code=trust_remote_code, adapter=adapter,
     )  # fmt: skip
     return found.weights, found.tokens
 
@@ -38,6 +38,7 @@ def attention_map(
 def attention_maps(
     model: str, text: str, layers: list[int], heads: Sequence[tuple[int, int]], lengths: Sequence[int] = (), *,
     device: str = "auto", dtype: str = "auto", revision: str | None = None, trust_remote_code: bool = False,
+    adapter: str | None = None,
 ) -> list[HeadMap]:  # fmt: skip
     """The map of every (layer, head), first over the first length's tokens, then over the next's.
 
@@ -49,7 +50,9 @@ def attention_maps(
     """
     from sinkscope.checkpoints import LoadOptions, open_checkpoint
 
-    options = LoadOptions(revision=revision, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    options = LoadOptions(
+        revision=revision, device=device, dtype=dtype, trust_remote_code=trust_remote_code, adapter=adapter
+    )
     checkpoint = open_checkpoint(model, options)
     if not callable(checkpoint.tokenizer):  # None, or the KindNames of a model that reads vectors
         raise SinkscopeError(f"{model} has no tokenizer: it cannot read a text")

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.inputs.corpus import Corpus, check_ids
+from sinkscope.inputs.corpus import Corpus
 from sinkscope.inputs.passages import Passage, ids_fingerprint
+from sinkscope.inputs.rules import check_ids
 
 DECODER = "decoder_input_ids"
 

@@ -13,7 +13,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.cutting import drawn, stretches
 from sinkscope.inputs.documents import SYNTHETIC, Document, Source, read_source
 from sinkscope.inputs.passages import LeftOut, NothingLeft, Passage
-from sinkscope.inputs.rules import TokenRules
+from sinkscope.inputs.rules import TokenRules, check_ids, ordinary_tokens
 
 BOS_MODES = ("auto", "always", "never")
 
@@ -92,17 +92,12 @@ def read_corpus(
     source = read_source(spec).leaving_out(left_out)
     if any(document.ids is not None for document in source.documents):
         return _as_given(source, rules, seq_len, num_sequences, seed)
-    if tokenizer is None:
-        raise SinkscopeError(
-            f"data {spec!r} is text and the model has no tokenizer: give token ids (.jsonl, `input_ids`)"
-        )
     body_length = seq_len - len(prefix) - len(suffix)
     if body_length < 1:
         raise SinkscopeError(f"--seq-len {seq_len} leaves no room beside {len(prefix) + len(suffix)} special tokens")
     taken = stretches(source, tokenizer, body_length, num_sequences, seed)
     if not taken:
-        words = f"data {spec!r} is too short: no sequence of {seq_len} tokens; give more text or a smaller --seq-len"
-        raise NothingLeft(words) if left_out else SinkscopeError(words)
+        raise too_short(spec, seq_len, bool(left_out))
     corpus = Corpus(
         domain=spec,
         ids=np.array([prefix + stretch.ids + suffix for stretch in taken], dtype=np.int64),
@@ -111,8 +106,14 @@ def read_corpus(
         bos=bos,
     )
     check_ids(corpus.ids.ravel().tolist(), rules.vocabulary, f"{spec} under this tokenizer")
-    _warn(corpus, rules, num_sequences)
+    warn(corpus, rules, num_sequences)
     return corpus
+
+
+def too_short(spec: str, seq_len: int, left_out: bool = False) -> SinkscopeError:
+    """The error of data that hold no sequence of that length."""
+    words = f"data {spec!r} is too short: no sequence of {seq_len} tokens; give more text or a smaller --seq-len"
+    return NothingLeft(words) if left_out else SinkscopeError(words)
 
 
 def _special_tokens(rules: TokenRules, bos: str) -> tuple[list[int], list[int]]:
@@ -148,15 +149,8 @@ def _as_given(source: Source, rules: TokenRules, seq_len: int, wanted: int, seed
         passages=[(document.passage,) for document in chosen],
         dropped=dropped,
     )
-    _warn(corpus, rules, wanted)
+    warn(corpus, rules, wanted)
     return corpus
-
-
-def check_ids(ids: Sequence[int], vocabulary: int, name: str) -> None:
-    """Raises SinkscopeError where an id has no row in the model's embedding."""
-    if any(not 0 <= token < vocabulary for token in ids):
-        wrong = next(token for token in ids if not 0 <= token < vocabulary)
-        raise SinkscopeError(f"{name}: token id {wrong} is outside the model's vocabulary 0..{vocabulary - 1}")
 
 
 def _synthetic(
@@ -188,9 +182,7 @@ def _drawn_documents(
     spec: str, rules: TokenRules, length: int, wanted: int, seed: int, left_out: LeftOut
 ) -> list[Document]:
     """Draws rows of ids with the seed; returns the first `wanted` not left out, or fewer where too few are drawn."""
-    ordinary = np.array([token for token in range(rules.drawable) if token not in rules.special], dtype=np.int64)
-    if not ordinary.size:
-        raise SinkscopeError(f"data {spec!r}: the tokenizer has special tokens only, none can be drawn")
+    ordinary = ordinary_tokens(rules)
     for rounds in 1, 2, 4, 8, 16:
         generator = np.random.default_rng([seed, SYNTHETIC.index(spec)])
         rows = generator.choice(ordinary, (rounds * wanted + len(left_out), length)).tolist()
@@ -201,7 +193,8 @@ def _drawn_documents(
     return fresh[:wanted]
 
 
-def _warn(corpus: Corpus, rules: TokenRules, wanted: int) -> None:
+def warn_of_count(corpus: Corpus, wanted: int) -> None:
+    """Adds what a reader must know of the number of sequences and of what they are made of."""
     count = len(corpus.ids)
     if count < wanted:
         corpus.warnings.append(
@@ -211,8 +204,14 @@ def _warn(corpus: Corpus, rules: TokenRules, wanted: int) -> None:
         corpus.warnings.append(f"{corpus.domain}: {corpus.dropped} sequences shorter than --seq-len dropped")
     if corpus.joined:
         corpus.warnings.append(f"{corpus.domain}: {corpus.joined} of {count} sequences join several documents")
+
+
+def warn(corpus: Corpus, rules: TokenRules, wanted: int) -> None:
+    """Adds the warnings that a reader of the corpus must know. `wanted`: number of sequences asked for."""
+    warn_of_count(corpus, wanted)
     if rules.bos_id is None:
         return
+    count = len(corpus.ids)
     first = corpus.ids[:, 0] == rules.bos_id
     if not first.all():
         corpus.warnings.append(

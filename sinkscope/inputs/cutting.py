@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.documents import Document, Source
 from sinkscope.inputs.passages import Passage
 from sinkscope.inputs.rules import encode
@@ -37,7 +38,12 @@ def stretches(source: Source, tokenizer: Any, length: int, wanted: int, seed: in
     """Returns at most `wanted` stretches of `length` tokens, in the order of the source.
 
     The passage of a document that is cut or joined is the whole document, so that no part of it counts as unread.
+    Raises SinkscopeError where there is no tokenizer.
     """
+    if tokenizer is None:
+        raise SinkscopeError(
+            f"data {source.spec!r} is text and the model has no tokenizer: give token ids (.jsonl, `input_ids`)"
+        )
     if source.running:
         return list(_windows(source, tokenizer, length, wanted))
     return sorted(_cut_or_joined(source, tokenizer, length, wanted, seed), key=lambda stretch: stretch.order)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,21 @@ def token_rules(tokenizer: Any, vocabulary: int) -> TokenRules:
     bos = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.cls_token_id
     special = frozenset(tokenizer.all_special_ids)
     return TokenRules(prefix, suffix, bos, special, vocabulary, min(vocabulary, len(tokenizer)))
+
+
+def ordinary_tokens(rules: TokenRules) -> np.ndarray:
+    """The ids that may be drawn at random: none is special. Raises SinkscopeError where there are none."""
+    ordinary = np.array([token for token in range(rules.drawable) if token not in rules.special], dtype=np.int64)
+    if not ordinary.size:
+        raise SinkscopeError("the tokenizer has special tokens only: none can be drawn at random")
+    return ordinary
+
+
+def check_ids(ids: Sequence[int], vocabulary: int, name: str) -> None:
+    """Raises SinkscopeError where an id has no row in the model's embedding."""
+    if any(not 0 <= token < vocabulary for token in ids):
+        wrong = next(token for token in ids if not 0 <= token < vocabulary)
+        raise SinkscopeError(f"{name}: token id {wrong} is outside the model's vocabulary 0..{vocabulary - 1}")
 
 
 def check_characters(text: str, name: str) -> None:

@@ -146,7 +146,7 @@ def _add_interval(frame: pd.DataFrame, name: str, average: Any, error: Any, coun
 
 def model_labels(runs: list[Run]) -> list[str]:
     """A name for each run: the model's; where runs share it, with the dtype if that tells them apart, else a number."""
-    ids = [run.manifest.model.id for run in runs]
+    ids = [run.manifest.model.shown for run in runs]
     long = [f"{name} ({run.manifest.model.dtype})" for name, run in zip(ids, runs, strict=True)]
     numbered = [f"{name} (run {number})" for number, name in enumerate(ids, 1)]
     return [
@@ -159,4 +159,4 @@ def describe_run(run: Run) -> str:
     """The model, dtype and data of a run in one line."""
     model = run.manifest.model
     data = ", ".join(f"{d.sequences} sequences of {d.seq_len} tokens of {d.domain}" for d in domains(run))
-    return f"{model.id} ({model.dtype}): {data}"
+    return f"{model.shown} ({model.dtype}): {data}"

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, field_vali
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.corpus import BOS_MODES
+from sinkscope.inputs.openings import check_opening, openings
 from sinkscope.runs.defaults import DORMANT_RULE, EPSILON, check_not_too_large
 from sinkscope.runs.dormancy import parse_rule
 from sinkscope.runs.schema.base import Record
@@ -37,6 +38,8 @@ class Request(Record):
     """Hub id, folder, .gguf file or example:NAME; the name of a model object."""
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
+    adapter: str | None = None
+    """Folder of a PEFT adapter that is put into the model; null = none."""
     data: tuple[str, ...] | None = _decides("text")
     """SPECs, each a domain; null = prose, or the model's own task where it has one."""
     given: str | None = _decides("text")
@@ -44,6 +47,11 @@ class Request(Record):
     read it again."""
     bos: tuple[str, ...] = _decides("text", ("auto",))
     """How the first token is chosen: auto, always or never. With several, every SPEC has one domain for each."""
+    first: tuple[str, ...] = _decides("text", ())
+    """What stands first in each sequence, in place of `bos`: auto, bos, bosxN, none, random, or a text of one token.
+    With several, every SPEC has one domain for each."""
+    prepend: tuple[int, ...] = _decides("text", ())
+    """Numbers of ordinary tokens drawn to stand before `first`. With several, every SPEC has one domain for each."""
     images: str | None = _decides("text")
     """Folder of pictures; each is one sequence."""
     audio: str | None = _decides("text")
@@ -119,7 +127,12 @@ class Request(Record):
 
 
 def make_request(**settings: Any) -> Request:
-    """Makes a Request. Raises SinkscopeError, one line, where a setting is wrong."""
+    """Makes a Request. Raises SinkscopeError, one line, where a setting is wrong.
+
+    `first` and `prepend` ask for the measurement `first` too: it holds their domains against each other.
+    """
+    if settings.get("first") or settings.get("prepend"):
+        settings["measures"] = (*asked_measures(settings.get("measures", ())), "first")
     try:
         return Request(**settings)
     except ValidationError as error:
@@ -150,6 +163,22 @@ def _wrong_data(request: Request) -> str | None:
         return "--bos names a mode twice, or none"
     if request.data is not None and len(set(request.data)) < len(request.data):
         return "--data names the same source twice"
+    return _wrong_opening(request)
+
+
+def _wrong_opening(request: Request) -> str | None:
+    """Says what is wrong with --first and --prepend; None if nothing is. Raises SinkscopeError for a bad value."""
+    if not request.first and not request.prepend:
+        return None
+    if request.bos != ("auto",):
+        return "--bos and --first or --prepend: both say how a sequence begins; give one (--first bos, --first none)"
+    if request.given is not None or request.images is not None or request.audio is not None:
+        return "--first and --prepend change how text begins: they go with --data alone"
+    for name, values in (("first", request.first), ("prepend", request.prepend)):
+        if len(set(values)) < len(values):
+            return f"--{name} names a value twice"
+    for each in openings(request.first, request.prepend):
+        check_opening(each)
     return None
 
 

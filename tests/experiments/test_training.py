@@ -88,6 +88,28 @@ def test_the_values_reach_tensorboards_event_file(tmp_path: Path, monkeypatch: p
     assert {event.step: event.value for event in events.Scalars(tag)} == pytest.approx(logged)
 
 
+class Tracker(TrainerCallback):
+    """As trackio's: what is logged after the end of the training is an error."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self.open = True
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        assert self.open
+        if "sink/bos_mass" in kwargs["logs"]:
+            self.seen.append(state.global_step)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.open = False
+
+
+def test_the_last_step_is_logged_before_the_trackers_close(tmp_path: Path) -> None:
+    tracker = Tracker()
+    trained(tmp_path, [tracker, callback()], max_steps=3)
+    assert tracker.seen == [0, 2, 3]
+
+
 def test_a_loop_of_ones_own(tmp_path: Path) -> None:
     model, seen = causal_llama().train(), []
     own = callback(output=tmp_path / "t.csv", log=seen.append)

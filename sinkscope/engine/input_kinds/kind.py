@@ -29,6 +29,8 @@ class Asked:
         given: data handed over in Python instead of SPECs, or None.
         specs: SPECs, or None.
         bos: BOS modes; each makes a domain of every SPEC.
+        first, prepend: in place of `bos`: first tokens, and numbers of tokens before them; every combination makes a
+            domain of every SPEC.
         images, audio: a folder of pictures or of recordings. prompt: the text beside each.
         seq_len, num_sequences: None = the kind's default.
         seed: draws documents and synthetic data.
@@ -37,6 +39,8 @@ class Asked:
     given: Any = None
     specs: tuple[str, ...] | None = None
     bos: tuple[str, ...] = ("auto",)
+    first: tuple[str, ...] = ()
+    prepend: tuple[int, ...] = ()
     images: str | Path | None = None
     audio: str | Path | None = None
     prompt: str | None = None
@@ -51,6 +55,8 @@ def asked_of(request: Request) -> Asked:
         given=request.handed,
         specs=request.data,
         bos=request.bos,
+        first=request.first,
+        prepend=request.prepend,
         images=request.images,
         audio=request.audio,
         prompt=request.prompt,

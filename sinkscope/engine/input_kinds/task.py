@@ -36,6 +36,10 @@ class TaskInput(InputKind):
                 f"{checkpoint.name} reads real vectors drawn from its own task: leave --data out, or give --data "
                 f"{self._task.name}"
             )
+        if asked.first or asked.prepend or asked.bos != ("auto",):
+            raise SinkscopeError(
+                f"{checkpoint.name} reads real vectors, and no token: leave --bos, --first and --prepend out"
+            )
 
     @classmethod
     def asked_for(cls, asked: Asked) -> bool:

@@ -12,12 +12,14 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import Corpus, TokenRules, check_spec, read_corpus, token_rules
 from sinkscope.inputs.batches import TokenData
 from sinkscope.inputs.documents import SYNTHETIC
+from sinkscope.inputs.opened import read_opened
+from sinkscope.inputs.openings import openings
 from sinkscope.inputs.vectors import TASKS
 from sinkscope.runs.defaults import DATA, NUM_SEQUENCES, SEQ_LEN
 
 
 class TextInput(InputKind):
-    """Reads one corpus for each SPEC and BOS mode."""
+    """Reads one corpus for each SPEC and each way to begin a sequence."""
 
     name: ClassVar[str] = "text"
 
@@ -50,6 +52,10 @@ class TextInput(InputKind):
                 "give token ids (.jsonl with `input_ids`) or --data random"
             )
         corpora = []
+        if asked.first or asked.prepend:
+            opened = openings(asked.first, asked.prepend)
+            read = (checkpoint.tokenizer, rules, length, count, opened, asked.seed)
+            return [corpus for spec in specs for corpus in read_opened(spec, *read)]
         for spec in specs:
             for mode in asked.bos:
                 corpus = read_corpus(spec, checkpoint.tokenizer, rules, length, count, mode, asked.seed)

@@ -35,12 +35,14 @@ class Subject:
 
     `metrics`: the metrics of the scan, also those of the measurements' own tables. `short_pass`: runs the model on a
     few short sequences, every token at position 0; it raises SinkscopeError for a model that cannot be run so.
+    `bos_id`: the tokenizer's BOS (or CLS); None where it has none.
     """
 
     model: nn.Module
     plan: Plan
     metrics: MetricSet
     short_pass: Callable[[], Any]
+    bos_id: int | None = None
 
     @cached_property
     def wirings(self) -> dict[str, Wiring]:

@@ -168,7 +168,8 @@ def _same_model(checkpoint: Checkpoint, run: Run) -> None:
             continue
         if pair[0] != pair[1]:
             raise SinkscopeError(
-                f"the run is of {theirs['id']}, whose weights are not those of {ours['id']}: scan this model first"
+                f"the run is of {run.manifest.model.shown}, whose weights are not those of {ours['id']}: scan this "
+                "model first"
             )
         return
 

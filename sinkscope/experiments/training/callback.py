@@ -118,6 +118,8 @@ class SinkCallback(TrainerCallback):  # type: ignore[misc] # transformers export
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._trainer = _calling_trainer(self)
+        if self._trainer is not None:
+            _before_the_trackers(self, self._trainer)
         if self.tokenizer is None:
             self.tokenizer = kwargs.get("processing_class")
         if self.output is None:
@@ -209,6 +211,15 @@ def keep_until(path: Path, step: int) -> None:
         write_file(path, kept.to_csv(index=False, lineterminator="\n"))
     else:
         path.unlink()
+
+
+def _before_the_trackers(callback: TrainerCallback, trainer: Trainer) -> None:
+    """Puts the callback first. Trackers close when training ends, and the last measurement must come before that.
+
+    The list is replaced, since the Trainer is walking over it.
+    """
+    handler = trainer.callback_handler
+    handler.callbacks = [callback, *(other for other in handler.callbacks if other is not callback)]
 
 
 def _is_text(data: Any) -> bool:

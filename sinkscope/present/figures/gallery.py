@@ -45,10 +45,10 @@ def draw_gallery(
             for each, (_, _, pattern) in zip(maps, gallery_heads(run), strict=True)
         ]
         for run, maps in galleries
-        for name in [short(run.manifest.model.id)]
+        for name in [short(run.manifest.model.shown)]
     ]
     about = "sinkscope gallery of runs " + ", ".join(run_id(run) for run, _ in galleries)
-    own_title = "" if len(galleries) > 1 else short(galleries[0][0].manifest.model.id)
+    own_title = "" if len(galleries) > 1 else short(galleries[0][0].manifest.model.shown)
     epsilon = galleries[0][0].manifest.request.epsilon
     said = " The heads with the largest mean attention on the first token, on themselves and on the token before, and "
     said += "the most uniform one, over the run's text (the number above each map); the maps are of the text "
@@ -64,7 +64,7 @@ def draw_attention(
     many = len(maps) > 1
     names = [f"T = {len(each.tokens)}" if many else "" for each in maps]
     tiles = [Tile(name, each.weights, tuple(each.tokens)) for name, each in zip(names, maps, strict=True)]
-    own_title = f"{short(run.manifest.model.id)}, layer {first.layer}, head {first.head}"
+    own_title = f"{short(run.manifest.model.shown)}, layer {first.layer}, head {first.head}"
     epsilon = run.manifest.request.epsilon
     content = draw_maps([tiles], f"sinkscope run {run_id(run)}", form, size, title, own_title, epsilon=epsilon)
     said = f" {own_title}"

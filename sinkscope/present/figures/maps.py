@@ -147,9 +147,9 @@ def _box(axes: Axes, mark: str, x: int, y: int, width: int, height: int) -> None
 
 def _fit(axes: Axes, name: str, width: float) -> None:
     """Names a map in letters so small that the name fits above it."""
-    axes.set_title(
-        printable(name), parse_math=False, fontsize=max(3.5, min(8.0, 130 * width / max(1, len(name)))), pad=3
-    )
+    lines = [printable(line) for line in name.splitlines()]
+    points = max(3.5, min(8.0, 110 * width / max(1, *map(len, lines), 0)))
+    axes.set_title("\n".join(lines), parse_math=False, fontsize=points, pad=3)
 
 
 def _legend(canvas: Figure) -> None:

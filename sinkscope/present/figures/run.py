@@ -74,7 +74,7 @@ def _first(table: pd.DataFrame) -> pd.DataFrame:
 
 def _title(axes: Axes, run: Run, text: str) -> None:
     """Titles the axes: the model's name above `text`."""
-    name = str(run.manifest.model.id).rstrip("/").rpartition("/")[2]
+    name = run.manifest.model.shown.rstrip("/").rpartition("/")[2]
     axes.set_title(f"{_end(name)}\n{text}", loc="left", parse_math=False)
 
 

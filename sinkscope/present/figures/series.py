@@ -54,7 +54,7 @@ def all_series(runs: list[Run]) -> list[Series]:
 
 def _labels(parts: list[tuple[Run, DomainFacts]]) -> list[str]:
     """Model, domain and dtype, as far as they differ; runs that share all of them are numbered."""
-    names = [short(run.manifest.model.id) for run, _ in parts]
+    names = [short(run.manifest.model.shown) for run, _ in parts]
     texts = [printable(data.domain) for _, data in parts]
     kinds = [str(run.manifest.model.dtype) for run, _ in parts]
     chosen = [names] if len(set(names)) > 1 or len(parts) == 1 else []
@@ -68,7 +68,7 @@ def _labels(parts: list[tuple[Run, DomainFacts]]) -> list[str]:
 
 def common(series: list[Series]) -> str:
     """The model's name, where all series are of one model; its only domain too. Empty where models differ."""
-    models = {short(each.run.manifest.model.id) for each in series}
+    models = {short(each.run.manifest.model.shown) for each in series}
     if len(models) > 1:
         return ""
     return f"{models.pop()}, {printable(series[0].data.domain)}" if len(series) == 1 else models.pop()
@@ -82,7 +82,7 @@ def short(model: str) -> str:
 def measured(series: list[Series]) -> str:
     """What was read, as a sentence for a caption."""
     told = dict.fromkeys(
-        f"{short(each.run.manifest.model.id)} ({each.run.manifest.model.dtype}): {each.data.sequences} sequences of "
+        f"{short(each.run.manifest.model.shown)} ({each.run.manifest.model.dtype}): {each.data.sequences} sequences of "
         f"{each.data.seq_len} tokens of {printable(each.data.domain)}"
         for each in series
     )

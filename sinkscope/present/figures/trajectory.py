@@ -23,17 +23,21 @@ CAPTION = (
 )
 
 
-def draw_trajectory(trajectory: pd.DataFrame, form: str, size: str = "column", title: str | None = None) -> bytes:
+def draw_trajectory(
+    trajectory: pd.DataFrame, form: str, size: str = "column", losses: pd.DataFrame | None = None,
+    title: str | None = None,
+) -> bytes:  # fmt: skip
     """alpha_0 of each head of the first domain and stream against training steps, with bands of its standard error.
 
     The strongest heads at the last step have colours and names, all others are grey. The black line is the mean.
+    `losses`, columns step and loss, are drawn above it over the same steps.
     """
 
     def paint(canvas: Figure) -> None:
-        _paint(canvas.subplots(), trajectory)
+        _paint(canvas.subplots() if losses is None else _below_the_loss(canvas, losses), trajectory)
         canvas.legend(frameon=False, ncols=2, loc="outside lower center")
 
-    return drawn(paint, "sinkscope trajectory", form, inches(size, 0.95), title)
+    return drawn(paint, "sinkscope trajectory", form, inches(size, 0.95 if losses is None else 1.25), title)
 
 
 def draw_trajectories(
@@ -41,7 +45,7 @@ def draw_trajectories(
 ) -> tuple[bytes, str]:
     """The same of several trainings, by name, each in a panel of its own; the figure and its caption."""
     if len(named) == 1:
-        return draw_trajectory(next(iter(named.values())), form, size, title), CAPTION
+        return draw_trajectory(next(iter(named.values())), form, size, title=title), CAPTION
     grid = Grid(tuple(named), 1, size, 2.0, "")
 
     def paint(canvas: Figure) -> None:
@@ -74,3 +78,11 @@ def _paint(axes: Axes, trajectory: pd.DataFrame) -> None:
     axes.plot(average["step"], average["value"], color="black", linewidth=1.2, label="mean of all heads")
     axes.set(xlabel="training step", ylabel=r"$\alpha_0$", ylim=(0, None))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+
+
+def _below_the_loss(canvas: Figure, losses: pd.DataFrame) -> Axes:
+    """Draws the loss in the upper third, and returns the axes below it."""
+    above, below = canvas.subplots(2, sharex=True, height_ratios=(1, 2))
+    above.plot(losses["step"], losses["loss"], color="black", linewidth=1)
+    above.set(ylabel="loss (nats)")
+    return below

@@ -103,7 +103,7 @@ def _view(run: Run, index: int) -> dict[str, Any]:
     manifest, summary = run.manifest, run.summary
     model, first = manifest.model, summary.first_token
     facts = {
-        "model": f"{model.id} ({model.class_}, {model.parameters or 0:,} parameters)",
+        "model": f"{model.shown} ({model.class_}, {model.parameters or 0:,} parameters)",
         "computed in": f"{model.dtype} on {model.device}",
         "weights SHA-256": model.weights_sha256 or "-",
         "data": "; ".join(f"{d.domain}: {d.sequences} sequences of {d.seq_len} tokens" for d in manifest.data),
@@ -114,7 +114,7 @@ def _view(run: Run, index: int) -> dict[str, Any]:
     }
     return {
         "index": index,
-        "name": str(model.id).rstrip("/").rpartition("/")[2],
+        "name": model.shown.rstrip("/").rpartition("/")[2],
         "facts": facts,
         "words": [(stream, each.in_words) for stream, each in summary.streams.items()],
         "warnings": summary.warnings,

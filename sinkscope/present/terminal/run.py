@@ -46,6 +46,7 @@ def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: s
             parts += [*domain_answers(run, stream), *domain_rows(run, stream), *contrast_rows(run, stream)]
         else:
             parts += [_answers(summary), _rates(summary, run.summary.epsilon)]
+        parts += _across_domains(summary)
         maps = _domains(heads)
         for domain, rows in maps if len(maps) <= FEW else []:
             parts += [_heat_map(rows, domain, width, color is not None), _strongest(rows)]
@@ -61,7 +62,7 @@ def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: s
 
 def _title(run: Run) -> Text:
     model, first = run.manifest.model, run.summary.first_token
-    text = Text(printable(str(model.id)), style="bold")
+    text = Text(printable(model.shown), style="bold")
     text.append(
         printable(f"  {model.class_}, {parameters(model.parameters or 0)} parameters, {model.dtype} on {model.device}"),
         style="not bold",
@@ -85,6 +86,12 @@ def _answers(summary: StreamSummary) -> Text:
     for place, sentence in enumerate(summary.in_words):
         text.append(f"{printable(sentence)}\n", style="bold" if place == 0 else "")
     return text
+
+
+def _across_domains(summary: StreamSummary) -> list[Text]:
+    """What measurements say about all domains together: each domain's own answer cannot."""
+    sentences = [str(found["in_words"]) for found in summary.measured.values() if "in_words" in found]
+    return [Text(printable(sentence), style="bold") for sentence in sentences]
 
 
 def _rates(summary: StreamSummary, epsilon: float) -> Table:

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.base import Number, Record
-from sinkscope.runs.schema.manifest import FirstToken
+from sinkscope.runs.schema.manifest import AdapterFacts, FirstToken, with_adapter
 
 SCHEMA_VERSION = 2
 KIND = "sinkscope baseline"
@@ -29,6 +29,13 @@ class BaselineModel(Record):
     """The device that the model was on."""
     tokenizer: str | None
     """Class of the tokenizer."""
+    adapter: AdapterFacts | None = None
+    """The PEFT adapter that was put into the model; null where there is none."""
+
+    @property
+    def shown(self) -> str:
+        """The model for people to read: its id, and its adapter."""
+        return with_adapter(self.id, None if self.adapter is None else self.adapter.path)
 
 
 class BaselineDomain(Record):

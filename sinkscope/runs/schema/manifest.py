@@ -14,6 +14,11 @@ from sinkscope.runs.schema.site import SiteFacts
 SCHEMA_VERSION = 2
 
 
+def with_adapter(model: str, adapter: str | None) -> str:
+    """The name of a model and of the adapter it was measured with."""
+    return model if adapter is None else f"{model} with {adapter}"
+
+
 class FirstToken(Record):
     """The first token of the sequences."""
 
@@ -27,6 +32,21 @@ class FirstToken(Record):
     """Whether the first token is the tokenizer's BOS (or CLS); null where the tokenizer names none."""
 
 
+class AdapterFacts(Record):
+    """A PEFT adapter that the model was measured with. It was put beside the base's weights, not merged."""
+
+    path: str
+    """Folder of the adapter."""
+    kind: str
+    """PEFT's name of the method, such as LORA."""
+    base: str | None
+    """The model that the adapter was trained on, as its adapter_config.json names it."""
+    files: dict[str, str]
+    """SHA-256 of each of the adapter's files, by name."""
+    base_weights_sha256: str | None
+    """The `weights_sha256` that the model has without the adapter."""
+
+
 class ModelFacts(Record):
     """The model as it was loaded."""
 
@@ -35,7 +55,7 @@ class ModelFacts(Record):
     revision: str | None
     """The commit of a hub model."""
     weights_sha256: str | None
-    """SHA-256 over names and contents of the weight files; null for a model object."""
+    """SHA-256 over names and contents of the weight files, and of the adapter's; null for a model object."""
     config_sha256: str | None = None
     """SHA-256 of the configuration as it was loaded; null for runs of 0.1."""
     tokenizer_sha256: str | None = None
@@ -58,6 +78,13 @@ class ModelFacts(Record):
     """Number of positions that the configuration allows; null where it names no limit."""
     quantization: str | None = None
     """Method by which the weights are quantised; null where they are not."""
+    adapter: AdapterFacts | None = None
+    """The PEFT adapter that was put into the model; null where there is none."""
+
+    @property
+    def shown(self) -> str:
+        """The model for people to read: its id, and its adapter."""
+        return with_adapter(self.id, None if self.adapter is None else self.adapter.path)
 
 
 class DomainFacts(Record):

@@ -10,7 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.runs.schema.tables import DOMAIN, HEAD, LAYER, MODULE, STREAM, TableSchema
+from sinkscope.runs.schema.tables import (
+    DOMAIN,
+    HEAD,
+    LAYER,
+    MODULE,
+    STREAM,
+    ColumnSchema,
+    TableSchema,
+    key,
+    number,
+    with_sem,
+)
 
 ALL = "all"
 
@@ -31,6 +42,25 @@ class Measure:
     notation: str = ""
 
 
+def _evidence(name: str, what: str) -> tuple[ColumnSchema, ...]:
+    """A mean alpha with its error and the share of sequences in which it exceeds epsilon."""
+    return (
+        *with_sem(number(name, "probability", "[0, 1]", what)),
+        number(f"{name}_rate", "share", "[0, 1]", f"Share of sequences whose {name} exceeds epsilon."),
+    )
+
+
+FIRST_COLUMNS = (
+    *_evidence("alpha_0_bos_first", "Mean alpha_0 over the sequences that begin with BOS."),
+    *_evidence("alpha_0_other_first", "Mean alpha_0 over the sequences that hold no BOS."),
+    *_evidence("alpha_bos_later", "Mean alpha_k at BOS's place k over the sequences in which k > 0."),
+    *_evidence("alpha_0_bos_later", "Mean alpha_0 over the sequences in which BOS stands at a later position."),
+    key(
+        "verdict", "string", "token: alpha_bos_later > epsilon, the sink follows BOS. position: alpha_0_other_first > "
+        "epsilon, it is at position 0 whatever stands there. both, none. Empty where one of them was not measured.",
+    ),
+)  # fmt: skip
+
 MEASURES = {
     each.name: each
     for each in (
@@ -44,6 +74,13 @@ MEASURES = {
             "normalised token without the norm's gain and bias (x_i itself where there is no norm). Only tokens i, j "
             ">= 1 count; zbar is the mean of their z_i, B = Cov(z) with 1/n. Biases are left out, and any norm or "
             "multiplier after W_O.",
+        ),
+        Measure(
+            "first", "does the sink follow BOS or the first position (with --first, --prepend)?",
+            (TableSchema(
+                "first", "first.csv", "one (stream, layer, head); --first, --prepend",
+                (STREAM, LAYER, HEAD, MODULE), own=FIRST_COLUMNS,
+            ),),
         ),
     )
 }  # fmt: skip

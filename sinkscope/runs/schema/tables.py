@@ -51,87 +51,90 @@ class TableSchema:
         yield from self.own
 
 
-def _key(name: str, type: str, what: str) -> ColumnSchema:
+def key(name: str, type: str, what: str) -> ColumnSchema:
+    """A column without unit and range."""
     return ColumnSchema(name, type, "", "", what)
 
 
-DOMAIN = _key("domain", "string", "The domain: a SPEC, or a SPEC with a BOS mode. Only where a run has several.")
-STREAM = _key("stream", "string", "text, vision, audio, encoder, decoder or cross.")
-LAYER = _key("layer", "integer", "Number of the layer in its stream.")
-HEAD = _key("head", "integer", "Number of the query head in its layer.")
-MODULE = _key("module", "string", "Path of the attention module; path[n] for its n-th call.")
-KIND = _key("kind", "string", "full, sliding:W, chunked:C or cross.")
-SEQUENCE = _key("sequence", "integer", "Number of the sequence in its domain.")
-DOCUMENT = _key("document", "string", "What the sequence was read from.")
+DOMAIN = key("domain", "string", "The domain: a SPEC, or a SPEC with a BOS mode. Only where a run has several.")
+STREAM = key("stream", "string", "text, vision, audio, encoder, decoder or cross.")
+LAYER = key("layer", "integer", "Number of the layer in its stream.")
+HEAD = key("head", "integer", "Number of the query head in its layer.")
+MODULE = key("module", "string", "Path of the attention module; path[n] for its n-th call.")
+KIND = key("kind", "string", "full, sliding:W, chunked:C or cross.")
+SEQUENCE = key("sequence", "integer", "Number of the sequence in its domain.")
+DOCUMENT = key("document", "string", "What the sequence was read from.")
 
 
-def _number(name: str, unit: str, range: str, what: str) -> ColumnSchema:
+def number(name: str, unit: str, range: str, what: str) -> ColumnSchema:
+    """A column of numbers."""
     return ColumnSchema(name, "number", unit, range, what)
 
 
-def _with_sem(*columns: ColumnSchema) -> tuple[ColumnSchema, ...]:
+def with_sem(*columns: ColumnSchema) -> tuple[ColumnSchema, ...]:
+    """The columns, each followed by its standard error."""
     return tuple(each for column in columns for each in (column, _error_of(column)))
 
 
 def _error_of(column: ColumnSchema) -> ColumnSchema:
-    return _number(f"{column.name}_sem", column.unit, "[0, inf)", f"Standard error of {column.name} over sequences.")
+    return number(f"{column.name}_sem", column.unit, "[0, inf)", f"Standard error of {column.name} over sequences.")
 
 
-BOS_MASS = _number("bos_mass", "probability", "[0, 1]", "Mean attention of queries 1.. on the first token.")
-SINK_SCORE = _number("sink_score", "probability", "[0, 1]", "alpha_0 of the prefix, query 0 included.")
-SINK_RATE = _number("sink_rate", "share", "[0, 1]", "Share of sequences whose alpha_0 exceeds epsilon.")
+BOS_MASS = number("bos_mass", "probability", "[0, 1]", "Mean attention of queries 1.. on the first token.")
+SINK_SCORE = number("sink_score", "probability", "[0, 1]", "alpha_0 of the prefix, query 0 included.")
+SINK_RATE = number("sink_rate", "share", "[0, 1]", "Share of sequences whose alpha_0 exceeds epsilon.")
 
 TABLES = {
     table.name: table
     for table in (
         TableSchema(
             "heads", "heads.csv", "one (stream, layer, head) of a domain",
-            (DOMAIN, STREAM, LAYER, HEAD, _key("kv_group", "integer", "Key/value group of the head."), MODULE, KIND),
+            (DOMAIN, STREAM, LAYER, HEAD, key("kv_group", "integer", "Key/value group of the head."), MODULE, KIND),
             measured=("heads",),
         ),
         TableSchema(
             "layers", "layers.csv", "one (stream, layer) of a domain",
-            (DOMAIN, STREAM, LAYER, MODULE, KIND, _key("heads", "integer", "Query heads of the layer.")),
+            (DOMAIN, STREAM, LAYER, MODULE, KIND, key("heads", "integer", "Query heads of the layer.")),
             measured=("layers",),
         ),
         TableSchema(
             "length_curve", "length_curve.csv", "one (stream, layer, head, prefix length)",
-            (DOMAIN, STREAM, LAYER, HEAD, _key("length", "integer", "Queries of the prefix: 64, 128, ... and T.")),
-            own=_with_sem(BOS_MASS, SINK_SCORE, SINK_RATE),
+            (DOMAIN, STREAM, LAYER, HEAD, key("length", "integer", "Queries of the prefix: 64, 128, ... and T.")),
+            own=with_sem(BOS_MASS, SINK_SCORE, SINK_RATE),
         ),
         TableSchema(
             "positions", "positions.parquet", "one (stream, layer, head, position)",
-            (DOMAIN, STREAM, LAYER, HEAD, _key("position", "integer", "The position, as a key and as a query.")),
+            (DOMAIN, STREAM, LAYER, HEAD, key("position", "integer", "The position, as a key and as a query.")),
             own=(
-                _number("alpha", "probability", "[0, 1]", "Mean alpha_k of the key at the position."),
-                _number("alpha_t64", "probability", "[0, 1]", "Mean alpha_k over the first 64 queries."),
-                _number("bos_mass", "probability", "[0, 1]", "Mean A[i,0] of the query at the position."),
-                _number("bos_share", "share", "[0, 1]", "Mean |A[i,0]| / sum_j |A[i,j]| of the query there."),
-                _key("token", "string", "The token that all sequences of the domain have at the position."),
+                number("alpha", "probability", "[0, 1]", "Mean alpha_k of the key at the position."),
+                number("alpha_t64", "probability", "[0, 1]", "Mean alpha_k over the first 64 queries."),
+                number("bos_mass", "probability", "[0, 1]", "Mean A[i,0] of the query at the position."),
+                number("bos_share", "share", "[0, 1]", "Mean |A[i,0]| / sum_j |A[i,j]| of the query there."),
+                key("token", "string", "The token that all sequences of the domain have at the position."),
             ),
         ),
         TableSchema(
             "sequences", "sequences.parquet",
             "one (stream, layer, head or none, sequence)",
-            (_key("domain", "string", "The domain."), STREAM, LAYER, MODULE, SEQUENCE, DOCUMENT, HEAD),
+            (key("domain", "string", "The domain."), STREAM, LAYER, MODULE, SEQUENCE, DOCUMENT, HEAD),
         ),
         TableSchema(
             "domains", "domains.csv", "one (pair of domains, stream, layer, head)",
             (
-                _key("domain_a", "string", "The first domain."), _key("domain_b", "string", "The second domain."),
-                _key("paired", "boolean", "Whether both read the same documents, one by one."),
+                key("domain_a", "string", "The first domain."), key("domain_b", "string", "The second domain."),
+                key("paired", "boolean", "Whether both read the same documents, one by one."),
                 STREAM, LAYER, HEAD, MODULE,
             ),
             own=(
-                _number("bos_mass_a", "probability", "[0, 1]", "Mean bos_mass in the first domain."),
-                _number("bos_mass_b", "probability", "[0, 1]", "Mean bos_mass in the second domain."),
-                _number("difference", "probability", "[-1, 1]", "bos_mass_b - bos_mass_a."),
-                _number("sem", "probability", "[0, inf)", "Standard error of the difference."),
-                _number("low", "probability", "(-inf, inf)", "Lower end of the 95 % interval (Student's t)."),
-                _number("high", "probability", "(-inf, inf)", "Upper end of the 95 % interval (Student's t)."),
-                _number("p", "probability", "[0, 1]", "Two-sided t-test of no difference."),
-                _number("q", "probability", "[0, 1]", "Benjamini-Hochberg over all heads of the pair."),
-                _key("differs", "boolean", "q < 0.05; empty where there is no p."),
+                number("bos_mass_a", "probability", "[0, 1]", "Mean bos_mass in the first domain."),
+                number("bos_mass_b", "probability", "[0, 1]", "Mean bos_mass in the second domain."),
+                number("difference", "probability", "[-1, 1]", "bos_mass_b - bos_mass_a."),
+                number("sem", "probability", "[0, inf)", "Standard error of the difference."),
+                number("low", "probability", "(-inf, inf)", "Lower end of the 95 % interval (Student's t)."),
+                number("high", "probability", "(-inf, inf)", "Upper end of the 95 % interval (Student's t)."),
+                number("p", "probability", "[0, 1]", "Two-sided t-test of no difference."),
+                number("q", "probability", "[0, 1]", "Benjamini-Hochberg over all heads of the pair."),
+                key("differs", "boolean", "q < 0.05; empty where there is no p."),
             ),
         ),
     )
@@ -162,12 +165,12 @@ def _of_sequences(table: str) -> Iterator[ColumnSchema]:
     """The per-sequence columns of a table, without errors; includes positions that the table itself leaves out."""
     for column in catalogue():
         if column.table == table and column.per == "sequence":
-            yield _number(column.name, column.unit, column.range, column.formula)
+            yield number(column.name, column.unit, column.range, column.formula)
 
 
 def _means_over_heads() -> Iterator[ColumnSchema]:
     for column in catalogue():
         if column.table == "heads" and column.per == "sequence":
-            mean = _number(f"mean_{column.name}", column.unit, column.range, f"Mean of {column.name} over the heads.")
+            mean = number(f"mean_{column.name}", column.unit, column.range, f"Mean of {column.name} over the heads.")
             yield mean
             yield _error_of(mean)

@@ -1,0 +1,27 @@
+"""Makes a Request of what `sinkscope.scan` is called with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.runs.request import Request, make_request
+
+BEGINNINGS = ("bos", "first", "prepend")
+"""Settings of which one value may stand for a list of one."""
+
+
+def requested(model: Any, data: Any, asked: dict[str, Any]) -> Request:
+    """Makes a request of the keywords of `scan`. Raises SinkscopeError for settings that are wrong for any model."""
+    name = model if isinstance(model, str) else type(model).__name__
+    if name is not model and asked["adapter"] is not None:
+        raise SinkscopeError("adapter= goes with the name of a model: put it into your model object with peft instead")
+    settings = asked | {
+        **{name: [asked[name]] if isinstance(asked[name], str | int) else asked[name] for name in BEGINNINGS},
+        **{folder: None if asked[folder] is None else str(asked[folder]) for folder in ("images", "audio", "adapter")},
+    }
+    specs = [data] if isinstance(data, str) else data
+    if specs is None or (isinstance(specs, list | tuple) and specs and all(isinstance(spec, str) for spec in specs)):
+        return make_request(model=name, data=specs, **settings)
+    given = ", ".join(map(str, data)) if hasattr(data, "keys") else "token ids"
+    return make_request(model=name, given=given, **settings).reading(data)
