@@ -19,6 +19,7 @@ from sinkscope.cli.options import (
     Revision,
     TrustRemoteCode,
     parse_batch_size,
+    parse_lengths,
     single,
     slug,
     slugs,
@@ -108,6 +109,10 @@ def scan(
         int | None,
         typer.Option(help="Measure matrix_entropy on the first N sequences. [default: as many as are cheap]"),
     ] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,...", help="Prefixes of length_curve.csv, from one pass. [default: 64,128,256,...]"),
+    ] = None,
     metrics: Metrics = None,
     no_self_check: Annotated[
         bool, typer.Option("--no-self-check", help="Skip the comparison with eager attention.")
@@ -149,6 +154,7 @@ def scan(
         "device_map": device_map, "dtype": dtype, "revision": revision, "adapter": adapter,
         "trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle, "seed": seed, "epsilon": epsilon,
         "dormant_rule": dormant_rule, "measure": measure or [], "smoothing": smoothing, "spectra": spectra,
+        "lengths": parse_lengths(lengths),
         "metrics": metrics or [],
         "self_check": not no_self_check,
     }  # fmt: skip

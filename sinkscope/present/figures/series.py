@@ -33,7 +33,8 @@ class Series:
 
     def rows(self, table: str) -> pd.DataFrame:
         """Its rows of a run's table, by the table's name. Raises SinkscopeError where the run lacks the table."""
-        found = self.run.tables().get(table)
+        found = self.run.measured.get(table)
+        found = self.run.tables().get(table) if found is None else found
         if found is None or found.empty:
             how = f": scan it with --measure {MADE_BY[table]}" if table in MADE_BY else ""
             raise SinkscopeError(f"{self.run.path or self.run.manifest.model.id} has no table {table}{how}")

@@ -24,6 +24,7 @@ from sinkscope.runs.schema.tables import (
 )
 
 ALL = "all"
+LENGTH = ColumnSchema("length", "integer", "", "", "Tokens of the prefix.")
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,15 @@ MEASURES = {
                 "first", "first.csv", "one (stream, layer, head); --first, --prepend",
                 (STREAM, LAYER, HEAD, MODULE), own=FIRST_COLUMNS,
             ),),
+        ),
+        Measure(
+            "cosines", "how alike are the tokens of each prefix?",
+            (TableSchema(
+                "cosine_curve", "cosine_curve.csv", "one (stream, layer, length); --measure cosines",
+                (DOMAIN, STREAM, LAYER, MODULE, LENGTH), measured=("cosine_curve",),
+            ),),
+            "x is the residual stream entering the block, z what the q/k/v projections read. All prefixes (--lengths) "
+            "come from one pass: in a causal model they equal runs at that length.",
         ),
     )
 }  # fmt: skip
