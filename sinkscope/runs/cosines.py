@@ -53,7 +53,7 @@ _declare("cos_first_input", "Mean over j >= 1 in the prefix of cos(z_0, z_j).", 
 def cosine_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
     """cosine_curve.csv: one row per (stream, layer, length), for each domain where there are several."""
 
-    def columns(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def columns(found: dict[str, np.ndarray]) -> dict[str, object]:
         run = CurveRun({name: found[quantity_name(name)] for name in COSINES})
         return {name: column.compute(run) for name, column in RUN_COLUMNS[TABLE].items()}
 

@@ -142,7 +142,7 @@ def measured_table(
 
 def measured_curve(
     quantities: list[str], domains: list[Domain], sites: list[Site],
-    columns: Callable[[dict[str, np.ndarray]], dict[str, Any]],
+    columns: Callable[[dict[str, np.ndarray]], dict[str, object]],
 ) -> pd.DataFrame:  # fmt: skip
     """The table of a measurement with one row per (stream, layer, length), for each domain where there are several.
 

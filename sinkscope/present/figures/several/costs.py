@@ -38,7 +38,7 @@ def paint(series: Series, panels: list[Axes], named: bool) -> None:
             place, rows["cost_diagonal_lower"], color=LINES[5], marker="v", ms=2, linestyle="", fillstyle="none",
             markeredgewidth=0.5, label="diagonal, at least",
         )  # fmt: skip
-    if "cost_actual" in rows:
+    if "cost_actual" in rows and rows["cost_actual"].notna().any():
         axes.plot(place, rows["cost_actual"], color="black", marker=".", ms=2, linestyle="", label="the head's own")
     axes.set_yscale("log")
     axes.minorticks_off()

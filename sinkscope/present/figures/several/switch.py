@@ -28,6 +28,8 @@ def paint(series: Series, panels: list[Axes], named: bool) -> None:
     moved.axhline(SILENT, color=CONTROL, linestyle=":", linewidth=0.8)
     place = beside_layers(rows)
     for chosen, color, marker, filling, label in groups:
+        if not chosen.any():
+            continue
         for axes, x, y in (
             (scatter, rows["sink_rows"], rows["off_rate"]),
             (moved, place, rows["communication"]),
