@@ -41,7 +41,8 @@ COUNTED = "family counted"
 
 POSITIONS, VOCABULARY = 512, 500
 SHORT = ("--seq-len", "32", "--num-sequences", "2")
-TABLES = ("heads.csv", "layers.csv", "length_curve.csv", "positions.parquet", "sequences.parquet")
+TABLES = ("heads.csv", "layers.csv", "length_curve.csv", "tokens.csv")
+TABLES += ("positions.parquet", "sequences.parquet", "sinks.parquet")
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
+import pandas as pd
 import pytest
+import yaml
 from conftest import command_of
+from pages import commands, differences
 from typer.testing import CliRunner
 
+from sinkscope import __version__
 from sinkscope.cli import app
+from sinkscope.present.paper.formats.bibtex import bibtex
+from sinkscope.runs.catalogue import catalogue
+from sinkscope.runs.paper_table import PaperTable
 
 ROOT = Path(__file__).parents[1]
 SHOWN = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
-PAGES = [*SHOWN, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+PAGES = [*SHOWN, *sorted(ROOT.glob("examples/*.md"))]
+PAGES += [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -136,3 +146,92 @@ def test_every_command_has_its_page() -> None:
     )
     assert len(commands) == 15
     assert set(commands) <= set(re.findall(r"\w+", table))
+
+
+# Pages written from the source
+
+
+def written() -> dict[Path, str]:
+    found = spec_from_file_location("write_pages", ROOT / "docs" / "write_pages.py")
+    assert found is not None
+    assert found.loader is not None
+    module = module_from_spec(found)
+    found.loader.exec_module(module)
+    return dict(module.pages())
+
+
+def test_generated_pages_are_what_the_source_says() -> None:
+    for page, text in written().items():
+        assert page.read_text("utf-8") == text, "run: python docs/write_pages.py"
+
+
+def test_every_metric_has_the_address_that_the_command_prints() -> None:
+    there = anchors(ROOT / "docs" / "metrics.md")
+    printed = re.findall(r"Address: docs/metrics\.md#(\S+)", CliRunner().invoke(app, ["metrics"]).stdout)
+    assert len(printed) == len(set(printed)) == sum(column.shown for column in catalogue())
+    assert set(printed) <= there
+
+
+def test_the_citation_is_that_of_the_package_and_of_the_bibliography() -> None:
+    citation = (ROOT / "CITATION.cff").read_text("utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    cited = dict(re.findall(r'^(?:  - )?(\w+): "?(.*?)"?$', citation, re.M))
+    assert cited["version"] == project["version"] == __version__
+    assert (cited["license"], cited["name"]) == (project["license"], project["authors"][0]["name"])
+    entry = bibtex(PaperTable([], [], pd.DataFrame(), []))
+    assert f"title = {{{cited['title']}}}" in entry
+    assert f"author = {{{{{cited['name']}}}}}" in entry
+
+
+# Workflows
+
+
+WORKFLOWS = [*sorted(ROOT.glob(".github/workflows/*.yml")), ROOT / "examples" / "github-actions.yml"]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=name)
+def test_a_workflow_may_only_read_and_pins_every_action(path: Path) -> None:
+    """A tag of an action can be moved to other code; a commit cannot."""
+    workflow = yaml.safe_load(path.read_text("utf-8"))
+    assert workflow["permissions"] == {"contents": "read"}
+    jobs = workflow["jobs"].values()
+    assert all("timeout-minutes" in job and "permissions" not in job for job in jobs)
+    used = [step["uses"] for job in jobs for step in job["steps"] if "uses" in step]
+    assert used
+    assert [each for each in used if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", each)] == []
+
+
+def test_the_torch_of_the_workflows_is_the_one_that_is_declared() -> None:
+    """Another one is replaced by the CUDA build when sinkscope is installed."""
+    declared = re.search(r'"(torch[^"]+)"', (ROOT / "pyproject.toml").read_text("utf-8"))
+    assert declared is not None
+    named = [found for path in WORKFLOWS for found in re.findall(r"install '(torch[^']*)'", path.read_text("utf-8"))]
+    assert len(named) == 2
+    assert set(named) == {declared[1]}
+
+
+# Pages as they are typed
+
+
+@pytest.mark.parametrize("page", [*SHOWN, *sorted(ROOT.glob("examples/*.md"))], ids=name)
+def test_no_two_commands_of_a_page_write_the_same_folder(page: Path) -> None:
+    """The second would be refused."""
+    written = [command.writes for command in commands(page.read_text("utf-8")) if command.run and command.writes]
+    assert len(written) == len(set(written)), written
+
+
+def test_commands_that_write_the_same_are_seen() -> None:
+    text = "```\nsinkscope scan x --out a\nsinkscope scan y --out a --force\nsinkscope trigger train --out a\n```\n"
+    assert [command.writes for command in commands(text)] == ["a", None, "a"]
+
+
+def test_marks_and_answers_are_read() -> None:
+    text = "```\nsinkscope scan x --json > a.json\nsinkscope scan y  # needs the model hub\nsinkscope scan MODEL\n```\n"
+    assert [(command.into, command.run) for command in commands(text)] == [
+        ("a.json", True),
+        (None, False),
+        (None, False),
+    ]
+    assert differences("mass 0.38 of 72 heads, 1.039e+05", "mass 0.37 of 72") == []
+    assert differences("mass 0.38 of 71 heads", "mass 0.34 of 72 heads") == [("0.38", "0.34"), ("71", "72")]
+    assert differences("mass", "mass of") == [("", "of")]

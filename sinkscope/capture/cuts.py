@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,18 +64,27 @@ class Cut:
         )
 
     def map(self, seen: AttentionMap) -> AttentionMap:
-        """This sequence's probabilities and logits, without the other tensors. Learned sinks' logits are kept."""
+        """This sequence's probabilities, logits and values, not the other tensors. Learned sinks' logits are kept."""
         keys = seen.probabilities.shape[-1]
         logits = self.square(None if seen.logits is None else seen.logits[..., :keys])
         if seen.logits is not None and logits is not None and seen.logits.shape[-1] > keys:
             logits = torch.cat([logits, self.axis(seen.logits[..., keys:], -2)], -1)
         probabilities = self.square(seen.probabilities)
         assert probabilities is not None
-        return AttentionMap(probabilities, logits)
+        return AttentionMap(probabilities, logits, value=None if seen.value is None else self.axis(seen.value, 2))
 
 
-Part = tuple[slice, Cut | None, AttentionSums]
-"""Rows of a batch, their cut and their sums: the whole batch (no cut), or one sequence of a padded batch."""
+Readers = Mapping[str, Callable[[AttentionCall | AttentionMap], Any]]
+"""Functions that read each attention call besides its sums; a LayerView has what they return, by the same names."""
+
+Part = tuple[slice, Cut | None, AttentionSums, dict[str, Any]]
+"""Rows of a batch, their cut, their sums and what readers returned: the whole batch (no cut), or one sequence of a
+padded batch."""
+
+
+def readings(readers: Readers, call: AttentionCall | AttentionMap) -> dict[str, Any]:
+    """What each reader makes of a call, by its name."""
+    return {name: read(call) for name, read in readers.items()}
 
 
 @dataclass

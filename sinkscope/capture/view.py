@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -83,7 +84,7 @@ class LayerView:
     Shapes: query (B, H, T, d), key (B, G, T, d), value (B, G, T, dv), output o and projected w (B, T, H, dv);
     residual_in x, attention_input z, residual_out e (B, T, D); factors R_h (H, r, dv). Each may be None: use the
     properties, or `need`, which raise Missing. `head_mean` turns the mean over this process's heads into the mean over
-    all heads of the layer; None where this process holds them all.
+    all heads of the layer; None where this process holds them all. `readings`: what readers made of the call.
     """
 
     site: Site
@@ -99,6 +100,7 @@ class LayerView:
     attention_input: Tensor | None = None
     residual_out: Tensor | None = None
     head_mean: Callable[[Site, Tensor], Tensor] | None = None
+    readings: Mapping[str, Any] = field(default_factory=dict)
     _kept: dict[Callable[[LayerView], Tensor], Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -193,7 +195,7 @@ class LayerView:
         return self.x.abs().amax(-1)
 
     def rows(self, count: int) -> LayerView:
-        """A view of the first `count` sequences, 1 to `batch`."""
+        """A view of the first `count` sequences, 1 to `batch`; where it has fewer, without `readings`."""
         if count == self.batch:
             return self
 
@@ -211,6 +213,7 @@ class LayerView:
             residual_in=cut(self.residual_in),
             attention_input=cut(self.attention_input),
             residual_out=cut(self.residual_out),
+            readings={},
         )
 
     def layer_mean(self, values: Float[Tensor, "batch head"]) -> Float[Tensor, "batch 1"]:

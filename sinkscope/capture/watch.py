@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from sinkscope.capture.alone import here
 from sinkscope.capture.calls import AttentionCall, MaskReadings
-from sinkscope.capture.cuts import Cut, Part, Pending, Span
+from sinkscope.capture.cuts import Cut, Part, Pending, Readers, Span, readings
 from sinkscope.capture.inline.calls import InlineCall, SdpaCall
 from sinkscope.capture.inline.mode import InlineWatch
 from sinkscope.capture.interface import shadowed
 from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.kernels.map_walk import AttentionMap, map_sums
-from sinkscope.capture.kernels.sums import AttentionSums
 from sinkscope.capture.masks.lazy import lazy_masks
 from sinkscope.capture.output_projection import head_factors
 from sinkscope.capture.plan import INLINE, Plan
@@ -31,8 +30,8 @@ from sinkscope.errors import SinkscopeError
 class Capture:
     """Watches forward passes of `model` and calls `on_layer` with one LayerView for each site and sequence group.
 
-    `on_call`, where given, receives each call before it is measured; it must not keep the call's tensors. `head_mean`:
-    see LayerView.
+    `on_call`, where given, receives each call before it is measured; it must not keep the call's tensors. `readers`
+    read each call, or each sequence's part of a padded one; the view has what they return. `head_mean`: see LayerView.
     Use as `with capture.watching(): model(...)`. On exit, also after an exception, all our hooks are removed and the
     attention registry is restored. A layer's tensors are released when its block has ended.
     """
@@ -43,6 +42,7 @@ class Capture:
     epsilon: float
     on_call: Callable[[Site, AttentionCall | AttentionMap], None] | None = None
     head_mean: Callable[[Site, Tensor], Tensor] | None = None
+    readers: Readers = field(default_factory=dict)
     _factors: dict[str, Tensor] = field(default_factory=dict)
 
     @contextmanager
@@ -159,7 +159,8 @@ class Capture:
         seen = inline_call.unfolded(site.heads)
         if self.on_call is not None:
             self.on_call(site, seen)
-        parts: list[Part] = [(rows, cut, map_sums(part)) for rows, cut, part in self._cut_map(site, seen)]
+        cut_map = self._cut_map(site, seen)
+        parts: list[Part] = [(rows, cut, map_sums(part), readings(self.readers, part)) for rows, cut, part in cut_map]
         rows = (seen.probabilities.shape[0], seen.probabilities.shape[-2])
         return Pending(site, parts, rows, seen.query, seen.key, seen.value, seen.output)
 
@@ -186,8 +187,9 @@ class Capture:
             self.on_call(site, call)
         batch = call.query.shape[0]
         if self.cuts is None:
-            output, sums = read(self._masks.read(call), self.plan.failures)
-            return output, [(slice(0, batch), None, sums)]
+            call = self._masks.read(call)
+            output, sums = read(call, self.plan.failures)
+            return output, [(slice(0, batch), None, sums, readings(self.readers, call))]
         output = call.query.new_zeros(batch, call.query.shape[2], call.query.shape[1], call.value.shape[-1])
         parts: list[Part] = []
         for cut in self.cuts:
@@ -195,19 +197,19 @@ class Capture:
             part = self._masks.read(cut.call(call), call.mask, cut.index)
             rows, sums = read(part, self.plan.failures)
             output[cut.index, cut.rows(output.shape[1])] = rows[0]
-            parts.append((cut.batch_row, cut, sums))
+            parts.append((cut.batch_row, cut, sums, readings(self.readers, part)))
         return output, parts
 
     def _finish(self, ended: list[Pending], residual_out: Tensor | None = None) -> None:
         for pending in ended:
-            for rows, cut, sums in pending.parts:
-                self.on_layer(self._view(pending, cut, sums, residual_out), rows.start)
+            for part in pending.parts:
+                self.on_layer(self._view(pending, part, residual_out), part[0].start)
         for pending in ended:  # releases the layer's tensors
             self._latest.pop(pending.site.module, None)
             self._inputs.pop(pending.site.module, None)
 
-    def _view(self, pending: Pending, cut: Cut | None, sums: AttentionSums, residual_out: Tensor | None) -> LayerView:
-        site = pending.site
+    def _view(self, pending: Pending, own: Part, residual_out: Tensor | None) -> LayerView:
+        site, (_, cut, sums, found) = pending.site, own
 
         def part(tensor: Tensor | None, axis: int) -> Tensor | None:
             return tensor if cut is None or tensor is None else cut.axis(tensor, axis)
@@ -234,6 +236,7 @@ class Capture:
             attention_input=tokens(self._inputs.get(site.module)),
             residual_out=tokens(residual_out),
             head_mean=self.head_mean,
+            readings=found,
         )
 
     def _head_factors(self, site: Site) -> Tensor | None:

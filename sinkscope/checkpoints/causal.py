@@ -20,5 +20,5 @@ def need_causal(name: str, classes: list[str]) -> None:
     if not any(each in known or each.endswith(("ForCausalLM", "LMHeadModel")) for each in classes):
         raise NotCausal(
             f"{name} is not a causal language model ({', '.join(classes) or 'no architecture named'}): without a "
-            "next-token head there is no loss to measure"
+            "next-token head it predicts no text"
         )

@@ -44,6 +44,8 @@ class Checkpoint:
     origin: dict[str, Any] = field(default_factory=dict)
     weights: dict[Path, Stamp] = field(default_factory=dict)
     """The weight files as they were before loading; empty for a model object."""
+    writer: nn.Module | None = None
+    """The model with its language-model head, where it is to write text."""
 
     def __post_init__(self) -> None:
         self.task = task_of(self.model)

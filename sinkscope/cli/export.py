@@ -39,25 +39,37 @@ def export(
     heads: Annotated[
         str | None, typer.Option(help="dormant or sink: write these heads of each layer as JSON, instead of a table.")
     ] = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option(help="sink, state or massive: write the tokens that are such sinks as JSON, instead of a table."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write to FILE instead of stdout.")
     ] = None,
 ) -> None:
-    """Print runs as a table for a paper, or the sources of their metrics, or a list of dormant or sink heads.
+    """Print runs as a table for a paper, or the sources of their metrics, or a list of heads or of tokens.
 
     Example: sinkscope export runs/gemma --format latex --metric bos_mass --metric entropy -o table.tex
     """
     from sinkscope.runs.paper_table import paper_table
     from sinkscope.runs.run import load_run
 
-    if heads is not None and (form or level or metric):
-        raise SinkscopeError("--heads writes a list, not a table: it takes no --format, --level or --metric")
-    chosen = choose_format(form, out) if heads is None else None
+    lists = {"--heads": heads, "--tokens": tokens}
+    asked = [option for option, selection in lists.items() if selection is not None]
+    if len(asked) > 1:
+        raise SinkscopeError("--heads and --tokens write a list each: give one of them")
+    if asked and (form or level or metric):
+        raise SinkscopeError(f"{asked[0]} writes a list, not a table: it takes no --format, --level or --metric")
+    chosen = None if asked else choose_format(form, out)
     if chosen is not None and chosen.binary and out is None:
         raise SinkscopeError(f"--format {chosen.name} is binary: name a file with -o")
     check_writable(out)
     loaded = [load_run(path) for path in runs]
-    content = list_heads(loaded, str(heads)) if chosen is None else chosen.write(paper_table(loaded, level, metric))
+    content = (
+        list_of(loaded, asked[0], str(lists[asked[0]]))
+        if chosen is None
+        else chosen.write(paper_table(loaded, level, metric))
+    )
     if out is not None:
         write_file(out, content)
         say(f"wrote {out}")
@@ -72,11 +84,13 @@ def choose_format(name: str | None, out: Path | None) -> Format:
     return (format_of_file(out) if out is not None else None) or find_format(DEFAULT)
 
 
-def list_heads(runs: list[Run], selection: str) -> str:
-    """The selected heads of one run as JSON. Raises SinkscopeError for several runs."""
+def list_of(runs: list[Run], option: str, selection: str) -> str:
+    """The selected heads or tokens of one run as JSON. Raises SinkscopeError for several runs."""
     from sinkscope.runs.head_selection import selected_heads
     from sinkscope.runs.strict_json import to_json
+    from sinkscope.runs.token_selection import selected_tokens
 
     if len(runs) > 1:
-        raise SinkscopeError("--heads takes one run")
-    return to_json(selected_heads(runs[0], selection))
+        raise SinkscopeError(f"{option} takes one run")
+    select = selected_heads if option == "--heads" else selected_tokens
+    return to_json(select(runs[0], selection))

@@ -26,7 +26,7 @@ from sinkscope.cli.options import (
 )
 from sinkscope.cli.scan_job import Job, launched
 from sinkscope.errors import in_one_line
-from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
+from sinkscope.runs.defaults import DORMANT_RULE, EPSILON, SINKS, WINDOW
 from sinkscope.runs.schema.measures import MEASURES
 
 if TYPE_CHECKING:
@@ -81,6 +81,10 @@ def scan(
         list[int] | None,
         typer.Option(metavar="N", help="Put N random tokens before the first token. Repeat to compare; 0 is none."),
     ] = None,
+    generate: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Let the model write N tokens after each sequence, and measure them too."),
+    ] = None,
     batch_size: Annotated[
         str, typer.Option(help="Sequences per forward pass; auto halves them when memory runs out.")
     ] = "auto",
@@ -104,6 +108,12 @@ def scan(
         list[str] | None,
         typer.Option(metavar="NAME", help=f"Measure more: {MEASURES_TOLD}, or all. Repeat for several."),
     ] = None,
+    window: Annotated[
+        int, typer.Option(metavar="N", help="Recent keys that a streaming cache keeps, for --measure streaming.")
+    ] = WINDOW,
+    sinks: Annotated[
+        int, typer.Option(metavar="N", help="First keys that a streaming cache keeps, for --measure streaming.")
+    ] = SINKS,
     smoothing: Annotated[bool, typer.Option("--smoothing", hidden=True)] = False,
     spectra: Annotated[
         int | None,
@@ -150,12 +160,11 @@ def scan(
     options = {
         "data": data or None, "images": images, "audio": audio, "prompt": prompt, "seq_len": seq_len,
         "num_sequences": num_sequences, "batch_size": parse_batch_size(batch_size), "bos": single(bos) or "auto",
-        "first": first or (), "prepend": prepend or (), "device": device,
+        "first": first or (), "prepend": prepend or (), "generate": generate, "device": device,
         "device_map": device_map, "dtype": dtype, "revision": revision, "adapter": adapter,
         "trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle, "seed": seed, "epsilon": epsilon,
-        "dormant_rule": dormant_rule, "measure": measure or [], "smoothing": smoothing, "spectra": spectra,
-        "lengths": parse_lengths(lengths),
-        "metrics": metrics or [],
+        "dormant_rule": dormant_rule, "measure": measure or [], "window": window, "sinks": sinks,
+        "smoothing": smoothing, "spectra": spectra, "lengths": parse_lengths(lengths), "metrics": metrics or [],
         "self_check": not no_self_check,
     }  # fmt: skip
     job = Job(options, resume, force, tuple({"csv", formats}), quiet, processes)

@@ -12,12 +12,16 @@ from sinkscope.comparison.domains import contrast_summary, contrast_table
 from sinkscope.engine.loop import Loop
 from sinkscope.engine.manifest import spectra_measured, timing, with_failures
 from sinkscope.engine.measures.measurement import Findings
+from sinkscope.engine.places import places_of
 from sinkscope.inputs.rules import shared_tokens
 from sinkscope.runs.dormancy import dormant_in_some
 from sinkscope.runs.published import published_for
 from sinkscope.runs.run import Run
 from sinkscope.runs.schema.manifest import FirstToken, Manifest
 from sinkscope.runs.schema.summary import Summary
+from sinkscope.runs.sink_summary import add_sinks
+from sinkscope.runs.sink_tokens import token_table
+from sinkscope.runs.sinks import sink_table
 from sinkscope.runs.strict_json import plain
 from sinkscope.runs.summary import domain_summaries, stream_summaries
 from sinkscope.runs.tables import curve_table, head_table, layer_table, position_table, sequence_table
@@ -32,23 +36,20 @@ def build_run(loop: Loop, manifest: Manifest, started: float, complete: bool) ->
     heads = head_table(domains, sites, asked)
     layers = layer_table(domains, sites, heads, asked)
     positions = position_table(domains, sites, tokens)
+    places = places_of(loop, domains)
+    sinks = sink_table(domains, sites, places)
+    sink_tokens = token_table(domains, sites, sinks, places)
     domains_compared = contrast_table(domains, sites) if len(domains) > 1 else None
     findings = Findings(domains, sites, heads, layers, loop.reading, asked)
     measured = {name: table for each in loop.measurements for name, table in each.tables(findings).items()}
     summary = _summary(loop, manifest, complete, domains, heads, layers, tokens)
     summary.domains_compared = [] if domains_compared is None else contrast_summary(domains_compared)
+    add_sinks(summary, domains, sites, sinks, sink_tokens, places)
     for each in loop.measurements:
         each.summarise(summary.streams, measured)
         for name, domain in summary.domains.items():
             each.summarise(domain.streams, {key: of_domain(table, name) for key, table in measured.items()})
     _add_kind(summary, loop.reading.kind.summary(domains, sites, positions))
-    facts: dict[str, Any] = {
-        "spectra_measured": spectra_measured(domains),
-        "complete": complete,
-        "batch_size": loop.smallest_batch,
-        "sequences_done": loop.done,
-        "timing": timing(loop.done, loop.seconds, time.perf_counter() - started),
-    }
     return Run(
         heads=heads,
         layers=layers,
@@ -58,9 +59,22 @@ def build_run(loop: Loop, manifest: Manifest, started: float, complete: bool) ->
         domains=domains_compared,
         summary=summary,
         shards=loop.shards.folder if loop.shards is not None else None,
+        sinks=sinks,
+        tokens=sink_tokens,
         measured=measured,
-        manifest=manifest.model_copy(update=facts),
+        manifest=manifest.model_copy(update=_facts(loop, domains, started, complete)),
     )
+
+
+def _facts(loop: Loop, domains: list[Domain], started: float, complete: bool) -> dict[str, Any]:
+    """What the scan adds to its manifest."""
+    return {
+        "spectra_measured": spectra_measured(domains),
+        "complete": complete,
+        "batch_size": loop.smallest_batch,
+        "sequences_done": loop.done,
+        "timing": timing(loop.done, loop.seconds, time.perf_counter() - started),
+    }
 
 
 def _summary(

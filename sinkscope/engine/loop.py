@@ -121,7 +121,8 @@ class Loop:
         collector = Collector(length, self.quantities, sampled)
         mean = None if self.heads is None else self.heads.mean
         model = self.checkpoint.model
-        return Capture(model, self.plan, collector.add, self.epsilon, head_mean=mean), collector
+        readers = {each.name: each.of_call for each in self.measurements}
+        return Capture(model, self.plan, collector.add, self.epsilon, head_mean=mean, readers=readers), collector
 
     def _restore(self) -> None:
         """Takes the batches that an earlier scan left on disk."""

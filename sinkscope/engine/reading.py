@@ -40,6 +40,11 @@ class Reading:
         return sum(len(data.ids) for data in self.tokens)
 
     @property
+    def measures(self) -> tuple[str, ...]:
+        """The measurements that these sequences ask for by themselves."""
+        return ("regions",) if any(corpus.regions is not None for corpus in self.corpora) else ()
+
+    @property
     def warnings(self) -> list[str]:
         return [warning for corpus in self.corpora for warning in corpus.warnings]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from sinkscope.engine.collector import Part, Parts, prefixes
 from sinkscope.errors import SinkscopeError
-from sinkscope.metrics.quantities import Quantity, QuantitySet
+from sinkscope.metrics.quantities import EVENT, EVENT_FIELDS, Quantity, QuantitySet
 from sinkscope.runs.values import SiteValues
 
 
@@ -73,6 +74,8 @@ def _join(quantity: Quantity, parts: list[Part]) -> np.ndarray | None:
 
     Raises SinkscopeError where an axis that must be the same in all batches is not.
     """
+    if quantity.dims == EVENT:
+        return _numbered(quantity.name, parts)
     present = [(part.values[quantity.name], part.count) for part in parts if quantity.name in part.values]
     if not present:
         return None
@@ -89,6 +92,16 @@ def _join(quantity: Quantity, parts: list[Part]) -> np.ndarray | None:
             f"{list(other)} in another; only key, query and early may differ"
         )
     return torch.cat([row.double() for row in rows]).numpy()
+
+
+def _numbered(name: str, parts: list[Part]) -> np.ndarray | None:
+    """Returns the events of all batches, whose sequences then count from the domain's first; None without any part."""
+    starts = itertools.accumulate((part.count for part in parts), initial=0)
+    rows = [
+        (part.values[name].double(), start) for part, start in zip(parts, starts, strict=False) if name in part.values
+    ]
+    shift = torch.tensor([field == "sequence" for field in EVENT_FIELDS], dtype=torch.float64)
+    return torch.cat([events + start * shift for events, start in rows]).numpy() if rows else None
 
 
 def _mean_places(sums: list[tuple[Tensor, int]]) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sinkscope.capture import plan
 from sinkscope.capture.alone import alone
-from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
+from sinkscope.checkpoints import Checkpoint
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.checkpoints.probes import DRY_RUN_TOKENS
 from sinkscope.engine.assemble import build_run
@@ -18,6 +18,7 @@ from sinkscope.engine.collector import check_lengths
 from sinkscope.engine.finished import finished_before
 from sinkscope.engine.input_kinds import Asked, asked_of, check_asked, claim
 from sinkscope.engine.launch import ALONE, Processes
+from sinkscope.engine.loaded import loaded
 from sinkscope.engine.loop import Loop, Progress
 from sinkscope.engine.manifest import describe, resume_key
 from sinkscope.engine.measures import Subject, measurements, refuse_spread
@@ -29,11 +30,12 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.extension import definitions
 from sinkscope.metrics.quantities import quantity_set
 from sinkscope.runs.columns import metric_set
-from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
+from sinkscope.runs.defaults import DORMANT_RULE, EPSILON, SINKS, WINDOW
 from sinkscope.runs.dormancy import check_rule
 from sinkscope.runs.request import Request
 from sinkscope.runs.run import Run
 from sinkscope.runs.schema.manifest import Manifest
+from sinkscope.runs.schema.measures import asked_measures
 
 
 class Interrupted(KeyboardInterrupt):
@@ -57,6 +59,7 @@ def scan(
     bos: str | Sequence[str] = "auto",
     first: str | Sequence[str] = (),
     prepend: int | Sequence[int] = (),
+    generate: int | None = None,
     tokenizer: Any = None,
     device: str = "auto",
     device_map: str | dict[str, Any] | None = None,
@@ -69,6 +72,8 @@ def scan(
     epsilon: float = EPSILON,
     dormant_rule: str = DORMANT_RULE,
     measure: str | Sequence[str] = (),
+    window: int = WINDOW,
+    sinks: int = SINKS,
     smoothing: bool = False,
     spectra: int | None = None,
     lengths: Sequence[int] | None = None,
@@ -98,11 +103,13 @@ def scan(
         bos: the first token: auto (the tokenizer's default), always, never; a list of modes makes a domain of each.
         first: what stands first instead: auto, bos, bosxN (N times), none, random, or a text of one token. prepend: how
             many random tokens stand before that. Every combination makes a domain over the same text.
+        generate: how many tokens the model writes after each sequence, greedily; they are measured with it.
         batch_size: None = chosen by the device and halved when memory runs out.
         tokenizer: for a model object; a name brings its own. adapter: a PEFT adapter's folder, for a named model.
         device_map: `auto`, or accelerate's map of module paths to devices: the model is spread over them.
         epsilon: the sink threshold. dormant_rule: "NAME<x" on a head column. smoothing: True adds measure="smoothing".
         measure: what to measure on request (`Run.measured`): names of `sinkscope scan --help`, or "all".
+        window, sinks: keys that a streaming cache keeps, the last and the first; for measure="streaming".
         spectra: how many first sequences of each domain matrix_entropy is measured on; None = as many as are cheap.
         lengths: the prefixes of length_curve.csv and cosine_curve.csv; None = 64, 128, 256, ... T comes last always.
         metrics: your own functions, decorated with `head_metric` or `layer_metric`, or Python files that define some,
@@ -126,11 +133,11 @@ def scan(
     """
     asked: dict[str, Any] = {
         "images": images, "audio": audio, "prompt": prompt, "seq_len": seq_len, "num_sequences": num_sequences,
-        "batch_size": batch_size, "bos": bos, "first": first, "prepend": prepend, "device": device,
-        "device_map": device_map, "dtype": dtype, "revision": revision, "adapter": adapter,
+        "batch_size": batch_size, "bos": bos, "first": first, "prepend": prepend, "generate": generate,
+        "device": device, "device_map": device_map, "dtype": dtype, "revision": revision, "adapter": adapter,
         "trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle, "seed": seed, "epsilon": epsilon,
-        "dormant_rule": dormant_rule, "measures": measure, "spectra": spectra, "lengths": lengths,
-        "self_check": self_check,
+        "dormant_rule": dormant_rule, "measures": measure, "window": window, "sinks": sinks, "spectra": spectra,
+        "lengths": lengths, "self_check": self_check,
     }  # fmt: skip
     if smoothing:
         asked["measures"] = (*([measure] if isinstance(measure, str) else measure), "smoothing")
@@ -200,29 +207,18 @@ def _set_up(
         refuse_spread(kinds)
     measured = processes.run(lambda: metric_set(metrics).asked(request.measures))
     check_rule(request.dormant_rule, measured.names("heads"))
-    checkpoint = processes.run(lambda: _load(model, tokenizer, _load_options(request, processes), report))
+    checkpoint = processes.run(lambda: loaded(request, model, tokenizer, report, processes))
     loop = processes.run(lambda: _prepare(checkpoint, asked, request, report, processes))
+    request = request.model_copy(update={"measures": asked_measures((*request.measures, *loop.reading.measures))})
     loop.declared = quantity_set(measured, request.lengths)
     processes.run(lambda: check_lengths(request.lengths, max(data.longest for data in loop.reading.tokens)))
     read = [corpus.fingerprint for corpus in loop.reading.corpora]
     processes.require_same([checkpoint.facts["weights_sha256"], definitions(measured), *read])
-    subject = Subject(checkpoint.model, loop.plan, measured, lambda: _short_pass(loop), loop.reading.rules.bos_id)
-    loop.measurements = processes.run(lambda: [kind(subject) for kind in kinds])
+    bos_id = loop.reading.rules.bos_id
+    subject = Subject(checkpoint.model, loop.plan, measured, lambda: _short_pass(loop), request, bos_id)
+    loop.measurements = processes.run(lambda: [kind(subject) for kind in measurements(request.measures)])
     checked = check_loop(loop) if request.self_check else {"status": "skipped"}
     return loop, describe(loop, request.model_copy(update={"model": checkpoint.facts["id"]}), checked)
-
-
-def _load_options(request: Request, processes: Processes) -> LoadOptions:
-    return LoadOptions(
-        request.revision, processes.device(request.device), request.device_map, request.dtype,
-        request.trust_remote_code, request.allow_pickle,
-        tensor_parallel=processes.count if processes.tensor else 1, adapter=request.adapter,
-    )  # fmt: skip
-
-
-def _load(model: Any, tokenizer: Any, options: LoadOptions, report: Progress) -> Checkpoint:
-    report("loading", 0, 0)
-    return open_checkpoint(model, options) if isinstance(model, str) else wrap_model(model, tokenizer)
 
 
 def _prepare(checkpoint: Checkpoint, asked: Asked, request: Request, report: Progress, processes: Processes) -> Loop:

@@ -18,7 +18,7 @@ from sinkscope.capture.output_projection import output_projection
 from sinkscope.engine.collector import Part, Parts
 from sinkscope.engine.shards import Shard
 from sinkscope.errors import SinkscopeError
-from sinkscope.metrics.quantities import QuantitySet
+from sinkscope.metrics.quantities import EVENT, EVENT_FIELDS, QuantitySet
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,26 @@ class HeadShards:
 
 
 def _joined(parts: Sequence[Part], quantities: QuantitySet) -> Part:
-    """Joins the parts of one layer: quantities with a `head` axis along that axis, the others from the first part."""
+    """Joins the parts of one layer: quantities with a `head` axis along that axis, the events of heads from all parts,
+    the others from the first part."""
     values = dict(parts[0].values)
     for each in quantities.quantities:
+        if each.dims == EVENT and each.name in values:
+            values[each.name] = _joined_events(each.name, parts)
         if "head" in each.dims and each.name in values:
             values[each.name] = torch.cat([part.values[each.name] for part in parts], each.dims.index("head"))
     return replace(parts[0], values=values)
+
+
+def _joined_events(name: str, parts: Sequence[Part]) -> Tensor:
+    """Joins events: those of no head, which every part has, from the first; those of its own heads from each."""
+    field, heads = EVENT_FIELDS.index("head"), parts[0].values["heads"].shape[1]
+    events = [part.values[name].clone() for part in parts]
+    joined = [events[0][events[0][:, field].isnan()]]
+    for index, own in enumerate(events):
+        own[:, field] += index * heads
+        joined.append(own[~own[:, field].isnan()])
+    return torch.cat(joined)
 
 
 def spread(model: nn.Module, plan: Plan, count: int) -> tuple[Plan, HeadShards]:

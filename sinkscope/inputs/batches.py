@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ class Batch:
 
     `spans`: (first, past the last) valid position of each sequence; None without padding.
     `inputs`: token ids [sequence, T], or vectors [sequence, T, d] for a model that reads vectors. `extra`: the model's
-    other inputs, by keyword of its forward.
+    other inputs, by keyword of its forward. `regions`: see Corpus, [sequence, T].
     """
 
     start: int
@@ -31,6 +31,7 @@ class Batch:
     mask: torch.Tensor | None
     spans: list[tuple[int, int]] | None
     extra: dict[str, torch.Tensor] = field(default_factory=dict)
+    regions: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -42,7 +43,7 @@ class TokenData:
 
     A model that takes real vectors reads `vectors` [sequence, T, d] instead of the ids. `extras`: the model's other
     inputs for each sequence (pictures); such sequences are read one by one. `decoder`: token ids [sequence, T] that a
-    decoder reads while the encoder reads the vectors.
+    decoder reads while the encoder reads the vectors. `regions`: see Corpus; such rows are padded on the right.
     """
 
     ids: np.ndarray
@@ -50,6 +51,7 @@ class TokenData:
     vectors: np.ndarray | None = None
     extras: list[dict[str, torch.Tensor]] | None = None
     decoder: np.ndarray | None = None
+    regions: np.ndarray | None = None
 
     def span(self, number: int) -> tuple[int, int]:
         """First and past-the-last valid position of a sequence."""
@@ -67,13 +69,15 @@ def batches(data: TokenData, start: int, size: int, device: torch.device) -> Ite
         yield from (_one_sequence(data, number, device) for number in range(start, len(data.ids)))
         return
     for first in range(start, len(data.ids), size):
+        regions = None if data.regions is None else data.regions[first : first + size]
         read = data.ids if data.vectors is None else data.vectors
         if data.mask is None:
             inputs = torch.from_numpy(np.ascontiguousarray(read[first : first + size])).to(device)
             extra = {} if data.decoder is None else _decoder_input(data.decoder, first, size, device)
-            yield Batch(first, inputs, None, None, extra)
+            yield Batch(first, inputs, None, None, extra, regions)
         else:
-            yield _padded(first, read[first : first + size], data.mask[first : first + size], device)
+            padded = _padded(first, read[first : first + size], data.mask[first : first + size], device)
+            yield replace(padded, regions=regions)
 
 
 def _padded(first: int, read: np.ndarray, mask: np.ndarray, device: torch.device) -> Batch:
@@ -134,6 +138,14 @@ def token_data(data: Any, vocabulary: int | None) -> TokenData:
         if vocabulary is not None:
             check_ids(tokens, vocabulary, f"sequence {number}")
     return TokenData(ids, None if kept.all() else kept)
+
+
+def token_data_of(corpus: Corpus) -> TokenData:
+    """What a model reads of a corpus of token ids; sequences that end early (id -1) are padded and masked."""
+    ended = corpus.ids < 0
+    if not ended.any():
+        return TokenData(corpus.ids, regions=corpus.regions)
+    return TokenData(np.where(ended, 0, corpus.ids), (~ended).astype(np.int64), regions=corpus.regions)
 
 
 def as_corpus(data: TokenData) -> Corpus:

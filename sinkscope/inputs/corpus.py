@@ -32,6 +32,8 @@ class Corpus:
         bos: how the first token was chosen.
         vectors: what the model reads instead of ids, [sequence, T, d]; `ids` are then kinds of position.
         source: the SPEC alone; the domain where it is not given.
+        regions: place in `chats.REGIONS` of each token, [sequence, T], -1 past the end; None where the data are
+            no conversations.
     """
 
     domain: str
@@ -43,6 +45,7 @@ class Corpus:
     warnings: list[str] = field(default_factory=list)
     vectors: np.ndarray | None = None
     source: str = ""
+    regions: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if not self.source:
@@ -90,6 +93,8 @@ def read_corpus(
     if spec in SYNTHETIC:
         return _synthetic(spec, rules, seq_len, num_sequences, bos, seed, left_out)
     source = read_source(spec).leaving_out(left_out)
+    if any(document.messages is not None for document in source.documents):
+        raise SinkscopeError(f"data {spec!r} are conversations, which only a scan reads: give text here")
     if any(document.ids is not None for document in source.documents):
         return _as_given(source, rules, seq_len, num_sequences, seed)
     body_length = seq_len - len(prefix) - len(suffix)

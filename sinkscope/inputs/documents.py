@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import SinkscopeError
+from sinkscope.inputs.messages import messages
 from sinkscope.inputs.passages import LeftOut, NothingLeft, Passage, ids_fingerprint, text_fingerprint
 from sinkscope.inputs.rules import check_characters
 
 BUILT_IN = ("prose", "code", "multilingual")
 SYNTHETIC = ("random", "repeated")
+FIELDS = ("text", "input_ids", "messages")
+"""The fields that are read where the SPEC names none, in this order."""
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 NAMES_SHOWN = 10
 """Most names of columns that an error lists."""
@@ -25,15 +28,18 @@ STREAM_LIMIT = 20_000
 
 @dataclass(frozen=True)
 class Document:
-    """One text, or the token ids of one sequence taken as they are."""
+    """One text, the token ids of one sequence taken as they are, or a conversation: messages with role and content."""
 
     name: str
     text: str | None = None
     ids: list[int] | None = None
+    messages: list[dict[str, str]] | None = None
 
     @property
     def passage(self) -> Passage:
         """All of the document."""
+        if self.messages is not None:
+            return Passage(text_fingerprint(json.dumps(self.messages)))
         return Passage(text_fingerprint(self.text or "") if self.ids is None else ids_fingerprint(self.ids))
 
 
@@ -150,7 +156,7 @@ def _parquet_rows(path: Path, field: str) -> Iterator[tuple[str, Any]]:
     try:
         file = pyarrow.parquet.ParquetFile(path)
         names = file.schema_arrow.names
-        wanted = [name for name in (field, "text", "input_ids") if name and name in names][:1]
+        wanted = [name for name in (field, *FIELDS) if name and name in names][:1]
         if not wanted:
             raise SinkscopeError(_no_field(path.name, field, names))
         number = 0
@@ -168,7 +174,7 @@ def _documents(rows: Iterable[tuple[str, Any]], field: str) -> Iterator[Document
     for place, row in rows:
         if not isinstance(row, dict):
             raise SinkscopeError(f"{place}: an object with `text` or `input_ids` is expected, not {type(row).__name__}")
-        chosen = field or next((key for key in ("text", "input_ids") if key in row), "")
+        chosen = field or next((key for key in FIELDS if key in row), "")
         if chosen not in row:
             raise SinkscopeError(_no_field(place, field, row))
         value = row[chosen]
@@ -180,12 +186,16 @@ def _documents(rows: Iterable[tuple[str, Any]], field: str) -> Iterator[Document
                 yield Document(place, text=value)
         elif isinstance(value, list) and all(type(item) is int for item in value):
             yield Document(place, ids=value)
+        elif isinstance(value, list) and all(isinstance(item, dict) for item in value):
+            yield Document(place, messages=messages(value, f"{place}: field {chosen!r}"))
         else:
-            raise SinkscopeError(f"{place}: field {chosen!r} is neither text nor a list of token ids")
+            raise SinkscopeError(
+                f"{place}: field {chosen!r} is neither text, nor a list of token ids, nor a list of messages"
+            )
 
 
 def _no_field(place: str, field: str, names: Iterable[str]) -> str:
-    wanted = f"no column {field!r}" if field else "neither `text` nor `input_ids`"
+    wanted = f"no column {field!r}" if field else "neither `text` nor `input_ids` nor `messages`"
     found = sorted(map(str, names))
     more = f" and {len(found) - NAMES_SHOWN:,} more" if len(found) > NAMES_SHOWN else ""
     shown = ", ".join(found[:NAMES_SHOWN]) or "none"

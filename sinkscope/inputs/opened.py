@@ -58,8 +58,8 @@ def _taken(spec: str, tokenizer: Any, rules: TokenRules, length: int, wanted: in
     """The text of each sequence: stretches of documents, or drawn tokens."""
     if spec not in SYNTHETIC:
         source = read_source(spec)
-        if any(document.ids is not None for document in source.documents):
-            raise SinkscopeError(f"--first and --prepend change how text begins, but {spec} holds token ids")
+        if any(document.text is None for document in source.documents):
+            raise SinkscopeError(f"--first and --prepend change how text begins, but {spec} holds no text")
         return stretches(source, tokenizer, length, wanted, seed)
     made = read_corpus(spec, tokenizer, rules, length, wanted, "never", seed)
     rows = zip(made.ids.tolist(), made.pieces, made.passages, strict=True)

@@ -38,8 +38,8 @@ class Opening:
     def named(self, several: tuple[bool, bool]) -> str:
         """The end of a domain's name. `several`: whether a scan has several `first`, and several `prepend`."""
         plain = self.first in NAMED or _repeats(self.first) is not None
-        first = f" first={self.first if plain else repr(self.first)}" if several[0] else ""
-        return first + (f" prepend={self.prepend}" if several[1] else "")
+        shown = self.first if plain else f"'{self.first}'"
+        return (f" first={shown}" if several[0] else "") + (f" prepend={self.prepend}" if several[1] else "")
 
 
 def check_opening(opening: Opening) -> None:

@@ -5,22 +5,24 @@ LayerView holds no padding); the mean over sequences is taken afterwards. A miss
 queries, `j` and `k` count keys, both from 0.
 """
 
-from sinkscope.metrics import geometry, mass, positions, residual, smoothing, uniform, values
+from sinkscope.metrics import events, geometry, mass, positions, residual, smoothing, streaming, uniform, values
 from sinkscope.metrics.registry import METRICS, Metric, MetricSet, register, registered
 
-for _family in (geometry, mass, residual, smoothing, values):  # the order of the columns
+for _family in (geometry, mass, residual, smoothing, streaming, values, events):  # the order of the columns
     register(_family)
 
 __all__ = [
     "METRICS",
     "Metric",
     "MetricSet",
+    "events",
     "geometry",
     "mass",
     "positions",
     "registered",
     "residual",
     "smoothing",
+    "streaming",
     "uniform",
     "values",
 ]

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sinkscope.capture.view import LayerView, Missing, need
-from sinkscope.metrics.residual import first_cosine, pair_cosine
+from sinkscope.metrics.residual import cosines_with_first, pair_cosine
 
 Tokens = Float[Tensor, "batch token channel"]
 PrefixValues = Float[Tensor, " batch"]
@@ -30,13 +30,13 @@ def pair_input(view: LayerView, length: int) -> PrefixValues:
 def first_residual(view: LayerView, length: int) -> PrefixValues:
     """cos_first_residual over the first `length` tokens."""
     x = _first(view.x, view, length)
-    return first_cosine(x, view.x_norms[:, :length])
+    return cosines_with_first(x, view.x_norms[:, :length])[:, 1:].mean(-1)
 
 
 def first_input(view: LayerView, length: int) -> PrefixValues:
     """cos_first_input over the first `length` tokens."""
     z = _first(need(view.attention_input), view, length)
-    return first_cosine(z, torch.linalg.vector_norm(z, dim=-1))
+    return cosines_with_first(z, torch.linalg.vector_norm(z, dim=-1))[:, 1:].mean(-1)
 
 
 COSINES: dict[str, Callable[[LayerView, int], Tensor]] = {

@@ -7,6 +7,7 @@ The axes determine how its values are collected:
   the position.
 - `length` last: the function is called once for each prefix of the length curve.
 - `metric` last: the columns of a table.
+- `event`, `field`: any number of rows from each batch, each with the fields of EVENT_FIELDS; a row of sinks.parquet.
 - `head`: --tp spreads this axis over processes.
 A (sequence, head, position) quantity is a column of positions.parquet, and a (sequence, head, length) quantity a column
 of length_curve.csv, unless it is declared internal.
@@ -27,11 +28,21 @@ from sinkscope.capture.view import LayerView, Missing
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.registry import METRICS, Metric, MetricSet, formula_of, registered
 
-DIMS = ("sequence", "head", "metric", "length", "key", "query", "early", "channel", "element", "coordinate")
+DIMS = (
+    "sequence", "head", "metric", "length", "key", "query", "early", "channel", "element", "coordinate",
+    "event", "field",
+)  # fmt: skip
 POSITIONS = ("key", "query", "early")
 """Axes whose size depends on the sequence length. `early` holds keys 0..63, over the first 64 queries."""
 
-PlaceTable = Literal["positions", "length_curve"]
+EVENT = ("event", "field")
+"""The axes of a quantity whose values are events."""
+
+EVENT_FIELDS = ("sequence", "head", "position", "alpha", "cos_first", "max_abs", "norm_ratio")
+"""The fields of an event: its sequence in the view, its query head (NaN where no head is meant), its key position, and
+what was measured there (NaN where it is missing). A run counts sequences in their domain, heads in their layer."""
+
+PlaceTable = Literal["positions", "length_curve", "sinks"]
 OWN_COLUMNS = ("domain", "stream", "layer", "head", "position", "length", "token")
 """Columns that these tables have in any case; no quantity may take their names."""
 
@@ -44,7 +55,7 @@ class Quantity:
         dims: names of the axes, from DIMS.
         compute: LayerView -> tensor with these axes; with a `length` axis, (LayerView, length) -> tensor without it.
             Raises Missing where the layer lacks what it needs.
-        column: the column's name in the table; None where no table shows the quantity.
+        column: the column's name in the table, for events the kind of the row; None where no table shows the quantity.
     """
 
     name: str
@@ -86,6 +97,7 @@ class Quantity:
 
     def _checked(self, values: Tensor, view: LayerView, dims: tuple[str, ...]) -> Tensor:
         known = {"sequence": view.batch, "head": view.heads, "key": view.keys, "query": view.queries}
+        known["field"] = len(EVENT_FIELDS)
         sizes = tuple(known.get(dim) for dim in dims)
         fits = len(values.shape) == len(dims) and all(
             size in (None, own) for size, own in zip(sizes, values.shape, strict=True)
@@ -144,13 +156,15 @@ class QuantitySet:
         return replace(self, quantities=(*self.quantities, *quantities))
 
     def axes(self) -> dict[str, list[str]]:
-        """The axes of each quantity, by name; a `metric` axis is followed by the names of its columns.
+        """The axes of each quantity, by name; a `metric` or `field` axis is followed by the names of its columns.
 
         Shards are checked against this: the values of two scans can be joined where their axes are the same.
         """
         return {each.name: [*each.dims, *self._columns(each)] for each in self.quantities}
 
     def _columns(self, each: Quantity) -> tuple[str, ...]:
+        if each.dims[-1] == "field":
+            return EVENT_FIELDS
         return self.metrics.names(each.name) if each.dims[-1] == "metric" else ()
 
 
@@ -183,6 +197,8 @@ def _columns(metrics: Mapping[str, Metric], view: LayerView, like: Tensor) -> Te
 
 
 def _table(dims: tuple[str, ...]) -> PlaceTable | None:
+    if dims == EVENT:
+        return "sinks"
     if dims[:-1] != ("sequence", "head"):
         return None
     if dims[-1] in POSITIONS:
@@ -194,8 +210,10 @@ def _refuse_bad_dims(dims: tuple[str, ...]) -> None:
     unknown = [dim for dim in dims if dim not in DIMS]
     if unknown or not dims:
         raise SinkscopeError(f"axes {dims}: at least one is needed, each one of {', '.join(DIMS)}")
-    if dims[0] not in ("sequence", "element"):
-        raise SinkscopeError(f"axes {dims}: the first must be sequence or element, along which batches join")
+    if {"event", "field"} & {*dims} and dims != EVENT:
+        raise SinkscopeError(f"axes {dims}: event and field stand together and alone")
+    if dims[0] not in ("sequence", "element", "event"):
+        raise SinkscopeError(f"axes {dims}: the first must be sequence, element or event, along which batches join")
     early = [dim for dim in dims[:-1] if dim in (*POSITIONS, "length", "metric")]
     if early or dims[-1] == "metric":
         raise SinkscopeError(f"axes {dims}: key, query, early and length can only be last; metric is for the tables")

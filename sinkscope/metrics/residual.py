@@ -33,7 +33,7 @@ Tokens = Float[Tensor, "batch token channel"]
 def cos_first_residual(view: LayerView) -> LayerValues:
     """Mean over j >= 1 of cos(x_0, x_j): alignment of the sink embedding with all other tokens, in the residual
     stream."""
-    return first_cosine(view.x, view.x_norms)
+    return first_cosines(view)[:, 1:].mean(-1)
 
 
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG1)
@@ -41,7 +41,7 @@ def cos_first_input(view: LayerView) -> LayerValues:
     """Mean over j >= 1 of cos(z_0, z_j): alignment of the sink embedding with all other tokens, as the q/k/v
     projections read them."""
     z = need(view.attention_input)
-    return first_cosine(z, torch.linalg.vector_norm(z, dim=-1))
+    return cosines_with_first(z, torch.linalg.vector_norm(z, dim=-1))[:, 1:].mean(-1)
 
 
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG246)
@@ -186,9 +186,15 @@ def layer_median(view: LayerView) -> LayerValues:
     return median_abs(view.x.flatten(1))
 
 
-def first_cosine(x: Tokens, norms: Float[Tensor, "batch token"]) -> LayerValues:
+@once_per_view
+def first_cosines(view: LayerView) -> Float[Tensor, "batch token"]:
+    """cos(x_j, x_0) of every token."""
+    return cosines_with_first(view.x, view.x_norms)
+
+
+def cosines_with_first(x: Tokens, norms: Float[Tensor, "batch token"]) -> Float[Tensor, "batch token"]:
     dots = torch.einsum("btd,bd->bt", x, x[:, 0])
-    return (dots * inverse(norms) * inverse(norms[:, :1]))[:, 1:].mean(-1)
+    return dots * inverse(norms) * inverse(norms[:, :1])
 
 
 def pair_cosine(x: Tokens, norms: Float[Tensor, "batch token"]) -> LayerValues:

@@ -21,9 +21,12 @@ class Column:
     """The definition of one column.
 
     Attributes:
-        table: `heads`, `layers`, `positions`, `length_curve`, or a table of a measurement such as `smoothing`.
+        table: `heads`, `layers`, `positions`, `length_curve`, `sinks`, `tokens`, or a table of a measurement such as
+            `smoothing`.
         per: `sequence` (the table shows a mean over sequences and its standard error), `position` (a mean over the
-            sequences that reach the position, without an error) or `run` (one value for the whole run).
+            sequences that reach the position, without an error), `run` (one value for the whole run), `sink` and
+            `token` (one value a row of sinks.parquet, of tokens.csv) or `kind` (a kind of row of sinks.parquet, no
+            column).
         shown: whether the table has the column, and not only the per-sequence values.
         sampled: whether it is measured on the first sequences of each domain only.
         measure: the measurement that adds the column to a table of every scan; None for all other columns.

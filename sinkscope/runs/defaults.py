@@ -13,11 +13,17 @@ EPSILON = 0.3
 
 DORMANT_RULE = "honor<0.4"
 
+WINDOW, SINKS = 64, 4
+"""Recent and first keys that a streaming cache keeps; a quarter of SEQ_LEN, and the four of Xiao et al. 2309.17453."""
+
 MOST = {
     "seq-len": 2**24,
     "num-sequences": 1_000_000,
     "batch-size": 1_000_000,
     "spectra": 1_000_000,
+    "generate": 1_000_000,
+    "window": 2**24,
+    "sinks": 2**24,
     "seed": 2**62 - 1,
     "draws": 1_000,
     "rounds": 100_000,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+import numpy as np
 import pandas as pd
 
 from sinkscope.runs.schema.stream import ChannelPosition, MassiveActivations, MassiveChannel
@@ -13,24 +14,42 @@ TOP_POSITIONS, TOP_CHANNELS = 3, 8
 
 
 def massive_activations(stream: Stream, layers: pd.DataFrame, tokens: list[str | None]) -> MassiveActivations:
-    """Where the largest activation of the run sits, and which layers hold elements above both bounds of Sun et al."""
+    """Which layers hold elements above both bounds of Sun et al., and where the largest of these elements sits; the
+    largest of all where no element is above both."""
     if layers["max_abs"].isna().all():
         return MassiveActivations(present=None, layers=[], max_abs=None)
-    row = layers.loc[layers["max_abs"].idxmax()]
-    position = int(row["max_abs_token"])
     present = sorted({int(layer) for layer in layers.loc[layers["massive_tokens"] > 0, "layer"]})
+    layer, found = _largest(stream, bool(present))
+    position = int(found["max_abs_token"])
     return MassiveActivations(
         present=bool(present),
         layers=present,
-        max_abs=float(row["max_abs"]),
-        layer=int(row["layer"]),
+        max_abs=found["inf_norm"],
+        layer=layer,
         position=position,
         token=token_at(tokens, position),
-        channel=int(row["max_abs_dim"]),
-        over_token_median=float(row["max_over_token_median"]),
-        over_layer_median=float(row["max_over_layer_median"]),
+        channel=int(found["max_abs_dim"]),
+        over_token_median=found["max_over_token_median"],
+        over_layer_median=found["max_over_layer_median"],
         channels=_massive_channels(stream, tokens),
     )
+
+
+LARGEST = ("inf_norm", "max_abs_token", "max_abs_dim", "max_over_token_median", "max_over_layer_median")
+
+
+def _largest(stream: Stream, massive: bool) -> tuple[int, dict[str, float]]:
+    """The layer of the largest element, and what its sequence has there; among the massive elements alone if
+    `massive`. A sequence's largest element is massive if any of its elements is."""
+    peaks = []
+    for site, parts in stream:
+        for values in parts:
+            allowed = values.layer("massive_tokens") > 0 if massive else np.ones(values.count, bool)
+            peak = np.where(allowed, values.layer("inf_norm"), np.nan)
+            if not np.isnan(peak).all():
+                peaks.append((float(np.nanmax(peak)), int(np.nanargmax(peak)), site.layer, values))
+    _, sequence, layer, values = max(peaks, key=lambda each: each[0])
+    return layer, {name: float(values.layer(name)[sequence]) for name in LARGEST}
 
 
 def _massive_channels(stream: Stream, tokens: list[str | None]) -> list[MassiveChannel]:

@@ -33,6 +33,7 @@ PAPERS = {
     paper.arxiv: paper
     for paper in (
         Paper("2306.12929", "Bondarenko"),
+        Paper("2309.17453", "Xiao"),
         Paper("2402.17762", "Sun"),
         Paper("2410.10781", "Gu"),
         Paper("2410.13835", "Guo"),
@@ -40,6 +41,7 @@ PAPERS = {
         Paper("2504.02732", "Barbero"),
         Paper("2504.03889", "Sandoval-Segura"),
         Paper("2510.06477", "Queipo-de-Llano"),
+        Paper("2512.22213", "Wong"),
         Paper("2605.08453", "Lampert"),
     )
 }

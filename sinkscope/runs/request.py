@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, field_vali
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.corpus import BOS_MODES
 from sinkscope.inputs.openings import check_opening, openings
-from sinkscope.runs.defaults import DORMANT_RULE, EPSILON, check_not_too_large
+from sinkscope.runs.defaults import DORMANT_RULE, EPSILON, SINKS, WINDOW, check_not_too_large
 from sinkscope.runs.dormancy import parse_rule
 from sinkscope.runs.schema.base import Record
 from sinkscope.runs.schema.measures import asked_measures
@@ -52,6 +52,8 @@ class Request(Record):
     With several, every SPEC has one domain for each."""
     prepend: tuple[int, ...] = _decides("text", ())
     """Numbers of ordinary tokens drawn to stand before `first`. With several, every SPEC has one domain for each."""
+    generate: int | None = _decides("text")
+    """Number of tokens that the model writes after each sequence, greedily; null = none. They are measured too."""
     images: str | None = _decides("text")
     """Folder of pictures; each is one sequence."""
     audio: str | None = _decides("text")
@@ -74,6 +76,10 @@ class Request(Record):
     """The prefixes of the length curve, ascending; null = 64, 128, 256, ... The whole sequence is added to them."""
     measures: tuple[str, ...] = _decides("columns", ())
     """The measurements made on request (`--measure NAME`), in one order however they were listed."""
+    window: int = _decides("columns", WINDOW)
+    """Recent keys that a streaming cache keeps, a query's own among them (`--measure streaming`)."""
+    sinks: int = _decides("columns", SINKS)
+    """First keys that a streaming cache keeps (`--measure streaming`)."""
     batch_size: int | None = _decides("rounding")
     """Sequences per forward pass; null = chosen for the device."""
     dtype: str = _decides("rounding", "auto")
@@ -107,7 +113,7 @@ class Request(Record):
         for words in _wrong_data(self), _wrong_numbers(self):
             if words:
                 raise SinkscopeError(words)
-        for option in ("seq-len", "num-sequences", "batch-size", "seed", "spectra"):
+        for option in ("seq-len", "num-sequences", "batch-size", "seed", "spectra", "generate", "window", "sinks"):
             check_not_too_large(option, getattr(self, option.replace("-", "_")))
         parse_rule(self.dormant_rule)
         return self
@@ -194,7 +200,7 @@ def _wrong_numbers(request: Request) -> str | None:
     """Names the first number that is out of its range; None if all are in range."""
     if request.seq_len is not None and request.seq_len < 2:
         return f"--seq-len {request.seq_len}: at least 2 tokens are needed (bos_mass starts at the second)"
-    for name, least in (("num_sequences", 1), ("batch_size", 1)):
+    for name, least in (("num_sequences", 1), ("batch_size", 1), ("generate", 1)):
         number = getattr(request, name)
         if number is not None and number < least:
             return f"--{name.replace('_', '-')} {number}: at least {least} is needed"
@@ -204,6 +210,10 @@ def _wrong_numbers(request: Request) -> str | None:
         return f"--seed {request.seed}: 0 or more is needed"
     if not 0 < request.epsilon < 1:
         return f"--epsilon {request.epsilon}: a probability between 0 and 1 is needed"
+    if request.window < 1 or request.sinks < 0:
+        return f"--window {request.window} --sinks {request.sinks}: at least 1 recent and 0 first keys are needed"
+    if (request.window, request.sinks) != (WINDOW, SINKS) and "streaming" not in request.measures:
+        return "--window and --sinks say what a streaming cache keeps: they need --measure streaming"
     if request.spectra is not None and request.spectra < 0:
         return f"--spectra {request.spectra}: a number of sequences is needed, 0 for none"
     return None

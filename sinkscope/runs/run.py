@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -24,11 +25,11 @@ def _with_measured(*tables: str, ending: str) -> tuple[str, ...]:
     return *tables, *(name for name, table in MEASURED_TABLES.items() if table.file.endswith(ending))
 
 
-CSV_TABLES = _with_measured("heads", "layers", "length_curve", "domains", ending=".csv")
-PARQUET_TABLES = _with_measured("positions", "sequences", ending=".parquet")
+CSV_TABLES = _with_measured("heads", "layers", "length_curve", "domains", "tokens", ending=".csv")
+PARQUET_TABLES = _with_measured("positions", "sequences", "sinks", ending=".parquet")
 TABLES = CSV_TABLES + PARQUET_TABLES
-OPTIONAL = frozenset({"domains", *MEASURED_TABLES})
-"""Tables that only some runs have."""
+OPTIONAL = frozenset({"domains", "sinks", "tokens", *MEASURED_TABLES})
+"""Tables that only some runs have; runs of an older sinkscope lack `sinks` and `tokens`."""
 
 FORMATS = ("csv", "parquet")
 FILES = frozenset(
@@ -47,6 +48,8 @@ class Run:
         positions: alpha, bos_mass and bos_share at every position of every head.
         length_curve: bos_mass, sink_score and sink_rate of prefixes of the sequence.
         sequences: every metric of every sequence; all means, errors and paired tests are computed from these.
+        sinks: one row for every sink of every sequence. tokens: the tokens that are sinks, with their rates. Both are
+            None for a run of an older sinkscope.
         measured: the tables of the measurements asked for, by name: those of `smoothing` and others.
         summary: the answer (summary.json). manifest: how it was measured (manifest.json).
         domains: BOS mass of every head compared between each pair of domains; None where there is one domain.
@@ -62,6 +65,8 @@ class Run:
     summary: Summary
     manifest: Manifest
     domains: pd.DataFrame | None = None
+    sinks: pd.DataFrame | None = None
+    tokens: pd.DataFrame | None = None
     measured: dict[str, pd.DataFrame] = field(default_factory=dict)
     path: Path | None = field(default=None, compare=False)
     shards: Path | None = field(default=None, compare=False)
@@ -96,7 +101,9 @@ class Run:
             if name in PARQUET_TABLES:
                 table.to_parquet(folder / f"{name}.parquet", index=False)
                 continue
-            table.to_csv(folder / f"{name}.csv", index=False, float_format="%.9g", lineterminator="\n")
+            table.to_csv(
+                folder / f"{name}.csv", index=False, float_format="%.9g", lineterminator="\n", quoting=_quoting(table)
+            )
             if "parquet" in formats:
                 table.to_parquet(folder / f"{name}.parquet", index=False)
         (folder / "summary.json").write_text(to_json(self.summary.as_dict()), encoding="utf-8")
@@ -167,10 +174,23 @@ def _read_table(folder: Path, name: str, manifest: Manifest) -> pd.DataFrame:
     is_csv, shape = name in CSV_TABLES, manifest.tables[name]
     file = f"{name}.csv" if is_csv else f"{name}.parquet"
     _check_content(folder, file, manifest.files)
-    table = pd.read_csv(folder / file) if is_csv else pd.read_parquet(folder / file)
+    table = _read_csv(folder / file, shape) if is_csv else pd.read_parquet(folder / file)
     if list(table.columns) != list(shape.columns) or len(table) != shape.rows:
         raise ValueError(f"{name} has {len(table)} rows where the manifest says {shape.rows}, or other columns")
     return table.astype(shape.columns)
+
+
+def _quoting(table: pd.DataFrame) -> Literal[0, 2]:
+    """All text is quoted where some of it holds a carriage return, which csv leaves bare: readers would end the row."""
+    text = [table[column] for column in table.columns if pd.api.types.is_string_dtype(table[column])]
+    found = any(column.str.contains("\r", regex=False).any() for column in text)
+    return csv.QUOTE_NONNUMERIC if found else csv.QUOTE_MINIMAL
+
+
+def _read_csv(path: Path, shape: TableFacts) -> pd.DataFrame:
+    """Text stays text where it looks like a number or a missing value: `1` and `null` are tokens too."""
+    text = {name: kind for name, kind in shape.columns.items() if kind == "string"}
+    return pd.read_csv(path, dtype=text, keep_default_na=False, na_values=[""])
 
 
 def _check_content(folder: Path, file: str, known: dict[str, str]) -> None:

@@ -23,7 +23,7 @@ class SiteValues:
     Attributes:
         quantities: the quantities measured; their metrics name the columns of `heads`, `layers` and the measurements.
         arrays: float64 array of every quantity, by name. NaN is a missing value; a quantity without any value is left
-            out. A quantity by position has no sequence axis: it is the mean over sequences.
+            out. A quantity by position has no sequence axis: it is the mean over sequences. Events are rows.
         lengths: prefix lengths of the length curve.
         count: number of sequences, N below.
         causal: whether the attention call is causal.
@@ -63,6 +63,12 @@ class SiteValues:
         """Number of sequences in which an element of x is massive, by (position, channel)."""
         found = self.arrays.get("massive")
         return Counter() if found is None else Counter((int(place), int(channel)) for place, channel in found)
+
+    @property
+    def events(self) -> dict[str, np.ndarray]:
+        """[event, field] by kind: rows of sinks.parquet, whose sequences count in the domain; see EVENT_FIELDS."""
+        shown = self.quantities.shown_in("sinks")
+        return {kind: self.arrays[each.name] for kind, each in shown.items() if each.name in self.arrays}
 
     @property
     def measured(self) -> dict[str, np.ndarray]:

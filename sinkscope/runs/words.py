@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from sinkscope.runs.request import Request
-from sinkscope.runs.schema.stream import DormantHeads, StreamSummary
+from sinkscope.runs.schema.stream import DormantHeads, MassiveActivations, StreamSummary
+
+NAMED = 3
+"""Most channels that a sentence names."""
 
 
 def in_words(summary: StreamSummary, scores: list[str], asked: Request) -> list[str]:
@@ -27,10 +30,7 @@ def _words(summary: StreamSummary, asked: Request) -> list[str]:
         words.append(f"The strongest sink is position {top.position}, in {top.heads_over_epsilon} heads.")
     massive = summary.massive_activations
     if massive.present:
-        words.append(
-            f"Massive activation: {massive.max_abs:.4g} entering layer {massive.layer}, position "
-            f"{massive.position}, channel {massive.channel}."
-        )
+        words.append(_massive_words(massive))
     elif massive.present is False:
         words.append("No massive activation: no element is above 100 and above 1000 x its layer's median.")
     dormant = summary.dormant
@@ -42,6 +42,32 @@ def _words(summary: StreamSummary, asked: Request) -> list[str]:
             "first token."
         )
     return words
+
+
+def _massive_words(massive: MassiveActivations) -> str:
+    names = [str(each.channel) for each in massive.channels]
+    channels = f"channel{'s' if len(names) > 1 else ''} {_listed(names[:NAMED])}"
+    channels += f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return (
+        f"Massive activations: {_ranges(massive.layers)}, {channels}, up to {massive.max_abs:.4g} (entering layer "
+        f"{massive.layer}, position {massive.position})."
+    )
+
+
+def _ranges(layers: list[int]) -> str:
+    """Sorted layer numbers in words, neighbours joined: `layers 1 to 14`, `layers 1 to 3, 7`, `layer 7`."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    parts = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    return f"layer{'s' if len(layers) > 1 else ''} {', '.join(parts)}"
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def says_nothing(uniform: float | None, epsilon: float) -> bool:

@@ -8,11 +8,12 @@ from importlib import import_module
 from pathlib import Path
 
 from sinkscope.metrics import METRICS, Metric
-from sinkscope.metrics.quantities import PlaceTable, Quantity, quantity_set
+from sinkscope.metrics.quantities import EVENT, PlaceTable, Quantity, quantity_set
 from sinkscope.metrics.registry import ALWAYS
 from sinkscope.runs.catalogue import Column
 from sinkscope.runs.columns import RUN_COLUMNS, RunColumn
 from sinkscope.runs.schema.measures import MEASURES
+from sinkscope.runs.schema.sink_tables import SINK_COLUMNS, TOKEN_COLUMNS
 
 FILE = Path(__file__).parents[1] / "data" / "columns.json"
 
@@ -29,6 +30,7 @@ def catalogue_text() -> str:
         declared: list[Metric | RunColumn] = [*METRICS.get(table, {}).values(), *RUN_COLUMNS[table].values()]
         lines += [_line(_described(column)) for column in declared]
     lines += [_line(_of_quantity(each)) for each in _shown()]
+    lines += [_line(each) for each in _of_sinks()]
     return "[\n" + ",\n".join(lines) + "\n]\n"
 
 
@@ -42,13 +44,24 @@ def _line(column: Column) -> str:
 
 def _shown() -> list[Quantity]:
     """The quantities that a table shows, table by table."""
-    tables: tuple[PlaceTable, ...] = ("positions", "length_curve")
+    tables: tuple[PlaceTable, ...] = ("positions", "length_curve", "sinks")
     return [each for table in tables for each in quantity_set().shown_in(table).values()]
 
 
 def _of_quantity(each: Quantity) -> Column:
-    per = "position" if each.summed else "sequence"
+    per = "kind" if each.dims == EVENT else "position" if each.summed else "sequence"
     return Column(str(each.column), str(each.table), each.unit, each.range, each.formula, each.source, per=per)
+
+
+def _of_sinks() -> list[Column]:
+    """The measured columns of sinks.parquet and tokens.csv."""
+    tables = (("sinks", "sink", SINK_COLUMNS), ("tokens", "token", TOKEN_COLUMNS))
+    return [
+        Column(each.name, table, each.unit, each.range, each.formula, "ours", per=per)
+        for table, per, columns in tables
+        for each in columns
+        if each.unit
+    ]
 
 
 def _described(column: Metric | RunColumn) -> Column:

@@ -22,7 +22,7 @@ from sinkscope.engine.shards import Shard
 from sinkscope.engine.tensor_parallel import HeadShards
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics import METRICS, quantities
-from sinkscope.metrics.quantities import QUANTITIES, Quantity, quantity, quantity_set
+from sinkscope.metrics.quantities import EVENT, QUANTITIES, Quantity, quantity, quantity_set
 from sinkscope.metrics.registry import head_metric, layer_metric
 from sinkscope.runs.folder import UNFINISHED
 from sinkscope.runs.run import Run, load_run
@@ -115,7 +115,19 @@ def test_a_scan_goes_on_only_with_the_same_quantities(tmp_path: Path, monkeypatc
 def test_declared_quantities_in_two_processes(tmp_path: Path) -> None:
     """Sequences spread over the processes, then heads: the same columns as in one process."""
     tiny("llama").save_pretrained(tmp_path / "llama")
-    words = ("--data", "random", "--num-sequences", "5", "--seq-len", "70", "--batch-size", "2", "--quiet")
+    words = (
+        "--data",
+        "random",
+        "--num-sequences",
+        "5",
+        "--seq-len",
+        "70",
+        "--batch-size",
+        "2",
+        "--quiet",
+        "--epsilon",
+        "0.05",
+    )
     runs = []
     for name, more in (("sequences", ()), ("heads", ("--tp",))):
         code, _, err = launch(DECLARING, "scan", tmp_path / "llama", *words, *more, "--out", tmp_path / name)
@@ -123,19 +135,25 @@ def test_declared_quantities_in_two_processes(tmp_path: Path) -> None:
         runs.append(load_run(tmp_path / name))
         check_declared(runs[-1])
     declare()
-    alone = sinkscope.scan(str(tmp_path / "llama"), data="random", num_sequences=5, seq_len=70, batch_size=2)
+    asked = {"data": "random", "num_sequences": 5, "seq_len": 70, "batch_size": 2, "epsilon": 0.05}
+    alone = sinkscope.scan(str(tmp_path / "llama"), **asked)
+    assert alone.sinks is not None
+    assert alone.sinks["head"].nunique() > 2, "of both processes"
     for run in runs:
         pd.testing.assert_frame_equal(run.positions, alone.positions, rtol=1e-5, atol=1e-6)
         pd.testing.assert_frame_equal(run.length_curve, alone.length_curve, rtol=1e-5, atol=1e-6)
+        pd.testing.assert_frame_equal(run.sinks, alone.sinks, rtol=1e-5, atol=1e-6)
+        pd.testing.assert_frame_equal(run.tokens, alone.tokens, rtol=1e-5, atol=1e-6)
 
 
 def test_heads_of_all_processes_are_joined_along_their_axis() -> None:
     declare()
     table = Quantity("smoothing", ("sequence", "head", "metric"), lambda view: torch.zeros(0))
     own = quantity_set().extended([table])
-    sizes = dict(zip(quantities.DIMS, range(3, 13), strict=True)) | {"head": 4}
-    whole = {each.name: torch.randn([sizes[dim] for dim in each.dims]) for each in own.quantities}
-    axes = {each.name: each.dims.index("head") if "head" in each.dims else None for each in own.quantities}
+    sizes = dict(zip(quantities.DIMS, range(3, 15), strict=True)) | {"head": 4}
+    dims = {each.name: each.dims for each in own.quantities if each.dims != EVENT}
+    whole = {name: torch.randn([sizes[dim] for dim in own]) for name, own in dims.items()}
+    axes = {name: own.index("head") if "head" in own else None for name, own in dims.items()}
     halves = [
         {name: value if axes[name] is None else value.chunk(2, axes[name])[n] for name, value in whole.items()}
         for n in (0, 1)
@@ -150,6 +168,28 @@ def test_heads_of_all_processes_are_joined_along_their_axis() -> None:
         assert part.values.keys() == whole.keys()
         for name, value in whole.items():
             assert torch.equal(part.values[name], value), (site, name)
+
+
+def test_events_of_all_processes_are_joined() -> None:
+    """Each process counts its own heads from 0, and has every event of no head."""
+    token = [0, np.nan, 5, np.nan, 1, 2, 3]
+    halves = [[[0, 1, 0, 0.5, 1, 2, 3], token], [[1, 0, 7, 0.25, 1, 2, 3], token]]
+    parts = [
+        Part(2, True, 9, 9, {"heads": torch.zeros(2, 4, 1), "attention_sinks": torch.tensor(half)}) for half in halves
+    ]
+    shards = [Shard(0, 0, 2, 2, None, {"spread": [part]}) for part in parts]
+    [joined] = HeadShards(2, frozenset({"spread"})).whole(shards, quantity_set()).parts["spread"]
+    expected = torch.tensor([token, halves[0][0], [1, 4, 7, 0.25, 1, 2, 3]])
+    torch.testing.assert_close(joined.values["attention_sinks"], expected, equal_nan=True)
+
+
+def test_the_sequences_of_events_count_in_their_domain() -> None:
+    record = Record(64, quantity_set())
+    heads = {"heads": torch.zeros(2, 4, 1)}
+    events = {"attention_sinks": torch.tensor([[1.0, 3, 0, 0.5, 1, 2, 3]])}
+    for start, more in ((4, events), (0, events), (2, {})):
+        record.keep(start, 2, {"site": [Part(2, True, 64, 64, heads | more)]})
+    np.testing.assert_array_equal(record.values()["site"].events["attention"][:, 0], [1, 5])
 
 
 def test_a_batch_that_lacks_a_quantity_leaves_its_sequences_empty() -> None:
@@ -218,7 +258,8 @@ def test_wrong_axes_are_named() -> None:
     [
         ((), "at least one is needed"),
         (("sequence", "heads"), "each one of sequence, head"),
-        (("head", "key"), "the first must be sequence or element"),
+        (("head", "key"), "the first must be sequence, element or event"),
+        (("event", "head"), "event and field stand together and alone"),
         (("sequence", "key", "channel"), "can only be last"),
         (("sequence", "head", "metric"), "metric is for the tables"),
     ],

@@ -101,7 +101,7 @@ def test_without_a_bos_or_a_tokenizer(tokenizer: Any, rules: TokenRules) -> None
 
 def test_data_that_begin_as_they_do(tokenizer: Any, rules: TokenRules, tmp_path: Path) -> None:
     (tmp_path / "ids.jsonl").write_text('{"input_ids": [5, 6, 7, 8]}\n')
-    with pytest.raises(SinkscopeError, match="holds token ids"):
+    with pytest.raises(SinkscopeError, match="holds no text"):
         read_opened(str(tmp_path / "ids.jsonl"), tokenizer, rules, 4, 2, [Opening("none")])
     with pytest.raises(SinkscopeError, match=r"--seq-len 8 leaves no room for text beside the 8 tokens"):
         read_opened("prose", tokenizer, rules, 8, 2, [Opening("none"), Opening("bos", 7)])

@@ -35,6 +35,7 @@ class Reference:
     peak_score: Array  # [L, H]
     attentions: list[Array]  # per layer [N, H, T, T]
     hidden: Array  # [N, T, D], the model's last hidden state
+    sinks: list[tuple[Any, ...]]  # (sequence, layer, *row of `sinks`), in any order
 
 
 @dataclass
@@ -348,6 +349,37 @@ def peak_range(length: int, causal: bool) -> list[int]:
     return [k for k in range(length) if not causal or length - k >= length / 4]
 
 
+def counted_range(length: int, causal: bool) -> list[int]:
+    """The keys that at least max(16, T/16) query rows may see: those that can be a sink of their own."""
+    least = max(16, length / 16)
+    return [k for k in range(length) if (length - k if causal else length) >= least]
+
+
+def sinks(
+    probs: Array, visible: Array, x: Array, epsilon: float
+) -> list[tuple[str, float, int, float, float, float, float]]:
+    """Every sink of one layer and sequence, as (kind, head, position, alpha, cos_first, max_abs, norm_ratio).
+
+    `probs` and `visible` are [H, T, T], x is [T, D], entering the layer.
+    """
+    length = len(x)
+    sizes = np.array([np.sqrt((row**2).sum()) for row in x])
+    cosine = [float((x[k] * x[0]).sum() / sizes[k] / sizes[0]) for k in range(length)]
+    state = [(cosine[k], float(np.abs(x[k]).max()), sizes[k] / np.median(sizes)) for k in range(length)]
+    found = []
+    for h in range(len(probs)):
+        alpha = alpha_scores(probs[h], is_causal(visible[h]))
+        for k in counted_range(length, is_causal(visible[h])):
+            if alpha[k] > epsilon:
+                found.append(("attention", float(h), k, alpha[k], *state[k]))
+    for k in range(length):
+        if abs(state[k][0]) > 0.9 and state[k][2] > 5:
+            found.append(("state", np.nan, k, np.nan, *state[k]))
+        if state[k][1] > 100 and state[k][1] > 1000 * np.median(np.abs(x)):
+            found.append(("massive", np.nan, k, np.nan, *state[k]))
+    return found
+
+
 def mass_columns(probs: Array, visible: Array, epsilon: float = 0.3) -> dict[str, float]:
     """Every column that needs the attention map alone."""
     length = len(probs)
@@ -368,7 +400,13 @@ def mass_columns(probs: Array, visible: Array, epsilon: float = 0.3) -> dict[str
         "learned_sink_mass": mean([1.0 - probs[i].sum() for i in range(length)]),
         "tail_mass": mean([probs[i, 0] for i in range(length - tail, length)]),
         "awft": alpha[0],
+        "first4_mass": mean([probs[i, :4].sum() for i in range(length)]),
     }
+    columns["first4_boost"] = columns["first4_mass"] / mean(
+        [visible[i, :4].sum() / visible[i].sum() for i in range(length)]
+    )
+    elsewhere = [alpha[k] > epsilon for k in counted_range(length, causal) if k >= 1]
+    columns["sink_elsewhere"] = float(any(elsewhere)) if elsewhere else np.nan
     columns["aeqd"] = columns["entropy"]
     if length >= 64:
         early = alpha_scores_t64(probs, causal)
@@ -522,6 +560,7 @@ def measure(model: PreTrainedModel, input_ids: torch.Tensor, epsilon: float = 0.
     attentions: list[list[Array]] = [[] for _ in layers]
     inputs: list[list[Array]] = [[] for _ in layers]
     hidden = []
+    found: list[tuple[Any, ...]] = []
     causal = [True] * depth
     for n in range(count):
         hidden.append(run_sequence(base, layers, input_ids[n : n + 1]))
@@ -542,6 +581,7 @@ def measure(model: PreTrainedModel, input_ids: torch.Tensor, epsilon: float = 0.
             logit_sizes[n].append([logit_size(trace.call.logits[h], causal[index]) for h in range(width)])
             alpha[n].append([alpha_scores(probs[h], is_causal(visible[h])) for h in range(width)])
             alpha_t64[n].append([alpha_scores_t64(probs[h], is_causal(visible[h])) for h in range(width)])
+            found += [(n, index, *each) for each in sinks(probs, visible, trace.x, epsilon)]
             attentions[index].append(probs)
             inputs[index].append(trace.x)
     add_layer_normalised(heads)
@@ -567,4 +607,5 @@ def measure(model: PreTrainedModel, input_ids: torch.Tensor, epsilon: float = 0.
         peak_score=peak_score,
         attentions=[np.stack(maps) for maps in attentions],
         hidden=np.stack(hidden),
+        sinks=found,
     )

@@ -67,6 +67,9 @@ HEAD_COLUMNS = {
     "value_drain",
     "ov_drain",
     "gate_open",
+    "first4_mass",
+    "first4_boost",
+    "sink_elsewhere",
 }
 T64_COLUMNS = {"sink_score_t64", "sink_rate_t64"}
 LAYER_COLUMNS = {
@@ -334,10 +337,13 @@ def test_hand_made_map() -> None:
         "uniformity": (second / math.log(2) + third / math.log(3)) / 2,
         "learned_sink_mass": 0.0,
         "tail_mass": 0.625,
+        "first4_mass": 1.0,
+        "first4_boost": 1.0,
+        "sink_elsewhere": math.nan,  # three rows are too few
     }
     assert columns.keys() == expected.keys()
     for name, value in expected.items():
-        assert columns[name] == pytest.approx(value, abs=1e-15), name
+        assert columns[name] == pytest.approx(value, abs=1e-15, nan_ok=True), name
     np.testing.assert_allclose(alpha_scores(HAND, True), [0.75, 0.1875, 0.375])
     np.testing.assert_allclose(alpha_scores(HAND, False), [0.75, 0.125, 0.125])
     assert mass_columns(HAND, CAUSAL, epsilon=0.75)["sink_rate"] == 0.0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 from torch import Tensor
 
 from sinkscope.capture import Site
@@ -14,6 +15,9 @@ from sinkscope.checkpoints import Checkpoint
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.checkpoints.probes import probe, several_probes
 from sinkscope.engine.reading import Reading
+from sinkscope.errors import SinkscopeError
+from sinkscope.inputs import TokenRules
+from sinkscope.runs.places import text_regions
 from sinkscope.runs.request import Request
 from sinkscope.runs.values import Domain
 
@@ -33,6 +37,7 @@ class Asked:
             domain of every SPEC.
         images, audio: a folder of pictures or of recordings. prompt: the text beside each.
         seq_len, num_sequences: None = the kind's default.
+        generate: tokens that the model writes after each sequence; None = none.
         seed: draws documents and synthetic data.
     """
 
@@ -46,6 +51,7 @@ class Asked:
     prompt: str | None = None
     seq_len: int | None = None
     num_sequences: int | None = None
+    generate: int | None = None
     seed: int = 0
 
 
@@ -62,6 +68,7 @@ def asked_of(request: Request) -> Asked:
         prompt=request.prompt,
         seq_len=request.seq_len,
         num_sequences=request.num_sequences,
+        generate=request.generate,
         seed=request.seed,
     )
 
@@ -75,8 +82,12 @@ class InputKind(ABC):
 
     name: ClassVar[str]
     """The kind's name, such as `text` or `token ids`."""
+    continues: ClassVar[bool] = False
+    """Whether the model can write on after its sequences."""
 
     def __init__(self, asked: Asked, checkpoint: Checkpoint, forward: Forward) -> None:
+        if asked.generate is not None and not self.continues:
+            raise SinkscopeError(f"--generate goes on after text; {checkpoint.name} reads {self.name} here")
         self.asked, self.checkpoint, self.forward = asked, checkpoint, forward
 
     @classmethod
@@ -104,6 +115,11 @@ class InputKind(ABC):
     @abstractmethod
     def read(self, positions: int) -> Reading:
         """Reads the sequences. `positions`: attention positions of the dry run. Raises SinkscopeError."""
+
+    def regions(self, ids: np.ndarray, rules: TokenRules) -> np.ndarray | None:
+        """Returns the region of each position, [sequence, T], by name: `special` or `text`, and "" past a sequence's
+        end (id -1). None where positions hold no tokens: `engine.places` then names them by stream and model."""
+        return text_regions(ids, rules.special)
 
     def summary(self, domains: list[Domain], sites: list[Site], positions: pd.DataFrame) -> dict[str, Any]:
         """Returns the entries of summary.json that only this kind has. `positions`: the run's table of that name."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 from torch import Tensor
 
 from sinkscope.checkpoints import Checkpoint
@@ -13,6 +14,7 @@ from sinkscope.checkpoints.forward import Forward
 from sinkscope.engine.input_kinds.kind import Asked, InputKind
 from sinkscope.engine.reading import Reading
 from sinkscope.errors import SinkscopeError
+from sinkscope.inputs import TokenRules
 from sinkscope.inputs.batches import DECODER, batches
 from sinkscope.inputs.images import picture_paths, processed
 from sinkscope.inputs.signals import KINDS, NAMES, PIXELS, SOUND, Signals, signal_data, signal_name, signal_rules
@@ -71,6 +73,9 @@ class SignalInput(InputKind):
         corpus, tokens = self._signals.corpus(positions), self._signals.tokens(positions)
         names, text_from = KindNames(NAMES), self._signals.text_from
         return Reading(signal_rules(), [corpus], [tokens], names, self, decoder_input=text_from)
+
+    def regions(self, ids: np.ndarray, rules: TokenRules) -> np.ndarray | None:
+        return None
 
     def _given(self) -> Signals | None:
         return signal_data(self.asked.given, self.asked.num_sequences, self._decoder_vocabulary())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 from torch import Tensor
 
 from sinkscope.capture import Site
@@ -14,12 +15,13 @@ from sinkscope.engine.input_kinds.kind import Asked, InputKind
 from sinkscope.engine.input_kinds.signals import refuse_seq_len, signal_asked_for
 from sinkscope.engine.reading import Reading
 from sinkscope.errors import SinkscopeError
-from sinkscope.inputs import token_rules
+from sinkscope.inputs import TokenRules, token_rules
 from sinkscope.inputs.batches import batches, token_data
 from sinkscope.inputs.images import processed
 from sinkscope.inputs.signals import PIXELS, signal_name
-from sinkscope.inputs.signals_with_text import ImageNames, Sighted, image_token, joined, sighted_data
+from sinkscope.inputs.signals_with_text import IMAGE, ImageNames, Sighted, image_token, joined, sighted_data
 from sinkscope.runs.image_tokens import image_tokens
+from sinkscope.runs.places import text_regions
 from sinkscope.runs.values import Domain
 
 if TYPE_CHECKING:
@@ -62,6 +64,10 @@ class SignalTextInput(InputKind):
         rules = token_rules(tokenizer, self.checkpoint.vocabulary)
         names = ImageNames(tokenizer, self._image)
         return Reading(rules, [self._read.corpus()], [self._read.tokens], names, self)
+
+    def regions(self, ids: np.ndarray, rules: TokenRules) -> np.ndarray | None:
+        regions = text_regions(ids, rules.special)
+        return regions if self._image is None else np.where(ids == self._image, IMAGE, regions)
 
     def summary(self, domains: list[Domain], sites: list[Site], positions: pd.DataFrame) -> dict[str, Any]:
         """Returns how much attention the text pays to pictures, where the configuration names their token."""

@@ -6,14 +6,16 @@ from dataclasses import replace
 from typing import ClassVar
 
 from sinkscope.checkpoints.checkpoint import check_length
+from sinkscope.checkpoints.writing import written
 from sinkscope.engine.input_kinds.kind import Asked, InputKind
 from sinkscope.engine.reading import Reading
 from sinkscope.errors import SinkscopeError
-from sinkscope.inputs import Corpus, TokenRules, check_spec, read_corpus, token_rules
-from sinkscope.inputs.batches import TokenData
+from sinkscope.inputs import Corpus, TokenRules, check_spec, token_rules
+from sinkscope.inputs.batches import token_data_of
 from sinkscope.inputs.documents import SYNTHETIC
 from sinkscope.inputs.opened import read_opened
 from sinkscope.inputs.openings import openings
+from sinkscope.inputs.texts import continued, read_chats_or_text
 from sinkscope.inputs.vectors import TASKS
 from sinkscope.runs.defaults import DATA, NUM_SEQUENCES, SEQ_LEN
 
@@ -22,6 +24,7 @@ class TextInput(InputKind):
     """Reads one corpus for each SPEC and each way to begin a sequence."""
 
     name: ClassVar[str] = "text"
+    continues: ClassVar[bool] = True
 
     @classmethod
     def asked_for(cls, asked: Asked) -> bool:
@@ -37,7 +40,15 @@ class TextInput(InputKind):
         tokenizer = self.checkpoint.tokenizer
         rules = token_rules(tokenizer, self.checkpoint.vocabulary)
         corpora = self._corpora(rules)
-        return Reading(rules, corpora, [TokenData(corpus.ids) for corpus in corpora], tokenizer, self)
+        if self.asked.generate is not None:
+            corpora = [continued(corpus, rules, self._written) for corpus in corpora]
+        return Reading(rules, corpora, [token_data_of(corpus) for corpus in corpora], tokenizer, self)
+
+    def _written(self, prompt: list[int]) -> list[int]:
+        """What the model writes after a prompt. Raises SinkscopeError where both are longer than its positions."""
+        count = self.asked.generate or 0
+        check_length(self.checkpoint, len(prompt) + count)
+        return written(self.checkpoint, prompt, count)
 
     def _corpora(self, rules: TokenRules) -> list[Corpus]:
         asked, checkpoint = self.asked, self.checkpoint
@@ -58,7 +69,10 @@ class TextInput(InputKind):
             return [corpus for spec in specs for corpus in read_opened(spec, *read)]
         for spec in specs:
             for mode in asked.bos:
-                corpus = read_corpus(spec, checkpoint.tokenizer, rules, length, count, mode, asked.seed)
+                corpus = read_chats_or_text(
+                    spec, checkpoint.tokenizer, rules, asked.seq_len, SEQ_LEN, checkpoint.max_positions, count, mode,
+                    asked.seed, asked.generate is not None,
+                )  # fmt: skip
                 name = spec if len(asked.bos) == 1 else f"{spec} bos={mode}"
                 corpora.append(replace(corpus, domain=name))
         return corpora

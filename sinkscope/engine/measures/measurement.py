@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
-from sinkscope.capture import Plan, Site
+from sinkscope.capture import AttentionCall, Plan, Site
+from sinkscope.capture.kernels.map_walk import AttentionMap
 from sinkscope.capture.wiring.trace import Wiring, trace
 from sinkscope.engine.batch_size import memory_needed
 from sinkscope.engine.collector import Parts
@@ -36,12 +37,14 @@ class Subject:
     `metrics`: the metrics of the scan, also those of the measurements' own tables. `short_pass`: runs the model on a
     few short sequences, every token at position 0; it raises SinkscopeError for a model that cannot be run so.
     `bos_id`: the tokenizer's BOS (or CLS); None where it has none.
+    `asked`: the request.
     """
 
     model: nn.Module
     plan: Plan
     metrics: MetricSet
     short_pass: Callable[[], Any]
+    asked: Request
     bos_id: int | None = None
 
     @cached_property
@@ -77,7 +80,7 @@ class Measurement(ABC):
     A quantity is a function of a LayerView. Its axes say how batches join, how processes gather it and what a shard
     holds (`metrics.quantities`). Those with the axes (sequence, head, metric) are columns of sequences.parquet too, and
     their name is that of a table whose metrics `measured_metric` declares. What a LayerView does not show, `watching`
-    can collect by hooks, for a quantity to read or for `parts` to return.
+    can collect by hooks, for a quantity to read or for `parts` to return; `of_call` reads an attention call itself.
 
     Attributes:
         name: its name, as `--measure` takes it.
@@ -99,6 +102,13 @@ class Measurement(ABC):
     def quantities(self) -> tuple[Quantity, ...]:
         """What it measures on every LayerView, the same at every call."""
         return ()
+
+    def of_call(self, call: AttentionCall | AttentionMap) -> Any:
+        """What it makes of an attention call besides the sums of every scan; `LayerView.readings` has it by `name`.
+
+        It gets each call with its mask read, and each sequence's part of a padded batch; it must not keep the call.
+        """
+        return None
 
     @contextmanager
     def watching(self, batch: Batch, ids: np.ndarray) -> Iterator[None]:

@@ -6,7 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.runs.catalogue import columns_of
+from sinkscope.runs.catalogue import Column, catalogue, columns_of
 from sinkscope.runs.schema.measures import MEASURES
 
 if TYPE_CHECKING:
@@ -28,13 +28,16 @@ TITLES = {
     **_OF_MEASURES,
     "positions": "positions.parquet: one row per (stream, layer, head, position)",
     "length_curve": "length_curve.csv: one row per (stream, layer, head, length), all lengths from the same pass",
+    "sinks": "sinks.parquet: one row for every sink of every sequence; first its kinds, then its columns",
+    "tokens": "tokens.csv: one row per (stream, kind of sink, token, first or not)",
 }
 NOTATION = {table.name: each.notation for each in MEASURES.values() for table in each.tables if each.notation}
 """What the formulas of a table's columns have in common."""
 MEANS = (
     "Columns are means over sequences of per-sequence values, each with its standard error in NAME_sem,\n"
     "unless marked (run): those are known for the run as a whole only. Those marked (position) are means over\n"
-    "the sequences that reach the position, without an error."
+    "the sequences that reach the position, without an error. Those marked (sink) or (token) are values of one\n"
+    "row of sinks.parquet or tokens.csv, and (kind) is a kind of row: what the column `kind` names."
 )
 FACTS = ("name", "table", "unit", "range", "formula", "source", "per", "measure")
 WIDTH = 100
@@ -67,10 +70,23 @@ def render_metrics(columns: list[dict[str, Any]]) -> str:
             mark = "" if column["per"] == "sequence" else f" ({column['per']})"
             mark += "" if column["measure"] is None else f" (--measure {column['measure']})"
             lines.append(f"  {column['name']}{mark}: {column['unit']}, {column['range']}")
-            for text in (column["formula"], f"Source: {column['source']}"):
+            for text in (column["formula"], f"Source: {column['source']}", *_address(column)):
                 lines += textwrap.wrap(text, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
         lines.append("")
     return "\n".join([*lines, MEANS, ""])
+
+
+def anchor(column: Column) -> str:
+    """The anchor of a column's definition on docs/metrics.md; its name, or with its table where another has it."""
+    first = next((each for each in catalogue() if each.name == column.name and each.shown), column)
+    return column.name if column.table == first.table else f"{column.name}-{column.table}"
+
+
+def _address(column: dict[str, Any]) -> list[str]:
+    """The line that says where a column that comes with sinkscope is defined; none for a user's own metric."""
+    key = (column["name"], column["table"])
+    known = [each for each in catalogue() if (each.name, each.table) == key]
+    return [f"Address: docs/metrics.md#{anchor(known[0])}"] if known else []
 
 
 def render_examples(examples: Iterable[Example]) -> str:

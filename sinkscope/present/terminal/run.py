@@ -23,6 +23,7 @@ from sinkscope.present.terminal.domains import (
 from sinkscope.present.terminal.head_map import Cells, MapRow, head_map, plain, shades
 from sinkscope.present.terminal.listing import FEW, ROWS, dormant_heads
 from sinkscope.present.terminal.table import table
+from sinkscope.present.terminal.tokens import token_rows
 from sinkscope.present.terminal.trigger import render_task
 from sinkscope.present.text import printable
 from sinkscope.runs.words import says_nothing
@@ -50,6 +51,7 @@ def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: s
         maps = _domains(heads)
         for domain, rows in maps if len(maps) <= FEW else []:
             parts += [_heat_map(rows, domain, width, color is not None), _strongest(rows)]
+            parts += token_rows(run, stream, domain)
         if len(maps) > FEW:
             parts.append(Text(f"\nno maps of so many domains ({len(maps)}): heads.csv has every head", style="bold"))
         parts.append(dormant_rows(run, stream) if run.summary.domains else _dormant(summary))

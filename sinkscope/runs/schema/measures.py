@@ -62,6 +62,18 @@ FIRST_COLUMNS = (
     ),
 )  # fmt: skip
 
+REGION_COLUMNS = (
+    key("sequences", "integer", "Sequences that have queries i >= 1 in the region; the means are over these."),
+    key("queries", "integer", "Queries i >= 1 of the region, over all sequences."),
+    *with_sem(
+        number("bos_mass", "probability", "[0, 1]", "Mean A[i,0] over the queries of the region."),
+        number("self_mass", "probability", "[0, 1]", "Mean A[i,i] over the queries of the region."),
+        number("marker_mass", "probability", "[0, 1]", "Mean attention of these queries on the template's markers, BOS "
+               "among them."),
+        number("entropy", "nats", "[0, log T]", "Mean entropy of the attention of these queries."),
+    ),
+)  # fmt: skip
+
 MEASURES = {
     each.name: each
     for each in (
@@ -77,10 +89,28 @@ MEASURES = {
             "multiplier after W_O.",
         ),
         Measure(
+            "streaming", "what may the KV cache forget?",
+            (TableSchema(
+                "streaming", "streaming.csv", "one (stream, layer, head); --measure streaming",
+                (DOMAIN, STREAM, LAYER, HEAD, MODULE), measured=("streaming",),
+            ),),
+            "A cache keeps the first S keys (--sinks) and the last W (--window), query i's own among them; the keys S "
+            ".. i - W are distant. Every column is empty where a sequence has no distant key (T <= S + W) or a query "
+            "sees later keys, since nothing is cached then.",
+        ),
+        Measure(
             "first", "does the sink follow BOS or the first position (with --first, --prepend)?",
             (TableSchema(
                 "first", "first.csv", "one (stream, layer, head); --first, --prepend",
                 (STREAM, LAYER, HEAD, MODULE), own=FIRST_COLUMNS,
+            ),),
+        ),
+        Measure(
+            "regions", "how do heads attend from each speaker's words (in chats)?",
+            (TableSchema(
+                "regions", "regions.csv", "one (stream, layer, head, region); chats",
+                (DOMAIN, STREAM, LAYER, HEAD, key("region", "string", "Whose words the queries are, or markers.")),
+                own=REGION_COLUMNS,
             ),),
         ),
         Measure(

@@ -82,6 +82,40 @@ class FirstTokenNorm(Record):
     """Norm of x_0 over the mean norm of the other tokens, in the layer where it is largest."""
 
 
+class SinkToken(Record):
+    """A token, or a region of positions that hold no tokens, that is a sink beyond the first position."""
+
+    kind: str
+    """attention or state."""
+    token: str | None
+    """The token; null where the positions hold no tokens."""
+    id: int | None
+    """Id of the token; null where the positions hold no tokens."""
+    region: str
+    """special, text, image, class, register, patch, ..."""
+    occurrences: int
+    """How often it occurs beyond the first position (for the kind attention: where enough query rows see it)."""
+    sinks: int
+    """How many of these occurrences are sinks."""
+    heads: int | None
+    """Number of heads in which it is a sink; null for the kind state."""
+
+
+class SinksBeyondFirst(Record):
+    """The sinks beyond the first position."""
+
+    tokens: list[SinkToken]
+    """The tokens with the most attention on them as sinks, most first; where there are none, those of the kind
+    state."""
+    others: int
+    """Number of further tokens of the same kind in tokens.csv."""
+    created: int | None
+    """The first layer in which one of `tokens` is a sink; null where there are none."""
+    gone: int | None
+    """The first layer from which on none of `tokens` is a sink; null where there are none, or where one still is in the
+    last layer."""
+
+
 class ChannelPosition(Record):
     """A position at which a channel holds massive elements."""
 
@@ -107,14 +141,14 @@ class MassiveChannel(Record):
 
 
 class MassiveActivations(Record):
-    """The largest activation of the run, and the massive ones (Sun et al. 2402.17762)."""
+    """The massive activations of the run (Sun et al. 2402.17762), and the largest of them."""
 
     present: bool | None
     """Whether an element exceeds 100 and 1000 times its layer's median; null where the residual stream was not seen."""
     layers: list[int]
     """Layers whose input holds massive activations."""
     max_abs: Number
-    """Largest absolute value of an element."""
+    """Largest absolute value of a massive element; of any element where none is massive."""
     layer: int | None = None
     """Layer whose input holds that element."""
     position: int | None = None
@@ -183,6 +217,9 @@ class StreamSummary(Record):
     """Number of heads by smoothing verdict; null where smoothing was not asked for."""
     ranks_missing: dict[str, int] = Field(default_factory=dict)
     """Number of heads without a value, by column of smoothing.csv (rank_w, rank_qk) that some head lacks."""
+    sinks_beyond_first: SinksBeyondFirst | None = None
+    """The sinks beyond the first position; null for runs of an older sinkscope, where no key beyond the first is seen
+    by enough queries, and where attention is no softmax."""
     measured: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """What each other measurement made on request found, by its name."""
     in_words: list[str] = Field(default_factory=list)

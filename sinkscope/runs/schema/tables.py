@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from sinkscope.runs.catalogue import catalogue
+from sinkscope.runs.schema.sink_tables import SINK_COLUMNS, TOKEN_COLUMNS
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,14 @@ TABLES = {
             "sequences", "sequences.parquet",
             "one (stream, layer, head or none, sequence)",
             (key("domain", "string", "The domain."), STREAM, LAYER, MODULE, SEQUENCE, DOCUMENT, HEAD),
+        ),
+        TableSchema(
+            "sinks", "sinks.parquet", "one sink: (sequence, layer, head or none, position)",
+            tuple(ColumnSchema(*astuple(each)) for each in SINK_COLUMNS),
+        ),
+        TableSchema(
+            "tokens", "tokens.csv", "one (stream, kind, token, first or not)",
+            (DOMAIN, *(ColumnSchema(*astuple(each)) for each in TOKEN_COLUMNS)),
         ),
         TableSchema(
             "domains", "domains.csv", "one (pair of domains, stream, layer, head)",

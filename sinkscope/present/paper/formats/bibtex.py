@@ -8,6 +8,12 @@ from sinkscope.present.text import printable
 from sinkscope.runs.paper_table import PaperTable
 from sinkscope.runs.papers import Paper, cited_papers
 
+SOFTWARE = {
+    "author": "{The sinkscope authors}",  # the braces keep the name whole
+    "title": "sinkscope: measures attention sinks in pretrained transformers",
+}
+"""What CITATION.cff says too."""
+
 
 def bibtex(table: PaperTable) -> str:
     """An entry for each arXiv paper that the metrics' sources cite, and one for sinkscope.
@@ -25,8 +31,7 @@ def bibtex(table: PaperTable) -> str:
             lines.append(f"% {column.name}: {printable(column.source) or 'no source'}")
     for paper, names in papers.items():
         lines += [f"% defines {', '.join(names)}", _paper(paper)]
-    fields = {"title": "sinkscope: measures attention sinks in pretrained transformers", "version": __version__}
-    return "\n".join([*lines, _entry("software", "sinkscope", fields | {"key": "sinkscope"}), ""])
+    return "\n".join([*lines, _entry("software", "sinkscope", SOFTWARE | {"version": __version__}), ""])
 
 
 def _paper(paper: Paper) -> str:

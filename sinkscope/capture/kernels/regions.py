@@ -1,0 +1,139 @@
+"""Splits the keys of every query into the first ones, a window of recent ones and the distant ones between them.
+
+A KV cache of StreamingLLM (Xiao et al. 2309.17453) keeps the first and the recent keys and forgets the distant ones.
+The sums here say what each region holds, block by block, never T x T.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from sinkscope.capture.calls import AttentionCall
+from sinkscope.capture.kernels.map_walk import AttentionMap
+from sinkscope.capture.kernels.sums import block_edges
+from sinkscope.capture.kernels.unnormalised import SCORES, UnnormalisedWalk
+from sinkscope.capture.kernels.walk import Walk
+from sinkscope.capture.masks.visibility import BlockMask
+
+
+@dataclass(frozen=True)
+class Regions:
+    """For query i, the keys i - window + 1 .. i are recent; of those before them, 0 .. first - 1 are first, the rest
+    distant."""
+
+    first: int
+    window: int
+
+    def cut(self, weights: Float[Tensor, "*rest query key"], start: int, low: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the sums over the first, recent and distant keys, each [*rest, query], and leaves the weights of
+        distant keys alone in `weights`. Its queries begin at `start`, its keys at `low`."""
+        queries = torch.arange(start, start + weights.shape[-2], device=weights.device)[:, None]
+        keys = torch.arange(low, low + weights.shape[-1], device=weights.device)
+        total = weights.sum(-1)
+        weights.masked_fill_(keys > queries - self.window, 0.0)
+        recent = total - weights.sum(-1)
+        early = weights[..., : max(0, self.first - low)]
+        first = early.sum(-1)
+        early.zero_()
+        return first, recent, weights.sum(-1)
+
+
+@dataclass
+class RegionSums:
+    """Sums over the three regions of every query's keys, in float32 (float64 for a float64 model).
+
+    `first`, `recent`, `distant`: sum of A[i, j] over the region's keys. `distant_output`: sum of A[i, j] v_j over the
+    distant keys; None where the values were not seen.
+    """
+
+    first: Float[Tensor, "batch head query"]
+    recent: Float[Tensor, "batch head query"]
+    distant: Float[Tensor, "batch head query"]
+    distant_output: Float[Tensor, "batch query head vdim"] | None
+
+
+def region_sums(call: AttentionCall | AttentionMap, regions: Regions) -> RegionSums:
+    """The sums of one attention call of as many queries as keys."""
+    if isinstance(call, AttentionMap):
+        return _of_map(call, regions)
+    batch, heads, queries, _ = call.query.shape
+    groups, keys = call.key.shape[1:3]
+    walk = WALKS[call.score](call, batch, groups, heads // groups, queries, keys)
+    walk.split = _Split(regions, walk)
+    for start, stop in block_edges(queries, batch * heads * keys * 4, call.query.device):
+        walk.block(start, stop)
+    return walk.split.finish()
+
+
+def _of_map(seen: AttentionMap, regions: Regions) -> RegionSums:
+    """From a map that the model formed. Probabilities in half precision are recomputed from their logits."""
+    batch, heads, queries, keys = seen.probabilities.shape
+    dtype = torch.float64 if seen.probabilities.dtype == torch.float64 else torch.float32
+    sums = seen.probabilities.new_zeros(3, batch, heads, queries, dtype=dtype)
+    value = None if seen.value is None else seen.value.to(dtype).repeat_interleave(heads // seen.value.shape[1], 1)
+    output = None if value is None else value.new_zeros(batch, queries, heads, value.shape[-1])
+    narrow = seen.logits is not None and seen.logits.dtype not in (torch.float32, torch.float64)
+    for start, stop in block_edges(queries, 2 * batch * heads * keys * 4, seen.probabilities.device):
+        if narrow and seen.logits is not None:
+            shares = seen.logits[:, :, start:stop].to(dtype).softmax(-1)[..., :keys].contiguous()
+        else:
+            shares = seen.probabilities[:, :, start:stop].to(dtype, copy=True)
+        sums[..., start:stop] = torch.stack(regions.cut(shares, start, 0))
+        if output is not None and value is not None:
+            output[:, start:stop] = (shares @ value).transpose(1, 2)
+    first, recent, distant = sums.unbind()
+    return RegionSums(first, recent, distant, output)
+
+
+class _Split:
+    """The sums of a walk, which `add` fills block by block. Row sums are (B, G, R, query)."""
+
+    def __init__(self, regions: Regions, walk: Walk) -> None:
+        self.regions, self.walk = regions, walk
+        self.first, self.recent, self.distant = (torch.zeros_like(walk.first) for _ in range(3))
+        batch, queries, groups, repeat, width = walk.out.shape
+        self.output = walk.first.new_zeros(batch, groups, repeat, queries, width)
+
+    def add(self, rows: slice, seen: BlockMask, weights: Tensor, norm: Tensor) -> None:
+        sums = self.regions.cut(weights, rows.start, seen.low)
+        for target, values in zip((self.first, self.recent, self.distant), sums, strict=True):
+            target[..., rows] = values / norm
+        flat = weights.reshape(self.walk.value_rows.shape[0], -1, weights.shape[-1])
+        mixed = torch.bmm(flat, self.walk.value_rows[:, seen.low : seen.high])
+        self.output[..., rows, :] = mixed.view(*weights.shape[:-1], -1) / norm.unsqueeze(-1)
+
+    def finish(self) -> RegionSums:
+        first, recent, distant = (each.flatten(1, 2) for each in (self.first, self.recent, self.distant))
+        return RegionSums(first, recent, distant, self.output.flatten(1, 2).transpose(1, 2))
+
+
+class _SplitWalk(Walk):
+    """A walk that takes the sums over regions in place of all others."""
+
+    split: _Split
+
+    def _row_sums(self, *_: Any) -> None:
+        pass
+
+    def _column_sums(self, *_: Any) -> None:
+        pass
+
+    def _output(self, rows: slice, seen: BlockMask, weights: Tensor, norm: Tensor) -> None:
+        self.split.add(rows, seen, weights, norm)
+
+
+class _UnnormalisedSplitWalk(_SplitWalk, UnnormalisedWalk):
+    pass
+
+
+WALKS: dict[str, Callable[..., _SplitWalk]] = {
+    "softmax": _SplitWalk,
+    **{name: partial(_UnnormalisedSplitWalk, score=score) for name, score in SCORES.items()},
+}

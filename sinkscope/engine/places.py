@@ -1,0 +1,87 @@
+"""Finds what stands at the positions of every stream: tokens of a text, patches of a picture, frames of a sound."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import nn
+
+from sinkscope.engine.loop import Loop
+from sinkscope.inputs.batches import TokenData
+from sinkscope.inputs.signals import PIXELS
+from sinkscope.runs.places import Places, PlacesOf, text_regions
+from sinkscope.runs.values import Domain
+
+LEADING = {
+    "cls_token": "class", "class_embedding": "class", "class_token": "class", "cls_emb": "class",
+    "distillation_token": "distillation", "register_tokens": "register",
+}  # fmt: skip
+"""Regions that stand before the patches in vision transformers, in this order, by the last name of their parameter."""
+
+APPENDED = ("Llama4VisionModel",)
+"""Vision models that put their class token after the patches."""
+
+
+def places_of(loop: Loop, domains: list[Domain]) -> PlacesOf:
+    """The places of every attention call's keys in every domain, for the sequences that were measured."""
+    found: PlacesOf = {}
+    for domain, data in zip(domains, loop.reading.tokens, strict=False):
+        shared: dict[tuple[str, int], Places] = {}
+        for site in loop.sites:
+            values = domain.sites.get(site.name)
+            if values is None:
+                continue
+            own = site.stream, values.keys
+            if own not in shared:
+                shared[own] = _places(loop, domain, data, *own).cut(values.count)
+            found[domain.name, site.name] = shared[own]
+    return found
+
+
+def _places(loop: Loop, domain: Domain, data: TokenData, stream: str, keys: int) -> Places:
+    tokens = _tokens(loop, domain, data, stream)
+    if tokens is not None and tokens.regions.shape[1] == keys:
+        return tokens
+    unit = {"vision": "patch", "audio": "frame"}.get(stream, _unit(loop.forward.signal))
+    leading = _leading(loop.checkpoint.model, keys) if unit == "patch" else {}
+    row = np.array([leading.get(place, unit) for place in range(keys)])
+    return Places(np.broadcast_to(row, (len(domain.ids), keys)))
+
+
+def _tokens(loop: Loop, domain: Domain, data: TokenData, stream: str) -> Places | None:
+    """The tokens that a stream reads; None for a stream of patches or frames."""
+    tokenizer, forward = loop.checkpoint.tokenizer, loop.forward
+    if data.extras is not None and stream in ("vision", "audio"):
+        return None
+    if stream == "decoder" and data.decoder is not None:
+        special = frozenset(getattr(tokenizer, "all_special_ids", ()))
+        return Places(text_regions(data.decoder, special), data.decoder, tokenizer)
+    reading = loop.reading
+    ids = domain.ids
+    if stream == "decoder" and forward.decodes and forward.start is not None:
+        ids = np.where(ids < 0, ids, np.insert(ids[:, :-1], 0, forward.start, axis=1))
+    regions = reading.kind.regions(ids, reading.rules)
+    return None if regions is None else Places(regions, ids, reading.tokenizer)
+
+
+def _unit(signal: str | None) -> str:
+    """The name of the positions of a model that reads only this signal."""
+    if signal is None:
+        return "position"
+    return "patch" if signal == PIXELS else "frame"
+
+
+def _leading(model: nn.Module, positions: int) -> dict[int, str]:
+    """The regions of the positions of a vision transformer that are no patches."""
+    counts: dict[str, int] = {}
+    appended = False
+    for name, parameter in model.named_parameters():
+        owner, _, leaf = name.rpartition(".")
+        region = LEADING.get(leaf)
+        if region is None or region in counts or parameter.dim() == 0:
+            continue
+        appended |= type(model.get_submodule(owner)).__name__ in APPENDED
+        counts[region] = parameter.shape[-2] if parameter.dim() > 1 else 1
+    names = [region for region in dict.fromkeys(LEADING.values()) for _ in range(counts.get(region, 0))]
+    if len(names) >= positions:
+        return {}
+    return dict(enumerate(names, positions - len(names) if appended else 0))

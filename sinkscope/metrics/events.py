@@ -1,0 +1,163 @@
+"""Which tokens are sinks: every sink as an event of its own (a row of sinks.parquet), and what heads give keys near or
+beyond the first.
+
+alpha_k is that of `mass`: over the T - k queries that may see key k in a causal layer, over all T in a bidirectional
+one. A key counts where at least max(16, T/16) query rows see it, T being the number of queries: a mean over fewer rows
+is easily large by chance. So a head has at most 16 / epsilon such keys in a sequence of 256 tokens or more.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from sinkscope.capture.precision import wide
+from sinkscope.capture.view import LayerView, Missing, once_per_view
+from sinkscope.metrics import mass
+from sinkscope.metrics.quantities import quantity
+from sinkscope.metrics.registry import head_metric
+from sinkscope.metrics.residual import SUN, first_cosines, massive_bound
+
+FEWEST_ROWS, ROWS_SHARE = 16, 16
+"""A key counts where at least this many query rows see it, and at least the T/16-th part of all rows."""
+
+STATE_COSINE, STATE_NORM = 0.9, 5.0
+FIRST = 4
+
+HeadValues = Float[Tensor, "batch head"]
+Events = Float[Tensor, "event field"]
+
+
+@head_metric(unit="probability", range="[0, 1]", source="Xiao et al. 2309.17453 (four sink tokens); estimator ours")
+def first4_mass(view: LayerView) -> HeadValues:
+    """Mean over all queries i = 0..T-1 of sum over k < 4 of A[i,k]; in causal heads the rows of the first four queries
+    are trivially 1, so uniform attention is the baseline to hold it against: see first4_boost."""
+    return view.attention.columns[..., :FIRST].sum(-1) / view.queries
+
+
+@head_metric(unit="ratio", range="[0, inf)", source="ours")
+def first4_boost(view: LayerView) -> HeadValues:
+    """first4_mass over its value under uniform attention, which is the mean over all queries i of (number of keys k < 4
+    that i may see) / (number of keys that i may see). Empty where attention is no softmax, and in bidirectional layers
+    with a window."""
+    _need_softmax(view)
+    visible = wide(view.attention.visible)
+    shares = _first_keys_seen(view, visible) / visible.clamp(min=1)
+    return first4_mass(view) / mass.mean_rows(shares).to(view.attention.columns.dtype)
+
+
+@head_metric(unit="share", range="[0, 1]", source=f"{mass.GU} (alpha_k, threshold); ours")
+def sink_elsewhere(view: LayerView) -> HeadValues:
+    """Share of sequences with a sink beyond the first token: alpha_k > epsilon at a key k >= 1 that at least max(16,
+    T/16) query rows see. Empty where no such key exists, and where attention is no softmax."""
+    later = _sinks(view)[..., 1:]
+    return later.any(-1).float() if later.shape[-1] else torch.full_like(view.attention.columns[..., 0], torch.nan)
+
+
+@quantity(
+    "event", "field", unit="sink of one head in one sequence", range="-", source=f"{mass.GU} (alpha_k, threshold)",
+    column="attention",
+)  # fmt: skip
+def attention_sinks(view: LayerView) -> Events:
+    """alpha_k > epsilon, in one head and sequence, for a key k that at least max(16, T/16) query rows see; the first
+    token counts too. None where attention is no softmax."""
+    sequence, head, position = _sinks(view).nonzero().T
+    state = _state_of_keys(view)
+    return _events(sequence, head, position, mass.alpha(view)[sequence, head, position], state)
+
+
+@quantity(
+    "event", "field", unit="token of one layer in one sequence", range="-",
+    source="Wong et al. 2512.22213 (secondary sinks); the bound on the norm is ours", column="state",
+)  # fmt: skip
+def state_sinks(view: LayerView) -> Events:
+    """|cos(x_k, x_0)| > 0.9 and norm x_k > 5 x the median norm of the sequence's tokens; x is the residual stream that
+    enters the layer. The first token counts too."""
+    alike, large = first_cosines(view).abs() > STATE_COSINE, norm_ratios(view) > STATE_NORM
+    return _tokens(view, alike & large)
+
+
+@quantity("event", "field", unit="token of one layer in one sequence", range="-", source=SUN, column="massive")
+def massive_sinks(view: LayerView) -> Events:
+    """An element of x_k has an abs > 100 and > 1000 x the median abs of the sequence's x; x is the residual stream that
+    enters the layer. The first token counts too."""
+    return _tokens(view, view.x_peaks > massive_bound(view)[:, None])
+
+
+@once_per_view
+def norm_ratios(view: LayerView) -> Float[Tensor, "batch token"]:
+    """Norm x_k over the median norm of the sequence's tokens; the mean of the two middle norms for an even count."""
+    ordered = view.x_norms.sort(-1).values
+    count = ordered.shape[-1]
+    middle = (ordered[:, (count - 1) // 2] + ordered[:, count // 2]) / 2
+    return view.x_norms / middle[:, None]
+
+
+def keys_seen_enough(queries: int, keys: int, causal: bool) -> int:
+    """The number n of keys 0..n-1 that at least max(16, T/16) query rows see, T = `queries`."""
+    least = max(FEWEST_ROWS, -(-queries // ROWS_SHARE))
+    if causal:
+        return max(0, min(keys, queries - least + 1))
+    return keys if queries >= least else 0
+
+
+@once_per_view
+def _sinks(view: LayerView) -> Bool[Tensor, "batch head counted"]:
+    """Whether alpha_k > epsilon, for the keys that count."""
+    _need_softmax(view)
+    counted = keys_seen_enough(view.queries, view.keys, view.attention.causal)
+    return mass.alpha(view)[..., :counted] > view.epsilon
+
+
+def _need_softmax(view: LayerView) -> None:
+    """Raises Missing where attention is raw scores, which no threshold fits."""
+    if view.site.score != "softmax":
+        raise Missing
+
+
+def _first_keys_seen(view: LayerView, visible: Tensor) -> Tensor:
+    """The number of keys k < 4 that each query may see, shaped like `visible`.
+
+    A query that sees key 0 sees the first `visible` keys, any other one in a causal layer the last ones up to its own.
+    """
+    sees_first, seen = view.attention.sees_first, visible.clamp(max=FIRST)
+    if bool(sees_first.all()):
+        return seen
+    if not view.attention.causal or view.site.cross:
+        raise Missing
+    start = torch.arange(1, view.queries + 1, device=visible.device) - visible
+    return torch.where(sees_first, seen, (FIRST - start).clamp(min=0).minimum(visible))
+
+
+@once_per_view
+def _state(view: LayerView) -> Float[Tensor, "batch token 3"]:
+    """cos_first, max_abs and norm_ratio of every token entering the layer."""
+    return torch.stack([first_cosines(view), view.x_peaks, norm_ratios(view)], -1)
+
+
+def _state_of_keys(view: LayerView) -> Tensor | None:
+    """`_state` where the keys are the layer's own tokens; None where they are others', or x was not seen."""
+    if view.site.cross or view.residual_in is None or view.residual_in.shape[1] != view.keys:
+        return None
+    return _state(view)
+
+
+def _tokens(view: LayerView, found: Bool[Tensor, "batch token"]) -> Events:
+    """Events of the layer's own tokens, of no head. Raises Missing in cross-attention, whose positions are others'."""
+    if view.site.cross:
+        raise Missing
+    sequence, position = found.nonzero().T
+    missing = torch.full_like(view.x_norms[sequence, position], torch.nan)
+    return _events(sequence, missing, position, missing, _state(view))
+
+
+def _events(sequence: Tensor, head: Tensor, position: Tensor, alpha: Tensor, state: Tensor | None) -> Events:
+    """One row an event, with the fields of EVENT_FIELDS; `state` [batch, token, 3]."""
+    if state is None:
+        measured = alpha.new_full((len(alpha), 3), torch.nan)
+    else:
+        measured = state[sequence, position].to(alpha.dtype)
+    return torch.cat(
+        [torch.stack([each.to(alpha.dtype) for each in (sequence, head, position, alpha)], -1), measured], 1
+    )

@@ -1,0 +1,105 @@
+"""The tokens that are sinks: on the screen, and as a list for other tools."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from desk import scanned
+from test_terminal import make_run
+from typer.testing import CliRunner
+
+from sinkscope.cli import app
+from sinkscope.errors import SinkscopeError
+from sinkscope.present.terminal.run import render_run
+from sinkscope.runs.run import Run, load_run
+from sinkscope.runs.sink_tokens import COLUMNS
+from sinkscope.runs.token_selection import selected_tokens
+
+EVIL = "\x1b[31mred\n[bold]"
+
+
+def with_tokens(*rows: dict[str, Any]) -> Run:
+    """The screen's run with these rows of tokens.csv; what a row leaves out is that of a '.' in two heads."""
+    run = make_run()
+    plain = {
+        "stream": "text", "kind": "attention", "token": ".", "id": 7, "region": "text", "first": False,
+        "occurrences": 40, "sinks": 10, "rate": 0.25, "heads": 2, "sequences": 4, "first_layer": 0, "last_layer": 1,
+        "lifetime": 1.5, "mean_alpha": 0.4, "sink_share": 0.125,
+    }  # fmt: skip
+    run.tokens = pd.DataFrame([plain | row for row in rows], columns=list(COLUMNS)).astype(COLUMNS)
+    return run
+
+
+TABLE = """
+tokens that are sinks: alpha_k > 0.3
+token  region   place  sinks  of   rate  heads  layers  alpha_k  share
+<s>    special  first      4   4  1.000      6     0-1    0.600  0.875
+.      text     later     10  40  0.250      2     0-1    0.400  0.125
+
+dormant"""
+
+BOS = {
+    "token": "<s>", "id": 1, "region": "special", "first": True, "occurrences": 4, "sinks": 4, "rate": 1.0, "heads": 6,
+    "mean_alpha": 0.6, "sink_share": 0.875,
+}  # fmt: skip
+
+
+def test_the_screen_names_the_tokens() -> None:
+    text = render_run(with_tokens(BOS, {}, {"kind": "state", "token": "never shown"}), width=80)
+    assert TABLE in text
+    assert "never shown" not in text
+
+
+def test_tokens_from_outside_are_shown_not_obeyed_and_no_line_is_too_long() -> None:
+    rows = [{"token": EVIL * 9}, {"token": None, "id": None, "region": "patch"}, *[{}] * 9]
+    text = render_run(with_tokens(*rows), width=80, color="truecolor")
+    assert "\x1b[31m" not in text
+    assert "\\x1b[31mr" in text
+    assert "and 5 more tokens (tokens.csv)" in text
+    assert max(map(len, render_run(with_tokens(*rows), width=80).splitlines())) <= 80
+
+
+def test_the_list_for_other_tools() -> None:
+    state = {"kind": "state", "token": EVIL, "id": 9, "heads": None}
+    run = with_tokens(BOS, {}, {"first": True}, state, {"token": None, "id": None, "region": "patch"})
+    found = selected_tokens(run, "sink")["text"]
+    assert found["ids"] == [1, 7]
+    assert [row["region"] for row in found["tokens"]] == ["special", "text", "text", "patch"]
+    assert json.loads(json.dumps(found)) == found
+    assert selected_tokens(run, "state")["text"]["tokens"][0]["heads"] is None
+    assert selected_tokens(run, "massive") == {"text": {"ids": [], "tokens": []}}
+    with pytest.raises(SinkscopeError, match=r"--tokens 'bos': one of sink, state, massive"):
+        selected_tokens(run, "bos")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--tokens", "sink"), "holds no tokens.csv: an older sinkscope wrote it; scan it again"),
+        (("--tokens", "sink", "--heads", "sink"), "--heads and --tokens write a list each: give one of them"),
+        (("--tokens", "sink", "--level", "head"), "--tokens writes a list, not a table"),
+    ],
+)
+def test_what_cannot_be_listed_is_refused(words: tuple[str, ...], said: str) -> None:
+    run = Path(__file__).parents[1] / "fixtures" / "v0_1" / "smoothing"
+    result = CliRunner().invoke(app, ["export", str(run), *words])
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_saved_table_keeps_tokens_that_look_like_something_else(tmp_path: Path) -> None:
+    tokens = ["null", "NA", "nan", "1", "1.50", "True", '"', ",", "\n", "\r", "a\r\nb", " ", "#"]
+    run = scanned()
+    made = with_tokens({"token": None, "id": None}, *({"token": token} for token in tokens))
+    run.tokens = made.tokens
+    run.save(tmp_path / "run")
+    loaded = load_run(tmp_path / "run").tokens
+    assert loaded is not None
+    assert loaded["token"].isna().tolist() == [True] + [False] * len(tokens)
+    assert loaded["token"][1:].tolist() == tokens
+    pd.testing.assert_frame_equal(loaded, made.tokens)
