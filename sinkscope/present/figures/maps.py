@@ -70,8 +70,9 @@ def draw_maps(
             for axes in places[len(row) :]:
                 axes.remove()
             for tile, axes in zip(row, places, strict=False):
-                image = paint_map(axes, tile, most, epsilon, columns <= WIDE)
-                _fit(axes, tile.name, (width - room) / columns)
+                own = (width - room) / columns
+                image = paint_map(axes, tile, most, epsilon, 72 * (own - 0.6) if columns <= WIDE else 0.0)
+                _fit(axes, tile.name, own)
         if own_title:
             headline(canvas, own_title)
         for places in grid:
@@ -84,8 +85,11 @@ def draw_maps(
     return drawn(paint, about, form, (width, height), title)
 
 
-def paint_map(axes: Axes, tile: Tile, most: float, epsilon: float, ticks: bool = True) -> Any:
-    """Draws one map with its marks; returns the image, for a colour bar."""
+def paint_map(axes: Axes, tile: Tile, most: float, epsilon: float, points: float = 0.0) -> Any:
+    """Draws one map with its marks; returns the image, for a colour bar.
+
+    `points`: the width that is known to be there for tokens or positions along the axes; 0 leaves them out.
+    """
     weights, length = tile.weights, len(tile.weights)
     causal = _causal(weights)
     hidden = np.triu(np.ones_like(weights, bool), 1) & causal
@@ -93,12 +97,12 @@ def paint_map(axes: Axes, tile: Tile, most: float, epsilon: float, ticks: bool =
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.tick_params(length=0)
-    if tile.tokens and ticks and length <= READABLE:
-        names = [printable(token)[:12] for token in tile.tokens]
+    if tile.tokens and points and length <= READABLE:
+        names = [_shown(token) for token in tile.tokens]
         axes.set_xticks(range(length), names, rotation=90, parse_math=False)
         axes.set_yticks(range(length), names, parse_math=False)
-        axes.tick_params(labelsize=max(2.5, min(7.0, 160 / length)))
-    elif ticks:
+        axes.tick_params(labelsize=max(2.0, min(7.0, 0.9 * points / length)))
+    elif points:
         shown = list(range(0, length, max(1, length // 4)))
         axes.set_xticks(shown)
         axes.set_yticks(shown)
@@ -116,6 +120,11 @@ def paint_map(axes: Axes, tile: Tile, most: float, epsilon: float, ticks: bool =
     if tile.trigger is not None:
         _box(axes, "trigger", 0, tile.trigger, tile.trigger + 1 if causal else length, 1)
     return image
+
+
+def _shown(token: str) -> str:
+    """A token without the sign by which vocabularies begin a word, cut to fit beside a map."""
+    return printable(token.replace("\u2581", " ").replace("\u0120", " ").strip() or token)[:12]
 
 
 def sinks(weights: np.ndarray, epsilon: float) -> list[int]:
