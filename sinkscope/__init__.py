@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from sinkscope.errors import SinkscopeError as SinkscopeError
     from sinkscope.experiments.ablation.experiment import ablate as ablate
     from sinkscope.experiments.ablation.result import Ablation as Ablation
+    from sinkscope.experiments.arms.arm import Arm as Arm
+    from sinkscope.experiments.arms.experiment import arms as arms
+    from sinkscope.experiments.arms.grammar import arm_kind as arm_kind
+    from sinkscope.experiments.arms.result import Arms as Arms
     from sinkscope.experiments.bench.bench import bench as bench
     from sinkscope.experiments.bench.result import Speed as Speed
     from sinkscope.experiments.training.callback import SinkCallback as SinkCallback
@@ -68,6 +72,13 @@ _PUBLIC = {
         "zeroes heads and measures what the model loses; returns an Ablation",
     ),
     "Ablation": ("experiments.ablation.result", "what `ablate` found: the loss with and without those heads"),
+    "arms": (
+        "experiments.arms.experiment",
+        "measures what a model loses under interventions: keys hidden, caches rounded; returns Arms",
+    ),
+    "Arms": ("experiments.arms.result", "what `arms` found: a row for each arm, paired with the unablated model"),
+    "Arm": ("experiments.arms.arm", "what an intervention of your own derives from, to be measured by `arms`"),
+    "arm_kind": ("experiments.arms.grammar", "gives your own kind of arm a name that `arms` reads"),
     "bench": ("experiments.bench.bench", "times a scan against a plain forward pass and against eager attention maps"),
     "Speed": ("experiments.bench.result", "what `bench` found: time and memory of each of them"),
     "SinkCallback": (

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
+from collections.abc import Iterable
+from difflib import SequenceMatcher
 
 
 class SinkscopeError(Exception):
@@ -26,3 +29,30 @@ def in_one_line(error: Exception) -> str:
         traceback.print_exception(error)
     detail = (str(error).strip().splitlines() or [""])[0]
     return f"unexpected {type(error).__name__}: {detail} (SINKSCOPE_TRACEBACK=1 shows where)"
+
+
+SUGGESTED, FAR = 3, 0.4
+"""Most names that an error suggests, and the distance from which on a name is not suggested."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean X or Y?` for a name that is near known ones, in any case; empty where none is near.
+
+    Nearest are names that hold all its words (`bos` and `bos_mass`), the shortest first; then names spelled alike, or
+    with a word spelled alike. It ends a sentence.
+    """
+    given = name.casefold()
+    distances = {each: _distance(given, each.casefold()) for each in known}
+    near = sorted((each for each in distances if distances[each] < FAR), key=lambda each: (distances[each], each))
+    found = near[:SUGGESTED]
+    return f"; did you mean {', '.join(found[:-1])}{' or ' if len(found) > 1 else ''}{found[-1]}?" if found else ""
+
+
+def _distance(given: str, known: str) -> float:
+    """From 0, the same name, to 1, nothing alike; past FAR where the two are no slip of one another."""
+    words, theirs = re.split(r"[-_/ ]", given), re.split(r"[-_/ ]", known)
+    if (given and set(words) <= set(theirs)) or (len(given) > 3 and given in known):
+        return 0.1 * (1 - len(given) / len(known))
+    alike = SequenceMatcher(None, given, known).ratio()
+    word = max(SequenceMatcher(None, given, each).ratio() for each in theirs)
+    return min(1 - alike, 1 - word + 0.2)

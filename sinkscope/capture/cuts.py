@@ -91,7 +91,8 @@ def readings(readers: Readers, call: AttentionCall | AttentionMap) -> dict[str, 
 class Pending:
     """One attention call of the current pass, kept until its block has ended.
 
-    `rows` is (sequences, queries). Tensors have the shapes of AttentionMap; `projected` that of `output`.
+    `rows` is (sequences, queries). Tensors have the shapes of AttentionMap; `projected` that of `output`. `written` is
+    what the output projection adds, (B, T, D).
     """
 
     site: Site
@@ -102,3 +103,4 @@ class Pending:
     value: Tensor | None
     output: Tensor | None
     projected: Tensor | None = None
+    written: Tensor | None = None

@@ -86,12 +86,23 @@ def projection_weight(projection: nn.Module, width: int) -> Float[Tensor, "out w
                 return weight.detach()
             if type(projection).forward is Conv1D.forward:
                 return weight.detach().mT
+    with torch.no_grad():
+        eye = _rows_for(projection, width)
+        return (_applied(projection, eye) - _applied(projection, torch.zeros_like(eye))).mT
+
+
+def projection_bias(projection: nn.Module, width: int) -> Float[Tensor, " out"]:
+    """What the projection returns for 0: its bias, whatever kind of layer it is."""
+    with torch.no_grad():
+        return _applied(projection, torch.zeros_like(_rows_for(projection, width)[:1]))[0]
+
+
+def _rows_for(projection: nn.Module, width: int) -> Tensor:
+    """The identity in the dtype and on the device that the projection computes in."""
     held = [*projection.parameters(), *projection.buffers()]
     dtype = next((tensor.dtype for tensor in held if _wide(tensor)), torch.float32)
     device = next((tensor.device for tensor in held if not tensor.is_meta), torch.device("cpu"))
-    with torch.no_grad():
-        eye = torch.eye(width, device=device, dtype=dtype)
-        return (_applied(projection, eye) - _applied(projection, torch.zeros_like(eye))).mT
+    return torch.eye(width, device=device, dtype=dtype)
 
 
 def _applied(projection: nn.Module, rows: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, wraps
 from typing import Any
 
@@ -82,9 +82,10 @@ class LayerView:
     """One attention call on one batch, whose sequences all have length T. Tensors have the model's dtype.
 
     Shapes: query (B, H, T, d), key (B, G, T, d), value (B, G, T, dv), output o and projected w (B, T, H, dv);
-    residual_in x, attention_input z, residual_out e (B, T, D); factors R_h (H, r, dv). Each may be None: use the
-    properties, or `need`, which raise Missing. `head_mean` turns the mean over this process's heads into the mean over
-    all heads of the layer; None where this process holds them all. `readings`: what readers made of the call.
+    residual_in x, attention_input z, residual_out e (B, T, D); factors R_h (H, r, dv); raw_written, what the output
+    projection returns less its bias, summed over all heads (B, T, D), kept where a measurement asks for it. Each may be
+    None: use the properties, or `need`, which raise Missing. `head_mean` turns the mean over this process's heads into
+    that over all `layer_heads` of the layer; None where it holds them all. `readings`: what readers made of the call.
     """
 
     site: Site
@@ -95,12 +96,14 @@ class LayerView:
     raw_key: Tensor | None = None
     raw_value: Tensor | None = None
     raw_projected: Tensor | None = None
+    raw_written: Tensor | None = None
     factors: Tensor | None = None
     residual_in: Tensor | None = None
     attention_input: Tensor | None = None
     residual_out: Tensor | None = None
     head_mean: Callable[[Site, Tensor], Tensor] | None = None
     readings: Mapping[str, Any] = field(default_factory=dict)
+    layer_heads: int = 0
     _kept: dict[Callable[[LayerView], Tensor], Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -199,26 +202,24 @@ class LayerView:
         if count == self.batch:
             return self
 
-        def cut(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor[:count]
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.init and each.name != "factors"}
+        cut: dict[str, Any] = {name: value[:count] for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(self, attention=self.attention.rows(count), readings={}, **cut)
 
-        return replace(
-            self,
-            attention=self.attention.rows(count),
-            output=cut(self.output),
-            raw_query=cut(self.raw_query),
-            raw_key=cut(self.raw_key),
-            raw_value=cut(self.raw_value),
-            raw_projected=cut(self.raw_projected),
-            residual_in=cut(self.residual_in),
-            attention_input=cut(self.attention_input),
-            residual_out=cut(self.residual_out),
-            readings={},
-        )
+    @cached_property
+    def plain(self) -> bool:
+        """Whether the output projection reads the attention's output as it is: no gate or norm lies between."""
+        output, read = self.output, self.raw_projected
+        if output is None or read is None or (output.shape, output.dtype) != (read.shape, read.dtype):
+            return False
+        return (output.data_ptr(), output.stride()) == (read.data_ptr(), read.stride()) or torch.equal(output, read)
 
     def layer_mean(self, values: Float[Tensor, "batch head"]) -> Float[Tensor, "batch 1"]:
         """Mean over all heads of the layer, including those that other processes hold."""
-        mean = values.mean(-1, keepdim=True)
+        return self.over_heads(values.mean(-1, keepdim=True))
+
+    def over_heads(self, mean: Tensor) -> Tensor:
+        """The mean over all heads of the layer, from that over this process's heads; every process must call it."""
         return mean if self.head_mean is None else self.head_mean(self.site, mean)
 
     def per_query_head(self, grouped: Tensor) -> Tensor:

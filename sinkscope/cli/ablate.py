@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from sinkscope.cli.common import say
+from sinkscope.cli.early import check_early
 from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Revision, TrustRemoteCode, slug
+from sinkscope.cli.places import free_folder
 
 
 def ablate(
@@ -37,7 +39,12 @@ def ablate(
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
     allow_pickle: AllowPickle = False,
-    out: Annotated[Path | None, typer.Option(help="Folder of the results. [default: runs/MODEL-SLUG-ablation]")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the results. [default: runs/MODEL-SLUG-ablation, with a number where that is there]"
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a finished ablation.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print ablation.json alone to stdout.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only: no progress, warnings or table.")] = False,
@@ -48,12 +55,17 @@ def ablate(
 
     Example: sinkscope ablate example:gemma-3-270m --run runs/gemma --score honor --score bos_mass --fraction 0.05,0.1
     """
-    from sinkscope.experiments.ablation.choice import read_fractions
     from sinkscope.experiments.ablation.result import ABLATION_FOLDER
+    from sinkscope.experiments.arms.head_choice import read_fractions
 
     fractions = read_fractions(fraction)
-    target = out or Path("runs") / f"{slug(model)}-ablation"
+    place = Path("runs") / f"{slug(model)}-ablation"
+    target = out or (place if force else free_folder(place))
     ABLATION_FOLDER.check(target, force)
+    check_early(
+        [model], data=[data], seq_len=seq_len, num_sequences=num_sequences, seed=seed, dtype=dtype, revision=revision,
+        allow_pickle=allow_pickle,
+    )  # fmt: skip
     from sinkscope.experiments.ablation.experiment import ablate as measure
     from sinkscope.present.figures.ablation import draw_ablation
     from sinkscope.present.figures.canvas import available

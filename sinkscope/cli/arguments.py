@@ -31,6 +31,9 @@ def open_run(name: str, spot: SpotScan, like: Request | None = None) -> Run:
             raise SinkscopeError(f"--adapter goes with a model that is scanned on the spot, and {name} is a run folder")
         return load_run(name)
     from sinkscope.cli.common import say
+    from sinkscope.cli.early import check_early
+
+    check_early([name], device=spot.device, dtype=spot.dtype, trust_remote_code=spot.trust_remote_code)
     from sinkscope.engine.scan import scan_request
     from sinkscope.present.terminal.progress import progress_bar
     from sinkscope.runs.request import make_request
@@ -40,7 +43,7 @@ def open_run(name: str, spot: SpotScan, like: Request | None = None) -> Run:
         "adapter": None if spot.adapter is None else str(spot.adapter),
     }  # fmt: skip
     request = make_request(model=name, **loading) if like is None else like.of_model(name, **loading)
-    with progress_bar(spot.quiet) as progress:
+    with progress_bar(spot.quiet, name) as progress:
         run = scan_request(request, metrics=spot.metrics or [], progress=progress)
     for warning in [] if spot.quiet else run.manifest.warnings:
         say(f"warning: {run.manifest.model.shown}: {warning}")

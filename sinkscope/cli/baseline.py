@@ -9,11 +9,13 @@ import typer
 
 from sinkscope.cli.arguments import open_run
 from sinkscope.cli.common import check_writable, say
-from sinkscope.cli.spot_scan import SpotScan, with_spot_scan
+from sinkscope.cli.options import with_options
+from sinkscope.cli.spot_scan import SpotScan
+from sinkscope.present.text import next_command
 from sinkscope.runs.folder import write_file
 
 
-@with_spot_scan
+@with_options
 def baseline(
     run: Annotated[str, typer.Argument(help="Run folder, or a model to scan on the spot.", metavar="RUN")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The JSON file to write.")],
@@ -32,3 +34,4 @@ def baseline(
     write_file(out, text)
     if not spot.quiet:
         say(f"wrote {out} ({len(text.encode()) / 1000:.0f} kB)")
+        say(f"next: {next_command('check', 'MODEL', '--baseline', out)}")

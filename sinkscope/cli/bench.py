@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sinkscope.cli.early import check_early
 from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Revision, TrustRemoteCode, parse_batch_size
 
 
@@ -31,6 +32,7 @@ def bench(
     Example: sinkscope bench example:gemma-3-270m --seq-len 2048
     """
     size = parse_batch_size(batch_size)
+    check_early([model], dtype=dtype, revision=revision, allow_pickle=allow_pickle)
     from sinkscope.checkpoints import LoadOptions
     from sinkscope.experiments.bench.bench import bench as measure
     from sinkscope.present.terminal.bench import render_bench

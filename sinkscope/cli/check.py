@@ -11,8 +11,8 @@ import typer
 
 from sinkscope.cli.arguments import is_run, open_run
 from sinkscope.cli.common import check_writable, say
-from sinkscope.cli.options import AsJson
-from sinkscope.cli.spot_scan import SpotScan, with_spot_scan
+from sinkscope.cli.options import AsJson, with_options
+from sinkscope.cli.spot_scan import SpotScan
 from sinkscope.runs.folder import write_file
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FAILED = 1
 
 
-@with_spot_scan
+@with_options
 def check(
     run: Annotated[
         str, typer.Argument(help="Run folder, or a model to scan over the baseline's text.", metavar="RUN_OR_MODEL")

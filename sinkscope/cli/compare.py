@@ -11,15 +11,15 @@ import typer
 
 from sinkscope.cli.arguments import is_run, open_run
 from sinkscope.cli.common import check_writable
-from sinkscope.cli.options import AsJson
-from sinkscope.cli.spot_scan import SpotScan, with_spot_scan
+from sinkscope.cli.options import AsJson, with_options
+from sinkscope.cli.spot_scan import SpotScan
 from sinkscope.runs.folder import write_file
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
 
 
-@with_spot_scan
+@with_options
 def compare(
     a: Annotated[
         str,

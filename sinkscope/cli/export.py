@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT = "markdown"
+STREAMING, DUO = "streaming", "duo"
 
 
 def export(
@@ -27,7 +28,9 @@ def export(
     form: Annotated[
         str | None,
         typer.Option(
-            "--format", help=f"{', '.join(format_names())}. [default: by the extension of --out, else {DEFAULT}]"
+            "--format",
+            help=f"{', '.join(format_names())}; {DUO} for --heads {STREAMING}. [default: by the extension of --out, "
+            f"else {DEFAULT}]",
         ),
     ] = None,
     level: Annotated[
@@ -37,7 +40,11 @@ def export(
         list[str] | None, typer.Option(help="Column; may be repeated. [default: a few for each level]")
     ] = None,
     heads: Annotated[
-        str | None, typer.Option(help="dormant or sink: write these heads of each layer as JSON, instead of a table.")
+        str | None,
+        typer.Option(
+            help="dormant or sink: write these heads of each layer as JSON, instead of a table. streaming: write a "
+            "folder that DuoAttention and kvpress load."
+        ),
     ] = None,
     tokens: Annotated[
         str | None,
@@ -54,6 +61,9 @@ def export(
     from sinkscope.runs.paper_table import paper_table
     from sinkscope.runs.run import load_run
 
+    if heads == STREAMING or form == DUO:
+        write_streaming(runs, heads, form, out, bool(level or metric))
+        return
     lists = {"--heads": heads, "--tokens": tokens}
     asked = [option for option, selection in lists.items() if selection is not None]
     if len(asked) > 1:
@@ -77,6 +87,22 @@ def export(
         sys.stdout.write(content if isinstance(content, str) else content.decode())
 
 
+def write_streaming(runs: list[Path], heads: str | None, form: str | None, out: Path | None, table: bool) -> None:
+    """Writes the streaming scores of a run's KV heads as a folder. Raises SinkscopeError where other options clash."""
+    from sinkscope.runs.duo import write_pattern
+    from sinkscope.runs.run import load_run
+
+    if heads != STREAMING or form not in (None, DUO):
+        raise SinkscopeError(f"--heads {STREAMING} and --format {DUO} belong together: give no other")
+    if table:
+        raise SinkscopeError(f"--heads {STREAMING} writes a folder, not a table: it takes no --level or --metric")
+    if out is None or len(runs) > 1:
+        raise SinkscopeError(f"--heads {STREAMING} writes a folder: name one run, and the folder with -o")
+    for warning in write_pattern(load_run(runs[0]), out):
+        say(f"warning: {warning}")
+    say(f"wrote {out}")
+
+
 def choose_format(name: str | None, out: Path | None) -> Format:
     """The format called `name`; without a name, the format of the file's extension; else Markdown."""
     if name is not None:
@@ -85,12 +111,12 @@ def choose_format(name: str | None, out: Path | None) -> Format:
 
 
 def list_of(runs: list[Run], option: str, selection: str) -> str:
-    """The selected heads or tokens of one run as JSON. Raises SinkscopeError for several runs."""
-    from sinkscope.runs.head_selection import selected_heads
+    """The selected heads or tokens of one run, with model and rule, as JSON. Raises SinkscopeError for several runs."""
+    from sinkscope.runs.head_selection import described_heads
     from sinkscope.runs.strict_json import to_json
     from sinkscope.runs.token_selection import selected_tokens
 
     if len(runs) > 1:
         raise SinkscopeError(f"{option} takes one run")
-    select = selected_heads if option == "--heads" else selected_tokens
+    select = described_heads if option == "--heads" else selected_tokens
     return to_json(select(runs[0], selection))

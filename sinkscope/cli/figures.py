@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sinkscope.cli.common import guarded, say
+from sinkscope.cli.help import Command, Group
 from sinkscope.cli.options import TrustRemoteCode
 from sinkscope.cli.plot import TEXT, Style
 from sinkscope.errors import SinkscopeError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from sinkscope.experiments.trigger.maps import TriggerMaps
     from sinkscope.runs.run import Run
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
 
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Folder for the figures and captions.md.")]
 Form = Annotated[str, typer.Option("--format", help="pdf, svg or png.")]
@@ -96,7 +97,7 @@ def trigger(
 
     Models with the same number of layers stand side by side: softmax beside ReLU.
 
-    Example: sinkscope figures trigger example:trigger-softmax example:trigger-relu -o figures
+    Example: sinkscope figures trigger example:trigger-relu -o maps
     """
     from sinkscope.present.figures.trigger_maps import SHOWN, captions, draw_trigger_maps
 
@@ -152,5 +153,5 @@ def save(out: Path, drawn: dict[str, tuple[bytes, str]], page: Callable[[dict[st
     sys.stdout.write("".join(f"{out / name}\n" for name in (*drawn, "captions.md")))
 
 
-app.command("lampert")(guarded(lampert))
-app.command("trigger")(guarded(trigger))
+app.command("lampert", cls=Command)(guarded(lampert))
+app.command("trigger", cls=Command)(guarded(trigger))

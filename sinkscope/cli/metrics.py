@@ -9,7 +9,9 @@ import typer
 
 
 def metrics(
-    names: Annotated[list[str] | None, typer.Argument(help="Columns to show; all when none is named.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Columns to show; all when none is named.", metavar="NAME")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the definitions as JSON.")] = False,
 ) -> None:
     """Print the definition of every column: name, unit, range, formula, source.

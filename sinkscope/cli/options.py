@@ -2,29 +2,140 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N, mps.")]
-DeviceMap = Annotated[str | None, typer.Option(help="auto: spread the model over GPUs, CPU and disk.")]
-Dtype = Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16, float16.")]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")]
-Adapter = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Folder of a PEFT adapter (LoRA, IA3, ...) to put into the model.")
+from sinkscope.cli.help import FIRST, LOADED, MEASURED, READ, WRITTEN
+from sinkscope.runs.defaults import EPSILON
+
+Data = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SPEC",
+        help="Text: prose, code, multilingual, random, repeated, a .txt/.jsonl/.parquet[#FIELD] file, or "
+        "hf:NAME[:CONFIG]/SPLIT#FIELD. Repeat to compare domains. [default: prose]",
+        rich_help_panel=FIRST,
+    ),
 ]
-TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
+SeqLen = Annotated[
+    int | None, typer.Option(metavar="T", help="Tokens per sequence. [default: 256]", rich_help_panel=FIRST)
 ]
-Metrics = Annotated[
-    list[Path] | None,
-    typer.Option(metavar="FILE.py", help="Run a Python file and measure the metrics it defines, too; may be repeated."),
+NumSequences = Annotated[
+    int | None, typer.Option(metavar="N", help="Sequences for each --data. [default: 32]", rich_help_panel=FIRST)
 ]
-AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Load pickled weights where a model has no others.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Bos = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODE",
+        help="BOS as first token: auto (as the tokenizer does), always, never. Repeat to compare. [default: auto]",
+        rich_help_panel=READ,
+    ),
+]
+Seed = Annotated[
+    int,
+    typer.Option(
+        metavar="N", help="Seed that draws documents, and the tokens of random and repeated.", rich_help_panel=READ
+    ),
+]
+BatchSize = Annotated[
+    str,
+    typer.Option(
+        metavar="N",
+        help="Sequences per forward pass; auto halves them when memory runs out.",
+        rich_help_panel=LOADED,
+    ),
+]
+DEVICES = "auto, cpu, cuda, cuda:N, mps."
+DTYPES = "auto (the checkpoint's), float32, bfloat16, float16, float64."
+Device = Annotated[str, typer.Option(metavar="DEVICE", help=DEVICES, rich_help_panel=LOADED)]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(metavar="MAP", help="auto: spread the model over GPUs, CPU and disk.", rich_help_panel=LOADED),
+]
+Dtype = Annotated[str, typer.Option(metavar="DTYPE", help=DTYPES, rich_help_panel=LOADED)]
+Revision = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Branch, tag or commit of a hub model.", rich_help_panel=LOADED)
+]
+TRUST = "Run Python code that comes with the model."
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help=TRUST, rich_help_panel=LOADED)]
+AllowPickle = Annotated[
+    bool,
+    typer.Option("--allow-pickle", help="Load pickled weights where a model has no others.", rich_help_panel=LOADED),
+]
+ADAPTER = "Folder of a PEFT adapter (LoRA, IA3, ...) to put into the model."
+Adapter = Annotated[Path | None, typer.Option(metavar="DIR", help=ADAPTER, rich_help_panel=LOADED)]
+Epsilon = Annotated[
+    float,
+    typer.Option(metavar="EPS", help="A head has a sink where alpha_0 exceeds this.", rich_help_panel=MEASURED),
+]
+METRICS = "Run a Python file and measure the metrics it defines, too; may be repeated."
+Metrics = Annotated[list[Path] | None, typer.Option(metavar="FILE.py", help=METRICS, rich_help_panel=MEASURED)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=WRITTEN)]
+
+
+@dataclass(frozen=True)
+class TextScan:
+    """How `scan` and `track` read text, load models and measure. Each field is an option of both."""
+
+    data: Data = None
+    seq_len: SeqLen = None
+    num_sequences: NumSequences = None
+    bos: Bos = None
+    batch_size: BatchSize = "auto"
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+    trust_remote_code: TrustRemoteCode = False
+    allow_pickle: AllowPickle = False
+    seed: Seed = 0
+    epsilon: Epsilon = EPSILON
+
+    def settings(self) -> dict[str, Any]:
+        """The options under the names, and with the values, that `sinkscope.scan` takes."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return given | {
+            "data": self.data or None, "bos": single(self.bos) or "auto",
+            "batch_size": parse_batch_size(self.batch_size),
+        }  # fmt: skip
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replaces each parameter of a command that is a dataclass by one command-line option for each of its fields."""
+    signature = inspect.signature(command, eval_str=True)
+    gathered: dict[str, Any] = {
+        name: each.annotation for name, each in signature.parameters.items() if is_dataclass(each.annotation)
+    }
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        made = {
+            name: kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+            for name, kind in gathered.items()
+        }
+        command(**made, **given)
+
+    options = []
+    for name, each in signature.parameters.items():
+        options += _options_of(each.annotation) if name in gathered else [each.replace(kind=each.KEYWORD_ONLY)]
+    run.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
+    return run
+
+
+def _options_of(kind: Any) -> list[inspect.Parameter]:
+    hints = get_type_hints(kind, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+        )
+        for field in fields(kind)
+    ]
 
 
 def slug(model: str, parts: int = 1) -> str:

@@ -11,7 +11,7 @@ import typer
 
 from sinkscope.cli.common import check_writable, say
 from sinkscope.cli.options import TrustRemoteCode
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.folder import write_file
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from sinkscope.runs.run import Run
 
 TRUST = "--trust-remote-code"
-OPTIONS = {
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "--domain": ("heatmap", "profile", "length", "scatter"),
     "--metric": ("heatmap",),
     "--layer": ("attention",),
     "--head": ("attention",),
@@ -55,6 +56,9 @@ def plot(
     metric: Annotated[
         str | None, typer.Option(help="Heatmap: the column of heads.csv to show. [default: bos_mass]")
     ] = None,
+    domain: Annotated[
+        str | None, typer.Option(help="Text to draw where the run has several. [default: the first]")
+    ] = None,
     layer: Annotated[int | None, typer.Option(help="Attention: the layer.")] = None,
     head: Annotated[int | None, typer.Option(help="Attention: the head.")] = None,
     text: Annotated[str | None, typer.Option(help="Attention, gallery: a text, which the run's model reads.")] = None,
@@ -69,15 +73,17 @@ def plot(
     Example: sinkscope plot runs/gemma --figure heatmap -o heatmap.pdf --size page
     """
     given = {
-        "--metric": metric, "--layer": layer, "--head": head, "--text": text, "--length": length or None,
-        TRUST: trust_remote_code or None,
+        "--metric": metric, "--domain": domain, "--layer": layer, "--head": head, "--text": text,
+        "--length": length or None, TRUST: trust_remote_code or None,
     }  # fmt: skip
     if figure not in (*SINGLE, *SEVERAL):
-        raise SinkscopeError(f"--figure {figure!r}: choose one of {', '.join((*SINGLE, *SEVERAL))}")
+        names = (*SINGLE, *SEVERAL)
+        raise SinkscopeError(f"--figure {figure!r}: choose one of {', '.join(names)}{did_you_mean(figure, names)}")
     refuse_foreign(figure, [name for name, value in given.items() if value is not None])
     if figure in SINGLE and len(run) > 1:
         raise SinkscopeError(f"--figure {figure} shows one run: name one. Over several: {', '.join(SEVERAL)}")
     check_writable(out)
+    which = ""
     style = Style(out.suffix.lower().lstrip("."), size, title)
     if figure == "trajectory":
         content, caption = trajectory(run, style)
@@ -88,9 +94,11 @@ def plot(
     elif figure == "gallery":
         content, caption = gallery(_loaded(run), text or TEXT, trust_remote_code, style)
     else:
-        content, caption = of_tables(_loaded(run), figure, metric, style)
+        loaded = _loaded(run)
+        content, caption = of_tables(loaded, figure, metric, style, domain)
+        which = of_which(loaded[0], domain) if figure in SINGLE else ""
     write_file(out, content)
-    say(f"wrote {out}")
+    say(f"wrote {out}{which}")
     sys.stdout.write(f"{caption}\n")
 
 
@@ -103,6 +111,14 @@ class Style:
     title: str | None
 
 
+def of_which(run: Run, domain: str | None) -> str:
+    """Says which text is drawn where a run has several and none was named; empty otherwise."""
+    from sinkscope.runs.per_sequence import domains
+
+    first, *others = [each.domain for each in domains(run)]
+    return f" of {first} alone; --domain draws {', '.join(others)}" if others and domain is None else ""
+
+
 def refuse_foreign(figure: str, given: list[str]) -> None:
     """Raises SinkscopeError for an option of another figure: ignoring it would draw what nobody asked for."""
     for name in given:
@@ -110,7 +126,9 @@ def refuse_foreign(figure: str, given: list[str]) -> None:
             raise SinkscopeError(f"{name} belongs to --figure {' and '.join(OPTIONS[name])}, not to {figure}")
 
 
-def of_tables(runs: list[Run], figure: str, metric: str | None, style: Style) -> tuple[bytes, str]:
+def of_tables(
+    runs: list[Run], figure: str, metric: str | None, style: Style, domain: str | None = None
+) -> tuple[bytes, str]:
     """A figure that needs the runs' tables alone, and its caption."""
     from sinkscope.present.figures.captions import caption
     from sinkscope.present.figures.run import draw
@@ -118,8 +136,8 @@ def of_tables(runs: list[Run], figure: str, metric: str | None, style: Style) ->
 
     if figure in SEVERAL:
         return draw_several(runs, figure, style.form, style.size, style.title)
-    content = draw(runs[0], figure, style.form, style.size, metric, style.title)
-    return content, caption(runs[0], figure, metric)
+    content = draw(runs[0], figure, style.form, style.size, metric, style.title, domain)
+    return content, caption(runs[0], figure, metric, domain)
 
 
 def attention(

@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sinkscope.cli.common import BAD_INPUT, say
-from sinkscope.cli.options import (
-    Adapter,
-    AllowPickle,
-    Device,
-    DeviceMap,
-    Dtype,
-    Metrics,
-    Revision,
-    TrustRemoteCode,
-    parse_batch_size,
-    parse_lengths,
-    single,
-    slug,
-    slugs,
-)
+from sinkscope.cli.early import check_early
+from sinkscope.cli.help import FIRST, WRITTEN
+from sinkscope.cli.options import TextScan, slug, slugs, with_options
+from sinkscope.cli.places import SETTINGS, run_folder
 from sinkscope.cli.scan_job import Job, launched
+from sinkscope.cli.scan_options import MoreOfScan
 from sinkscope.errors import in_one_line
-from sinkscope.runs.defaults import DORMANT_RULE, EPSILON, SINKS, WINDOW
-from sinkscope.runs.schema.measures import MEASURES
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
 
-MEASURES_TOLD = ", ".join(f"{each.name} ({each.what})" for each in MEASURES.values())
 
-
+@with_options
 def scan(
     model: Annotated[
         list[str] | None,
@@ -42,106 +32,37 @@ def scan(
             help="Hub id, folder, .gguf file, or example:NAME; several are scanned in turn.", metavar="MODEL"
         ),
     ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SPEC",
-            help="Text: prose, code, multilingual, random, repeated, a .txt/.jsonl/.parquet[#FIELD] file, or "
-            "hf:NAME[:CONFIG]/SPLIT#FIELD. Repeat to compare domains. [default: prose]",
-        ),
-    ] = None,
-    images: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Read pictures (png, jpg) instead of --data, one per sequence."),
-    ] = None,
-    audio: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Read recordings (wav) instead of --data, one per sequence.")
-    ] = None,
-    prompt: Annotated[
-        str | None,
-        typer.Option(help="Text that goes with each picture, or that the decoder reads with each recording."),
-    ] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens per sequence. [default: 256]")] = None,
-    num_sequences: Annotated[int | None, typer.Option(help="Sequences for each --data. [default: 32]")] = None,
-    bos: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="BOS as first token: auto (as the tokenizer does), always, never. Repeat to compare. [default: auto]"
-        ),
-    ] = None,
-    first: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TOKEN",
-            help="What stands first instead: bos, bosxN (N times), none, random, or a text of one token. Repeat to "
-            "compare: the same text begins with each.",
-        ),
-    ] = None,
-    prepend: Annotated[
-        list[int] | None,
-        typer.Option(metavar="N", help="Put N random tokens before the first token. Repeat to compare; 0 is none."),
-    ] = None,
-    generate: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Let the model write N tokens after each sequence, and measure them too."),
-    ] = None,
-    batch_size: Annotated[
-        str, typer.Option(help="Sequences per forward pass; auto halves them when memory runs out.")
-    ] = "auto",
-    device: Device = "auto",
-    device_map: DeviceMap = None,
-    tp: Annotated[
-        bool,
-        typer.Option("--tp", help="With several processes: split each layer's heads among them, not the sequences."),
+    *,
+    text: TextScan,
+    more: MoreOfScan,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue a scan that was interrupted.", rich_help_panel=WRITTEN)
     ] = False,
-    dtype: Dtype = "auto",
-    revision: Revision = None,
-    adapter: Adapter = None,
-    trust_remote_code: TrustRemoteCode = False,
-    allow_pickle: AllowPickle = False,
-    seed: Annotated[int, typer.Option(help="Seed that draws documents, and the tokens of random and repeated.")] = 0,
-    epsilon: Annotated[float, typer.Option(help="A head has a sink where alpha_0 exceeds this.")] = EPSILON,
-    dormant_rule: Annotated[
-        str, typer.Option(help='Which heads are dormant: "NAME<x" or "NAME>x" on a column of heads.csv.')
-    ] = DORMANT_RULE,
-    measure: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help=f"Measure more: {MEASURES_TOLD}, or all. Repeat for several."),
-    ] = None,
-    window: Annotated[
-        int, typer.Option(metavar="N", help="Recent keys that a streaming cache keeps, for --measure streaming.")
-    ] = WINDOW,
-    sinks: Annotated[
-        int, typer.Option(metavar="N", help="First keys that a streaming cache keeps, for --measure streaming.")
-    ] = SINKS,
-    smoothing: Annotated[bool, typer.Option("--smoothing", hidden=True)] = False,
-    spectra: Annotated[
-        int | None,
-        typer.Option(help="Measure matrix_entropy on the first N sequences. [default: as many as are cheap]"),
-    ] = None,
-    lengths: Annotated[
-        str | None,
-        typer.Option(metavar="A,B,...", help="Prefixes of length_curve.csv, from one pass. [default: 64,128,256,...]"),
-    ] = None,
-    metrics: Metrics = None,
-    no_self_check: Annotated[
-        bool, typer.Option("--no-self-check", help="Skip the comparison with eager attention.")
-    ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a scan that was interrupted.")] = False,
-    names: Annotated[
-        Path | None, typer.Option("--models", metavar="FILE", help="File with the names of more models, one per line.")
-    ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Run folder to write; the parent of all, with several models. [default: runs/MODEL-SLUG]"),
+        typer.Option(
+            metavar="FOLDER",
+            help="Run folder to write; the parent of all, with several models. [default: runs/MODEL-SLUG, with a "
+            "number where that is there]",
+            rich_help_panel=FIRST,
+        ),
     ] = None,
     formats: Annotated[
-        str, typer.Option("--format", help="csv, or parquet to write the tables as Parquet too.")
+        str,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="csv, or parquet to write the tables as Parquet too.",
+            rich_help_panel=WRITTEN,
+        ),
     ] = "csv",
-    force: Annotated[bool, typer.Option("--force", help="Replace a finished run.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print summary.json alone to stdout.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a finished run.", rich_help_panel=WRITTEN)] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print summary.json alone to stdout.", rich_help_panel=WRITTEN)
+    ] = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", help="Print errors only: no progress, warnings or summary.")
+        bool,
+        typer.Option("--quiet", help="Print errors only: no progress, warnings or summary.", rich_help_panel=WRITTEN),
     ] = False,
 ) -> None:
     """Watch every attention head while the model reads text once; write per-head and per-layer tables.
@@ -153,37 +74,44 @@ def scan(
 
     if formats not in FORMATS:
         raise SinkscopeError(f"--format {formats!r}: choose one of {', '.join(FORMATS)}")
-    processes = launched(device, tp)
-    models = list(dict.fromkeys([*(model or []), *processes.on_main(lambda: names_in(names))]))
+    processes = launched(text.device, more.tp)
+    models = list(dict.fromkeys([*(model or []), *processes.on_main(lambda: names_in(more.names))]))
     if not models:
         raise SinkscopeError("no model: name one, or give --models FILE")
-    options = {
-        "data": data or None, "images": images, "audio": audio, "prompt": prompt, "seq_len": seq_len,
-        "num_sequences": num_sequences, "batch_size": parse_batch_size(batch_size), "bos": single(bos) or "auto",
-        "first": first or (), "prepend": prepend or (), "generate": generate, "device": device,
-        "device_map": device_map, "dtype": dtype, "revision": revision, "adapter": adapter,
-        "trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle, "seed": seed, "epsilon": epsilon,
-        "dormant_rule": dormant_rule, "measure": measure or [], "window": window, "sinks": sinks,
-        "smoothing": smoothing, "spectra": spectra, "lengths": parse_lengths(lengths), "metrics": metrics or [],
-        "self_check": not no_self_check,
-    }  # fmt: skip
+    options = text.settings() | more.settings()
+    asked = processes.on_main(lambda: check_early(models, look=False, **options).part(*SETTINGS))
     job = Job(options, resume, force, tuple({"csv", formats}), quiet, processes)
     if len(models) == 1:
-        name = slug(models[0]) if adapter is None else f"{slug(models[0])}--{slug(str(adapter))}"
-        run, written = job.scan(models[0], out or Path("runs") / name)
+        place = out or processes.on_main(lambda: chosen_folder(job, own_name(models[0], more.adapter), asked))
+        run, written = job.scan(models[0], place)
         show(run, written, as_json, quiet)
         return
-    scan_all(job, models, out or Path("runs"), as_json)
+    scan_all(job, models, lambda name: out / name if out else chosen_folder(job, name, asked), as_json)
 
 
-def scan_all(job: Job, models: list[str], folder: Path, as_json: bool) -> None:
-    """Scans several models, each into its own folder. One that fails stops no other; the exit code is then 2."""
+def own_name(model: str, adapter: Path | None) -> str:
+    """The name of a run's default folder: the model's, with its adapter's."""
+    return slug(model) if adapter is None else f"{slug(model)}--{slug(str(adapter))}"
+
+
+def chosen_folder(job: Job, name: str, asked: dict[str, Any]) -> Path:
+    """The run folder where no --out is given; says so where it is not runs/NAME."""
+    base = Path("runs") / name
+    chosen = run_folder(base, asked, job.resume, job.force)
+    if chosen != base and not job.resume and not job.quiet:
+        say(f"{base} is there already: this run goes to {chosen} (--force replaces, --resume goes on)")
+    return chosen
+
+
+def scan_all(job: Job, models: list[str], place: Callable[[str], Path], as_json: bool) -> None:
+    """Scans several models, each into the `place` of its slug. One that fails stops no other; exit code 2 then."""
     from sinkscope.runs.strict_json import to_json
 
     runs, failed = [], []
-    for model, name in slugs(models).items():
+    for number, (model, name) in enumerate(slugs(models).items(), 1):
+        named = replace(job, what=f"{model} ({number} of {len(models)})")
         try:
-            run, written = job.scan(model, folder / name)
+            run, written = named.scan(model, job.processes.on_main(partial(place, name)))
         except typer.Exit:  # the scan was interrupted; typer derives Exit from RuntimeError
             raise
         except Exception as error:  # whatever it is, the other models are still scanned
@@ -195,6 +123,10 @@ def scan_all(job: Job, models: list[str], folder: Path, as_json: bool) -> None:
             show(run, written, False, job.quiet)
     if as_json:
         sys.stdout.write(to_json([run.summary.as_dict() for run in runs]))
+    elif len(runs) > 1 and not job.quiet:
+        from sinkscope.present.terminal.run import render_models
+
+        sys.stdout.write(render_models(runs))
     if failed:
         say(f"error: {len(failed)} of {len(models)} models failed: {', '.join(failed)}")
         raise typer.Exit(BAD_INPUT)

@@ -42,6 +42,8 @@ class Job:
     formats: tuple[str, ...]
     quiet: bool
     processes: Processes
+    what: str = ""
+    """Which of several models or steps this is; it stands before the stages of the progress."""
 
     def scan(self, model: str, target: Path) -> tuple[Run, list[Path]]:
         """Scans a model; returns the run and the files written, no files where --resume finds the same scan finished.
@@ -49,10 +51,14 @@ class Job:
         Raises SinkscopeError. After Ctrl-C, saves what was measured until then and exits with 130.
         """
         resume = self.processes.on_main(lambda: self._resumes(target))
+        from sinkscope.checkpoints.names import check_model
+
+        known = {name: self.options[name] for name in ("revision", "allow_pickle") if name in self.options}
+        self.processes.on_main(lambda: check_model(model, **known))
         from sinkscope.engine.scan import Interrupted, scan
         from sinkscope.present.terminal.progress import progress_bar
 
-        with progress_bar(self.quiet) as progress:
+        with progress_bar(self.quiet, self.what) as progress:
             try:
                 run = scan(
                     model, shards=target, resume=resume, progress=progress, processes=self.processes,

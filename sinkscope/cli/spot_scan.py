@@ -2,47 +2,25 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, get_type_hints
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from sinkscope.cli.options import Adapter, Metrics, TrustRemoteCode
-
-Device = Annotated[str, typer.Option(help="For a model scanned on the spot: auto, cpu, cuda, cuda:N, mps.")]
-Dtype = Annotated[str, typer.Option(help="For a model scanned on the spot: auto, float32, bfloat16, float16.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print no progress and no warnings.")]
+from sinkscope.cli.help import SPOT, WRITTEN
+from sinkscope.cli.options import ADAPTER, DEVICES, DTYPES, METRICS, TRUST
 
 
 @dataclass(frozen=True)
 class SpotScan:
     """How a model that is named in place of a run is scanned. Each field is an option of those commands."""
 
-    device: Device = "auto"
-    dtype: Dtype = "auto"
-    adapter: Adapter = None
-    trust_remote_code: TrustRemoteCode = False
-    metrics: Metrics = None
-    quiet: Quiet = False
-
-
-def with_spot_scan(command: Callable[..., None]) -> Callable[..., None]:
-    """Replaces a command's parameter `spot: SpotScan` by one command-line option for each field of SpotScan."""
-    hints = get_type_hints(SpotScan, include_extras=True)
-
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        command(spot=SpotScan(**{name: given.pop(name) for name in hints}), **given)
-
-    signature = inspect.signature(command, eval_str=True)
-    named = inspect.Parameter.KEYWORD_ONLY
-    kept = [each.replace(kind=named) for name, each in signature.parameters.items() if name != "spot"]
-    options = [
-        inspect.Parameter(field.name, named, default=field.default, annotation=hints[field.name])
-        for field in fields(SpotScan)
-    ]
-    run.__signature__ = signature.replace(parameters=[*kept, *options])  # type: ignore[attr-defined]
-    return run
+    device: Annotated[str, typer.Option(metavar="DEVICE", help=DEVICES, rich_help_panel=SPOT)] = "auto"
+    dtype: Annotated[str, typer.Option(metavar="DTYPE", help=DTYPES, rich_help_panel=SPOT)] = "auto"
+    adapter: Annotated[Path | None, typer.Option(metavar="DIR", help=ADAPTER, rich_help_panel=SPOT)] = None
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help=TRUST, rich_help_panel=SPOT)] = False
+    metrics: Annotated[list[Path] | None, typer.Option(metavar="FILE.py", help=METRICS, rich_help_panel=SPOT)] = None
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print no progress and no warnings.", rich_help_panel=WRITTEN)
+    ] = False

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sinkscope.cli.common import BAD_INPUT, say
-from sinkscope.cli.options import AllowPickle, Device, Dtype, TrustRemoteCode, parse_batch_size, single
+from sinkscope.cli.early import check_early
+from sinkscope.cli.help import FIRST, LOADED, WRITTEN
+from sinkscope.cli.options import TextScan, with_options
 from sinkscope.cli.scan_job import Job
 from sinkscope.errors import SinkscopeError, in_one_line
-from sinkscope.runs.defaults import EPSILON
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,34 +23,34 @@ if TYPE_CHECKING:
     from sinkscope.runs.run import Run
 
 
+@with_options
 def track(
     model: Annotated[
         list[str],
         typer.Argument(help="Checkpoint folders of one training, or one hub id with --revisions.", metavar="MODEL"),
     ],
     revisions: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="Branches or tags of the hub model, one per step.")
+        str | None,
+        typer.Option(
+            metavar="A,B,...", help="Branches or tags of the hub model, one per step.", rich_help_panel=LOADED
+        ),
     ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SPEC", help="Text, as for scan. Repeat to compare domains. [default: prose]"),
-    ] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens per sequence. [default: 256]")] = None,
-    num_sequences: Annotated[int | None, typer.Option(help="Sequences for each --data. [default: 32]")] = None,
-    bos: Annotated[list[str] | None, typer.Option(help="BOS as first token: auto, always, never.")] = None,
-    batch_size: Annotated[str, typer.Option(help="Sequences per forward pass, or auto.")] = "auto",
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    trust_remote_code: TrustRemoteCode = False,
-    allow_pickle: AllowPickle = False,
-    seed: Annotated[int, typer.Option(help="Seed that draws documents.")] = 0,
-    epsilon: Annotated[float, typer.Option(help="A head has a sink where alpha_0 exceeds this.")] = EPSILON,
+    *,
+    text: TextScan,
     out: Annotated[
-        Path, typer.Option(help="Folder for a run folder per step, trajectory.csv, emergence.csv and the figure.")
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder for a run folder per step, trajectory.csv, emergence.csv and the figure.",
+            rich_help_panel=FIRST,
+        ),
     ] = Path("runs/trajectory"),
-    force: Annotated[bool, typer.Option("--force", help="Scan all steps anew.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print emergence.csv as JSON records to stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Scan all steps anew.", rich_help_panel=WRITTEN)] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print emergence.csv as JSON records to stdout.", rich_help_panel=WRITTEN),
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.", rich_help_panel=WRITTEN)] = False,
 ) -> None:
     """Scan the checkpoints of one training; write how sinks grew, and at which step each head's appeared.
 
@@ -60,14 +61,10 @@ def track(
     from sinkscope.experiments.training.steps import steps_of, tables
 
     steps = steps_of(model, [name for name in (revisions or "").split(",") if name])
-    options = {
-        "data": data or None, "seq_len": seq_len, "num_sequences": num_sequences, "bos": single(bos) or "auto",
-        "batch_size": parse_batch_size(batch_size), "device": device, "dtype": dtype, "seed": seed, "epsilon": epsilon,
-        "trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle,
-    }  # fmt: skip
     from sinkscope.engine.launch import ALONE
 
-    job = Job(options, resume=not force, force=force, formats=("csv",), quiet=quiet, processes=ALONE)
+    check_early([step.model for step in steps], look=False, **text.settings())
+    job = Job(text.settings(), resume=not force, force=force, formats=("csv",), quiet=quiet, processes=ALONE)
     runs, failed = scan_steps(job, steps, out)
     if not runs:
         raise SinkscopeError(f"none of the {len(steps)} steps could be scanned")
@@ -80,7 +77,7 @@ def track(
     elif not quiet:
         from sinkscope.present.terminal.trajectory import render_trajectory
 
-        sys.stdout.write(render_trajectory(trajectory, emerged, epsilon, written))
+        sys.stdout.write(render_trajectory(trajectory, emerged, text.epsilon, written))
     if failed:
         say(f"error: {len(failed)} of {len(steps)} steps failed: {', '.join(step.shown for step in failed)}")
         raise typer.Exit(BAD_INPUT)
@@ -91,8 +88,10 @@ def scan_steps(job: Job, steps: list[Step], out: Path) -> tuple[dict[int, Run], 
     from sinkscope.runs.run import load_run
 
     runs, failed = {}, []
-    for step in steps:
-        own = replace(job, options=job.options | {"revision": step.revision})
+    for number, step in enumerate(steps, 1):
+        own = replace(
+            job, what=f"{step.shown} ({number} of {len(steps)})", options=job.options | {"revision": step.revision}
+        )
         try:
             own.scan(step.model, out / step.folder)
             runs[step.number] = load_run(out / step.folder)  # as it was written, also where it was scanned before

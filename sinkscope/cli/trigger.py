@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from sinkscope.cli.common import guarded, say
+from sinkscope.cli.help import Command, Group
 from sinkscope.cli.trigger_study import evaluate, explicit, study
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only: no progress, no summary.")]
 
@@ -179,9 +180,9 @@ def reproduce(
         )
 
 
-app.command("train")(guarded(train))
-app.command("scan")(guarded(scan))
-app.command("reproduce")(guarded(reproduce))
-app.command("evaluate")(guarded(evaluate))
-app.command("explicit")(guarded(explicit))
-app.command("study")(guarded(study))
+app.command("train", cls=Command)(guarded(train))
+app.command("scan", cls=Command)(guarded(scan))
+app.command("reproduce", cls=Command)(guarded(reproduce))
+app.command("evaluate", cls=Command)(guarded(evaluate))
+app.command("explicit", cls=Command)(guarded(explicit))
+app.command("study", cls=Command)(guarded(study))

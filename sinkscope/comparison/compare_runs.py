@@ -51,6 +51,12 @@ class Comparison:
     within_noise: Listed
     notes: list[str] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        """One line: the tables would fill a notebook's screen."""
+        kind = "paired" if self.paired else "unpaired"
+        moved = ", ".join(f"{len(heads)} {name}" for name, heads in self.changes.items())
+        return f"<Comparison of {self.a['model']} with {self.b['model']}, {kind}: {moved}>"
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON, schema_version first."""
         tables = {name: getattr(self, name).to_dict("records") for name in ("summary", "layers", "heads")}

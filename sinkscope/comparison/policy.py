@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.catalogue import per_sequence
 
 if TYPE_CHECKING:
@@ -157,6 +157,7 @@ def _check_metric(rule: Rule, baseline: Baseline | None, where: str) -> None:
         (heads if level == "head" else layers).update(held.mean, held.sem)
     if rule.metric not in heads | layers:
         holder = "" if baseline is None else ": the baseline does not hold it"
-        raise SinkscopeError(f"{where}: unknown metric {rule.metric!r}{holder}; `sinkscope metrics` lists them")
+        near = did_you_mean(rule.metric, heads | layers)
+        raise SinkscopeError(f"{where}: unknown metric {rule.metric!r}{holder}; `sinkscope metrics` lists them{near}")
     if rule.level == "head" and rule.metric not in heads:
         raise SinkscopeError(f"{where}: {rule.metric} is a layer metric: it has no values at level head")

@@ -45,10 +45,11 @@ def build_run(loop: Loop, manifest: Manifest, started: float, complete: bool) ->
     summary = _summary(loop, manifest, complete, domains, heads, layers, tokens)
     summary.domains_compared = [] if domains_compared is None else contrast_summary(domains_compared)
     add_sinks(summary, domains, sites, sinks, sink_tokens, places)
+    tables = measured | {"heads": heads, "layers": layers}
     for each in loop.measurements:
-        each.summarise(summary.streams, measured)
+        each.summarise(summary.streams, tables)
         for name, domain in summary.domains.items():
-            each.summarise(domain.streams, {key: of_domain(table, name) for key, table in measured.items()})
+            each.summarise(domain.streams, {key: of_domain(table, name) for key, table in tables.items()})
     _add_kind(summary, loop.reading.kind.summary(domains, sites, positions))
     return Run(
         heads=heads,

@@ -16,7 +16,7 @@ def loaded(request: Request, model: Any, tokenizer: Any, report: Progress, proce
     report("loading", 0, 0)
     options, writes = _load_options(request, processes), request.generate is not None
     named = isinstance(model, str)
-    checkpoint = open_checkpoint(model, options) if named else wrap_model(model, tokenizer, head=writes)
+    checkpoint = open_checkpoint(model, options, report) if named else wrap_model(model, tokenizer, head=writes)
     if writes:
         keep_writer(checkpoint)
     return checkpoint

@@ -119,10 +119,13 @@ class Loop:
         # Under --tp every process sees the same residual stream: the main process alone measures the sampled metrics.
         sampled = 0 if self.processes.tensor and self.processes.index else self.spectra
         collector = Collector(length, self.quantities, sampled)
-        mean = None if self.heads is None else self.heads.mean
-        model = self.checkpoint.model
-        readers = {each.name: each.of_call for each in self.measurements}
-        return Capture(model, self.plan, collector.add, self.epsilon, head_mean=mean, readers=readers), collector
+        mean, whole = (None, None) if self.heads is None else (self.heads.mean, self.heads.whole_count)
+        capture = Capture(
+            self.checkpoint.model, self.plan, collector.add, self.epsilon, head_mean=mean, layer_heads=whole,
+            readers={each.name: each.of_call for each in self.measurements},
+            writing=any(each.writing for each in self.measurements),
+        )  # fmt: skip
+        return capture, collector
 
     def _restore(self) -> None:
         """Takes the batches that an earlier scan left on disk."""

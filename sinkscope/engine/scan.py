@@ -214,8 +214,10 @@ def _set_up(
     processes.run(lambda: check_lengths(request.lengths, max(data.longest for data in loop.reading.tokens)))
     read = [corpus.fingerprint for corpus in loop.reading.corpora]
     processes.require_same([checkpoint.facts["weights_sha256"], definitions(measured), *read])
-    bos_id = loop.reading.rules.bos_id
-    subject = Subject(checkpoint.model, loop.plan, measured, lambda: _short_pass(loop), request, bos_id)
+    subject = Subject(
+        checkpoint.model, loop.plan, measured, lambda: _short_pass(loop),
+        lambda batch: loop.forward(batch.inputs, batch.mask, **batch.extra), request, loop.reading.rules.bos_id,
+    )  # fmt: skip
     loop.measurements = processes.run(lambda: [kind(subject) for kind in measurements(request.measures)])
     checked = check_loop(loop) if request.self_check else {"status": "skipped"}
     return loop, describe(loop, request.model_copy(update={"model": checkpoint.facts["id"]}), checked)

@@ -29,10 +29,9 @@ from sinkscope.engine.collector import Part, Parts
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.quantities import QuantitySet
 from sinkscope.runs import whole
-from sinkscope.runs.folder import UNFINISHED
+from sinkscope.runs.folder import KEY, UNFINISHED
 from sinkscope.runs.strict_json import plain, to_json
 
-KEY = "key.json"
 NAME = re.compile(r"([0-9]{3,})-([0-9]{8,})")
 """The name of a shard: its domain and the number of its first sequence."""
 

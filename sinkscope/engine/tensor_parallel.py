@@ -34,6 +34,10 @@ class HeadShards:
 
         return reduce(local, "mean") if site.name in self.sites else local
 
+    def whole_count(self, site: Site) -> int:
+        """The number of heads of the layer in all processes."""
+        return site.heads * (self.count if site.name in self.sites else 1)
+
     def whole_sites(self, sites: Sequence[Site]) -> list[Site]:
         """Returns the sites with the heads of all processes counted."""
         return [

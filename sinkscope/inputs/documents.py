@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.inputs.messages import messages
 from sinkscope.inputs.passages import LeftOut, NothingLeft, Passage, ids_fingerprint, text_fingerprint
 from sinkscope.inputs.rules import check_characters
@@ -99,9 +99,10 @@ def check_spec(spec: str) -> None:
     name, _, field = spec.partition("#")
     path = Path(name)
     if path.suffix.lower() not in SUFFIXES:
-        known = ", ".join((*BUILT_IN, *SYNTHETIC))
+        known = (*BUILT_IN, *SYNTHETIC)
         raise SinkscopeError(
-            f"unknown data {spec!r}: give one of {known}, a {', '.join(SUFFIXES)} file, or hf:NAME[:CONFIG]/SPLIT#FIELD"
+            f"unknown data {spec!r}: give one of {', '.join(known)}, a "
+            f"{', '.join(SUFFIXES)} file, or hf:NAME[:CONFIG]/SPLIT#FIELD{did_you_mean(spec, known)}"
         )
     if not path.is_file():
         raise SinkscopeError(f"no such data file: {name}")

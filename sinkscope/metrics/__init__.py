@@ -5,16 +5,30 @@ LayerView holds no padding); the mean over sequences is taken afterwards. A miss
 queries, `j` and `k` count keys, both from 0.
 """
 
-from sinkscope.metrics import events, geometry, mass, positions, residual, smoothing, streaming, uniform, values
+from sinkscope.metrics import (
+    alignment,
+    events,
+    geometry,
+    mass,
+    positions,
+    residual,
+    smoothing,
+    streaming,
+    switch,
+    uniform,
+    values,
+)
 from sinkscope.metrics.registry import METRICS, Metric, MetricSet, register, registered
 
-for _family in (geometry, mass, residual, smoothing, streaming, values, events):  # the order of the columns
+FAMILIES = (geometry, mass, residual, smoothing, streaming, values, events, switch, alignment)  # in the columns' order
+for _family in FAMILIES:
     register(_family)
 
 __all__ = [
     "METRICS",
     "Metric",
     "MetricSet",
+    "alignment",
     "events",
     "geometry",
     "mass",
@@ -23,6 +37,7 @@ __all__ = [
     "residual",
     "smoothing",
     "streaming",
+    "switch",
     "uniform",
     "values",
 ]

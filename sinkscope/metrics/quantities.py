@@ -171,9 +171,14 @@ class QuantitySet:
 def quantity_set(metrics: MetricSet | None = None, lengths: tuple[int, ...] | None = None) -> QuantitySet:
     """A snapshot of the quantities declared now. `metrics` are those of the scan; None takes sinkscope's own."""
     metrics = registered().asked(()) if metrics is None else metrics
-    heads = Quantity("heads", ("sequence", "head", "metric"), partial(_head_columns, metrics.tables["heads"]))
+    heads = table_by_head("heads", metrics)
     layers = Quantity("layers", ("sequence", "metric"), partial(_layer_columns, metrics.tables["layers"]))
     return QuantitySet(metrics, (heads, layers, *QUANTITIES.values()), lengths)
+
+
+def table_by_head(table: str, metrics: MetricSet) -> Quantity:
+    """The quantity that holds a table's metrics, each a function LayerView -> [sequence, head]."""
+    return Quantity(table, ("sequence", "head", "metric"), partial(_head_columns, metrics.tables[table]))
 
 
 def _head_columns(metrics: Mapping[str, Metric], view: LayerView) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from sinkscope.capture.view import Missing
 from sinkscope.capture.wiring.folded import FoldedHeads
 from sinkscope.metrics.registry import smoothing_metric
 
@@ -132,28 +133,44 @@ def rank_output(folded: FoldedHeads) -> HeadValues:
 
 @smoothing_metric(unit="cost", range="(0, inf)", source=COSTS)
 def cost_sink_lower(folded: FoldedHeads) -> HeadValues:
-    """kappa C / (2 sqrt D), a lower bound on the cost of a sink. kappa = the head's own sink margin in nats (mean over
+    """kappa C / (2 s D), a lower bound on the cost of a sink. kappa = the head's own sink margin in nats (mean over
     i >= 1; sequences where it is not above 0 have no cost and are left out); C = 1, since all tokens of the text count
-    as one group; D = width of z."""
-    return _kappa(folded) * GROUPS / (2 * _root(folded))
+    as one group; D = width of z, which is |z|^2 behind a norm; s = the factor of the head's logits, s z_i^T W_Q^T W_K
+    z_j."""
+    return _kappa(folded) * GROUPS / (2 * _reach(folded))
 
 
 @smoothing_metric(unit="cost", range="(0, inf)", source=COSTS)
 def cost_sink_upper(folded: FoldedHeads) -> HeadValues:
-    """12 kappa C / sqrt D + 5 (r + C), an upper bound on the cost of a sink. r = stable rank tr B / |B|_2 of the tokens
-    around their mean; kappa, C, D as in cost_sink_lower."""
-    return 12 * _kappa(folded) * GROUPS / _root(folded) + 5 * (folded.token_rank + GROUPS)
+    """12 kappa C / (s D) + 5 (r + C), an upper bound on the cost of a sink. r = stable rank tr B / |B|_2 of the tokens
+    around their mean; kappa, C, s, D as in cost_sink_lower."""
+    return 12 * _kappa(folded) * GROUPS / _reach(folded) + 5 * (folded.token_rank + GROUPS)
+
+
+@smoothing_metric(unit="cost", range="(0, inf)", source=f"{COSTS}; this bound is ours")
+def cost_diagonal_lower(folded: FoldedHeads) -> HeadValues:
+    """kappa / (s |B'|_2), a lower bound on the cost of a diagonal pattern of the same margin; B' = B n/(n-1); kappa, s
+    as in cost_sink_lower.
+
+    For every pair, s (z_i - z_j)^T W (z_i - z_j) >= 2 kappa, where W = W_Q^T W_K; the mean over pairs is
+    2 s tr(W B'), and tr(W B') <= |W|_* |B'|_2 <= |B'|_2 (|W_Q|_F^2 + |W_K|_F^2) / 2. Nothing may be added for the first
+    token: weights exist that keep it out at less than kappa C / (2 s D) more (tests/metrics/test_costs.py).
+    """
+    count = folded.normalised.shape[0]
+    if folded.scale is None:
+        raise Missing
+    return _kappa(folded) * (count - 1) / (folded.scale * count * folded.token_top)
 
 
 @smoothing_metric(unit="cost", range="(0, inf)", source=COSTS)
 def cost_diagonal_upper(folded: FoldedHeads) -> HeadValues:
-    """13 kappa C / sqrt D + 4 kappa sqrt(D) r / Delta + 3 (r + C), an upper bound on the cost of a diagonal pattern of
-    the same margin. Delta = mean over pairs i != j of (z_i - zbar).(z_i - z_j) = n/(n-1) tr B. The theorem asks for the
-    smallest gap, not the mean, so this is an estimate and no guarantee. kappa, C, D, r as in cost_sink_upper."""
-    kappa, root, rank = _kappa(folded), _root(folded), folded.token_rank
-    count = folded.normalised.shape[0]
+    """13 kappa C / (s D) + 4 kappa r / (s Delta) + 3 (r + C), an upper bound on the cost of a diagonal pattern of the
+    same margin. Delta = mean over pairs i != j of (z_i - zbar).(z_i - z_j) = n/(n-1) tr B. The theorem asks for the
+    smallest gap, not the mean, so this is an estimate and no guarantee. kappa, C, s, D, r as in cost_sink_upper."""
+    kappa, reach, rank = _kappa(folded), _reach(folded), folded.token_rank
+    count, width = folded.normalised.shape
     gap = folded.spread * count / max(count - 1, 1)
-    return 13 * kappa * GROUPS / root + 4 * kappa * root * rank / gap + 3 * (rank + GROUPS)
+    return 13 * kappa * GROUPS / reach + 4 * kappa * rank * width / (reach * gap) + 3 * (rank + GROUPS)
 
 
 def _theory(mean: Tensor, variance: Tensor) -> Tensor:
@@ -165,5 +182,8 @@ def _kappa(folded: FoldedHeads) -> HeadValues:
     return torch.where(kappa > 0, kappa, torch.nan)
 
 
-def _root(folded: FoldedHeads) -> float:
-    return float(folded.normalised.shape[-1]) ** 0.5
+def _reach(folded: FoldedHeads) -> float:
+    """s D: the largest logit of two normalised tokens under weights of norm 1."""
+    if folded.scale is None:
+        raise Missing
+    return folded.scale * folded.normalised.shape[-1]

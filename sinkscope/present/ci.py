@@ -8,6 +8,7 @@ from sinkscope.present.numbers import signed, significant
 from sinkscope.present.text import markdown_cell, printable
 
 if TYPE_CHECKING:
+    from sinkscope.comparison.policy import Rule
     from sinkscope.comparison.verdict import Breach, Tally, Verdict
 
 
@@ -85,14 +86,15 @@ def markdown_verdict(verdict: Verdict) -> str:
     state = "passed" if verdict.passed else "failed"
     lines = [f"### sinkscope check: {state}", "", markdown_cell(headline(verdict)), ""]
     lines += [f"- {markdown_cell(note)}" for note in verdict.notes] + [""]
-    lines += ["| metric | level | places | largest change | breaches |", "|---|---|---:|---:|---:|"]
+    lines += ["#### Rules", "", "| metric | level | places | largest change | allowed | breaches |"]
+    lines += ["|---|---|---:|---:|---:|---:|"]
     for tally in verdict.tallies:
         where = f"{tally.rule.level} on {markdown_cell(tally.domain)}" if several else tally.rule.level
-        lines.append(
-            f"| {tally.rule.metric} | {where} | {tally.places} | {significant(tally.largest)} | {len(tally.breaches)} |"
-        )
+        numbers = f"{tally.places} | {significant(tally.largest)} | {_allowed(tally.rule)} | {len(tally.breaches)}"
+        lines.append(f"| {tally.rule.metric} | {where} | {numbers} |")
     if verdict.breaches:
-        lines += ["", "| metric | place | baseline | now | allowed |", "|---|---|---:|---:|---:|"]
+        lines += ["", "#### What moved too far, the farthest beyond its bound first", "", *_first_layer(verdict)]
+        lines += ["| metric | place | baseline | now | allowed |", "|---|---|---:|---:|---:|"]
     for breach in by_size(verdict.breaches)[:IN_SUMMARY]:
         where = markdown_cell(f"{breach.place} on {breach.domain}" if several else breach.place)
         numbers = f"{significant(breach.baseline)} | {significant(breach.now)} | ±{significant(breach.allowed)}"
@@ -100,6 +102,19 @@ def markdown_verdict(verdict: Verdict) -> str:
     if len(verdict.breaches) > IN_SUMMARY:
         lines += ["", f"and {len(verdict.breaches) - IN_SUMMARY} more"]
     return "\n".join(lines) + "\n\n"
+
+
+def _allowed(rule: Rule) -> str:
+    """The rule's own bounds; where both are given the larger one holds. Rounding of the dtypes is added to them."""
+    bounds = [] if rule.max_change is None else [f"±{significant(rule.max_change)}"]
+    bounds += [] if rule.max_relative_change is None else [f"±{100 * rule.max_relative_change:g} %"]
+    return " or ".join(bounds)
+
+
+def _first_layer(verdict: Verdict) -> list[str]:
+    """A line that names the first layer with a breach: what moved there moves the layers after it."""
+    layers = [breach.layer for breach in verdict.breaches if breach.layer is not None]
+    return [f"First layer that moved: {min(layers)}.", ""] if layers else []
 
 
 def junit_xml(verdict: Verdict) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 
 def printable(text: str) -> str:
     """The text with every control or unprintable character written as its escape: no terminal codes get through.
@@ -17,6 +19,11 @@ def printable(text: str) -> str:
     if shown.startswith(("::", "##["), start):
         shown = f"{shown[:start]}\\x{ord(shown[start]):02x}{shown[start + 1 :]}"
     return shown
+
+
+def next_command(*words: object) -> str:
+    """A `sinkscope` command that a shell takes as it stands."""
+    return printable(shlex.join(["sinkscope", *map(str, words)]))
 
 
 def shortened(text: str, limit: int) -> str:

@@ -222,6 +222,27 @@ def rank_qk(run: SmoothingRun) -> np.ndarray:
     return _ranks(run.wiring.rank_qk, run)
 
 
+@run_column("smoothing", unit="cost", range="[0, inf)", source="ours")
+def cost_actual(run: SmoothingRun) -> np.ndarray:
+    """(|W_Q^h diag(gain)|_F^2 + |W_K^h diag(gain)|_F^2) / 2 of the head's own weights, in the unit of the bounds, which
+    hold for it. A key head of several query heads counts whole in each. Empty where a map could not be read, and where
+    a norm of q or k makes the weights' size say nothing."""
+    return _ranks(run.wiring.cost_qk, run)
+
+
+@run_column("smoothing", unit="name", range="sink, diagonal, undecided", source=f"{LAMPERT} section 7; our reading")
+def cheaper(run: SmoothingRun) -> np.ndarray:
+    """sink if the mean of cost_sink_upper is below that of cost_diagonal_lower; diagonal if the mean of
+    cost_diagonal_upper is below that of cost_sink_lower; otherwise undecided. Empty where a mean is missing."""
+    low = {name: run.means[f"cost_{name}_lower"] for name in ("sink", "diagonal")}
+    high = {name: run.means[f"cost_{name}_upper"] for name in ("sink", "diagonal")}
+    with np.errstate(invalid="ignore"):
+        conditions = [high["sink"] < low["diagonal"], high["diagonal"] < low["sink"]]
+    names = np.select(conditions, ["sink", "diagonal"], "undecided").astype(object)
+    names[np.isnan(np.stack([*low.values(), *high.values()])).any(0)] = None
+    return names
+
+
 def _ranks(ranks: Tensor | None, run: SmoothingRun) -> np.ndarray:
     heads = len(run.means["beta"])
     return np.full(heads, np.nan) if ranks is None else ranks.cpu().numpy()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.schema.stream import DormancyScores, MixedHead
 
 SCORES = {
@@ -60,7 +60,8 @@ def check_rule(text: str, names: Collection[str]) -> None:
     column = parse_rule(text).column
     if column not in names:
         raise SinkscopeError(
-            f"--dormant-rule: {column!r} is no per-sequence column of heads.csv; `sinkscope metrics` lists them"
+            f"--dormant-rule: {column!r} is no per-sequence column of heads.csv; `sinkscope metrics` lists "
+            f"them{did_you_mean(column, names)}"
         )
 
 

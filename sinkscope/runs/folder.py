@@ -18,6 +18,9 @@ from sinkscope.runs.whole import WORK
 UNFINISHED = "shards"
 """The folder of an unfinished scan's shards, inside a result folder."""
 
+KEY = "key.json"
+"""The file beside the shards that says which scan they belong to."""
+
 
 @dataclass(frozen=True)
 class FolderKind:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.averages import mean, sem
 from sinkscope.runs.catalogue import find_column
 from sinkscope.runs.per_sequence import cells, domains, metric_names
@@ -63,11 +63,14 @@ def paper_table(runs: list[Run], level: str | None = None, metrics: list[str] | 
     """
     level = level or ("layer" if len(runs) == 1 else "model")
     if level not in LEVELS:
-        raise SinkscopeError(f"--level {level!r}: one of {', '.join(LEVELS)}")
+        raise SinkscopeError(f"--level {level!r}: one of {', '.join(LEVELS)}{did_you_mean(level, LEVELS)}")
     names = metrics or [name for name in DEFAULTS[level] if all(_has(run, level, name) for run in runs)]
     for name in names:
         if not all(_has(run, level, name) for run in runs):
-            raise SinkscopeError(f"no metric {name!r} at level {level}; `sinkscope metrics` lists all")
+            known = [*runs[0].heads, *runs[0].layers]
+            raise SinkscopeError(
+                f"no metric {name!r} at level {level}; `sinkscope metrics` lists all{did_you_mean(name, known)}"
+            )
     build = {"head": _rows, "layer": _rows, "model": _models}[level]
     frames = [build(run, level, names).assign(model=label) for run, label in zip(runs, model_labels(runs), strict=True)]
     frame = pd.concat(frames, ignore_index=True)

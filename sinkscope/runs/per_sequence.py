@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
@@ -62,7 +62,7 @@ def chosen_metrics(runs: list[Run], asked: list[str]) -> list[str]:
             continue
         if any(name in names for names in sets):
             raise SinkscopeError(f"metric {name!r}: not measured in all of the runs")
-        raise SinkscopeError(f"unknown metric {name!r}; `sinkscope metrics` lists them")
+        raise SinkscopeError(f"unknown metric {name!r}; `sinkscope metrics` lists them{did_you_mean(name, shared)}")
     return list(dict.fromkeys(asked))
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.inputs.corpus import BOS_MODES
 from sinkscope.inputs.openings import check_opening, openings
 from sinkscope.runs.defaults import DORMANT_RULE, EPSILON, SINKS, WINDOW, check_not_too_large
@@ -172,7 +172,7 @@ def _wrong_data(request: Request) -> str | None:
         return "--prompt is the text that goes with --images or --audio: give one of them"
     for mode in request.bos:
         if mode not in BOS_MODES:
-            return f"--bos {mode!r}: one of {', '.join(BOS_MODES)}"
+            return f"--bos {mode!r}: one of {', '.join(BOS_MODES)}{did_you_mean(mode, BOS_MODES)}"
     if not request.bos or len(set(request.bos)) < len(request.bos):
         return "--bos names a mode twice, or none"
     if request.data is not None and len(set(request.data)) < len(request.data):

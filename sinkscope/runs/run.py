@@ -71,6 +71,13 @@ class Run:
     path: Path | None = field(default=None, compare=False)
     shards: Path | None = field(default=None, compare=False)
 
+    def __repr__(self) -> str:
+        """One paragraph: the tables would fill a notebook's screen and hide the answer."""
+        data = ", ".join(f"{each.sequences} x {each.seq_len} of {each.domain}" for each in self.manifest.data)
+        words = [line for each in self.summary.streams.values() for line in each.in_words]
+        said = "" if self.summary.domains else f": {' '.join(words)}"
+        return f"<Run of {self.manifest.model.id}, {data}{said}>"
+
     @property
     def smoothing(self) -> pd.DataFrame | None:
         """One row per (stream, layer, head); None unless smoothing was asked for."""

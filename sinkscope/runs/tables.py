@@ -25,10 +25,10 @@ def site_keys(site: Site) -> dict[str, Any]:
 def head_table(domains: list[Domain], sites: list[Site], asked: Request) -> pd.DataFrame:
     """heads.csv: one row per (stream, layer, head), for each domain where there are several."""
     frames = []
-    for domain, site, values in _each(domains, sites):
+    for domain, site, values in sites_of(domains, sites):
         names = values.quantities.metrics.names("heads")
         averages, errors = mean(values.heads), sem(values.heads)
-        rows: dict[str, Any] = _domain_key(domains, domain) | site_keys(site)
+        rows: dict[str, Any] = domain_key(domains, domain) | site_keys(site)
         rows |= {
             "head": np.arange(site.heads),
             "kv_group": np.arange(site.heads) // (site.heads // site.kv_groups),
@@ -46,9 +46,9 @@ def head_table(domains: list[Domain], sites: list[Site], asked: Request) -> pd.D
 def layer_table(domains: list[Domain], sites: list[Site], heads: pd.DataFrame, asked: Request) -> pd.DataFrame:
     """layers.csv: one row per (stream, layer), for each domain where there are several."""
     rows = []
-    for domain, site, values in _each(domains, sites):
+    for domain, site, values in sites_of(domains, sites):
         metrics = values.quantities.metrics
-        row: dict[str, Any] = _domain_key(domains, domain) | site_keys(site)
+        row: dict[str, Any] = domain_key(domains, domain) | site_keys(site)
         row |= {"module": site.name, "kind": str(site.kind), "heads": site.heads}
         averages, errors = mean(values.layers), sem(values.layers)
         for index, (name, metric) in enumerate(metrics.tables["layers"].items()):
@@ -70,10 +70,10 @@ def position_table(domains: list[Domain], sites: list[Site], tokens: dict[str, l
     `tokens`: by domain, the token at each position; None where the sequences of the domain differ there.
     """
     frames = []
-    for domain, site, values in _each(domains, sites):
+    for domain, site, values in sites_of(domains, sites):
         heads, keys = site.heads, values.keys
         shared = tokens[domain.name] if len(tokens[domain.name]) == keys else [None] * keys
-        rows = _domain_key(domains, domain) | site_keys(site)
+        rows = domain_key(domains, domain) | site_keys(site)
         rows |= {"head": np.repeat(np.arange(heads), keys), "position": np.tile(np.arange(keys), heads)}
         rows |= {
             column: _by_key(values.arrays.get(each.name), each.dims[-1], heads, keys).ravel()
@@ -97,16 +97,16 @@ def curve_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
     All lengths come from the same pass; sequences shorter than a length are left out of its row.
     """
     frames = []
-    for domain, site, values in _each(domains, sites):
+    for domain, site, values in sites_of(domains, sites):
         for index, length in enumerate(values.lengths):
-            rows = _domain_key(domains, domain) | site_keys(site)
+            rows = domain_key(domains, domain) | site_keys(site)
             rows |= {"head": np.arange(site.heads), "length": length}
             for column, each in values.quantities.shown_in("length_curve").items():
                 curve = values.arrays.get(each.name)
                 at_length = np.full((values.count, site.heads), np.nan) if curve is None else curve[..., index]
                 rows |= {column: mean(at_length), f"{column}_sem": sem(at_length)}
             frames.append(pd.DataFrame(rows))
-    keys = [*_domain_key(domains, domains[0]), *KEYS, "head", "length"]
+    keys = [*domain_key(domains, domains[0]), *KEYS, "head", "length"]
     table = pd.concat(frames, ignore_index=True)
     order = table.groupby(keys[:-2], sort=False).ngroup()
     table = table.assign(_order=order).sort_values(["_order", "head", "length"], kind="stable", ignore_index=True)
@@ -122,11 +122,11 @@ def measured_table(
     name, and returns what the table's run columns are computed from. Sites without the measurement have no row.
     """
     frames = []
-    for domain, site, values in _each(domains, sites):
+    for domain, site, values in sites_of(domains, sites):
         found = values.measured.get(table)
         if found is None:
             continue
-        rows = _domain_key(domains, domain) | site_keys(site)
+        rows = domain_key(domains, domain) | site_keys(site)
         rows |= {"head": np.arange(site.heads), "module": site.name}
         averages, errors = mean(found), sem(found)
         names = values.quantities.metrics.names(table)
@@ -149,10 +149,10 @@ def measured_curve(
     `columns` gets the values [N, length] of each quantity by name, NaN where it is missing, and returns the columns.
     """
     frames = []
-    for domain, site, values in _each(domains, sites):
+    for domain, site, values in sites_of(domains, sites):
         blank = np.full((values.count, len(values.lengths)), np.nan)
         found = {name: values.arrays.get(name, blank) for name in quantities}
-        rows = _domain_key(domains, domain) | site_keys(site) | {"module": site.name, "length": values.lengths}
+        rows = domain_key(domains, domain) | site_keys(site) | {"module": site.name, "length": values.lengths}
         frames.append(pd.DataFrame(rows | columns(found)))
     return pd.concat(frames, ignore_index=True)
 
@@ -160,7 +160,7 @@ def measured_curve(
 def sequence_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
     """sequences.parquet: every metric of every sequence; `head` is missing in rows that hold layer metrics."""
     frames = []
-    for domain, site, values in _each(domains, sites):
+    for domain, site, values in sites_of(domains, sites):
         count, heads, metrics = values.count, site.heads, values.quantities.metrics
         common = {"domain": domain.name, **site_keys(site), "module": site.name}
         rows: dict[str, Any] = common | {
@@ -187,11 +187,13 @@ def _by_name(values: np.ndarray, names: tuple[str, ...]) -> dict[str, np.ndarray
     return {name: flat[:, index] for index, name in enumerate(names)}
 
 
-def _each(domains: list[Domain], sites: list[Site]) -> list[tuple[Domain, Site, SiteValues]]:
+def sites_of(domains: list[Domain], sites: list[Site]) -> list[tuple[Domain, Site, SiteValues]]:
+    """Every site of every domain that has values, with these."""
     return [(d, s, d.sites[s.name]) for d in domains for s in sites if s.name in d.sites]
 
 
-def _domain_key(domains: list[Domain], domain: Domain) -> dict[str, Any]:
+def domain_key(domains: list[Domain], domain: Domain) -> dict[str, Any]:
+    """The column that tells domains apart; none where there is one domain."""
     return {"domain": domain.name} if len(domains) > 1 else {}
 
 

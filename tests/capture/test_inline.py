@@ -19,7 +19,7 @@ from watched import find, hooks
 
 import sinkscope
 from sinkscope.capture import Capture, plan
-from sinkscope.metrics import METRICS
+from sinkscope.metrics import registered
 
 Style = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 
@@ -59,6 +59,7 @@ def by_sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> Te
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
 
 
+EVERY = registered().asked(())
 STYLES: dict[str, Style] = {"matmul": by_matmul, "bmm": by_bmm, "baddbmm": by_baddbmm, "einsum": by_einsum}
 STYLES["sdpa"] = by_sdpa
 
@@ -89,7 +90,7 @@ def test_every_column_is_the_interface_s(style: str, inline: Callable[[Style], N
     inline(STYLES[style])
     found = sinkscope.scan(model, data=ids, batch_size=3)
     assert {site.path for site in found.manifest.attention} == {"inline"}
-    for name in [*METRICS["heads"], *METRICS["layers"]]:
+    for name in [*EVERY.names("heads"), *EVERY.names("layers")]:
         ours, theirs = found.sequences[name].to_numpy(float), expected.sequences[name].to_numpy(float)
         assert_close(ours, theirs, f"{style} {name}", 2e-4, 2e-5)
     assert_close(found.positions["alpha_t64"].to_numpy(), expected.positions["alpha_t64"].to_numpy(), "", 1e-4, 1e-6)

@@ -289,7 +289,8 @@ def test_options_are_checked_before_the_model_is_loaded(
 def test_dormant_rule_on_a_column_of_the_run_as_a_whole(tiny_folder: Path, refused: Refused) -> None:
     """`peak_score` is a column of heads.csv, so the message does not call it unknown."""
     assert refused(tiny_folder, "--dormant-rule", "peak_score<0.1") == (
-        "--dormant-rule: 'peak_score' is no per-sequence column of heads.csv; `sinkscope metrics` lists them"
+        "--dormant-rule: 'peak_score' is no per-sequence column of heads.csv; `sinkscope metrics` lists them; did you "
+        "mean sink_score?"
     )
 
 

@@ -14,6 +14,7 @@ from sinkscope.cli import app
 from sinkscope.comparison.baseline import baseline_of, baseline_text
 from sinkscope.present.terminal.schema import RECORDS
 from sinkscope.runs.run import load_run
+from sinkscope.runs.schema.arms_tables import ARMS_TABLES
 from sinkscope.runs.schema.base import Record
 from sinkscope.runs.schema.measures import MEASURED_TABLES
 from sinkscope.runs.schema.tables import TABLES
@@ -44,7 +45,9 @@ def test_every_field_says_what_it_is(kind: type[Record]) -> None:
 
 def test_the_names_are_listed() -> None:
     lines = printed().splitlines()
-    assert [line.split()[0] for line in lines] == [*RECORDS, *TABLES, *MEASURED_TABLES, *TRAINING_TABLES]
+    assert [line.split()[0] for line in lines] == [
+        *RECORDS, *TABLES, *MEASURED_TABLES, *TRAINING_TABLES, *ARMS_TABLES
+    ]  # fmt: skip
     assert max(map(len, lines)) <= 80
 
 

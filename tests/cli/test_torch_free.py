@@ -1,4 +1,4 @@
-"""Reading, comparing and showing a saved run, in one process that must load neither torch nor transformers."""
+"""Reading, comparing and showing a saved run, and refusing bad options, in processes that must not load torch."""
 
 from __future__ import annotations
 
@@ -42,6 +42,10 @@ def test_a_saved_run_is_read_without_torch(tmp_path: Path) -> None:
         ["export", "run", "--format", "bibtex"],
         ["report", "run", "run", "-o", "report.html"],
         ["metrics"],
+        ["schema", "heads"],
+        ["show", "run"],
+        ["show", "run", "--json"],
+        ["examples"],
         ["plot", "run", "--figure", "heatmap", "--metric", "peak_score", "-o", "peak.svg"],
         ["baseline", "run", "-o", "sinks.json"],
         ["check", "run", "--baseline", "sinks.json"],
@@ -54,3 +58,49 @@ def test_a_saved_run_is_read_without_torch(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "peak.svg").read_bytes() == draw(run, "heatmap", "svg", "column", "peak_score")
     assert b"peak score (probability)" in (tmp_path / "peak.svg").read_bytes()
+
+
+REFUSED = {
+    "scan example:minilm --dtype int8": "unknown dtype 'int8'",
+    "scan example:minilm --bos sometimes": "--bos 'sometimes': one of auto",
+    "scan example:minilm --seq-len 1": "--seq-len 1: at least 2",
+    "scan example:minilm --data proze": "did you mean prose?",
+    "scan example:minilm --images nowhere --data prose": "give one of them",
+    "scan example:gema": "did you mean gemma-3-270m?",
+    "scan meta-llama/Llama-3-8B": "did you mean meta-llama/Meta-Llama-3-8B",
+    "scan gpt2x": "did you mean openai-community/gpt2",
+    "scan ./nowhere": "no such model folder",
+    "bench example:minilm --dtype int8": "unknown dtype 'int8'",
+    "compare run nowhere --dtype int8": "unknown dtype 'int8'",
+    "ablate example:minilm --run run --data proze": "did you mean prose?",
+    "metrics bos": "did you mean bos_mass",
+    "plot run --figure heatmapp -o x.png": "did you mean heatmap?",
+    "plot run --figure heatmap --metric bosmass -o x.png": "did you mean bos_mass",
+    "export run --format latx": "did you mean latex?",
+    "export run --metric entropi": "did you mean entropy",
+    "schema manifst": "did you mean manifest?",
+}
+REFUSING = """
+import json, sys
+from typer.testing import CliRunner
+from sinkscope.cli import app
+
+for line, words in json.loads(sys.argv[1]).items():
+    result = CliRunner().invoke(app, line.split())
+    assert result.exit_code == 2, (line, result.output)
+    assert words in result.stderr and len(result.stderr.splitlines()) == 1, (line, result.stderr)
+    loaded = [name for name in ("torch", "transformers", "accelerate") if name in sys.modules]
+    assert not loaded, f"{line} loads {loaded}"
+"""
+
+
+def test_what_is_wrong_for_any_model_is_refused_without_torch(tmp_path: Path) -> None:
+    """With a near name where there is one. The hub is not asked: it is offline here."""
+    scanned().save(tmp_path / "run")
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSING, json.dumps(REFUSED)], cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": root, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -21,8 +21,9 @@ from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.map_walk import AttentionMap
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.engine.whole_maps import dense_map
-from sinkscope.metrics import METRICS
+from sinkscope.metrics import registered
 
+EVERY = registered().asked(())
 LENGTHS = (70, 41)
 FAST_PADDING = (("left", "llama"), ("right", "bloom"), ("left", "gpt_oss"))
 
@@ -48,7 +49,7 @@ def assert_same(run: sinkscope.Run, number: int, row: Tensor, model: Any, label:
     """Every column of sequence `number` is what `row` gives alone, within 1e-5."""
     alone = sinkscope.scan(model, data=row[None], self_check=False).sequences
     both = run.sequences[run.sequences["sequence"] == number].reset_index(drop=True)
-    for name in [*METRICS["heads"], *METRICS["layers"]]:
+    for name in [*EVERY.names("heads"), *EVERY.names("layers")]:
         ours, expected = both[name].to_numpy(float), alone[name].to_numpy(float)
         assert_close(ours, expected, f"{label} {name}", 1e-5, 1e-5)
 

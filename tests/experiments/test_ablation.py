@@ -21,13 +21,13 @@ from typer.testing import CliRunner, Result
 from watched import find, hooks
 
 import sinkscope
-from sinkscope.experiments.ablation.choice import HeadTable, Score, read_fractions, read_score
-from sinkscope.experiments.ablation.intervene import first_token_hidden, zeroed
-from sinkscope.experiments.ablation.loss import next_token_losses, sequence_losses
-from sinkscope.experiments.ablation.result import HIDDEN, RANDOM, UNABLATED, Arm, summarise, versus_random
-from sinkscope.experiments.ablation.sinks import SinkCount
+from sinkscope.experiments.ablation.result import HIDDEN, RANDOM, UNABLATED, Arm, summarise
+from sinkscope.experiments.arms.head_choice import HeadTable, Score, read_fractions, read_score
+from sinkscope.experiments.arms.loss import next_token_losses
+from sinkscope.experiments.arms.statistics import versus_random
+from sinkscope.experiments.arms.zeroing import zeroed
 
-FILES = {"ablation.csv", "losses.csv", "ablation.json", "ablation.png", "ablation.svg"}
+FILES = {"ablation.csv", "losses.csv", "arms.csv", "ablation.json", "ablation.png", "ablation.svg"}
 SMALL = {"num_sequences": 3, "seq_len": 24, "draws": 2}
 
 
@@ -88,39 +88,6 @@ def test_zeroed_heads_are_zeroed_columns_of_the_projection(family: str, heads: l
         assert not torch.allclose(ours, model(ids).logits, atol=1e-3)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
-def test_hidden_first_token_is_a_mask_given_by_hand(family: str) -> None:
-    model, ids = causal(family), random_ids(2, 30)
-    allowed = torch.ones(30, 30, dtype=torch.bool).tril()
-    if family == "mistral":
-        allowed &= torch.ones(30, 30, dtype=torch.bool).triu(-model.config.sliding_window + 1)
-    allowed[1:, 0] = False
-    sinks = SinkCount(0.3, 3)
-    with torch.no_grad():
-        with first_token_hidden(model, sinks.receive):
-            ours = model(ids).logits
-        by_hand = model(ids, attention_mask=allowed[None, None].expand(2, 1, -1, -1)).logits
-    torch.testing.assert_close(ours, by_hand, rtol=1e-4, atol=1e-4)
-    assert sinks.rates()["sink_rate_first"] == 0  # alpha_0 is 1/30: query 0 alone sees it
-
-
-@pytest.mark.slow
-def test_sink_rates_are_those_of_a_scan() -> None:
-    from sinkscope.experiments.ablation.intervene import watched
-
-    model, ids = causal("llama"), random_ids(5, 70)
-    run = sinkscope.scan(model, data=ids, self_check=False, epsilon=0.1)
-    sinks = SinkCount(0.1, 3)
-    with torch.no_grad(), watched(model, sinks.receive):
-        model(ids[:2])
-        model(ids[2:])
-    rates = sinks.rates()
-    assert 0 < rates["sink_rate_first"] < 1
-    assert rates["sink_rate_first"] == pytest.approx(run.heads["sink_rate"].mean())
-    rows = run.sequences[run.sequences["head"].notna()]
-    assert rates["sink_rate_any"] == pytest.approx((rows["sinks_per_sequence"] > 0).mean())
-
-
 def test_nothing_stays_after_an_exception() -> None:
     model = causal("llama")
     _, found = find(model.base_model)
@@ -139,13 +106,10 @@ def test_loss_is_transformers_own(family: str, monkeypatch: pytest.MonkeyPatch) 
     model, ids = causal(family), random_ids(5, 33)
     with torch.no_grad():
         expected = [float(model(row[None], labels=row[None]).loss) for row in ids]
-    ours = sequence_losses(model, ids.numpy(), lambda done: None)
-    np.testing.assert_allclose(ours, expected, rtol=1e-6)
-    monkeypatch.setattr(
-        "sinkscope.experiments.ablation.loss.CHUNK_BYTES", 4 * 97 * 7
-    )  # 7 positions at a time, and 2 sequences
-    monkeypatch.setattr("sinkscope.experiments.ablation.loss.LOGIT_BYTES", 4 * 97 * 33 * 2)
-    np.testing.assert_allclose(sequence_losses(model, ids.numpy(), lambda done: None), expected, rtol=1e-6)
+        logits = model(ids).logits
+    np.testing.assert_allclose(next_token_losses(logits, ids), expected, rtol=1e-6)
+    monkeypatch.setattr("sinkscope.experiments.arms.loss.CHUNK_BYTES", 4 * 97 * 5 * 7)  # 7 positions at a time
+    np.testing.assert_allclose(next_token_losses(logits, ids), expected, rtol=1e-6)
 
 
 def test_half_precision_logits_are_summed_in_float32() -> None:

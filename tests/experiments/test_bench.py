@@ -37,7 +37,8 @@ def test_each_contender_runs_in_each_round(llama: Any) -> None:
     assert all(len(cost.seconds) == 3 and min(cost.seconds) > 0 for cost in result.costs.values())
     assert result.batch_size == 2
     assert result.costs[SCAN].tokens_per_second > 0
-    assert ("timing", 3, 3) in told
+    assert [news for news in told if news[0] == "timing"] == [("timing", done, 16) for done in range(16)]
+    assert ("memory", 3, 4) in told
     least, median, most = sorted(result.ratios[SCAN][PLAIN])
     assert result.ratios[SCAN][PLAIN] == (median, least, most)
     assert result.ratios[PLAIN][PLAIN] == (1.0, 1.0, 1.0)

@@ -27,7 +27,7 @@ from sinkscope.runs.columns import RUN_COLUMNS
 FAMILIES = ("llama", "gpt2", "gemma2", "gemma3", "qwen3", "gpt_neox")
 NAMES = list(METRICS["smoothing"])
 FLOAT32_NORMS = ("llama", "qwen3", "gemma2", "gemma3")  # their RMS norms compute in float32 whatever the model's dtype
-COSTS = ("cost_sink_lower", "cost_sink_upper", "cost_diagonal_upper")
+COSTS = ("cost_sink_lower", "cost_sink_upper", "cost_diagonal_lower", "cost_diagonal_upper")
 
 
 def with_sink(family: str) -> Any:
@@ -85,6 +85,8 @@ def test_costs_are_there_where_a_head_has_a_sink_and_nowhere_else() -> None:
     assert 0 < len(sinks) < len(found)
     assert (sinks[list(COSTS)] > 0).all(axis=None)
     assert (sinks["cost_sink_upper"] > sinks["cost_sink_lower"]).all()
+    assert sinks["cheaper"].isin(["sink", "diagonal", "undecided"]).all()
+    assert found.loc[found["cost_sink_lower"].isna(), "cheaper"].isna().all()
 
 
 @pytest.mark.parametrize("family", slow_but(["mistral", "bert", "gpt_oss"], "bert"))

@@ -255,7 +255,11 @@ def test_the_command(tmp_path: Path) -> None:
         assert CliRunner().invoke(app, ["export", run, "--format", form]).exit_code == 0
     assert CliRunner().invoke(app, ["export", run, "--format", "parquet"]).exit_code == 2
     assert CliRunner().invoke(app, ["export", run, "--format", "word"]).exit_code == 2
-    assert json.loads(CliRunner().invoke(app, ["export", run, "--heads", "dormant"]).stdout) == {}
+    listed = json.loads(CliRunner().invoke(app, ["export", run, "--heads", "dormant"]).stdout)
+    assert listed["heads"] == {}
+    assert (listed["model"], listed["selection"], listed["rule"]) == ("tiny", "dormant", "honor<0.4")
+    assert listed["kv_groups"] == {"0": [0, 0, 1, 1], "1": [0, 0, 1, 1], "2": [0, 0, 1, 1]}
+    assert [(each["sequences"], each["seq_len"]) for each in listed["data"]] == [(8, 48)]
     assert CliRunner().invoke(app, ["export", run, "-o", str(tmp_path / "no" / "t.tex")]).exit_code == 2
     refused = CliRunner().invoke(app, ["export", run, "--heads", "sink", "--format", "csv"])
     assert refused.exit_code == 2

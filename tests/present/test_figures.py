@@ -191,3 +191,31 @@ def test_the_command(tmp_path: Path) -> None:
     refused = CliRunner().invoke(app, ["plot", str(tmp_path / "run"), "--figure", "attention", "-o", str(out)])
     assert refused.exit_code == 2
     assert "--layer" in refused.stderr
+
+
+@pytest.mark.parametrize("figure", slow_but(["heatmap", "profile", "length", "scatter"], "length"))
+def test_a_domain_is_drawn_by_name(figure: str) -> None:
+    """The first where none is named; the title says which."""
+    run = scanned()
+    for name in ("heads", "layers", "length_curve", "sequences"):
+        own = getattr(run, name).assign(domain="a")
+        other = own.assign(domain="b")
+        for column in {"bos_mass", "sink_score", "mean_bos_mass"} & set(own):
+            other[column] = own[column] / 2
+        setattr(run, name, pd.concat([own, other], ignore_index=True))
+    first = run.manifest.data[0]
+    run.manifest.data = [first.model_copy(update={"domain": name}) for name in ("a", "b")]
+    assert draw(run, figure, "svg") == draw(run, figure, "svg", domain="a") != draw(run, figure, "svg", domain="b")
+    with pytest.raises(SinkscopeError, match="--domain 'c': the run has a, b"):
+        draw(run, figure, "svg", domain="c")
+
+
+def test_the_thresholds_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k)))
+    run = scanned()
+    draw(run, "length", "png")
+    draw(run, "scatter", "png")
+    levels = [[line.get_ydata()[0] for line in figure.axes[0].lines if line.get_linestyle() == ":"] for figure in drawn]
+    assert levels == [[0.3], [0.4]]

@@ -76,7 +76,7 @@ BOS mass, percent: layers down, heads across
     0   . 17 33
     1  50 67 83  sliding:16
 
-strongest sinks (mean ± standard error over sequences)
+most BOS mass, 4 with a sink (mean ± standard error over sequences)
 layer.head       bos_mass  alpha_0  margin, nats  entropy, nats  honor  pattern
 1.2         0.833 ± 0.010    0.833          1.50           0.25   1.30  mixed
 1.1         0.667 ± 0.010    0.667          1.50           0.25   1.30  mixed
@@ -88,6 +88,7 @@ layer.head       bos_mass  alpha_0  margin, nats  entropy, nats  honor  pattern
 dormant heads (honor<0.4): 0.0, 0.1, 0.2
 
 written to runs/tiny: heads.csv, layers.csv
+next: sinkscope report runs/tiny -o tiny.html
 """
 
 
@@ -103,7 +104,7 @@ def test_every_head_is_shown_and_no_line_is_too_long(heads: int, width: int) -> 
     assert max(map(len, text.splitlines())) <= width
     lines = text.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("BOS mass"))
-    end = next(i for i, line in enumerate(lines) if line.startswith("strongest"))
+    end = next(i for i, line in enumerate(lines) if line.startswith(("strongest", "most BOS")))
     body = [line.replace("sliding:16", "")[6:] for line in lines[start + 1 : end]]
     if "percent" in lines[start]:
         shown = sum(len(line.split()) for line in body[1:])
@@ -154,6 +155,14 @@ def test_no_text_of_a_run_folder_reaches_the_terminal_as_it_is() -> None:
         assert "\x1b" not in text
         assert "\n::error::y" not in text
         assert "\\x1b[31mX" in text
+
+
+def test_heads_without_a_sink_are_not_called_sinks() -> None:
+    run = make_run()
+    run.heads["sink_score"] = 0.02
+    assert "most BOS mass, none with a sink" in render_run(run, width=80)
+    run.heads["sink_score"] = 0.9
+    assert "strongest sinks" in render_run(run, width=80)
 
 
 def test_missing_values_are_dashes() -> None:

@@ -19,7 +19,7 @@ def test_the_catalogue_is_what_the_declarations_say() -> None:
 def test_the_columns_of_a_table_are_all_there_whoever_asks() -> None:
     assert {"peak_position", "peak_score", "pattern", "dormant"} <= set(columns("heads"))
     assert {"first_constancy", "max_abs", "sink_heads", "dormant_heads"} <= set(columns("layers"))
-    assert list(columns("smoothing"))[-3:] == ["verdict", "rank_w", "rank_qk"]
+    assert list(columns("smoothing"))[-5:] == ["verdict", "rank_w", "rank_qk", "cost_actual", "cheaper"]
     for table in METRICS:
         assert {column.name for column in catalogue() if column.table == table} == set(columns(table))
 

@@ -39,10 +39,8 @@ def compare(run: sinkscope.Run, reference: Reference, relative: float, absolute:
     For a column that is a difference, `absolute` is scaled by the size of what is subtracted where that is above 1.
     """
     bounds = {name: absolute * np.maximum(1, size) for name, size in reference.sizes.items()}
-    head_names, layer_names = (
-        list(METRICS["heads"]),
-        [n for n, m in METRICS["layers"].items() if m.shown and not m.measure],
-    )
+    head_names = list(METRICS["heads"])
+    layer_names = [name for name, each in METRICS["layers"].items() if each.shown and each.measure is None]
     assert set(head_names) - set(reference.heads) <= {"sink_score_t64", "sink_rate_t64"}
     assert set(layer_names) == set(reference.layers)
     ours = table(run, head_names, heads=True)

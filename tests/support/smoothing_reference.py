@@ -55,7 +55,9 @@ def stable_rank(matrix: Array) -> float:
     return float((values**2).sum() / values[0] ** 2)
 
 
-def head_columns(x: Array, z: Array, w: Array, probs: Array, whole: Array, slice_o: Array) -> dict[str, float]:
+def head_columns(
+    x: Array, z: Array, w: Array, probs: Array, whole: Array, slice_o: Array, scale: float
+) -> dict[str, float]:
     """All per-sequence columns of one head. x, z [T, D]; w [T, dv] read by slice_o [D, dv]; whole = W [D, D]."""
     count = len(x) - 1
     xs, zs = x[1:], z[1:]
@@ -81,19 +83,19 @@ def head_columns(x: Array, z: Array, w: Array, probs: Array, whole: Array, slice
     signal = through @ m
     found["theory_identity"] = signal @ signal / (signal @ signal + np.trace(through @ covariance @ through.T))
     found["rank_output"] = stable_rank(w[1:] @ slice_o.T)
-    return found | costs(probs, zs, m, covariance)
+    return found | costs(probs, zs, m, covariance, scale)
 
 
-def costs(probs: Array, zs: Array, m: Array, covariance: Array) -> dict[str, float]:
+def costs(probs: Array, zs: Array, m: Array, covariance: Array, s: float) -> dict[str, float]:
     kappa = np.mean([np.log(row[0]) - np.log(row[1:].sum()) for row in probs[1:] if row[0] > 0])
     kappa = kappa if kappa > 0 else np.nan
     width, rank = len(m), np.trace(covariance) / np.linalg.eigvalsh(covariance)[-1]
     gaps = [(a - m) @ (a - b) for i, a in enumerate(zs) for j, b in enumerate(zs) if i != j]
-    root = np.sqrt(width)
     return {
-        "cost_sink_lower": kappa / (2 * root),
-        "cost_sink_upper": 12 * kappa / root + 5 * (rank + 1),
-        "cost_diagonal_upper": 13 * kappa / root + 4 * kappa * root * rank / np.mean(gaps) + 3 * (rank + 1),
+        "cost_sink_lower": kappa / (2 * s * width),
+        "cost_sink_upper": 12 * kappa / (s * width) + 5 * (rank + 1),
+        "cost_diagonal_lower": kappa / (s * np.linalg.eigvalsh(np.cov(zs.T))[-1]),
+        "cost_diagonal_upper": 13 * kappa / (s * width) + 4 * kappa * rank / (s * np.mean(gaps)) + 3 * (rank + 1),
     }
 
 
@@ -106,7 +108,7 @@ def measure_smoothing(
     ranks: dict[str, list[list[float]]] = {}
     for row in ids:
         run_sequence(model, layers, row[None])
-        ranks = {"rank_w": [], "rank_qk": []}
+        ranks = {"rank_w": [], "rank_qk": [], "cost_actual": []}
         sequences.append([])
         for layer in [layers[number] for number in only or range(len(layers))]:
             trace = layer.trace
@@ -115,18 +117,23 @@ def measure_smoothing(
             matrices = weights(family, layer, heads, groups)
             z = normalised(family, layer, trace.x)
             output = projection_matrix(layer.projection).reshape(len(z[0]), heads, -1)
-            found, rank_w, rank_qk = [], [], []
+            found, rank_w, rank_qk, cost_qk = [], [], [], []
+            width = call.query.shape[-1]
+            scale = getattr(layer.attention, "scaling", width**-0.5)
+            normed = any(hasattr(layer.attention, name) for name in ("q_norm", "q_layernorm"))
             for h in range(heads):
                 g = h // (heads // groups)
                 whole = output[:, h] @ matrices["v"][g] * matrices["gain"]
                 w = trace.w.reshape(len(z), heads, -1)[:, h]
-                found.append(head_columns(trace.x, z, w, call.probs[h], whole, output[:, h]))
+                found.append(head_columns(trace.x, z, w, call.probs[h], whole, output[:, h], scale))
                 rank_w.append(stable_rank(whole))
                 query, key = (matrices[name][at] * matrices["gain"] for name, at in (("q", h), ("k", g)))
                 rank_qk.append(stable_rank(query.T @ key))
+                cost_qk.append(np.nan if normed else ((query**2).sum() + (key**2).sum()) / 2)
             sequences[-1].append(found)
             ranks["rank_w"].append(rank_w)
             ranks["rank_qk"].append(rank_qk)
+            ranks["cost_actual"].append(cost_qk)
     names = sequences[0][0][0]
     columns = {n: np.array([[[h[n] for h in layer] for layer in layers_] for layers_ in sequences]) for n in names}
     return columns, {name: np.array(rank) for name, rank in ranks.items()}

@@ -165,11 +165,16 @@ def _lazily(original: Callable[..., Tensor | None], large: int) -> Callable[...,
             return original(**given | {"mask_function": _raise_mask_needed})
         except _MaskNeeded:
             part = _strip_maker(original, given)
-        corner = part(0, 1, 0, 1)
-        source = _Source(part, queries, keys)
-        return LazyMask(source, ((0, batch), (0, 1), (0, queries), (0, keys)), corner.dtype, corner.device)
+        return made_in_strips(part, batch, queries, keys)
 
     return make
+
+
+def made_in_strips(part: Strip, batch: int, queries: int, keys: int) -> LazyMask:
+    """The mask (batch, 1, queries, keys) whose strips `part` makes, each for one sequence where all share them."""
+    corner = part(0, 1, 0, 1)
+    source = _Source(part, queries, keys)
+    return LazyMask(source, ((0, batch), (0, 1), (0, queries), (0, keys)), corner.dtype, corner.device)
 
 
 def _strip_maker(original: Callable[..., Tensor | None], given: dict[str, Any]) -> Strip:

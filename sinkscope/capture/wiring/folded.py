@@ -49,6 +49,7 @@ class FoldedHeads:
         uniform: the mean of u_j over j <= i (over all j in a bidirectional layer), (H, n, dv).
         written: w_i, what the output projection reads, biases included, (H, n, dv).
         margin: each head's sink margin, (H, n).
+        scale: the factor s of the head's logits s z_i^T W_Q^T W_K z_j.
     """
 
     heads: int
@@ -60,6 +61,7 @@ class FoldedHeads:
     uniform: Tensor | None = None
     written: Tensor | None = None
     margin: Tensor | None = None
+    scale: float | None = None
 
     def need(self, tensor: Tensor | None) -> Tensor:
         if tensor is None:
@@ -102,11 +104,16 @@ class FoldedHeads:
         return self.tokens @ self.slices.mT
 
     @cached_property
-    def token_rank(self) -> Float[Tensor, ""]:
-        """Stable rank tr B / |B|_2 of the tokens around their mean."""
+    def token_top(self) -> Float[Tensor, ""]:
+        """|B|_2, the largest eigenvalue of the tokens' covariance (1/n)."""
         count, width = self.centred.shape
         gram = self.centred @ self.centred.mT if count <= width else self.centred.mT @ self.centred
-        return self.spread * count / torch.linalg.eigvalsh(gram)[-1]
+        return torch.linalg.eigvalsh(gram)[-1] / count
+
+    @cached_property
+    def token_rank(self) -> Float[Tensor, ""]:
+        """Stable rank tr B / |B|_2 of the tokens around their mean."""
+        return self.spread / self.token_top
 
     @cached_property
     def cos_identity(self) -> Float[Tensor, " head"]:
@@ -151,7 +158,7 @@ class FoldedHeads:
 def fold(view: LayerView, wiring: Wiring, weights: OutputWeights | None, sequence: int) -> FoldedHeads:
     """Reads one sequence of a view. What the view or the wiring lacks stays None."""
     site = view.site
-    folded = FoldedHeads(site.heads, margin=float64(view.attention.margin[sequence, :, 1:]))
+    folded = FoldedHeads(site.heads, margin=float64(view.attention.margin[sequence, :, 1:]), scale=wiring.scale)
     x, z = view.residual_in, view.attention_input
     if site.cross:  # W maps tokens of the other sequence, which is not z
         return folded

@@ -233,14 +233,3 @@ def _same(left: Tensor, right: Tensor) -> bool:
 def _fits(predicted: Tensor, seen: Tensor, dtype: torch.dtype) -> bool:
     error = torch.linalg.vector_norm(predicted - seen)
     return bool(error <= FIT.get(dtype, FIT[torch.float32]) * torch.linalg.vector_norm(seen))
-
-
-def stable_rank(
-    left: Float[Tensor, "head channel dim"], right: Float[Tensor, "group channel dim"]
-) -> Float[Tensor, " head"]:
-    """|M|_F^2 / |M|_2^2 of M = left_h right_g^T, from d x d factors; NaN where M is 0. The heads of a group are
-    adjacent."""
-    first = torch.linalg.qr(float64(left), mode="r").R
-    second = torch.linalg.qr(float64(right), mode="r").R.repeat_interleave(len(left) // len(right), dim=0)
-    squares = torch.linalg.svdvals(first @ second.mT).square()
-    return squares.sum(-1) / torch.where(squares[:, 0] > 0, squares[:, 0], torch.nan)

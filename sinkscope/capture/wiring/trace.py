@@ -12,6 +12,7 @@ could not be told apart.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ from sinkscope.capture.output_projection import projection_weight
 from sinkscope.capture.plan import Plan
 from sinkscope.capture.precision import float64
 from sinkscope.capture.view import Site
-from sinkscope.capture.wiring.linear_maps import InputNorm, Record, find_norm, find_projection, stable_rank
+from sinkscope.capture.wiring.linear_maps import InputNorm, Record, find_norm, find_projection
+from sinkscope.capture.wiring.weights import one_factor, stable_rank, weight_cost
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,17 @@ class Wiring:
         norm: the norm that turns x into z.
         constant: v where the normalised token is the zero vector, b_V + W_V b with the norm's bias b, (G, dv).
         rank_w, rank_qk: stable ranks of W_O^h W_V^h and of W_Q^hT W_K^h for each head.
+        scale: the factor s by which the attention call multiplies q.k, and the model its projected q and k.
+        cost_qk: (|W_Q^h|_F^2 + |W_K^h|_F^2) / 2 of each head; None also where a norm lies between W_Q or W_K and the
+            attention call, since the size of the weights then says nothing.
     """
 
     norm: InputNorm | None
     constant: Float[Tensor, "group vdim"] | None
     rank_w: Float[Tensor, " head"] | None
     rank_qk: Float[Tensor, " head"] | None
+    scale: float | None = None
+    cost_qk: Float[Tensor, " head"] | None = None
 
 
 def trace(model: nn.Module, plan: Plan, forward: Callable[[], Any]) -> dict[str, Wiring]:
@@ -144,13 +151,18 @@ class _Trace:
             return Wiring(None, None, None, None)
         query = find_projection(call.query, z, list(inside.values()))
         key = find_projection(call.key, z, list(inside.values()))
-        constant = rank_w = rank_qk = None
+        constant = rank_w = rank_qk = cost_qk = None
+        scale = call.scaling
         if value is not None:
             constant = value.constant + torch.einsum("gvd,d->gv", value.weight, norm.bias)
             rank_w = self._rank_w(site, value.weight * norm.gain)
         if query is not None and key is not None:
             rank_qk = stable_rank((query.weight * norm.gain).mT, (key.weight * norm.gain).mT)
-        return Wiring(norm, constant, rank_w, rank_qk)
+            factors = [one_factor(found, signal, z) for found, signal in ((query, call.query), (key, call.key))]
+            if None not in factors:
+                scale *= math.prod(factor for factor in factors if factor is not None)
+                cost_qk = weight_cost(query.weight * norm.gain, key.weight * norm.gain)
+        return Wiring(norm, constant, rank_w, rank_qk, scale, cost_qk)
 
     def _rank_w(self, site: Site, value: Float[Tensor, "group vdim channel"]) -> Float[Tensor, " head"] | None:
         slices = output_slices(self.model, site)

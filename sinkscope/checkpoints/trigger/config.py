@@ -9,7 +9,7 @@ from transformers import PretrainedConfig
 
 from sinkscope.checkpoints.trigger.default import Default, read_default
 from sinkscope.checkpoints.trigger.task import LARGEST, check_sizes
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 
 MODEL_TYPE = "sinkscope_trigger"
 
@@ -60,7 +60,9 @@ class TriggerConfig(PretrainedConfig):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         if attention not in KINDS:
-            raise SinkscopeError(f"unknown attention {attention!r}: one of {', '.join(KINDS)}")
+            raise SinkscopeError(
+                f"unknown attention {attention!r}: one of {', '.join(KINDS)}{did_you_mean(attention, KINDS)}"
+            )
         for name, value in (("layers", num_hidden_layers), ("heads", num_attention_heads)):
             if value < 1:
                 raise SinkscopeError(f"{name} {value}: at least 1 is needed")

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 
 DEFAULTS = {"zero": 0, "constant": 1, "self": 2}
 """The kinds, and the axes of their values: none, c [d], G [d, d]."""
@@ -49,7 +49,7 @@ ZERO = Default()
 def check_default(kind: str) -> None:
     """Raises SinkscopeError for a kind that does not exist."""
     if kind not in DEFAULTS:
-        raise SinkscopeError(f"unknown default {kind!r}: one of {', '.join(DEFAULTS)}")
+        raise SinkscopeError(f"unknown default {kind!r}: one of {', '.join(DEFAULTS)}{did_you_mean(kind, DEFAULTS)}")
 
 
 def draw_default(kind: str, dim: int, seed: int) -> Default:

@@ -23,7 +23,6 @@ def measurements(names: Sequence[str]) -> list[type[Measurement]]:
 def refuse_spread(kinds: Sequence[type[Measurement]]) -> None:
     """Raises SinkscopeError where --tp leaves no process with the weights that one of these measurements reads."""
     for kind in kinds:
-        if kind.wired:
-            raise SinkscopeError(
-                f"--tp with --measure {kind.name}: finding W_V takes the whole of it, and no process holds it all"
-            )
+        why = "finding W_V takes the whole of it, and no process holds it all" if kind.wired else kind.spread
+        if why:
+            raise SinkscopeError(f"--tp with --measure {kind.name}: {why}")

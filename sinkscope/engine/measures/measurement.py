@@ -36,14 +36,15 @@ class Subject:
 
     `metrics`: the metrics of the scan, also those of the measurements' own tables. `short_pass`: runs the model on a
     few short sequences, every token at position 0; it raises SinkscopeError for a model that cannot be run so.
+    `forward`: runs the model on a batch once more. `asked`: the request.
     `bos_id`: the tokenizer's BOS (or CLS); None where it has none.
-    `asked`: the request.
     """
 
     model: nn.Module
     plan: Plan
     metrics: MetricSet
     short_pass: Callable[[], Any]
+    forward: Callable[[Batch], Any]
     asked: Request
     bos_id: int | None = None
 
@@ -85,10 +86,14 @@ class Measurement(ABC):
     Attributes:
         name: its name, as `--measure` takes it.
         wired: whether it reads `Subject.wirings`; --tp is then refused.
+        writing: whether views have to hold `raw_written`, what the output projection returns.
+        spread: why --tp is refused for another reason; empty where it is not.
     """
 
     name: ClassVar[str]
     wired: ClassVar[bool] = False
+    writing: ClassVar[bool] = False
+    spread: ClassVar[str] = ""
 
     def __init__(self, subject: Subject) -> None:
         """Raises SinkscopeError where the model lacks what the measurement needs."""
@@ -131,4 +136,7 @@ class Measurement(ABC):
 
     @abstractmethod
     def summarise(self, streams: dict[str, StreamSummary], tables: dict[str, pd.DataFrame]) -> None:
-        """Adds to the summary of each stream what the tables say. Called for the whole run, then for each domain."""
+        """Adds to the summary of each stream what the tables say. Called for the whole run, then for each domain.
+
+        `tables`: those of all measurements, and `heads` and `layers`.
+        """

@@ -13,8 +13,10 @@ import numpy as np
 import pandas as pd
 
 import sinkscope
-from sinkscope.comparison.differences import Difference, from_moments, paired_difference
-from sinkscope.experiments.ablation.choice import Heads
+from sinkscope.comparison.differences import paired_difference
+from sinkscope.experiments.arms.head_choice import Heads
+from sinkscope.experiments.arms.result import write_table
+from sinkscope.experiments.arms.statistics import named, versus_random
 from sinkscope.runs.averages import mean, sem
 from sinkscope.runs.folder import FolderKind, sha256_of_files
 from sinkscope.runs.strict_json import plain, to_json
@@ -57,6 +59,7 @@ class Ablation:
         heads: the zeroed heads as [module, head] pairs, by score and then by fraction.
         facts: model, run, data and seeds.
         words: the result in sentences.
+        arms: the same arms with all that the engine of arms measures, in its own form (arms.csv).
     """
 
     table: pd.DataFrame
@@ -65,6 +68,7 @@ class Ablation:
     facts: dict[str, Any]
     words: list[str]
     warnings: list[str]
+    arms: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     def as_dict(self) -> dict[str, Any]:
         """The content of ablation.json: everything but the per-sequence losses."""
@@ -83,15 +87,16 @@ class Ablation:
     def save(
         self, folder: str | Path, force: bool = False, draw: Callable[[Ablation], dict[str, bytes]] | None = None
     ) -> list[Path]:
-        """Writes ablation.csv, losses.csv, ablation.json and the figures of `draw`, by file name: all or nothing.
+        """Writes ablation.csv, losses.csv, arms.csv, ablation.json and the figures of `draw`, by file name: all or
+        nothing.
 
         Raises SinkscopeError as `Run.save` does.
         """
         figures = {} if draw is None else draw(self)
 
         def fill(work: Path) -> None:
-            for name, table in (("ablation", self.table), ("losses", self.losses)):
-                table.to_csv(work / f"{name}.csv", index=False, float_format="%.9g", lineterminator="\n")
+            for name, table in (("ablation", self.table), ("losses", self.losses), ("arms", self.arms)):
+                write_table(work / f"{name}.csv", table)
             for name, content in figures.items():
                 (work / name).write_bytes(content)
             facts = self.as_dict() | {"files": sha256_of_files(work)}
@@ -110,7 +115,9 @@ def _state(folder: Path) -> bool | None:
 
 ABLATION_FOLDER = FolderKind(
     "ablation",
-    frozenset({"ablation.csv", "losses.csv", "ablation.json", "ablation.png", "ablation.svg", "ablation.pdf"}),
+    frozenset(
+        {"ablation.csv", "losses.csv", "arms.csv", "ablation.json", "ablation.png", "ablation.svg", "ablation.pdf"}
+    ),
     _state,
 )
 
@@ -129,7 +136,7 @@ def summarise(arms: list[Arm], documents: list[str], facts: dict[str, Any], warn
         if arm.name not in (UNABLATED, HIDDEN):
             control = _draws(arms, arm.fraction)
             difference = versus_random(arm.losses, control)
-            row |= _named("versus_random", difference)
+            row |= named("versus_random", difference)
             words.append(_sentence(row))
         rows.append(row)
         if arm.name == HIDDEN:
@@ -151,19 +158,6 @@ ROW = (
 )  # fmt: skip
 
 
-def versus_random(losses: np.ndarray, control: np.ndarray) -> Difference:
-    """`losses`, [N], minus the mean over draws of `control`, [draw, N], paired by sequence.
-
-    The control is a sample of draws as well as of sequences. So the standard error combines that of the paired
-    differences with that of the mean over draws.
-    """
-    paired = losses - control.mean(0)
-    averages = control.mean(1)
-    return from_moments(
-        np.zeros(()), sem(averages), np.array(len(averages)), mean(paired), sem(paired), np.array(len(paired))
-    )
-
-
 def _draws(arms: list[Arm], fraction: float) -> np.ndarray:
     """Losses of the random draws of one fraction, [draw, sequence]."""
     return np.stack([arm.losses for arm in arms if arm.name == RANDOM and arm.fraction == fraction])
@@ -177,16 +171,8 @@ def _row(arm: Arm, base: Arm, draws: np.ndarray) -> dict[str, Any]:
     row |= {"loss": float(mean(per_sequence)), "loss_sem": float(sem(per_sequence)), **arm.sinks}
     row["spread"] = float(draws.mean(1).std(ddof=1)) if several else NAN
     if arm is not base:
-        row |= _named("increase", paired_difference(base.losses, per_sequence))
+        row |= named("increase", paired_difference(base.losses, per_sequence))
     return row
-
-
-def _named(name: str, difference: Difference) -> dict[str, float]:
-    return {
-        name: float(difference.difference),
-        f"{name}_sem": float(difference.sem),
-        f"{name}_p": float(difference.p),
-    }
 
 
 def _sentence(row: dict[str, Any]) -> str:

@@ -53,7 +53,7 @@ def bench(
     for name, given in (("rounds", rounds), ("batch-size", batch_size), ("seq-len", seq_len)):
         check_not_too_large(name, given)
     report("loading", 0, 0)
-    checkpoint, has_head = _open(model, options)
+    checkpoint, has_head = _open(model, options, report)
     length = _length(seq_len, checkpoint)
     began = time.perf_counter()
     passes = Passes.of(checkpoint.model, has_head, random_ids(checkpoint, 1, length))
@@ -63,10 +63,11 @@ def bench(
     free = free_bytes(checkpoint.device)
     left_out = passes.leave_out(size, length, checkpoint.vocabulary, free)
     with memory_needed(f"passes of {size} x {length} tokens (a smaller --seq-len or --batch-size may fit)"):
-        seconds = passes.timed(ids, rounds, lambda done: report("timing", done, rounds))
-        costs = {
-            name: _cost(passes, name, times, ids, free, checkpoint.max_positions) for name, times in seconds.items()
-        }
+        seconds = passes.timed(ids, rounds, lambda done, total: report("timing", done, total))
+        costs: dict[str, Cost] = {}
+        for name, times in seconds.items():
+            report("memory", len(costs), len(seconds))
+            costs[name] = _cost(passes, name, times, ids, free, checkpoint.max_positions)
     facts = checkpoint.facts
     return Speed(
         model=facts["id"],
@@ -83,19 +84,19 @@ def bench(
     )
 
 
-def _open(model: Any, options: LoadOptions) -> tuple[Checkpoint, bool]:
+def _open(model: Any, options: LoadOptions, report: Progress) -> tuple[Checkpoint, bool]:
     """Opens the model, with its language-model head where it has one, and tells whether it has one."""
     try:
-        checkpoint, has_head = _load(model, replace(options, head=True)), True
+        checkpoint, has_head = _load(model, replace(options, head=True), report), True
     except NotCausal:
-        checkpoint, has_head = _load(model, options), False
+        checkpoint, has_head = _load(model, options, report), False
     if checkpoint.task is not None or Forward(unwrapped(checkpoint.model)).signal is not None:
         raise SinkscopeError(f"{checkpoint.name} does not read token ids: bench times text models")
     return checkpoint, has_head
 
 
-def _load(model: Any, options: LoadOptions) -> Checkpoint:
-    return open_checkpoint(model, options) if isinstance(model, str) else wrap_model(model, head=options.head)
+def _load(model: Any, options: LoadOptions, report: Progress) -> Checkpoint:
+    return open_checkpoint(model, options, report) if isinstance(model, str) else wrap_model(model, head=options.head)
 
 
 def _length(asked: int | None, checkpoint: Checkpoint) -> int:

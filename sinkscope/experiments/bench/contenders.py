@@ -63,14 +63,14 @@ class Passes:
             del self.run[name]
         return left_out
 
-    def timed(self, ids: Tensor, rounds: int, done: Callable[[int], None]) -> dict[str, list[float]]:
+    def timed(self, ids: Tensor, rounds: int, done: Callable[[int, int], None]) -> dict[str, list[float]]:
         """Seconds of each contender in each round. A round runs every contender once, so that a slow phase of the
-        machine affects them all."""
+        machine affects them all. `done` is called before each pass with the number of passes done, and of all."""
         seconds: dict[str, list[float]] = {name: [] for name in self.run}
         with torch.no_grad():
             for number in range(rounds + 1):
-                done(number)
-                for name, run in self.run.items():
+                for place, (name, run) in enumerate(self.run.items()):
+                    done(number * len(self.run) + place, (rounds + 1) * len(self.run))
                     began = time.perf_counter()
                     run(ids)
                     _finish(ids.device)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.present.text import printable
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def inches(size: str, ratio: float) -> tuple[float, float]:
     Raises SinkscopeError for a size that is not in WIDTHS.
     """
     if size not in WIDTHS:
-        raise SinkscopeError(f"--size {size!r}: choose one of {', '.join(WIDTHS)}")
+        raise SinkscopeError(f"--size {size!r}: choose one of {', '.join(WIDTHS)}{did_you_mean(size, WIDTHS)}")
     return WIDTHS[size], WIDTHS[size] * ratio
 
 

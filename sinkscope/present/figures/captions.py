@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from sinkscope.runs.run import Run
 
 
-def caption(run: Run, figure: str, metric: str | None = None) -> str:
+def caption(run: Run, figure: str, metric: str | None = None, domain: str | None = None) -> str:
     """The caption of a figure that `present.figures.run.draw` draws."""
     request = run.manifest.request
     what = {
@@ -24,7 +24,8 @@ def caption(run: Run, figure: str, metric: str | None = None) -> str:
         "scatter": f"BOS mass against HONOR, one dot a head. Circled: heads that the rule {request.dormant_rule} "
         "calls dormant.",
     }[figure]
-    return f"{what} {measured(all_series([run])[:1])}"
+    drawn = [each for each in all_series([run]) if domain in (None, each.data.domain)]
+    return f"{what} {measured(drawn[:1])}"
 
 
 def _said(run: Run, metric: str) -> str:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.present.colors import DIVERGING, LINES, MAP
 from sinkscope.present.figures.canvas import drawn, inches
 from sinkscope.present.identity import run_id
 from sinkscope.present.text import printable
 from sinkscope.runs.catalogue import find_column
+from sinkscope.runs.dormancy import parse_rule
 from sinkscope.runs.paper_table import describe_run
 from sinkscope.runs.per_sequence import domains
 
@@ -39,21 +41,25 @@ TITLE = 36
 
 
 def draw(
-    run: Run, figure: str, form: str, size: str = "column", metric: str | None = None, title: str | None = None
-) -> bytes:
-    """Draws `figure` (heatmap, profile, length or scatter) of a run's first stream and domain, as PNG, SVG or PDF.
+    run: Run, figure: str, form: str, size: str = "column", metric: str | None = None, title: str | None = None,
+    domain: str | None = None,
+) -> bytes:  # fmt: skip
+    """Draws `figure` (heatmap, profile, length or scatter) of a run's first stream, as PNG, SVG or PDF.
+
+    `domain`: the one that is drawn where the run has several; the first where it is None.
 
     `metric`: the column of heads.csv that a heat map shows; bos_mass where it is None. `title`: replaces the figure's
     own; `none` leaves it out.
     Raises SinkscopeError for an unknown figure, format, size or metric, for a metric with another figure than heatmap,
     and where matplotlib is not installed.
     """
+    run = of_domain(run, domain)
     if figure == "heatmap":
         ratio = _map_ratio(run, size)
         return _drawn(run, lambda canvas: _heatmap(canvas, run, metric or "bos_mass"), form, size, ratio, title)
     painters = {"profile": (_profile, 1.25), "length": (_length, 0.95), "scatter": (_scatter, 0.85)}
     if figure not in painters:
-        raise SinkscopeError(f"--figure {figure!r}: choose one of {', '.join(FIGURES)}")
+        raise SinkscopeError(f"--figure {figure!r}: choose one of {', '.join(FIGURES)}{did_you_mean(figure, FIGURES)}")
     if metric is not None:
         raise SinkscopeError(f"--metric belongs to --figure heatmap: {figure} always shows the same columns")
     paint, ratio = painters[figure]
@@ -66,6 +72,17 @@ def _drawn(
     return drawn(paint, f"sinkscope run {run_id(run)}: {describe_run(run)}", form, inches(size, ratio), title)
 
 
+def of_domain(run: Run, domain: str | None) -> Run:
+    """The run with one domain's rows of its tables. Raises SinkscopeError for a domain that it does not have."""
+    if domain is None:
+        return run
+    names = [each.domain for each in domains(run)]
+    if domain not in names:
+        raise SinkscopeError(f"--domain {domain!r}: the run has {', '.join(names)}{did_you_mean(domain, names)}")
+    tables = {name: getattr(run, name) for name in ("heads", "layers", "length_curve") if "domain" in run.heads}
+    return replace(run, **{name: table[table["domain"] == domain] for name, table in tables.items()})
+
+
 def _first(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of the first stream, and of the first domain where there are several."""
     rows = table[table["stream"] == table["stream"].iloc[0]]
@@ -73,7 +90,9 @@ def _first(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _title(axes: Axes, run: Run, text: str) -> None:
-    """Titles the axes: the model's name above `text`."""
+    """Titles the axes: the model's name above `text`, and the text that was read where the run has several."""
+    if "domain" in run.heads and not text.endswith(shown := _end(str(_first(run.heads)["domain"].iloc[0]))):
+        text = f"{text}\non {shown}"
     name = run.manifest.model.shown.rstrip("/").rpartition("/")[2]
     axes.set_title(f"{_end(name)}\n{text}", loc="left", parse_math=False)
 
@@ -93,7 +112,8 @@ def _heatmap(canvas: Figure, run: Run, metric: str) -> None:
     rows = _first(run.heads)
     if metric not in rows or not np.issubdtype(rows[metric].to_numpy().dtype, np.number):
         raise SinkscopeError(
-            f"--metric {metric!r}: not a numeric column of heads.csv; `sinkscope metrics` lists the columns"
+            f"--metric {metric!r}: not a numeric column of heads.csv; `sinkscope metrics` lists the "
+            f"columns{did_you_mean(metric, rows)}"
         )
     grid = rows.pivot_table(index="layer", columns="head", values=metric, dropna=False)
     grid = grid.T if _lies(grid.shape) else grid
@@ -179,12 +199,15 @@ def _length(canvas: Figure, run: Run) -> None:
     uniform = _uniform(run, heads, lengths)
     if uniform is not None:
         axes.plot(lengths, uniform, color="gray", linestyle="--", linewidth=1, label="uniform attention")
+    epsilon = run.manifest.request.epsilon
+    axes.axhline(epsilon, color="gray", linestyle=":", linewidth=1, label=f"threshold {epsilon:g}")
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [str(length) for length in lengths])
     axes.minorticks_off()
     axes.set(xlabel="tokens", ylabel=MATHEMATICAL["sink_score"], ylim=(0, None))
     canvas.legend(frameon=False, ncols=2, loc="outside lower center")
-    _title(axes, run, "strongest sinks, ± standard error")
+    strongest = "strongest sinks" if heads["sink_score"].max() > epsilon else "largest alpha_0, no sink"
+    _title(axes, run, f"{strongest}, ± standard error")
 
 
 def _uniform(run: Run, heads: pd.DataFrame, lengths: np.ndarray) -> np.ndarray | None:
@@ -211,10 +234,14 @@ def _scatter(canvas: Figure, run: Run) -> None:
     dormant = rows[rows["dormant"].fillna(False).astype(bool)]
     axes.scatter(
         dormant["bos_mass"], dormant["honor"], s=28, facecolors="none", edgecolors=LINES[5], linewidths=0.8,
-        label=f"dormant: {run.manifest.request.dormant_rule}",
+        label=f"dormant: {run.manifest.request.dormant_rule}" if len(dormant) else None,
     )  # fmt: skip
+    rule = parse_rule(run.manifest.request.dormant_rule)
+    line = {"honor": axes.axhline, "bos_mass": axes.axvline}.get(rule.column)
+    if line is not None:
+        line(rule.bound, color=LINES[5], linestyle=":", linewidth=0.8, label=f"threshold {rule.bound:g}")
     axes.set(xlabel="BOS mass (probability)", ylabel="HONOR (ratio)", xlim=(-0.02, 1.02), ylim=(0, None))
-    if len(dormant):
+    if len(dormant) or line is not None:
         axes.legend(frameon=False)
     _title(axes, run, "dormant scores, one dot a head")
     canvas.colorbar(points, ax=axes, label="layer")

@@ -110,13 +110,15 @@ def _view(run: Run, index: int) -> dict[str, Any]:
         "first token": "differs between sequences" if first.id is None else f"{first.text} (id {first.id})",
         "sink": f"mean alpha_0 above {summary.epsilon:g}",
         "dormant": manifest.request.dormant_rule,
+        "command": manifest.command or "made in Python",
+        "made on": manifest.created,
         "made by": f"sinkscope {manifest.sinkscope}, run {run_id(run)}",
     }
     return {
         "index": index,
         "name": model.shown.rstrip("/").rpartition("/")[2],
         "facts": facts,
-        "words": [(stream, each.in_words) for stream, each in summary.streams.items()],
+        "words": _words(run),
         "warnings": summary.warnings,
         "maps": _maps(run, index),
         "profiles": _profiles(run),
@@ -124,6 +126,19 @@ def _view(run: Run, index: int) -> dict[str, Any]:
         "domains": _domains(run),
         "mixed": summary.dormant_in_some_domains,
     }
+
+
+def _words(run: Run) -> list[tuple[str, list[str]]]:
+    """The answers, each below its name: of each stream; of each domain where there are several, since a mean over
+    different kinds of text answers nothing."""
+    summary = run.summary
+    if not summary.domains:
+        return [(stream, each.in_words) for stream, each in summary.streams.items()]
+    return [
+        (domain if len(entry.streams) == 1 else f"{domain}, {stream}", each.in_words)
+        for domain, entry in summary.domains.items()
+        for stream, each in entry.streams.items()
+    ]
 
 
 def _groups(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:

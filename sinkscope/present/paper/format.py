@@ -19,7 +19,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.present.paper import formats
 
 if TYPE_CHECKING:
@@ -63,7 +63,9 @@ def find_format(name: str) -> Format:
     if installed:
         return _loaded(installed[0])
     if not owners:
-        raise SinkscopeError(f"--format {name!r}: choose one of {', '.join(format_names())}")
+        raise SinkscopeError(
+            f"--format {name!r}: choose one of {', '.join(format_names())}{did_you_mean(name, format_names())}"
+        )
     found: Format = import_module(f"{formats.__name__}.{name}").FORMAT
     return found
 

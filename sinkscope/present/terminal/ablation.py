@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sinkscope.present.numbers import estimate, is_missing
 from sinkscope.present.terminal.table import aligned
-from sinkscope.present.text import printable
+from sinkscope.present.text import next_command, printable
 
 if TYPE_CHECKING:
     from sinkscope.experiments.ablation.result import Ablation
@@ -35,6 +35,9 @@ def render_ablation(ablation: Ablation, written: Iterable[Path] = ()) -> str:
     if paths:
         names = ", ".join(path.name for path in paths)
         lines += ["", *textwrap.wrap(f"written to {printable(str(paths[0].parent))}: {names}", WIDTH)]
+        run = ablation.facts["run"]["path"]
+        if run is not None:
+            lines.append(f"next: {next_command('plot', run, '--figure', 'scatter', '-o', 'dormant.png')}")
     return "\n".join([*lines, ""])
 
 

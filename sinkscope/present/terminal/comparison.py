@@ -25,6 +25,8 @@ WIDE, NARROW, TINY = 96, 76, 62
 """Widths in characters. Below WIDE, tables of several domains leave out the interval; below NARROW, all tables leave
 out interval, p and q; below TINY, standard errors too.
 --csv and --json always have them."""
+DATA_SHOWN = 4
+"""Most domains that a run's title names."""
 PLACES = {"layer": 6, "value": 4}
 
 
@@ -50,7 +52,9 @@ def _title(result: Comparison) -> Text:
     for name, facts in (("A", result.a), ("B", result.b)):
         text.append(f"{name}  {printable(str(facts['model']))}", style="bold")
         about = f"{facts['shape']}, {facts['dtype']} on {facts['device']}, {facts['sequences']} sequences"
-        text.append(f"  {printable(about)}\n")
+        about += f" of {', '.join(facts['data'][:DATA_SHOWN])}"
+        place = f", {facts['run']}" if facts["run"] else ""
+        text.append(f"  {printable(about + place)}\n")
     how = (
         "paired: the same token sequences in both"
         if result.paired

@@ -91,7 +91,7 @@ def contrast_rows(run: Run, stream: str) -> list[RenderableType]:
     for entry in run.summary.domains_compared:
         a, b = printable(entry.a), printable(entry.b)
         kind = "paired" if entry.paired else "Welch"
-        parts.append(Text(f"\nBOS mass, {a} against {b} ({kind} t-test)", style="bold"))
+        parts.append(Text(f"\nBOS mass, {a} against {b} ({kind} t-test; difference = {b} - {a})", style="bold"))
         found = [head for head in entry.heads if head.stream == stream]
         rate = f"{entry.false_discovery_rate:g}"
         parts.append(Text(
@@ -109,7 +109,7 @@ def _strongest_pairs(run: Run, stream: str) -> list[RenderableType]:
     found = [(entry, [head for head in entry.heads if head.stream == stream]) for entry in compared]
     differing = sorted((pair for pair in found if pair[1]), key=lambda pair: -abs(pair[1][0].difference or 0))
     rate = f"{compared[0].false_discovery_rate:g}"
-    text = Text(f"\nBOS mass, {len(compared)} pairs of domains (t-tests)\n", style="bold")
+    text = Text(f"\nBOS mass, {len(compared)} pairs of domains (t-tests; difference = b - a)\n", style="bold")
     text.append(
         f"heads differ in {len(differing)} pairs: q < {rate} (Benjamini-Hochberg within a pair; chance alone gives up "
         f"to {compared[0].false_discovery_rate * len(compared):.0f} such pairs). These differ most:",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.catalogue import Column, catalogue, columns_of
 from sinkscope.runs.schema.measures import MEASURES
 
@@ -52,7 +52,9 @@ def metric_list(names: list[str], manifest: Manifest | None = None) -> list[dict
     known = {column.name for column in columns}
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise SinkscopeError(f"no column {unknown[0]!r}; `sinkscope metrics` lists them all")
+        raise SinkscopeError(
+            f"no column {unknown[0]!r}: `sinkscope metrics` lists them all{did_you_mean(unknown[0], known)}"
+        )
     return [{key: getattr(column, key) for key in FACTS} for column in columns if not names or column.name in names]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,10 +22,10 @@ from sinkscope.present.terminal.domains import (
 )
 from sinkscope.present.terminal.head_map import Cells, MapRow, head_map, plain, shades
 from sinkscope.present.terminal.listing import FEW, ROWS, dormant_heads
-from sinkscope.present.terminal.table import table
+from sinkscope.present.terminal.table import aligned, table
 from sinkscope.present.terminal.tokens import token_rows
 from sinkscope.present.terminal.trigger import render_task
-from sinkscope.present.text import printable
+from sinkscope.present.text import next_command, printable
 from sinkscope.runs.words import says_nothing
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: s
         parts += _across_domains(summary)
         maps = _domains(heads)
         for domain, rows in maps if len(maps) <= FEW else []:
-            parts += [_heat_map(rows, domain, width, color is not None), _strongest(rows)]
+            parts += [_heat_map(rows, domain, width, color is not None), _strongest(rows, run.summary.epsilon)]
             parts += token_rows(run, stream, domain)
         if len(maps) > FEW:
             parts.append(Text(f"\nno maps of so many domains ({len(maps)}): heads.csv has every head", style="bold"))
@@ -160,7 +160,7 @@ def _tenth(value: float) -> str:
     return str(min(9, int(10 * value))) if value >= 0.1 else "."
 
 
-def _strongest(heads: pd.DataFrame) -> Table:
+def _strongest(heads: pd.DataFrame, epsilon: float) -> Table:
     headers = ("layer.head", "bos_mass", "alpha_0", "margin, nats", "entropy, nats", "honor", "pattern")
     order = heads.sort_values("bos_mass", ascending=False, kind="stable").head(STRONGEST)
     rows = [
@@ -169,8 +169,9 @@ def _strongest(heads: pd.DataFrame) -> Table:
          MISSING if is_missing(row["pattern"]) else printable(row["pattern"]))
         for row in order.to_dict("records")
     ]  # fmt: skip
-    title = "strongest sinks (mean ± standard error over sequences)"
-    return table(title, headers, rows, left=("layer.head", "pattern"))
+    sinks = int((order["sink_score"] > epsilon).sum())
+    what = "strongest sinks" if sinks == len(order) else f"most BOS mass, {sinks or 'none'} with a sink"
+    return table(f"{what} (mean ± standard error over sequences)", headers, rows, left=("layer.head", "pattern"))
 
 
 def _dormant(summary: StreamSummary) -> Text:
@@ -185,5 +186,25 @@ def _files(written: Iterable[Path]) -> Text:
         return Text()
     names = ", ".join(path.name for path in paths)
     text = Text("written to ", style="bold")
-    text.append(f"{printable(str(paths[0].parent))}: {names}", style="not bold")
+    folder = printable(str(paths[0].parent))
+    text.append(f"{folder}: {names}\n", style="not bold")
+    text.append("next: ", style="bold")
+    text.append(next_command("report", paths[0].parent, "-o", f"{paths[0].parent.name}.html"), style="not bold")
     return text
+
+
+def render_models(runs: Sequence[Run]) -> str:
+    """Several runs below each other, one line for each stream and domain: what their sinks and dormant heads are."""
+    rows = [("model", "text", "T", "heads", "sinks", "sink rate, %", "mean alpha_0", "dormant")]
+    for run in runs:
+        answers = {name: entry.streams for name, entry in run.summary.domains.items()}
+        for domain, streams in (answers or {run.manifest.data[0].domain: run.summary.streams}).items():
+            for stream, each in streams.items():
+                text = domain if len(streams) == 1 else f"{domain}, {stream}"
+                rate = each.sink_rate_percent[f"{run.summary.epsilon:g}"].T
+                rows.append((
+                    printable(str(run.manifest.model.id)), printable(text), str(each.tokens_per_sequence),
+                    str(each.heads), str(each.sink_heads), fixed(rate, 1), fixed(each.sink_score.mean, 3),
+                    str(each.dormant.count),
+                ))  # fmt: skip
+    return "\n".join(["", "all models", *aligned(rows, left=2), ""])

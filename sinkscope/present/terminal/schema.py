@@ -7,8 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.request import Request
+from sinkscope.runs.schema.arms_tables import ARMS_TABLES
 from sinkscope.runs.schema.baseline import BaselineFile
 from sinkscope.runs.schema.manifest import Manifest
 from sinkscope.runs.schema.measures import MEASURED_TABLES
@@ -23,7 +24,7 @@ RECORDS: dict[str, tuple[type[BaseModel], str]] = {
     "baseline": (BaselineFile, "the file of `sinkscope baseline`"),
 }
 
-SHOWN = TABLES | MEASURED_TABLES | TRAINING_TABLES
+SHOWN = TABLES | MEASURED_TABLES | TRAINING_TABLES | ARMS_TABLES
 
 
 def render_schema(name: str | None) -> str:
@@ -37,7 +38,8 @@ def render_schema(name: str | None) -> str:
         return _json(RECORDS[name][0].model_json_schema(mode="serialization"))
     if name in SHOWN:
         return _json(table_schema(SHOWN[name]))
-    raise SinkscopeError(f"no file or table {name!r}: choose one of {', '.join([*RECORDS, *SHOWN])}")
+    known = [*RECORDS, *SHOWN]
+    raise SinkscopeError(f"no file or table {name!r}: choose one of {', '.join(known)}{did_you_mean(name, known)}")
 
 
 def table_schema(table: TableSchema) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sinkscope.present.numbers import estimate
 from sinkscope.present.terminal.table import aligned
-from sinkscope.present.text import printable
+from sinkscope.present.text import next_command, printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,6 +38,7 @@ def render_trajectory(
     if paths:
         names = ", ".join(path.name for path in paths)
         lines += ["", *textwrap.wrap(f"written to {printable(str(paths[0].parent))}: {names}", WIDTH)]
+        lines += [f"next: {next_command('schema', 'emergence')} (what the columns of emergence.csv are)"]
     return "\n".join([*lines, ""])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.schema.tables import (
     DOMAIN,
     HEAD,
@@ -25,6 +25,9 @@ from sinkscope.runs.schema.tables import (
 
 ALL = "all"
 LENGTH = ColumnSchema("length", "integer", "", "", "Tokens of the prefix.")
+TOKEN_ID = key("token_id", "integer", "Id of the token; of a position's kind where there are none.")
+TOKEN = key("token", "string", "The token as the vocabulary spells it.")
+POSITION = key("position", "integer", "Position of the token.")
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,54 @@ MEASURES = {
             "multiplier after W_O.",
         ),
         Measure(
+            "switch", "is a sink a switch that turns its head off?",
+            (
+                TableSchema(
+                    "switch", "switch.csv", "one (stream, layer, head); --measure switch",
+                    (DOMAIN, STREAM, LAYER, HEAD, MODULE), measured=("switch",),
+                ),
+                TableSchema(
+                    "switch_tokens", "switch_tokens.csv", "one (layer, head, token); --measure switch",
+                    (DOMAIN, STREAM, LAYER, HEAD, MODULE, TOKEN_ID, TOKEN), measured=("switch_tokens",),
+                ),
+                TableSchema(
+                    "alignment", "alignment.parquet", "one (layer, position); --measure switch",
+                    (DOMAIN, STREAM, LAYER, MODULE, POSITION), measured=("alignment",),
+                ),
+            ),
+            "o_i is the head's output before W_O, i >= 1. m is the mean over j >= 1 of norm(W_O^h v_j). Row i is off "
+            "where norm(W_O^h o_i) < 0.1 m, and sunk where A[i,0] >= 0.9.",
+        ),
+        Measure(
+            "modules", "what do the inputs of linear modules lose in 8 bits?",
+            (TableSchema(
+                "modules", "modules.csv", "one linear module; --measure modules",
+                (
+                    DOMAIN, STREAM, LAYER,
+                    ColumnSchema("module", "string", "", "", "Path of the linear module; path[n] for its n-th call."),
+                ),
+                measured=("modules",),
+            ),),
+            "x is an entry of the module's input. Nothing is quantised; symmetric round-to-nearest with 127 levels is "
+            "meant. Entries that are 0 before are left out. Stream and layer are empty outside the blocks.",
+        ),
+        Measure(
+            "spikes", "who writes the massive activations?",
+            (TableSchema(
+                "spikes", "spikes.csv", "one (block, part, channel); --measure spikes",
+                (
+                    DOMAIN, STREAM, LAYER, ColumnSchema("module", "string", "", "", "Path of the block."),
+                    ColumnSchema("part", "string", "", "", "What writes: attention or mlp."),
+                    ColumnSchema("channel", "integer", "", "", "A channel that holds massive elements; at most eight."),
+                    ColumnSchema("position", "integer", "", "", "The spike's token in most sequences."),
+                ),
+                measured=("spikes",),
+            ),),
+            "The spike's token is the position where the residual stream, entering any block, has the sequence's "
+            "largest absolute value. Every number is read there. Attention and MLP are told apart in blocks that add "
+            "both to the residual stream; other blocks (BERT's, which normalise it) have no rows.",
+        ),
+        Measure(
             "streaming", "what may the KV cache forget?",
             (TableSchema(
                 "streaming", "streaming.csv", "one (stream, layer, head); --measure streaming",
@@ -138,5 +189,6 @@ def asked_measures(names: str | Sequence[str]) -> tuple[str, ...]:
     asked = {names} if isinstance(names, str) else {*names}
     unknown = sorted(map(str, asked - MEASURES.keys() - {ALL}))
     if unknown:
-        raise SinkscopeError(f"--measure {unknown[0]!r}: one of {', '.join([*MEASURES, ALL])}")
+        known = [*MEASURES, ALL]
+        raise SinkscopeError(f"--measure {unknown[0]!r}: one of {', '.join(known)}{did_you_mean(unknown[0], known)}")
     return tuple(name for name in MEASURES if name in asked or ALL in asked)

@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-
-from sinkscope.checkpoints.forward import Forward
-from sinkscope.errors import SinkscopeError
 
 LOGIT_BYTES = 512 * 2**20
 """Most memory for the logits of a batch, in the model's dtype."""
 
 CHUNK_BYTES = 64 * 2**20
 """Most memory for the logits that are converted to float32 at once."""
-
-
-def sequence_losses(model: nn.Module, ids: np.ndarray, progress: Callable[[int], None]) -> np.ndarray:
-    """Mean over positions 1..T-1 of -log p(token | tokens before it), one number per sequence; [N] float64.
-
-    `model`: a causal language model with its head. Raises SinkscopeError where the loss is not finite.
-    """
-    forward = Forward(model)
-    device = next(model.parameters()).device
-    size = batch_size(model, ids.shape[1])
-    losses: list[float] = []
-    for start in range(0, len(ids), size):
-        batch = torch.from_numpy(ids[start : start + size]).to(device)
-        with torch.no_grad():
-            losses += next_token_losses(forward(batch).logits, batch).tolist()
-        progress(len(losses))
-    if not np.isfinite(losses).all():
-        raise SinkscopeError("the loss is NaN or infinite: the dtype overflows; try --dtype float32")
-    return np.array(losses)
 
 
 def next_token_losses(logits: Tensor, ids: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Text for the loss: it excludes what was read by the run whose scores choose the heads."""
+"""Text for the loss: it excludes what was read by the run that an arm asks."""
 
 from __future__ import annotations
 
@@ -8,33 +8,37 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import Corpus, read_corpus, token_rules
 from sinkscope.inputs.documents import check_spec
 from sinkscope.inputs.passages import NothingLeft, Passage
+from sinkscope.runs.defaults import SEQ_LEN
 from sinkscope.runs.schema.manifest import Manifest
 
 
 def held_out(
-    spec: str, checkpoint: Checkpoint, manifest: Manifest, seq_len: int | None, count: int, seed: int
+    spec: str, checkpoint: Checkpoint, manifest: Manifest | None, seq_len: int | None, count: int, seed: int
 ) -> Corpus:
     """Reads `count` sequences of a SPEC, or as many as are left, without anything that the run has read.
 
-    Documents are recognised by their content, whatever their file is called. `seq_len` None takes the run's. Raises
-    SinkscopeError where fewer than 2 sequences are left, they are the run's own sequences, the data cannot be read, or
-    there is no tokenizer.
+    Documents are recognised by their content, whatever their file is called. `seq_len` None takes the run's. Without a
+    run (`manifest` None) nothing is left out, and `seq_len` None is the default of a scan. Raises SinkscopeError where
+    fewer than 2 sequences are left, they are the run's own sequences, the data cannot be read, or there is no
+    tokenizer.
     """
     check_spec(spec)
-    length = seq_len or max(data.seq_len for data in manifest.data)
+    read = [] if manifest is None else manifest.data
+    length = seq_len or max((data.seq_len for data in read), default=SEQ_LEN)
     if length < 2 or count < 2:
         raise SinkscopeError("a loss with its error needs --seq-len and --num-sequences of at least 2")
     check_length(checkpoint, length)
-    bos = manifest.request.bos[0]
+    bos = "auto" if manifest is None else manifest.request.bos[0]
+    without = [] if manifest is None else read_before(manifest)
     rules = token_rules(checkpoint.tokenizer, checkpoint.vocabulary)
     try:
-        corpus = read_corpus(spec, checkpoint.tokenizer, rules, length, count, bos, seed, without=read_before(manifest))
+        corpus = read_corpus(spec, checkpoint.tokenizer, rules, length, count, bos, seed, without=without)
     except NothingLeft:
         raise SinkscopeError(
             f"--data {spec}: the run has read it all, nothing is left to measure a loss on; give other --data, or scan "
             "with fewer --num-sequences"
         ) from None
-    if corpus.fingerprint in {data.fingerprint for data in manifest.data}:
+    if corpus.fingerprint in {data.fingerprint for data in read}:
         raise SinkscopeError(f"--data {spec}: these are the very sequences the run read; give another --seed or --data")
     if len(corpus.ids) < 2:
         raise SinkscopeError(f"--data {spec}: one sequence is left; a loss with its error needs two")

@@ -1,0 +1,81 @@
+"""`sinkscope arms`: measures what a model loses under interventions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sinkscope.cli.arms_job import (
+    ArmsJob,
+    AsJson,
+    Data,
+    Draws,
+    Force,
+    Model,
+    NumSequences,
+    Quiet,
+    Resume,
+    RunFolder,
+    Seed,
+    SeqLen,
+)
+from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Revision, TrustRemoteCode, slug
+
+
+def arms(
+    model: Model,
+    arm: Annotated[list[str], typer.Option(metavar="ARM", help="KIND:REST, see above; may be repeated.")],
+    run: RunFolder = None,
+    data: Data = "prose",
+    seq_len: SeqLen = None,
+    num_sequences: NumSequences = 16,
+    draws: Draws = 5,
+    seed: Seed = 0,
+    device: Device = "auto",
+    device_map: DeviceMap = None,
+    dtype: Dtype = "auto",
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
+    allow_pickle: AllowPickle = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results. [default: runs/MODEL-SLUG-arms]")] = None,
+    resume: Resume = False,
+    force: Force = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure what a model loses under interventions (arms), each beside its random control.
+
+    heads:SCORE:5%, heads:SCORE:low5%, heads:3.1+4.0 or heads:randomN: heads set to 0, the same in every sequence
+
+    dynamic:SCORE:5% or dynamic:SCORE:low5%: in each sequence, the heads whose score crosses the run's quantile
+
+    value:POSITIONS: values set to 0; keys:POSITIONS: keys hidden from later queries
+
+    window:W+S, window:W+randomS, either with /full: queries see the last W keys and S first ones (or random ones)
+
+    kv:BITS or kv:BITS+POSITIONS: keys and values rounded, some tokens kept in 16 bits
+
+    acts:BITS/tensor or acts:BITS/token, either with +POSITIONS: inputs of linear modules rounded, some rows kept
+
+    massive:zero or massive:mean, either with /first or /others: the run's massive activations replaced
+
+    first-token:TEXT or first-token:random: another token at position 0
+
+    neuron:L.N or neuron:L.random: one neuron of the MLP of layer L set to 0
+
+    POSITIONS: firstN, middleN, recentN, randomN or sinks
+
+    Example: sinkscope arms example:gemma-3-270m --arm keys:first1 --arm window:256+4 --arm kv:4+first1
+    """
+    from sinkscope.present.figures.arms import draw_arms
+    from sinkscope.present.terminal.arms import render_arms
+
+    options = {
+        "run": run, "data": data, "seq_len": seq_len, "num_sequences": num_sequences, "draws": draws, "seed": seed,
+        "device": device, "device_map": device_map, "dtype": dtype, "revision": revision,
+        "trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle,
+    }  # fmt: skip
+    job = ArmsJob(out or Path("runs") / f"{slug(model)}-arms", resume, force, as_json, quiet)
+    job.measure(model, arm, options, draw_arms, render_arms)

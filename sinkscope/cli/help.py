@@ -1,0 +1,131 @@
+"""How `--help` looks: options in panels, examples that can be copied, and near names for a slip of the keyboard."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+from sinkscope.errors import did_you_mean
+
+FIRST = "Most used"
+READ = "What is read"
+LOADED = "How the model is loaded"
+SPOT = "How a model is scanned on the spot"
+MEASURED = "What is measured"
+WRITTEN = "What is written"
+OTHER = "Options"
+PANELS = ("Arguments", FIRST, OTHER, READ, LOADED, SPOT, MEASURED, WRITTEN)
+"""The panels in the order of the screen; an option that names none stands under OTHER."""
+
+VALUES = {"str": "NAME", "int": "N", "float": "X", "path": "PATH", "list[str]": "NAME", "list[int]": "N"}
+"""What stands for a value of each Python type where an option names no other word."""
+
+WIDTH = 78
+
+
+class Command(TyperCommand):
+    """A command whose options stand in panels."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {name: [] for name in PANELS}
+        shown = [(each, each.get_help_record(ctx)) for each in self.get_params(ctx)]
+        for parameter, record in shown:
+            if record is not None and parameter.name != "help":
+                panels[_panel(parameter)].append(_tidy(parameter, *record))
+        last = [name for name, rows in panels.items() if rows and name != "Arguments"][-1:] or [OTHER]
+        panels[last[0]] += [record for parameter, record in shown if parameter.name == "help" and record]
+        for name, rows in panels.items():
+            if rows:
+                with formatter.section(name):
+                    formatter.write_dl(rows, col_max=22)
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        write_help(self.help or "", formatter)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # typer keeps the parser's exceptions to itself
+            if hasattr(error, "possibilities") and hasattr(error, "option_name"):
+                known = [name for parameter in self.get_params(ctx) for name in parameter.opts]
+                error.possibilities = None
+                error.message += did_you_mean(str(error.option_name), known)  # type: ignore[attr-defined]
+            raise
+
+
+class Group(TyperGroup):
+    """A group that lists its commands with their whole first sentences."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        rows = [
+            (name, " ".join(first_paragraph(command.help or "").split())) for name, command in self.commands.items()
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        write_help(self.help or "", formatter)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except Exception as error:  # typer keeps the parser's exceptions to itself
+            if hasattr(error, "message") and args[0] not in self.commands:
+                said = error.message.partition(". Did you mean")[0].rstrip(".")
+                error.message = said + did_you_mean(args[0], self.commands)
+            raise
+
+
+def _panel(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return "Arguments"
+    return getattr(parameter, "rich_help_panel", None) or OTHER
+
+
+def _tidy(parameter: Any, names: str, words: str) -> tuple[str, str]:
+    """A line of help: words for Python types, none behind an argument's own name, single blanks."""
+    shown = parameter.metavar if parameter.param_type_name == "argument" and parameter.metavar else names
+    for kind, word in VALUES.items():
+        shown = shown.replace(f"<{kind}>", word)
+    return shown, " ".join(words.split())
+
+
+def write_help(text: str, formatter: Any) -> None:
+    """Writes a command's description. Its example is not wrapped as prose: a shell must be able to take it."""
+    paragraphs = [
+        f"\b\n{example(paragraph)}" if paragraph.startswith("Example: ") else paragraph
+        for paragraph in text.strip().split("\n\n")
+    ]
+    formatter.write_paragraph()
+    with formatter.indentation():
+        formatter.write_text("\n\n".join(paragraphs))
+
+
+def example(paragraph: str) -> str:
+    """An `Example: COMMAND` in lines of at most WIDTH characters that a shell joins: each but the last ends in `\\`."""
+    parts: list[str] = []
+    for word in paragraph.removeprefix("Example: ").split():
+        if word.startswith("-") or len(parts) < 1:
+            parts.append(word)
+        else:
+            parts[-1] += f" {word}"
+    lines, line = [], "Example:"
+    for part in parts:
+        if len(line) + 1 + len(part) > WIDTH - 4:
+            lines.append(f"{line} \\")
+            line = "   "
+        line += f" {part}"
+    return "\n".join([*lines, line])
+
+
+def examples(text: str) -> list[list[str]]:
+    """The words of every example in a command's help text."""
+    found = [part for part in text.strip().split("\n\n") if part.startswith("Example: ")]
+    return [shlex.split(" ".join(part.removeprefix("Example: ").split())) for part in found]
+
+
+def first_paragraph(text: str) -> str:
+    """The first paragraph on one line."""
+    return " ".join(text.strip().partition("\n\n")[0].split())

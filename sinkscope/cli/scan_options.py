@@ -1,0 +1,161 @@
+"""The options of `sinkscope scan` beside those that it shares with `track`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sinkscope.cli.help import LOADED, MEASURED, READ
+from sinkscope.cli.options import Adapter, DeviceMap, Metrics, Revision, parse_lengths
+from sinkscope.runs.defaults import DORMANT_RULE, SINKS, WINDOW
+from sinkscope.runs.schema.measures import MEASURES
+
+MEASURES_TOLD = ", ".join(f"{each.name} ({each.what})" for each in MEASURES.values())
+
+
+@dataclass(frozen=True)
+class MoreOfScan:
+    """What `scan` asks beside TextScan. Each field is an option."""
+
+    first: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOKEN",
+            help="What stands first instead: bos, bosxN (N times), none, random, or a text of one token. Repeat to "
+            "compare: the same text begins with each.",
+            rich_help_panel=READ,
+        ),
+    ] = None
+    prepend: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="N",
+            help="Put N random tokens before the first token. Repeat to compare; 0 is none.",
+            rich_help_panel=READ,
+        ),
+    ] = None
+    generate: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Let the model write N tokens after each sequence, and measure them too.",
+            rich_help_panel=READ,
+        ),
+    ] = None
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Read pictures (png, jpg) instead of --data, one per sequence.", rich_help_panel=READ
+        ),
+    ] = None
+    audio: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Read recordings (wav) instead of --data, one per sequence.", rich_help_panel=READ
+        ),
+    ] = None
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Text that goes with each picture, or that the decoder reads with each recording.",
+            rich_help_panel=READ,
+        ),
+    ] = None
+    names: Annotated[
+        Path | None,
+        typer.Option(
+            "--models",
+            metavar="FILE",
+            help="File with the names of more models, one per line.",
+            rich_help_panel=LOADED,
+        ),
+    ] = None
+    device_map: DeviceMap = None
+    tp: Annotated[
+        bool,
+        typer.Option(
+            "--tp",
+            help="With several processes: split each layer's heads among them, not the sequences.",
+            rich_help_panel=LOADED,
+        ),
+    ] = False
+    revision: Revision = None
+    adapter: Adapter = None
+    dormant_rule: Annotated[
+        str,
+        typer.Option(
+            metavar="RULE",
+            help='Which heads are dormant: "NAME<x" or "NAME>x" on a column of heads.csv.',
+            rich_help_panel=MEASURED,
+        ),
+    ] = DORMANT_RULE
+    measure: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"Measure more: {MEASURES_TOLD}, or all. Repeat for several.",
+            rich_help_panel=MEASURED,
+        ),
+    ] = None
+    window: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Recent keys that a streaming cache keeps, for --measure streaming.",
+            rich_help_panel=MEASURED,
+        ),
+    ] = WINDOW
+    sinks: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="First keys that a streaming cache keeps, for --measure streaming.",
+            rich_help_panel=MEASURED,
+        ),
+    ] = SINKS
+    smoothing: Annotated[bool, typer.Option("--smoothing", hidden=True)] = False
+    spectra: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Measure matrix_entropy on the first N sequences. [default: as many as are cheap]",
+            rich_help_panel=MEASURED,
+        ),
+    ] = None
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="Prefixes of length_curve.csv, from one pass. [default: 64,128,256,...]",
+            rich_help_panel=MEASURED,
+        ),
+    ] = None
+    metrics: Metrics = None
+    no_self_check: Annotated[
+        bool,
+        typer.Option("--no-self-check", help="Skip the comparison with eager attention.", rich_help_panel=MEASURED),
+    ] = False
+
+    def settings(self) -> dict[str, Any]:
+        """The options under the names, and with the values, that `sinkscope.scan` takes."""
+        names = (
+            "images",
+            "audio",
+            "prompt",
+            "device_map",
+            "revision",
+            "adapter",
+            "generate",
+            "window",
+            "sinks",
+            "dormant_rule",
+            "smoothing",
+            "spectra",
+        )
+        given = {name: getattr(self, name) for name in names}
+        repeated = {name: getattr(self, name) or [] for name in ("first", "prepend", "measure", "metrics")}
+        return given | repeated | {"lengths": parse_lengths(self.lengths), "self_check": not self.no_self_check}

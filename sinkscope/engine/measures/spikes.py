@@ -1,0 +1,167 @@
+"""`--measure spikes`: which part of which block, and which neuron, writes the massive activations?
+
+A batch takes a second pass: the first one shows at which token each sequence's residual stream is largest, the second
+one what each part writes at that token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from sinkscope.capture import LayerView, Missing
+from sinkscope.capture.output_projection import projection_weight
+from sinkscope.capture.precision import wide
+from sinkscope.capture.wiring.parts import find_parts, first_tensor, stream_in
+from sinkscope.engine.collector import Part, Parts
+from sinkscope.engine.measures.measurement import Findings, Measurement, Subject
+from sinkscope.inputs.batches import Batch
+from sinkscope.metrics.quantities import Quantity
+from sinkscope.runs.schema.stream import StreamSummary
+from sinkscope.runs.spikes import ATTENTION, MLP, Writers, add_spikes, name_of, spike_table
+
+NAME = "spikes"
+
+
+def _no(view: LayerView) -> Tensor:
+    raise Missing
+
+
+class Spikes(Measurement):
+    """Measures the rows of spikes.csv."""
+
+    name = NAME
+    spread = "what a neuron writes takes the whole of its weights, and no process holds them all"
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__(subject)
+        self.parts_of = find_parts(subject.model, subject.plan, subject.short_pass)
+        self.streams = {site.block: site.stream for site in subject.plan.sites if site.block in self.parts_of}
+        self._found: dict[str, dict[str, Tensor]] = {}
+
+    def quantities(self) -> tuple[Quantity, ...]:
+        vectors = ("spike_entering", "spike_write", "spike_neurons")
+        return (*(Quantity(each, ("sequence", "channel"), _no) for each in vectors),
+                Quantity("spike_position", ("sequence",), _no))  # fmt: skip
+
+    @contextmanager
+    def watching(self, batch: Batch, ids: np.ndarray) -> Iterator[None]:
+        self._found = {}
+        peaks = _Peaks(batch)
+        with ExitStack() as stack:
+            for block, stream in self.streams.items():
+                hook = self.subject.model.get_submodule(block).register_forward_pre_hook(
+                    peaks.hook(stream), with_kwargs=True
+                )
+                stack.callback(hook.remove)
+            yield
+        with ExitStack() as stack, torch.no_grad():
+            for block, stream in self.streams.items():
+                if stream in peaks.tokens:
+                    for hook in self._hooks(block, peaks.tokens[stream], peaks.starts):
+                        stack.callback(hook.remove)
+            if self.streams:
+                self.subject.forward(batch)
+
+    def _hooks(self, block: str, tokens: Tensor, starts: Tensor) -> Iterator[Any]:
+        model, parts = self.subject.model, self.parts_of[block]
+        own: dict[str, Tensor] = {"spike_position": (tokens.cpu() - starts).float()}
+        other: dict[str, Tensor] = {}
+        self._found[name_of(block, ATTENTION)] = own
+        if parts.mlp is not None:
+            self._found[name_of(block, MLP)] = other
+
+        def entering(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            x = stream_in(args, kwargs)
+            if x is not None:
+                own["spike_entering"] = _at(x, tokens)
+
+        def writing(kept: dict[str, Tensor]) -> Callable[..., None]:
+            def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+                write = first_tensor(output)
+                if write is not None:
+                    kept["spike_write"] = _at(write, tokens)
+
+            return hook
+
+        def active(module: nn.Module, args: tuple[Any, ...]) -> None:
+            other["spike_neurons"] = _at(args[0], tokens)
+
+        yield model.get_submodule(block).register_forward_pre_hook(entering, with_kwargs=True)
+        yield model.get_submodule(parts.attention).register_forward_hook(writing(own))
+        if parts.mlp is not None:
+            yield model.get_submodule(parts.mlp).register_forward_hook(writing(other))
+        if parts.neurons is not None:
+            yield model.get_submodule(parts.neurons).register_forward_pre_hook(active)
+
+    def parts(self) -> Parts:
+        found, self._found = self._found, {}
+        seen = {name: own for name, own in found.items() if "spike_write" in own}
+        return {name: [Part(len(own["spike_write"]), True, 0, 0, own)] for name, own in seen.items()}
+
+    def tables(self, findings: Findings) -> dict[str, pd.DataFrame]:
+        writers = {
+            block: Writers(parts.mlp is not None, self._weights(block)) for block, parts in self.parts_of.items()
+        }
+        return {NAME: spike_table(findings.domains, findings.sites, writers)}
+
+    def _weights(self, block: str) -> Callable[[int, int], np.ndarray] | None:
+        """The function (channel, neurons) -> weight[channel, :] of the linear layer that reads a block's neurons."""
+        path = self.parts_of[block].neurons
+        if path is None:
+            return None
+        module = self.subject.model.get_submodule(path)
+        kept: dict[int, np.ndarray] = {}
+
+        def row(channel: int, neurons: int) -> np.ndarray:
+            if channel not in kept:
+                kept[channel] = wide(projection_weight(module, neurons)[channel]).cpu().numpy()
+            return kept[channel]
+
+        return row
+
+    def summarise(self, streams: dict[str, StreamSummary], tables: dict[str, pd.DataFrame]) -> None:
+        blind = {site.stream for site in self.subject.plan.sites} - set(self.streams.values())
+        add_spikes(streams, tables[NAME], blind)
+
+
+class _Peaks:
+    """Where each sequence's residual stream has its largest element, by stream, over the blocks' inputs.
+
+    `tokens`: positions in the batch [sequence]. `starts`: the first valid position of each sequence.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch, self.tokens = batch, dict[str, Tensor]()
+        self.starts = torch.tensor([first for first, _ in batch.spans or [(0, 0)] * len(batch)])
+        self._largest: dict[str, Tensor] = {}
+
+    def hook(self, stream: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            x = stream_in(args, kwargs)
+            if x is None or len(x) != len(self.batch):
+                return
+            sizes = x.detach().abs().amax(-1).float().cpu()
+            for row, (first, past) in enumerate(self.batch.spans or []):
+                sizes[row, :first] = sizes[row, past:] = -1.0
+            found, tokens = sizes.max(-1)
+            larger = found > self._largest.get(stream, torch.full_like(found, -1.0))
+            self._largest[stream] = torch.where(larger, found, self._largest.get(stream, found))
+            self.tokens[stream] = torch.where(larger, tokens, self.tokens.get(stream, tokens))
+
+        return hook
+
+
+def _at(values: Tensor, tokens: Tensor) -> Tensor:
+    """[sequence, channel]: the values at one token of each sequence, on the CPU."""
+    rows = values[torch.arange(len(tokens), device=values.device), tokens.to(values.device)]
+    return (rows if rows.dtype == torch.float64 else rows.float()).detach().cpu()
+
+
+MEASUREMENT = Spikes

@@ -1,0 +1,166 @@
+"""What an arm is: a name, and a change to the model that is in force during one forward pass and taken off after it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sinkscope.capture import Plan, Site
+from sinkscope.capture.alone import here
+from sinkscope.capture.calls import AttentionCall
+from sinkscope.checkpoints import Checkpoint
+from sinkscope.experiments.arms.measured import UNABLATED
+from sinkscope.runs.run import Run
+
+CallChange = Callable[[Site, AttentionCall], AttentionCall]
+"""Takes an attention call before it is read; returns the call that is read in its place."""
+
+
+@dataclass
+class Setting:
+    """What all arms of one measurement share.
+
+    Attributes:
+        checkpoint: the model with its next-token head, its tokenizer and its facts.
+        base: the model without the head; `plan.sites` are its attention calls.
+        ids: the token ids that the loss is measured on, [sequence, T], on the CPU.
+        run: the run of this model that an arm may ask; None where none was given.
+        seed: seeds the random arms.
+        epsilon: a head has a sink at key k where alpha_k exceeds this.
+    """
+
+    checkpoint: Checkpoint
+    base: nn.Module
+    plan: Plan
+    ids: Tensor
+    run: Run | None
+    seed: int
+    epsilon: float
+
+    @property
+    def model(self) -> nn.Module:
+        return self.checkpoint.model
+
+    @property
+    def sites(self) -> list[Site]:
+        return self.plan.sites
+
+
+@dataclass
+class Pass:
+    """One forward pass over a batch, while an arm is in force.
+
+    Attributes:
+        ids: what the model reads, [sequence of the batch, T]; an arm may put other ids here. The loss is always that of
+            the text.
+        start: number of the batch's first sequence.
+        draw: number of the random draw; 0 for an arm that is not random.
+        sinks: the keys that are sinks of the unablated model, [sequence of the batch, T]: alpha_k > epsilon in a head,
+            over keys with at least T/4 query rows. None while the unablated model itself runs.
+        changes: applied to every attention call, in order.
+        size: how much of each sequence the arm touches (heads, positions, elements), [sequence of the batch].
+    """
+
+    setting: Setting
+    ids: Tensor
+    start: int = 0
+    draw: int = 0
+    sinks: Tensor | None = None
+    changes: list[CallChange] = field(default_factory=list)
+    size: Tensor | None = None
+
+    def generator(self, row: int) -> np.random.Generator:
+        """The random numbers of this draw for a sequence of the batch: the same in any batch."""
+        return np.random.default_rng([self.setting.seed, self.draw, self.start + row])
+
+    def common_generator(self) -> np.random.Generator:
+        """The random numbers of this draw that all sequences share."""
+        return np.random.default_rng([self.setting.seed, self.draw])
+
+    def touches(self, size: float | Tensor) -> None:
+        """Records how much of each sequence the arm touches."""
+        self.size = torch.as_tensor(size, dtype=torch.float64).cpu().expand(len(self.ids))
+
+    @contextmanager
+    def changed(self, change: CallChange) -> Iterator[None]:
+        """Changes every attention call until the block ends."""
+        self.changes.append(change)
+        try:
+            yield
+        finally:
+            self.changes.remove(change)
+
+    @contextmanager
+    def hooked(self, module: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
+        """Registers a forward pre-hook, called with (module, args, kwargs), until the block ends."""
+        handle = module.register_forward_pre_hook(here(hook), with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+
+class Arm(ABC):
+    """One way to run the model. A kind of arm is a subclass; `arm_kind` gives it a place in the grammar.
+
+    Attributes:
+        name: the arm as the grammar writes it; no two arms of a measurement share one.
+        random: the arm is a random choice and is measured several times, as draws 0, 1, ... of `Pass.draw`.
+        family, kept: the arms of a grid share a family (`window:256`) and differ by a number (its sinks); None for
+            others. The knee is looked for in a family.
+    """
+
+    @property
+    @abstractmethod
+    def name(self) -> str: ...
+
+    @property
+    def random(self) -> bool:
+        return False
+
+    @property
+    def family(self) -> str | None:
+        return None
+
+    @property
+    def kept(self) -> int | None:
+        return None
+
+    @abstractmethod
+    def applied(self, one: Pass) -> AbstractContextManager[Any]:
+        """Puts the arm in force until the block ends; nothing of it may stay, also after an exception."""
+
+    def ready(self, setting: Setting) -> Arm:
+        """The arm for this model and text. Raises SinkscopeError where it cannot apply; does not run the model."""
+        return self
+
+    def prepared(self, setting: Setting) -> Arm:
+        """The arm with what it has to measure first. Called once every arm is ready."""
+        return self
+
+    def companions(self) -> list[Arm]:
+        """Arms that are measured wherever this one is, because its numbers need them."""
+        return []
+
+    def control(self) -> Arm | None:
+        """The random arm that this one is held against; None where there is none. Called once it is prepared."""
+        return None
+
+
+class Unablated(Arm):
+    """The model as it is."""
+
+    @property
+    def name(self) -> str:
+        return UNABLATED
+
+    def applied(self, one: Pass) -> AbstractContextManager[Any]:
+        one.touches(0)
+        return nullcontext()

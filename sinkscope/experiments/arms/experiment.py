@@ -1,0 +1,125 @@
+"""Runs the experiment: every arm on the same held-out sequences, with its random control beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import sinkscope
+from sinkscope.capture.alone import alone
+from sinkscope.checkpoints import LoadOptions
+from sinkscope.engine.loop import Progress
+from sinkscope.errors import SinkscopeError
+from sinkscope.experiments.arms.arm import Arm, Setting
+from sinkscope.experiments.arms.engine import measure
+from sinkscope.experiments.arms.finished import Finished
+from sinkscope.experiments.arms.grammar import read_arm
+from sinkscope.experiments.arms.measured import UNABLATED
+from sinkscope.experiments.arms.opening import Text, check_numbers, facts_of, opened
+from sinkscope.experiments.arms.result import Arms, summarise
+from sinkscope.runs.run import Run
+
+
+@alone("a measurement of arms")
+def arms(
+    model: Any,
+    arms: Sequence[str | Arm],
+    *,
+    run: Run | str | Path | None = None,
+    data: str = "prose",
+    seq_len: int | None = None,
+    num_sequences: int = 16,
+    draws: int = 5,
+    seed: int = 0,
+    tokenizer: Any = None,
+    device: str = "auto",
+    device_map: str | None = None,
+    dtype: str = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    allow_pickle: bool = False,
+    shards: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> Arms:
+    """Measures what a causal language model loses under each arm, on text that the run has not read.
+
+    Every arm reads the same sequences as the unablated model. The loss is the next-token cross-entropy in nats a token,
+    a mean over positions 1..T-1 and then over sequences. A chosen arm gets its random control.
+
+    Args:
+        model: a name, or a causal language model in eval mode (then with `tokenizer`).
+        arms: arms in the grammar of `sinkscope arms --help`, or objects of your own subclass of `Arm`.
+        run: a run of this model, or its folder, where an arm asks one; what it has read is left out.
+        data: one SPEC. seq_len: tokens per sequence; None takes the run's, or 256.
+        draws: how often a random arm is drawn.
+        seed: seeds the random arms and the draw of documents.
+        shards: a folder that keeps every finished batch until the result is saved there. resume: continue from what
+            an earlier measurement of the same model, text and arms left there.
+
+    Raises:
+        SinkscopeError: one line, for anything that the user can correct.
+    """
+    asked = [read_arm(arm) if isinstance(arm, str) else arm for arm in arms]
+    if not asked:
+        raise SinkscopeError("nothing to measure: at least one arm is needed")
+    text = Text(data, seq_len, num_sequences, seed)
+    check_numbers(text, draws)
+    report = progress or _silent
+    report("loading", 0, 0)
+    options = LoadOptions(revision, device, device_map, dtype, trust_remote_code, allow_pickle, head=True)
+    setting, corpus = opened(model, run, tokenizer, options, text, report)
+    chosen, controls = expanded(asked, setting)
+    facts = facts_of(setting, corpus) | {"arms": [arm.name for arm in chosen], "draws": draws, "seed": seed}
+    kept = None if shards is None else Finished(Path(shards), _key(facts, setting), resume)
+    try:
+        measured = measure(setting, chosen, draws, report, kept)
+    except BaseException:
+        if kept is not None:
+            kept.discard_if_empty()
+        raise
+    warnings = [*setting.checkpoint.warnings, *corpus.warnings, *setting.plan.failures]
+    return summarise(measured, controls, corpus.documents, facts, warnings)
+
+
+def expanded(arms: Sequence[Arm], setting: Setting) -> tuple[list[Arm], dict[str, str]]:
+    """The arms, made ready, with their companions and controls, each once; and the control's name by that of its arm.
+
+    Raises SinkscopeError where an arm cannot apply, and for an object that takes the name of another arm.
+    """
+    found: dict[str, Arm] = {}
+    controls: dict[str, str] = {}
+    for arm in arms:
+        for own in (arm, *arm.companions()):
+            if own.name not in found:
+                found[own.name] = own.ready(setting)
+    if UNABLATED in found:
+        raise SinkscopeError(f"--arm {UNABLATED}: the unablated model is always measured")
+    found = {name: arm.prepared(setting) for name, arm in found.items()}
+    for name, arm in list(found.items()):
+        control = arm.control()
+        if control is not None:
+            controls[name] = control.name
+            if control.name not in found:
+                found[control.name] = control.ready(setting)
+    return list(found.values()), controls
+
+
+def _key(facts: dict[str, Any], setting: Setting) -> dict[str, Any]:
+    """All that decides the numbers. The device and its libraries round in their own ways: these count too."""
+    run = facts["run"]
+    return {
+        "sinkscope": sinkscope.__version__,
+        "model": facts["model"],
+        "run": None if run is None else run["data"],
+        "data": facts["data"],
+        "arms": facts["arms"],
+        "draws": facts["draws"],
+        "seed": facts["seed"],
+        "epsilon": setting.epsilon,
+    }
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    """Shows no progress."""

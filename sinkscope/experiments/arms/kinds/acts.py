@@ -1,0 +1,97 @@
+"""The inputs of all linear modules rounded, as quantised activations are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.experiments.arms.arm import Arm, Pass, Setting
+from sinkscope.experiments.arms.grammar import arm_kind, number
+from sinkscope.experiments.arms.positions import GRAMMAR, Positions, read_positions
+from sinkscope.experiments.arms.rounding import WHOLE, around_zero
+
+LINEAR = (nn.Linear, Conv1D)
+NONE = Positions("first", 0)
+SINKS = Positions("sinks")
+
+
+@dataclass(frozen=True)
+class RoundedActivations(Arm):
+    """The input of every linear module of the base model rounded; the rows of the kept positions stay."""
+
+    bits: int
+    per_token: bool
+    positions: Positions
+
+    @property
+    def name(self) -> str:
+        kept = f"+{self.positions.name}" if self.positions.count != 0 else ""
+        return f"acts:{self.bits}/{'token' if self.per_token else 'tensor'}{kept}"
+
+    @property
+    def random(self) -> bool:
+        return self.positions.random
+
+    def ready(self, setting: Setting) -> Arm:
+        self.positions.check(setting)
+        for name, module in setting.base.named_modules():
+            if not isinstance(module, (*LINEAR, nn.Embedding)) and any(
+                parameter.ndim > 1 for parameter in module.parameters(recurse=False)
+            ):
+                raise SinkscopeError(
+                    f"--arm {self.name}: {name} multiplies by a matrix that is no linear module's, so not every "
+                    "linear input can be rounded"
+                )
+        return self
+
+    def companions(self) -> list[Arm]:
+        """The same with the sinks in 16 bits: the difference is what sinks cost (d_sink)."""
+        whole = self.positions.count == 0 and self.bits < WHOLE
+        return [RoundedActivations(self.bits, self.per_token, SINKS)] if whole else []
+
+    @contextmanager
+    def applied(self, one: Pass) -> Iterator[None]:
+        mask = self.positions.mask(one)
+        one.touches(mask.sum(-1))
+        with ExitStack() as stack:
+            for name, module in one.setting.base.named_modules():
+                if isinstance(module, LINEAR):
+                    stack.enter_context(one.hooked(module, self._hook(name, mask)))
+            yield
+
+    def _hook(self, name: str, mask: Tensor) -> Callable[..., Any]:
+        some = bool(mask.any())
+
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            x = args[0] if args else None
+            if not isinstance(x, Tensor) or x.shape[:-1] not in (mask.shape, (mask.numel(),)):
+                raise SinkscopeError(f"--arm {self.name}: {name} does not read a row for each token of the batch")
+            rows = x.reshape(*mask.shape, -1)
+            kept = mask[..., None].to(x.device) if some else None
+            rounded = around_zero(rows, self.bits, (2,) if self.per_token else (1, 2), kept)
+            return (rounded.reshape(x.shape), *args[1:]), kwargs
+
+        return hook
+
+    def control(self) -> Arm | None:
+        control = self.positions.control()
+        return None if control is None else RoundedActivations(self.bits, self.per_token, control)
+
+
+@arm_kind("acts", f"acts:BITS/tensor or acts:BITS/token, either with +POSITIONS: {GRAMMAR}", "ours")
+def read_acts(rest: str) -> Arm:
+    """The inputs of all linear modules but the next-token head rounded to BITS, symmetric about 0, with one step for
+    each sequence (tensor) or each token. The rows of some positions stay in 16 bits and have no part in the step. An
+    arm without positions also measures itself with the sinks in 16 bits."""
+    found = re.fullmatch(r"(\d+)/(tensor|token)(?:\+(.+))?", rest)
+    if found is None:
+        raise SinkscopeError(f"{rest[:40]!r} rounds nothing")
+    positions = read_positions(found[3]) if found[3] else NONE
+    return RoundedActivations(number(found[1], "BITS", 2, WHOLE), found[2] == "token", positions)

@@ -1,0 +1,128 @@
+"""Heads zeroed in each sequence by itself, where a score crosses the run's quantile."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.experiments.arms.arm import Arm, Pass, Setting
+from sinkscope.experiments.arms.grammar import arm_kind
+from sinkscope.experiments.arms.head_choice import Score
+from sinkscope.experiments.arms.kinds.heads import read_scored
+from sinkscope.experiments.arms.zeroing import check_sites, zeroed_by_sequence
+from sinkscope.runs.run import Run
+
+
+@dataclass(frozen=True)
+class DynamicHeads(Arm):
+    """In each sequence, the heads whose score in that sequence is at the dormant end of `share` of all (sequence, head)
+    pairs of the run. `bound`: that quantile, once the arm is ready; `chosen`: bool [sequence, head] by site, once the
+    sequences have been scored."""
+
+    score: Score
+    share: float
+    bound: float = float("nan")
+    chosen: dict[str, Tensor] | None = None
+
+    @property
+    def name(self) -> str:
+        return f"dynamic:{self.score.name}{100 * self.share:g}%"
+
+    def ready(self, setting: Setting) -> Arm:
+        check_sites(setting.sites)
+        if setting.run is None:
+            raise SinkscopeError(f"--arm {self.name}: its threshold is a quantile of a run: give --run")
+        return replace(self, bound=threshold(setting.run, self.score, self.share))
+
+    def prepared(self, setting: Setting) -> Arm:
+        scores = scored(setting, self.score.column)
+        return replace(self, chosen=crossing(scores, self.score, self.bound))
+
+    def applied(self, one: Pass) -> AbstractContextManager[Any]:
+        assert self.chosen is not None
+        own = {name: mask[one.start : one.start + len(one.ids)] for name, mask in self.chosen.items()}
+        one.touches(torch.cat(list(own.values()), 1).sum(1))
+        return zeroed_by_sequence(one.setting.base, one.setting.sites, own)
+
+    def control(self) -> Arm | None:
+        assert self.chosen is not None
+        return RandomDynamicHeads(self.name, self.chosen)
+
+
+@dataclass(frozen=True)
+class RandomDynamicHeads(Arm):
+    """In each sequence as many random heads as an arm of DynamicHeads zeroes there."""
+
+    of: str
+    chosen: dict[str, Tensor]
+
+    @property
+    def random(self) -> bool:
+        return True
+
+    @property
+    def name(self) -> str:
+        return f"random as {self.of}"
+
+    def applied(self, one: Pass) -> AbstractContextManager[Any]:
+        widths = [mask.shape[1] for mask in self.chosen.values()]
+        drawn = torch.zeros(len(one.ids), sum(widths), dtype=torch.bool)
+        counts = sum(mask.sum(1) for mask in self.chosen.values())
+        assert isinstance(counts, Tensor)
+        for row in range(len(one.ids)):
+            heads = one.generator(row).permutation(sum(widths))[: int(counts[one.start + row])]
+            drawn[row, heads] = True
+        one.touches(drawn.sum(1))
+        own = dict(zip(self.chosen, drawn.split(widths, 1), strict=True))
+        return zeroed_by_sequence(one.setting.base, one.setting.sites, own)
+
+
+def threshold(run: Run, score: Score, share: float) -> float:
+    """The quantile of the run's (sequence, head) scores that has `share` of them on the dormant side.
+
+    Raises SinkscopeError where the score is not one of each sequence.
+    """
+    table = run.sequences
+    if score.column not in table or not pd.api.types.is_float_dtype(table[score.column]):
+        raise SinkscopeError(
+            f"--arm dynamic:{score.column}: the run has no such score of each sequence; `sinkscope metrics` lists the "
+            "columns"
+        )
+    values = table.loc[table["head"].notna(), score.column].dropna()
+    if values.empty:
+        raise SinkscopeError(f"--arm dynamic:{score.column}: no head of the run has a value")
+    return float(np.quantile(values, share if score.low else 1 - share))
+
+
+def crossing(scores: dict[str, Tensor], score: Score, bound: float) -> dict[str, Tensor]:
+    """Which scores lie at the bound or on its dormant side, bool [sequence, head] by site; a missing score does not."""
+    return {name: values <= bound if score.low else values >= bound for name, values in scores.items()}
+
+
+def scored(setting: Setting, column: str) -> dict[str, Tensor]:
+    """The scores of the sequences that the loss is measured on, without any head zeroed, [sequence, head] by site."""
+    from sinkscope.engine.scan import scan
+
+    run = scan(setting.model, data=setting.ids, self_check=False, epsilon=setting.epsilon)
+    table = run.sequences[run.sequences["head"].notna()]
+    if column not in table:
+        raise SinkscopeError(f"--arm dynamic:{column}: a scan of the model does not measure this score by itself")
+    found = {}
+    for site in setting.sites:
+        own = table[table["module"] == site.name].sort_values(["sequence", "head"])
+        found[site.name] = torch.from_numpy(own[column].to_numpy(float).reshape(len(setting.ids), site.heads).copy())
+    return found
+
+
+@arm_kind("dynamic", "dynamic:SCORE:5% or dynamic:SCORE:low5%", "Sandoval-Segura et al. 2504.03889")
+def read_dynamic(rest: str) -> Arm:
+    """In each sequence the heads whose score there crosses the run's quantile set to 0, so that other heads go in other
+    sequences. The published shares of dormant heads are of this kind. Scores are taken without any head zeroed."""
+    return DynamicHeads(*read_scored(rest))

@@ -1,0 +1,148 @@
+"""Heads zeroed where the output projection reads them: the same ones in every sequence, or random ones."""
+
+from __future__ import annotations
+
+import re
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.experiments.arms.arm import Arm, Pass, Setting
+from sinkscope.experiments.arms.grammar import arm_kind, number
+from sinkscope.experiments.arms.head_choice import PLACE, Heads, HeadTable, Score, head_table, read_score
+from sinkscope.experiments.arms.zeroing import check_sites, zeroed
+
+SHARE = re.compile(r"(low|high)?(\d+(?:\.\d+)?)%")
+
+
+@dataclass(frozen=True)
+class ZeroedHeads(Arm):
+    """The heads of `chosen` set to 0. `table`: all heads of the model, for the control; None where there is none."""
+
+    title: str
+    chosen: Heads
+    table: HeadTable | None = None
+
+    @property
+    def name(self) -> str:
+        return self.title
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.chosen.values()))
+
+    def applied(self, one: Pass) -> AbstractContextManager[Any]:
+        one.touches(self.count)
+        return zeroed(one.setting.base, one.setting.sites, self.chosen)
+
+    def control(self) -> Arm | None:
+        return None if self.table is None or not self.count else RandomHeads(self.count, self.table)
+
+
+@dataclass(frozen=True)
+class RandomHeads(Arm):
+    """`count` random heads set to 0, others in each draw; a larger count holds the smaller one's heads."""
+
+    count: int
+    table: HeadTable | None = None
+
+    @property
+    def random(self) -> bool:
+        return True
+
+    @property
+    def name(self) -> str:
+        return f"heads:random{self.count}"
+
+    def ready(self, setting: Setting) -> Arm:
+        table = all_heads(setting)
+        if self.count > len(table.rows):
+            raise SinkscopeError(f"--arm {self.name}: the model has only {len(table.rows)} heads")
+        return RandomHeads(self.count, table)
+
+    def applied(self, one: Pass) -> AbstractContextManager[Any]:
+        assert self.table is not None
+        one.touches(self.count)
+        drawn = self.table.drawn(self.count, one.setting.seed + one.draw)
+        return zeroed(one.setting.base, one.setting.sites, drawn)
+
+
+@dataclass(frozen=True)
+class ScoredHeads(Arm):
+    """The share of heads that a score of the run calls most dormant."""
+
+    score: Score
+    share: float
+
+    @property
+    def name(self) -> str:
+        return f"heads:{self.score.name}{100 * self.share:g}%"
+
+    def ready(self, setting: Setting) -> Arm:
+        check_sites(setting.sites)
+        if setting.run is None:
+            raise SinkscopeError(f"--arm {self.name}: its heads are chosen by a score of a run: give --run")
+        table = head_table(setting.run.heads, setting.run.smoothing, [self.score])
+        return ZeroedHeads(self.name, table.dormant(self.score, table.count(self.share)), table)
+
+    def applied(self, one: Pass) -> AbstractContextManager[Any]:
+        raise TypeError("a scored arm is made ready first")
+
+
+@dataclass(frozen=True)
+class ListedHeads(Arm):
+    """Heads given by layer and number, of the model's text."""
+
+    pairs: tuple[tuple[int, int], ...]
+
+    @property
+    def name(self) -> str:
+        return "heads:" + "+".join(f"{layer}.{head}" for layer, head in self.pairs)
+
+    def ready(self, setting: Setting) -> Arm:
+        check_sites(setting.sites)
+        table = all_heads(setting)
+        chosen: Heads = {}
+        for layer, head in self.pairs:
+            sites = [site for site in setting.sites if site.layer == layer and head < site.heads]
+            if len(sites) != 1:
+                raise SinkscopeError(f"--arm {self.name}: the model has no head {head} in layer {layer}")
+            chosen.setdefault(sites[0].name, []).append(head)
+        return ZeroedHeads(self.name, chosen, table)
+
+    def applied(self, one: Pass) -> AbstractContextManager[Any]:
+        raise TypeError("a list of heads is made ready first")
+
+
+def all_heads(setting: Setting) -> HeadTable:
+    """All heads of the model, in the order of its layers."""
+    check_sites(setting.sites)
+    rows = [
+        (site.stream, site.layer, site.name, head) for site in setting.sites for head in range(site.heads)
+    ]  # fmt: skip
+    return HeadTable(pd.DataFrame(rows, columns=PLACE))
+
+
+@arm_kind("heads", "heads:SCORE:5%, heads:SCORE:low5%, heads:3.1+4.0 or heads:randomN", "Sandoval-Segura 2504.03889")
+def read_heads(rest: str) -> Arm:
+    """Heads set to 0 where the output projection reads them: those that a score of the run calls most dormant,
+    those listed as LAYER.HEAD, or N random ones."""
+    if re.fullmatch(r"\d+\.\d+(\+\d+\.\d+)*", rest):
+        pairs = [part.split(".") for part in rest.split("+")]
+        listed = {(number(layer, "the layer", 0), number(head, "the head", 0)) for layer, head in pairs}
+        return ListedHeads(tuple(sorted(listed)))
+    if rest.startswith("random"):
+        return RandomHeads(number(rest.removeprefix("random"), "the number of heads", 1))
+    return ScoredHeads(*read_scored(rest))
+
+
+def read_scored(rest: str) -> tuple[Score, float]:
+    """Reads SCORE:5%, SCORE:low5% or SCORE:low:5%. Raises SinkscopeError for any other text."""
+    name, _, share = rest.rpartition(":")
+    found = SHARE.fullmatch(share)
+    if not name or found is None or not 0 < float(found[2]) <= 100:
+        raise SinkscopeError(f"{rest[:40]!r} names no heads")
+    return read_score(f"{name}:{found[1]}" if found[1] else name), float(found[2]) / 100

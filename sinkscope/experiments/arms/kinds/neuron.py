@@ -1,0 +1,105 @@
+"""One neuron of an MLP set to 0, where the MLP's last projection reads it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.experiments.arms.arm import Arm, Pass, Setting
+from sinkscope.experiments.arms.grammar import arm_kind, number
+
+
+@dataclass(frozen=True)
+class ZeroedNeuron(Arm):
+    """Neuron `neuron` of the MLP of layer `layer` set to 0 at every position; None draws one."""
+
+    layer: int
+    neuron: int | None
+
+    @property
+    def random(self) -> bool:
+        return self.neuron is None
+
+    @property
+    def name(self) -> str:
+        return f"neuron:{self.layer}.{'random' if self.neuron is None else self.neuron}"
+
+    def ready(self, setting: Setting) -> Arm:
+        width = down_projection(setting, self)[1]
+        if self.neuron is not None and self.neuron >= width:
+            raise SinkscopeError(f"--arm {self.name}: the MLP of layer {self.layer} has only {width} neurons")
+        return self
+
+    @contextmanager
+    def applied(self, one: Pass) -> Iterator[None]:
+        projection, width = down_projection(one.setting, self)
+        neuron = self.neuron
+        if neuron is None:
+            neuron = int(one.common_generator().integers(width))
+        one.touches(1)
+        with one.hooked(projection, _zero(neuron)):
+            yield
+
+    def control(self) -> Arm | None:
+        return None if self.neuron is None else ZeroedNeuron(self.layer, None)
+
+
+def _zero(neuron: int) -> Callable[..., Any]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x: Tensor = args[0].clone()
+        x[..., neuron] = 0.0
+        return (x, *args[1:]), kwargs
+
+    return hook
+
+
+def down_projection(setting: Setting, arm: ZeroedNeuron) -> tuple[nn.Module, int]:
+    """The linear module by which the MLP of the arm's layer writes to the residual stream, and its number of inputs.
+
+    It is the one linear module of the block, outside its attention, that is as wide as the residual stream on its way
+    out and not on its way in. Raises SinkscopeError where there is not exactly one (experts, parallel MLPs).
+    """
+    sites = [site for site in setting.sites if site.layer == arm.layer and site.block is not None]
+    blocks = {site.block for site in sites}
+    if len(blocks) != 1:
+        raise SinkscopeError(f"--arm {arm.name}: the model has no layer {arm.layer}")
+    inside = {site.module.removeprefix(f"{site.block}.") for site in sites}
+    stream = setting.base.config.get_text_config().hidden_size  # type: ignore[union-attr, operator]
+    found = []
+    for name, module in setting.base.get_submodule(str(blocks.pop())).named_modules():
+        if any(name == own or name.startswith(f"{own}.") for own in inside):
+            continue
+        if isinstance(module, nn.Linear | Conv1D):
+            wide, out = _widths(module)
+            if out == stream and wide != stream:
+                found.append((module, wide))
+    if len(found) != 1:
+        raise SinkscopeError(
+            f"--arm {arm.name}: layer {arm.layer} has {len(found)} projections from neurons to the residual stream: "
+            "one is needed"
+        )
+    return found[0]
+
+
+def _widths(module: nn.Linear | Conv1D) -> tuple[int, int]:
+    """Numbers of inputs and outputs; Conv1D keeps its weight as [in, out]."""
+    if isinstance(module, nn.Linear):
+        return module.in_features, module.out_features
+    return int(module.weight.shape[0]), int(module.weight.shape[1])
+
+
+@arm_kind("neuron", "neuron:L.N or neuron:L.random", "Guo et al. 2410.13835, Yu et al. 2411.07191 (which neurons)")
+def read_neuron(rest: str) -> Arm:
+    """Neuron N of the MLP of layer L set to 0 at every position, or one drawn from that layer."""
+    found = re.fullmatch(r"(\d+)\.(\d+|random)", rest)
+    if found is None:
+        raise SinkscopeError(f"{rest[:40]!r} names no neuron")
+    layer = number(found[1], "the layer", 0)
+    return ZeroedNeuron(layer, None if found[2] == "random" else number(found[2], "the neuron", 0))

@@ -1,0 +1,83 @@
+"""The figure of arms: the increase of each beside its random control; for a grid, a line for each family."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from sinkscope.present.colors import CONTROL, LINES
+from sinkscope.present.figures.canvas import drawn, inches
+from sinkscope.present.text import printable
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from sinkscope.experiments.arms.result import Arms
+
+INCREASE = "loss increase, nats a token"
+
+
+def draw_arms(arms: Arms) -> dict[str, bytes]:
+    """arms.png and arms.svg: a point for each arm with its standard error, its random control in grey on its line."""
+    table = arms.table.iloc[1:]
+    chosen = table[~table["arm"].isin(table["control"].dropna())]
+
+    def paint(canvas: Figure) -> None:
+        axes = canvas.subplots()
+        rows = list(enumerate(chosen.to_dict("records")))
+        for place, row in rows:
+            control = table[table["arm"] == row["control"]]
+            if len(control):
+                _point(axes, control.iloc[0], place, CONTROL, "s")
+            _point(axes, row, place, LINES[0], "o")
+        axes.set_yticks([place for place, _ in rows], [printable(str(row["arm"])) for _, row in rows], parse_math=False)
+        axes.invert_yaxis()
+        axes.axvline(0.0, color="grey", linewidth=0.6)
+        axes.set(xlabel=f"{INCREASE} (grey: random control)")
+        axes.set_title(printable(arms.facts["model"]["id"]), parse_math=False)
+
+    return _forms(arms, paint, max(0.5, 0.25 + 0.055 * len(chosen)))
+
+
+def draw_grid(arms: Arms, kept: str) -> dict[str, bytes]:
+    """arms.png and arms.svg: the increase against the number kept, a line for each family, its control dashed."""
+    table = arms.table
+    families = table[table["family"].notna()]
+
+    def paint(canvas: Figure) -> None:
+        axes = canvas.subplots()
+        colors = itertools.cycle(LINES)
+        numbers = sorted({int(number) for number in families["kept"]})
+        places = {number: place for place, number in enumerate(numbers)}
+        for name, own in families.sort_values("kept", kind="stable").groupby("family", sort=False):
+            color = next(colors)
+            _line(axes, own, [places[int(number)] for number in own["kept"]], color, "-", printable(str(name)))
+            controlled = own[own["control"].notna()]
+            random = table.set_index("arm").loc[list(controlled["control"])]
+            if len(random):
+                at = [places[int(number)] for number in controlled["kept"]]
+                _line(axes, random, at, color, ":", f"{printable(str(name))}, random")
+        axes.axhline(0.0, color="grey", linewidth=0.6)
+        axes.set_xticks(list(places.values()), [str(number) for number in numbers])
+        axes.set(xlabel=kept, ylabel=INCREASE)
+        axes.set_title(printable(arms.facts["model"]["id"]), parse_math=False)
+        canvas.legend(frameon=False, ncols=2, loc="outside lower center")
+
+    return _forms(arms, paint, 0.85)
+
+
+def _point(axes: Any, row: Any, place: int, color: str, marker: str) -> None:
+    axes.errorbar(row["increase"], place, xerr=row["increase_sem"], color=color, marker=marker, capsize=2, ms=3)
+
+
+def _line(axes: Any, rows: pd.DataFrame, places: list[int], color: str, line: str, label: str) -> None:
+    axes.errorbar(
+        places, rows["increase"], rows["increase_sem"], label=label, color=color, linestyle=line, marker="o", capsize=2,
+        ms=3,
+    )  # fmt: skip
+
+
+def _forms(arms: Arms, paint: Any, ratio: float) -> dict[str, bytes]:
+    about = f"sinkscope arms of {arms.facts['model']['id']}"
+    return {f"arms.{form}": drawn(paint, about, form, inches("column", ratio)) for form in ("png", "svg")}

@@ -1,0 +1,92 @@
+"""A measurement of arms as a table for the terminal, and the grids of the presets."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sinkscope.present.numbers import estimate, fixed
+from sinkscope.present.terminal.table import aligned
+from sinkscope.present.text import printable
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sinkscope.experiments.arms.result import Arms
+
+HEADER = ("arm", "size", "increase", "versus random", "KL", "top 1", "sinks")
+WIDTH = 100
+NOTE = "increase: nats a token over the unablated model. top 1: same most probable token. sinks: heads with a sink."
+
+
+def render_arms(arms: Arms, written: Iterable[Path] = ()) -> str:
+    """A row for each arm, then the result in words, then the files written."""
+    lines = [*_opening(arms), *aligned([HEADER, *(_cells(row) for row in arms.table.to_dict("records"))]), "", NOTE, ""]
+    return _closed(lines, arms, written)
+
+
+def render_grid(arms: Arms, kept: str, written: Iterable[Path] = ()) -> str:
+    """A row for each family of arms and a column for each number kept, with the random control below it; then the arms
+    of no family."""
+    families = arms.table[arms.table["family"].notna()]
+    numbers = sorted({int(number) for number in families["kept"]})
+    rows = []
+    for name, own in families.groupby("family", sort=False):
+        by_number = {int(row["kept"]): row for row in own.to_dict("records")}
+        rows.append((printable(str(name)), *(_increase(by_number.get(number)) for number in numbers)))
+        controls = {number: _control(arms.table, row) for number, row in by_number.items()}
+        if any(controls.values()):
+            rows.append(("  random", *(_increase(controls.get(number)) for number in numbers)))
+    header = ("loss increase, nats", *(f"{number} {kept}" for number in numbers))
+    lines = [*_opening(arms), *aligned([header, *rows]), "", "* the knee: the fewest within an error of the best", ""]
+    others = arms.table[arms.table["family"].isna() & ~arms.table["arm"].isin(families["control"])]
+    if len(others) > 1:
+        lines += [*aligned([HEADER, *(_cells(row) for row in others.to_dict("records"))]), "", NOTE, ""]
+    return _closed(lines, arms, written)
+
+
+def _opening(arms: Arms) -> list[str]:
+    data = arms.facts["data"]
+    read = "" if arms.facts["run"] is None else " that the run did not read"
+    loss = arms.table.iloc[0]
+    return [
+        f"{printable(arms.facts['model']['id'])}: loss {estimate(loss['loss'], loss['loss_sem'], 4)} nats a token on "
+        f"{printable(data['spec'])}, {data['sequences']} sequences of {data['seq_len']} tokens{read}",
+        "",
+    ]
+
+
+def _closed(lines: list[str], arms: Arms, written: Iterable[Path]) -> str:
+    for sentence in arms.words:
+        lines += textwrap.wrap(printable(sentence), WIDTH, subsequent_indent="  ")
+    paths = list(written)
+    if paths:
+        names = ", ".join(path.name for path in paths)
+        lines += ["", *textwrap.wrap(f"written to {printable(str(paths[0].parent))}: {names}", WIDTH)]
+    return "\n".join([*lines, ""])
+
+
+def _control(table: pd.DataFrame, row: dict[str, Any]) -> dict[str, Any] | None:
+    found = table[table["arm"] == row["control"]]
+    return None if found.empty else dict(found.iloc[0])
+
+
+def _increase(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    return estimate(row["increase"], row["increase_sem"], 4, sign=True) + (" *" if row["knee"] is True else "")
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    draws = f" ({row['draws']} draws)" if row["draws"] > 1 else ""
+    return (
+        printable(f"{row['arm']}{draws}"),
+        fixed(row["size"], 1),
+        estimate(row["increase"], row["increase_sem"], 4, sign=True) + (" destroyed" if row["destroyed"] else ""),
+        estimate(row["versus_random"], row["versus_random_sem"], 4, sign=True, missing=""),
+        fixed(row["kl"], 4),
+        fixed(row["top1"], 3),
+        fixed(row["sink_rate_any"], 3),
+    )

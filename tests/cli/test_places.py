@@ -1,0 +1,79 @@
+"""Where a run goes without --out: beside what is there; --resume finds the unfinished scan of the same settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import SHORT
+from typer.testing import CliRunner
+
+from sinkscope.cli import app
+from sinkscope.cli.places import free_folder, run_folder
+from sinkscope.runs.folder import KEY, UNFINISHED
+
+ASKED = {"seed": 0, "data": ["prose"]}
+
+
+def left(folder: Path, asked: dict[str, Any], finished: bool = False) -> Path:
+    """A folder as a scan of these settings leaves it."""
+    inner = folder if finished else folder / UNFINISHED
+    inner.mkdir(parents=True, exist_ok=True)
+    request = {**asked, "more": 1} if finished else asked
+    (inner / ("manifest.json" if finished else KEY)).write_text(json.dumps({"request": request}))
+    return folder
+
+
+def test_a_folder_that_is_there_gets_a_number(tmp_path: Path) -> None:
+    base = tmp_path / "run"
+    assert free_folder(base) == base
+    base.mkdir()
+    assert free_folder(base) == base, "an empty folder is free"
+    left(base, ASKED, finished=True)
+    assert free_folder(base) == tmp_path / "run-2"
+    left(tmp_path / "run-2", ASKED)
+    assert run_folder(base, ASKED, resume=False, force=False) == tmp_path / "run-3"
+    assert run_folder(base, ASKED, resume=False, force=True) == base
+
+
+def test_resume_takes_the_unfinished_scan_of_the_same_settings(tmp_path: Path) -> None:
+    base, other = tmp_path / "run", {**ASKED, "seed": 1}
+    assert run_folder(base, ASKED, resume=True, force=False) == base, "nothing there: a new scan"
+    left(base, other)
+    assert run_folder(base, ASKED, resume=True, force=False) == base, "the scan says what differs"
+    left(tmp_path / "run-2", ASKED)
+    left(tmp_path / "run-3", other)
+    assert run_folder(base, ASKED, resume=True, force=False) == tmp_path / "run-2"
+    assert run_folder(base, other, resume=True, force=False) == tmp_path / "run-3"
+
+
+def test_resume_finds_the_finished_scan_of_the_same_settings(tmp_path: Path) -> None:
+    base = left(tmp_path / "run", ASKED, finished=True)
+    left(tmp_path / "run-2", {**ASKED, "seed": 1}, finished=True)
+    assert run_folder(base, ASKED, resume=True, force=False) == base
+    assert run_folder(base, {**ASKED, "seed": 2}, resume=True, force=False) == tmp_path / "run-3"
+
+
+def test_a_damaged_key_is_no_match(tmp_path: Path) -> None:
+    base = left(tmp_path / "run", ASKED)
+    (base / UNFINISHED / KEY).write_text("{")
+    left(tmp_path / "run-2", ASKED)
+    assert run_folder(base, ASKED, resume=True, force=False) == tmp_path / "run-2"
+
+
+@pytest.mark.slow
+def test_the_same_scan_twice_and_resumed(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def scan(*more: str) -> Any:
+        result = CliRunner().invoke(app, ["scan", str(tiny_folder), *SHORT, *more])
+        assert result.exit_code == 0, result.output
+        return result
+
+    assert "next: sinkscope report runs/tiny -o tiny.html" in scan().stdout
+    assert "runs/tiny is there already: this run goes to runs/tiny-2" in scan("--seed", "1").stderr
+    assert f"{tiny_folder}: already finished, in runs/tiny\n" in scan("--resume").stderr
+    assert "already finished, in runs/tiny-2" in scan("--resume", "--seed", "1").stderr
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["tiny", "tiny-2"]

@@ -1,0 +1,669 @@
+"""Arms against a plain implementation, what changes nothing, what is left behind, and the numbers of the table."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from by_hand import attention_by_hand, causal, levels, losses, setting_of
+from models import random_ids
+from tiers import slow_but
+from torch import Tensor
+from transformers import AttentionInterface
+from typer.testing import CliRunner, Result
+from watched import hooks
+
+import sinkscope
+from sinkscope.capture import calls
+from sinkscope.capture.kernels.attend import read
+from sinkscope.capture.masks import lazy
+from sinkscope.experiments.arms.arm import Arm, Pass, Setting
+from sinkscope.experiments.arms.calls import watched
+from sinkscope.experiments.arms.compared import Reference
+from sinkscope.experiments.arms.engine import measure, run
+from sinkscope.experiments.arms.experiment import expanded
+from sinkscope.experiments.arms.grammar import KINDS, read_arm
+from sinkscope.experiments.arms.kinds import massive
+from sinkscope.experiments.arms.kinds.keys import HiddenKeys
+from sinkscope.experiments.arms.measured import MEASURES, Measured
+from sinkscope.experiments.arms.positions import Positions
+from sinkscope.experiments.arms.sinks import SinkCount
+from sinkscope.experiments.arms.statistics import DESTROYED, table_of
+
+LENGTH = 40
+IDS = random_ids(2, LENGTH)
+FULL_LAYER = {"llama": {0, 1, 2}, "gpt2": {0, 1, 2}, "gemma3": {1}}
+"""The layers of the tiny models that have no window."""
+
+
+def measured_loss(setting: Setting, arm: Arm | str, draw: int = 0) -> Tensor:
+    """The losses under an arm, from one pass over all sequences."""
+    ready = (read_arm(arm) if isinstance(arm, str) else arm).ready(setting).prepared(setting)
+    one = Pass(setting, setting.ids, draw=draw, sinks=torch.zeros(setting.ids.shape, dtype=torch.bool))
+    logits = run(one, ready, SinkCount(setting.epsilon))
+    return Reference(logits, setting.ids).compare(logits)["loss"]
+
+
+def hidden(*columns: int) -> Any:
+    def change(layer: int, key: Tensor, value: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        allowed = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
+        for column in columns:
+            allowed[column + 1 :, column] = False
+        return key, value, seen & allowed
+
+    return change
+
+
+def window(size: int, sinks: int, layers: set[int] | None = None) -> Any:
+    def change(layer: int, key: Tensor, value: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if layers is not None and layer not in layers:
+            return key, value, seen
+        allowed = torch.zeros(LENGTH, LENGTH, dtype=torch.bool)
+        for query in range(LENGTH):
+            allowed[query, max(0, query - size + 1) : query + 1] = True
+            allowed[query, :sinks] = True
+        return key, value, seen & allowed
+
+    return change
+
+
+def no_value(layer: int, key: Tensor, value: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    value = value.clone()
+    value[:, :, :2] = 0
+    return key, value, seen
+
+
+def rounded(bits: int, first: int) -> Any:
+    kept = torch.zeros(2, LENGTH, dtype=torch.bool)
+    kept[:, :first] = True
+
+    def change(layer: int, key: Tensor, value: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return levels(key.double(), bits, 2, kept), levels(value.double(), bits, 3, kept), seen
+
+    return change
+
+
+def same(layer: int, key: Tensor, value: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return key, value, seen
+
+
+def without_heads(layer: int, out: Tensor) -> Tensor:
+    out = out.clone()
+    if layer == 1:
+        out[:, :, [0, 2]] = 0
+    return out
+
+
+# What each arm does, against attention over the whole matrix
+
+
+@pytest.mark.parametrize("family", slow_but(["llama", "gemma3", "gpt2"], "gemma3"))
+def test_the_loss_is_that_of_a_plain_implementation(family: str) -> None:
+    model = causal(family)
+    setting = setting_of(model, IDS)
+    full = FULL_LAYER[family]
+    plain: dict[str, tuple[Any, Any]] = {
+        "heads:1.0+1.2": (same, without_heads),
+        "keys:first1": (hidden(0), None),
+        "keys:middle4": (hidden(18, 19, 20, 21), None),
+        "keys:recent4": (hidden(36, 37, 38, 39), None),
+        "value:first2": (no_value, None),
+        "window:8+2": (window(8, 2), None),
+        "window:5+0/full": (window(5, 0, full), None),
+        "kv:3": (rounded(3, 0), None),
+        "kv:2+first3": (rounded(2, 3), None),
+    }
+    unablated = losses(model, IDS)
+    for name, (change, output) in plain.items():
+        with attention_by_hand(model, change, output):
+            expected = losses(model, IDS)
+        assert (expected - unablated).abs().min() > 1e-4, name
+        torch.testing.assert_close(measured_loss(setting, name), expected, rtol=0, atol=2e-6, msg=name)
+
+
+def on_rounded(original: Callable[[Tensor], Tensor], axes: tuple[int, ...], bits: int, first: int) -> Any:
+    """A linear module's forward on its input, rounded but for the first tokens."""
+
+    def forward(x: Tensor) -> Tensor:
+        rest = x[:, first:]
+        step = rest.abs().amax(axes, True) / (2 ** (bits - 1) - 1)
+        return original(torch.cat([x[:, :first], torch.round(rest / step) * step], 1))
+
+    return forward
+
+
+@pytest.mark.parametrize("family", slow_but(["llama", "gpt2"], "gpt2"))
+def test_rounded_activations_are_rounded_inputs_of_linear_modules(family: str) -> None:
+    model = causal(family)
+    setting = setting_of(model, IDS)
+    for name, axes, bits, first in (("acts:4/token", (2,), 4, 0), ("acts:5/tensor+first2", (1, 2), 5, 2)):
+        ours = measured_loss(setting, name)
+        with pytest.MonkeyPatch.context() as patch:
+            for module in model.base_model.modules():
+                if type(module).__name__ in ("Linear", "Conv1D"):
+                    patch.setattr(module, "forward", on_rounded(module.forward, axes, bits, first))
+            expected = losses(model, IDS)
+        torch.testing.assert_close(ours, expected, rtol=0, atol=2e-6, msg=name)
+
+
+@pytest.mark.parametrize("family", slow_but(["llama", "gpt2"], "gpt2"))
+def test_a_neuron_is_a_row_of_the_down_projection(family: str) -> None:
+    model, by_hand = causal(family), causal(family)
+    ours = measured_loss(setting_of(model, IDS), "neuron:1.7")
+    block = by_hand.base_model.layers[1] if family == "llama" else by_hand.base_model.h[1]
+    with torch.no_grad():
+        if family == "llama":
+            block.mlp.down_proj.weight[:, 7] = 0
+        else:
+            block.mlp.c_proj.weight[7] = 0
+    torch.testing.assert_close(ours, losses(by_hand, IDS))
+    assert (ours - losses(model, IDS)).abs().max() > 1e-5
+
+
+def massive_run(elements: dict[int, list[int]]) -> Any:
+    """What the arm asks of a run: channels, each with the layers in which it is massive."""
+    channels = [SimpleNamespace(channel=channel, layers=layers) for channel, layers in elements.items()]
+    return SimpleNamespace(
+        summary=SimpleNamespace(
+            streams={"text": SimpleNamespace(massive_activations=SimpleNamespace(channels=channels))}
+        )
+    )
+
+
+@pytest.fixture
+def loud(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A tiny Llama whose embedding has a large channel 5, in the scale that bounds of 3 and 10 call massive."""
+    monkeypatch.setattr(massive, "MASSIVE_ABS", 3.0)
+    monkeypatch.setattr(massive, "MASSIVE_RATIO", 10.0)
+    model = causal("llama")
+    with torch.no_grad():
+        model.base_model.embed_tokens.weight[:, 5] = torch.where(torch.arange(97) % 3 == 0, 40.0, 0.1).double()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("where", "positions"), [("", slice(None)), ("/first", slice(0, 1)), ("/others", slice(1, None))]
+)
+def test_massive_elements_are_replaced_where_the_block_begins(loud: Any, where: str, positions: slice) -> None:
+    ids = IDS.clone()
+    ids[:, 0] = 6  # a token with the large channel
+    setting = setting_of(loud, ids, massive_run({5: [0, 1, 2]}))
+    ours = measured_loss(setting, f"massive:zero{where}")
+    large = (ids % 3 == 0) & torch.zeros(2, LENGTH, dtype=torch.bool).index_fill(
+        1, torch.arange(LENGTH)[positions], True
+    )
+    handle = loud.base_model.layers[0].register_forward_pre_hook(
+        lambda module, args: (torch.where(large[..., None] & (torch.arange(64) == 5), 0.0, args[0]), *args[1:])
+    )
+    expected = losses(loud, ids)
+    handle.remove()
+    torch.testing.assert_close(ours, expected, rtol=0, atol=2e-6)
+    assert (ours - losses(loud, ids)).abs().min() > 1e-5
+
+
+def test_the_mean_of_massive_elements_is_that_of_the_other_sequences(loud: Any) -> None:
+    """Where all sequences are one, every element is replaced by its own value."""
+    ids = IDS[:1].clone()
+    ids[:, 0] = 6
+    twice = ids.expand(2, -1)
+    setting = setting_of(loud, twice, massive_run({5: [0]}))
+    assert (measured_loss(setting, "massive:mean/first") - losses(loud, twice)).abs().max() < 1e-6
+    means = massive.measured_means(setting, {"layers.0": [5]})["layers.0"]
+    count = int((ids[0, 1:] % 3 == 0).sum())
+    assert means[:, :, :, 0].tolist() == [[[40.0, 40.0 * count]] * 2, [[1.0, count]] * 2]
+
+
+def test_another_first_token_is_read_and_not_predicted(tiny_model: Any, tokenizer: Any) -> None:
+    setting = setting_of(tiny_model, random_ids(2, 20) + 3)
+    setting.checkpoint.tokenizer = tokenizer
+    (id,) = tokenizer("e", add_special_tokens=False)["input_ids"]
+    other = setting.ids.clone()
+    other[:, 0] = id
+    torch.testing.assert_close(measured_loss(setting, "first-token:e"), losses(tiny_model, other), rtol=1e-5, atol=1e-5)
+    with pytest.raises(sinkscope.SinkscopeError, match="the text is 2 tokens, and one token is replaced"):
+        read_arm("first-token:qz").ready(setting)
+
+
+@pytest.mark.slow
+def test_dynamic_heads_are_those_whose_score_crosses_the_quantile() -> None:
+    model = causal("llama").float()
+    read_by_run = sinkscope.scan(model, data=random_ids(6, LENGTH, seed=1), self_check=False)
+    setting = setting_of(model, random_ids(4, LENGTH), read_by_run)
+    arm: Any = read_arm("dynamic:bos_mass:25%").ready(setting).prepared(setting)
+    own = sinkscope.scan(model, data=setting.ids, self_check=False).sequences
+    scores = read_by_run.sequences[read_by_run.sequences["head"].notna()]["bos_mass"]
+    bound = np.quantile(scores, 0.75)
+    for site in setting.sites:
+        rows = own[(own["module"] == site.name) & own["head"].notna()].pivot(
+            index="sequence", columns="head", values="bos_mass"
+        )
+        assert (arm.chosen[site.name].numpy() == (rows >= bound).to_numpy()).all()
+    sizes = torch.cat(list(arm.chosen.values()), 1).sum(1)
+    assert 0 < sizes.sum() < sizes.numel() * 12
+    one = Pass(setting, setting.ids[2:], start=2)
+    with torch.no_grad(), arm.applied(one):
+        ours = model(setting.ids[2:]).logits
+    for row in range(2, 4):
+        chosen = {name: mask[row].nonzero().flatten().tolist() for name, mask in arm.chosen.items()}
+        from sinkscope.experiments.arms.zeroing import zeroed
+
+        with torch.no_grad(), zeroed(model.base_model, setting.sites, chosen):
+            alone = model(setting.ids[row : row + 1]).logits
+        torch.testing.assert_close(ours[row - 2 : row - 1], alone, rtol=1e-4, atol=1e-5)
+    control: Any = arm.control()
+    with control.applied(one):
+        assert one.size is not None
+        assert one.size.tolist() == sizes[2:].tolist()
+
+
+def test_hidden_keys_are_a_dense_mask_to_the_bit() -> None:
+    """As `ablate --tokens first` hid key 0 before there were arms: by a mask of all queries and keys."""
+
+    def without_first(call: calls.AttentionCall) -> calls.AttentionCall:
+        queries, keys = call.lengths
+        if call.mask is None:
+            mask = torch.ones(1, 1, queries, keys, dtype=torch.bool).tril()
+        else:
+            mask = call.mask.expand(-1, -1, queries, -1).clone()
+        mask[..., 1:, 0] = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
+        return replace(call, mask=mask)
+
+    from sinkscope.capture.interface import shadowed
+
+    for family in ("llama", "gemma3"):
+        model = causal(family).float()
+        setting = setting_of(model, IDS)
+        with torch.no_grad(), shadowed(model, lambda module, call: read(without_first(call))[0]):
+            dense = model(IDS, use_cache=False).logits
+        ours = run(Pass(setting, IDS), read_arm("keys:first1"), SinkCount(0.3))
+        assert torch.equal(ours, dense)
+
+
+# What changes nothing
+
+
+@pytest.mark.parametrize("family", slow_but(["llama", "gemma3", "gpt2"], "gemma3"))
+def test_no_key_a_wide_window_and_16_bits_change_nothing(family: str) -> None:
+    setting = setting_of(causal(family).float(), IDS)
+    nothing = [HiddenKeys(Positions("first", 0))]
+    named = [f"window:{LENGTH}+0", f"window:{LENGTH + 5}+3", "kv:16", "acts:16/tensor", "acts:16/token+first1"]
+    found = measure(setting, [*nothing, *map(read_arm, named)], 2, lambda *_: None)
+    for one in found[1:]:
+        assert (one.values["loss"] == found[0].values["loss"]).all(), one.name
+        assert (one.values["kl"] == 0).all(), one.name
+        assert (one.values["top1"] == 1).all(), one.name
+
+
+def test_large_masks_stay_strips(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No arm makes a mask of all queries and keys, and a mask in strips gives the same bits."""
+    setting = setting_of(causal("gemma3").float(), IDS)
+    names = ("window:8+2", "window:8+random2", "keys:first1", "keys:random3", "window:5+1/full")
+    dense = [measured_loss(setting, name) for name in names]
+    monkeypatch.setattr(lazy, "LARGE", 1)
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("a whole mask was made")
+
+    monkeypatch.setattr(lazy._Source, "materialise", refuse)
+    for name, expected in zip(names, dense, strict=True):
+        assert torch.equal(measured_loss(setting, name), expected), name
+
+
+# What stays behind
+
+
+EVERY_KIND = (
+    "heads:1.0", "heads:random3", "value:first1", "keys:first1", "keys:random2", "window:8+2", "kv:3+first1",
+    "acts:4/tensor", "first-token:random", "neuron:1.7", "massive:zero", "massive:random",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EVERY_KIND)
+def test_an_arm_is_taken_off_also_after_an_exception(name: str, loud: Any) -> None:
+    setting = setting_of(loud, IDS, massive_run({5: [0]}))
+    arm = read_arm(name).ready(setting).prepared(setting)
+    weights = {key: value.clone() for key, value in loud.state_dict().items()}
+    functions = dict(AttentionInterface._global_mapping)
+    before, count, one = losses(loud, IDS), hooks(loud), Pass(setting, IDS)
+    with pytest.raises(RuntimeError, match="stop"), watched(one, SinkCount(0.3)), arm.applied(one):
+        raise RuntimeError("stop")
+    assert hooks(loud) == count
+    assert one.changes == []
+    assert one.ids is IDS
+    assert AttentionInterface._global_mapping == functions
+    assert all(torch.equal(value, weights[key]) for key, value in loud.state_dict().items())
+    assert torch.equal(losses(loud, IDS), before)
+
+
+def test_a_random_arm_is_the_same_in_any_batch() -> None:
+    setting = setting_of(causal("llama"), random_ids(3, 20))
+    sinks = torch.zeros(3, 20, dtype=torch.bool)
+    sinks[2, :4] = True
+    for positions in (Positions("random", 5), Positions("random-sinks")):
+        whole = positions.mask(Pass(setting, setting.ids, 0, 1, sinks))
+        last = positions.mask(Pass(setting, setting.ids[2:], 2, 1, sinks[2:]))
+        assert torch.equal(whole[2:], last)
+        assert not whole[:, 0].any()
+        assert whole.sum(1).tolist() == ([5, 5, 5] if positions.count else [0, 0, 4])
+        assert not torch.equal(whole, positions.mask(Pass(setting, setting.ids, 0, 2, sinks)))
+
+
+# The numbers
+
+
+def test_the_numbers_of_two_distributions() -> None:
+    torch.manual_seed(0)
+    first, second, ids = torch.randn(2, 9, 30), torch.randn(2, 9, 30), torch.randint(0, 30, (2, 9))
+    found = Reference(first, ids).compare(second)
+    p, q = first.double().softmax(-1), second.double().softmax(-1)
+    kl = (p * (p / q).log()).sum(-1)
+    expected = {
+        "loss": -q[:, :-1].gather(-1, ids[:, 1:, None]).log().mean((1, 2)),
+        "kl": kl[:, :-1].mean(1),
+        "kl_last": kl[:, -1],
+        "top1": (p.argmax(-1) == q.argmax(-1))[:, :-1].double().mean(1),
+        "top5": torch.tensor([
+            np.mean([len({*a.topk(5).indices.tolist()} & {*b.topk(5).indices.tolist()}) / 5
+                     for a, b in zip(p[row, :-1], q[row, :-1], strict=True)])
+            for row in range(2)
+        ]),
+    }  # fmt: skip
+    for name, values in expected.items():
+        torch.testing.assert_close(found[name], values.double(), rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.slow
+def test_sink_rates_are_those_of_a_scan() -> None:
+    model, ids = causal("llama").float(), random_ids(5, 70)
+    scanned = sinkscope.scan(model, data=ids, self_check=False, epsilon=0.1)
+    setting = replace(setting_of(model, ids), epsilon=0.1)
+    (own,) = measure(setting, [], 2, lambda *_: None)
+    rates = {name: own.values[name].mean() for name in ("sink_rate_first", "sink_rate_any")}
+    assert 0 < rates["sink_rate_first"] < 1
+    assert rates["sink_rate_first"] == pytest.approx(scanned.heads["sink_rate"].mean())
+    rows = scanned.sequences[scanned.sequences["head"].notna()]
+    assert rates["sink_rate_any"] == pytest.approx((rows["sinks_per_sequence"] > 0).mean())
+
+
+def made(
+    name: str, shift: Any, family: str | None = None, kept: int | None = None, draw: int | None = None
+) -> Measured:
+    base = np.linspace(2.0, 3.0, 8)
+    values = {measure: np.zeros(8) for measure in MEASURES} | {"loss": base + shift}
+    return Measured(name, family, kept, draw, values)
+
+
+def test_the_knee_is_the_least_number_within_an_error_of_the_best() -> None:
+    noise = np.array([1, -1] * 4) * 0.1
+    error = 0.1 / math.sqrt(7)
+    shifts = {0: 2.0, 1: 0.5 + 1.1 * error, 2: 0.5 + 0.9 * error, 4: 0.5, 8: 0.6}
+    rows = [made("unablated", 0.0), *(made(f"w+{n}", shift + noise, "w", n) for n, shift in shifts.items())]
+    table = table_of([*rows, made("alone", 1.0, "v", 1)], {}).set_index("arm")
+    assert table.loc["w+4", "increase_sem"] == pytest.approx(error)
+    assert table["knee"].fillna(False).to_dict() == {name: name == "w+2" for name in table.index}
+    assert table["knee"].isna().sum() == 2
+
+
+def test_what_sinks_cost_and_what_is_destroyed() -> None:
+    gap = np.linspace(0.1, 0.5, 8)
+    rows = [made("unablated", 0.0), made("acts:8/tensor", DESTROYED + 0.01), made("acts:8/tensor+sinks", 2.0 - gap)]
+    table = table_of([*rows, *(made("r", 0.3 * draw, draw=draw) for draw in range(3))], {"acts:8/tensor+sinks": "r"})
+    row, kept = table.iloc[1], table.iloc[2]
+    assert row["d_sink"] == pytest.approx(DESTROYED + 0.01 - 2.0 + gap.mean())
+    assert row["d_sink_sem"] == pytest.approx(gap.std(ddof=1) / math.sqrt(8))
+    assert row["d_sink_low"] < row["d_sink"] < row["d_sink_high"]
+    assert (bool(row["destroyed"]), bool(kept["destroyed"])) == (True, False)
+    assert kept["versus_random"] == pytest.approx(2.0 - gap.mean() - 0.3)
+    assert table.iloc[3]["draws"] == 3
+    assert table.iloc[3]["increase"] == pytest.approx(0.3)
+
+
+# The grammar
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "heads:honor:low5%", "heads:3.1+4.0", "heads:random7", "dynamic:bos_mass:high2.5%", "value:first1",
+        "keys:sinks", "keys:recent4", "window:256+4", "window:256+0/full", "window:8+random2/full", "kv:4",
+        "kv:4+first1", "kv:2+sinks", "acts:8/tensor", "acts:4/token+random3", "massive:zero", "massive:mean/first",
+        "first-token:<pad>", "first-token:random", "neuron:2.31", "neuron:2.random",
+    ],
+)  # fmt: skip
+def test_an_arm_is_named_as_it_is_written(text: str) -> None:
+    assert read_arm(text).name == text
+    assert read_arm(text) == read_arm(text)
+
+
+def test_short_forms() -> None:
+    assert read_arm("heads:honor:5%").name == "heads:honor:low5%"
+    assert read_arm("heads:honor:high:5%").name == "heads:honor:high5%"
+    assert read_arm("value:first").name == "value:first1"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("head:3.1", "no such kind of arm; one of "), ("", "no such kind of arm"), ("heads:3", "names no heads"),
+        ("heads:honor:0%", "names no heads"), ("heads:honor:500%", "names no heads"),
+        ("heads:qk_cos_first:5%", "which end is dormant"), ("keys:last4", "names no positions; write keys:POSITIONS"),
+        ("keys:first0", "from 1 to"), ("window:0+4", "the window '0' is no whole number from 1"),
+        ("window:256", "is no window"), ("window:8+random0", "from 1 to"), ("kv:0", "BITS '0'"),
+        ("kv:17", "from 1 to 16"),
+        ("kv:4+all", "names no positions"), ("acts:1/tensor", "from 2 to 16"), ("acts:8", "rounds nothing"),
+        ("massive:one", "replaces nothing"), ("first-token:", "no token is named"), ("neuron:1", "names no neuron"),
+        ("first-token:\udcff", "no token is named"),
+        ("window:99999999999999999999+4", "is no whole number"), ("keys:first²", "names no positions"),
+    ],
+)  # fmt: skip
+def test_what_the_grammar_refuses(text: str, error: str) -> None:
+    with pytest.raises(sinkscope.SinkscopeError) as refused:
+        read_arm(text)
+    assert error in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "error"),
+    [
+        ("mistral", "window:8+1/full", "the model has no full layer"),
+        ("llama", "massive:zero", "give --run"), ("llama", "heads:honor:25%", "give --run"),
+        ("llama", "dynamic:honor:25%", "give --run"), ("llama", "heads:1.4", "no head 4 in layer 1"),
+        ("llama", "heads:random13", "only 12 heads"), ("llama", "neuron:3.1", "no layer 3"),
+        ("llama", "neuron:1.96", "only 96 neurons"), ("llama", "keys:first41", "only 40 such positions"),
+        ("llama", "keys:random40", "only 39 such positions"), ("llama", "first-token:e", "has no tokenizer"),
+        ("gpt_oss", "acts:8/tensor", "multiplies by a matrix that is no linear module's"),
+        ("gpt_oss", "neuron:1.1", "0 projections from neurons"),
+    ],
+)  # fmt: skip
+def test_an_arm_that_cannot_apply_is_refused_before_anything_runs(family: str, text: str, error: str) -> None:
+    setting = setting_of(causal(family).float(), IDS)
+    with pytest.raises(sinkscope.SinkscopeError) as refused:
+        expanded([read_arm(text)], setting)
+    assert error in str(refused.value)
+
+
+def test_every_kind_is_told_of_in_the_help() -> None:
+    from sinkscope.cli import app
+
+    text = " ".join(CliRunner().invoke(app, ["arms", "--help"]).stdout.split())
+    for kind in KINDS.values():
+        assert kind.what
+        assert kind.source
+        for form in kind.grammar.split(" with ")[0].split(": ")[0].replace(" or ", ", ").split(", "):
+            assert form.split(" with ")[0] in text, (kind.name, form)
+
+
+# Arms from outside the package
+
+
+@dataclass(frozen=True)
+class ScaledValues(Arm):
+    """All values times a factor."""
+
+    factor: float
+
+    @property
+    def name(self) -> str:
+        return f"scaled:{self.factor:g}"
+
+    @contextmanager
+    def applied(self, one: Pass) -> Iterator[None]:
+        with one.changed(lambda site, call: replace(call, value=self.factor * call.value)):
+            yield
+
+
+def test_an_arm_of_one_s_own(tiny_model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an object, and by a name of the grammar."""
+    monkeypatch.setattr("sinkscope.experiments.arms.grammar.KINDS", dict(KINDS))
+
+    @sinkscope.arm_kind("scaled", "scaled:FACTOR", "this test")
+    def read_scaled(rest: str) -> Arm:
+        """All values times a factor."""
+        return ScaledValues(float(rest))
+
+    with pytest.raises(sinkscope.SinkscopeError, match="is declared already"):
+        sinkscope.arm_kind("scaled", "scaled:FACTOR", "this test")(read_scaled)
+    options: dict[str, Any] = {"tokenizer": tokenizer, "num_sequences": 2, "seq_len": 24, "draws": 2}
+    result = sinkscope.arms(tiny_model, [ScaledValues(1.0), "scaled:0.5"], **options)
+    rows = result.table.set_index("arm")
+    assert rows.loc["scaled:1", "increase"] == 0
+    assert rows.loc["scaled:0.5", "increase"] != 0
+
+
+# The experiment and the commands
+
+
+ARMS = ["keys:first1", "kv:2+first1", "window:8+2"]
+SMALL: dict[str, Any] = {"num_sequences": 4, "seq_len": 24, "draws": 2}
+
+
+def test_an_interrupted_measurement_goes_on(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sinkscope.experiments.arms.engine.batch_size", lambda model, length: 1)
+    options = SMALL | {"shards": tmp_path / "a", "resume": True}
+    whole = sinkscope.arms(str(tiny_folder), ARMS, **SMALL)
+
+    def stop(stage: str, done: int, total: int) -> None:
+        if done > total // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sinkscope.arms(str(tiny_folder), ARMS, progress=stop, **options)
+    kept = sorted(path.name for path in (tmp_path / "a" / "shards").iterdir())
+    assert kept == ["00000000.json", "00000001.json", "key.json"]
+    with pytest.raises(sinkscope.SinkscopeError, match="unfinished measurement with another arms"):
+        sinkscope.arms(str(tiny_folder), ARMS[:1], **options)
+    with pytest.raises(sinkscope.SinkscopeError, match="unfinished measurement with another data"):
+        sinkscope.arms(str(tiny_folder), ARMS, seed=1, **options)
+    damaged = tmp_path / "a" / "shards" / "00000001.json"
+    damaged.write_text(damaged.read_text().replace("0.", "1.", 1))
+    seen: list[int] = []
+    result = sinkscope.arms(str(tiny_folder), ARMS, progress=lambda stage, done, total: seen.append(done), **options)
+    jobs = 1 + 3 + 2 * 3
+    assert sum(0 < done <= jobs for done in seen) == 1, "the first batch was taken, not measured"
+    assert sum(jobs < done <= 2 * jobs for done in seen) > jobs, "the damaged one was measured again"
+    pd.testing.assert_frame_equal(result.sequences, whole.sequences, check_exact=True)
+    result.save(tmp_path / "a", resume=True)
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {"arms.csv", "arm_sequences.csv", "arms.json"}
+
+
+def test_nothing_is_left_of_a_measurement_that_failed_at_once(tiny_folder: Path, tmp_path: Path) -> None:
+    def stop(stage: str, done: int, total: int) -> None:
+        if total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sinkscope.arms(str(tiny_folder), ARMS, progress=stop, shards=tmp_path / "a", **SMALL)
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.fixture
+def cli(tmp_path: Path, tiny_folder: Path) -> Callable[..., Result]:
+    def invoke(command: str, *args: object, model: object = tiny_folder) -> Result:
+        from sinkscope.cli import app
+
+        words = [command, str(model), "--num-sequences", "3", "--seq-len", "24", "--draws", "2"]
+        words += ["--out", str(tmp_path / command), *map(str, args)]
+        return CliRunner().invoke(app, words)
+
+    return invoke
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "shown"),
+    [
+        pytest.param(
+            "arms",
+            ["--arm", "keys:first1", "--arm", "first-token:<pad>"],
+            ["keys:random1 (2 draws)", "first-token:<pad>"],
+            marks=pytest.mark.slow,
+        ),
+        ("evict", ["--window", "4", "--sinks", "0,2"], ["window:4/full", "  random", "2 sinks", " *"]),
+        pytest.param(
+            "quant",
+            ["--bits", "3", "--kept", "0,1", "--acts", "8"],
+            ["kv:3", "acts:8/token+sinks", "saves"],
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_command_writes_its_folder(
+    command: str, words: list[str], shown: list[str], cli: Callable[..., Result], tmp_path: Path
+) -> None:
+    from sinkscope.runs.schema.arms_tables import ARMS_TABLES
+
+    done = cli(command, *words)
+    assert done.exit_code == 0, done.stderr
+    folder = tmp_path / command
+    files = {"arms.csv", "arm_sequences.csv", "arms.json", "arms.png", "arms.svg"}
+    assert {path.name for path in folder.iterdir()} == files
+    assert all(part in done.stdout for part in shown), done.stdout
+    for name in ARMS_TABLES:
+        table = pd.read_csv(folder / f"{name}.csv")
+        assert list(table.columns) == [column.name for column in ARMS_TABLES[name].columns()]
+    saved = json.loads((folder / "arms.json").read_text())
+    assert saved["table"][0]["arm"] == "unablated"
+    assert saved["in_words"]
+    assert "holds a finished measurement of arms: pass --force" in cli(command, *words).stderr
+    first = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".json"}
+    assert json.loads(cli(command, *words, "--force", "--json").stdout)["table"] == saved["table"]
+    assert {name: (folder / name).read_bytes() for name in first} == first
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "error"),
+    [
+        ("arms", ["--arm", "nonesuch"], "no such kind of arm"),
+        ("arms", ["--arm", "massive:zero"], "give --run"),
+        ("arms", ["--arm", "keys:first99"], "only 24 such positions"),
+        ("evict", ["--window", "x"], "whole numbers from 1 on"),
+        ("evict", ["--layers", "some"], "one of full, all"),
+        ("quant", ["--bits", "32"], "from 1 to 16"),
+        ("quant", ["--draws", "1"], "at least 2 random choices"),
+    ],
+)
+def test_bad_input_is_one_line(
+    command: str, words: list[str], error: str, cli: Callable[..., Result], tmp_path: Path
+) -> None:
+    done = cli(command, *words)
+    assert done.exit_code == 2, done
+    assert done.stdout == ""
+    assert error in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert not (tmp_path / command).exists()
+
+
+def test_a_model_that_does_not_predict_the_next_token(cli: Callable[..., Result]) -> None:
+    done = cli("evict", model="example:trigger-softmax")
+    assert done.exit_code == 2
+    assert "is not a causal language model" in done.stderr

@@ -1,0 +1,51 @@
+"""What the arms show of Gemma-3-270M."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from real import prose
+from scipy import stats
+
+import sinkscope
+from sinkscope.checkpoints import LoadOptions, open_checkpoint
+from sinkscope.experiments.arms.arm import Pass, Setting
+from sinkscope.experiments.arms.engine import run
+from sinkscope.experiments.arms.grammar import read_arm
+from sinkscope.experiments.arms.loss import next_token_losses
+from sinkscope.experiments.arms.opening import planned
+from sinkscope.experiments.arms.sinks import SinkCount
+
+GEMMA = "example:gemma-3-270m"
+pytestmark = [pytest.mark.slow, pytest.mark.real]
+
+
+def test_gemma_massive_activations_are_a_bias_and_rounding_hurts_most_at_the_sink() -> None:
+    """On so little text the rounded losses lie within their errors; the divergence of predictions shows the sinks."""
+    read = sinkscope.scan(GEMMA, seq_len=64, num_sequences=4, self_check=False)
+    names = ["massive:zero/first", "massive:mean/first", "acts:8/tensor", "kv:4", "kv:4+first1"]
+    rows: Any = sinkscope.arms(GEMMA, names, run=read, num_sequences=6, draws=2).table.set_index("arm")
+    increase = rows["increase"]
+    assert increase["massive:mean/first"] < increase["massive:zero/first"] / 10
+    assert rows["kl"]["acts:8/tensor+sinks"] < 0.7 * rows["kl"]["acts:8/tensor"]
+    assert rows["kl"]["kv:4+first1"] < 0.8 * rows["kl"]["kv:4"]
+
+
+def test_gemma_needs_a_sink_beside_its_window() -> None:
+    """A window of 256 of 1024 keys in the full layers: without the first key it costs more."""
+    checkpoint = open_checkpoint(GEMMA, LoadOptions(head=True))
+    base, found = planned(checkpoint)
+    setting = Setting(checkpoint, base, found, prose(checkpoint, 1024, 4), None, 0, 0.3)
+    found_losses = {}
+    for name in ("window:256+0/full", "window:256+1/full"):
+        arm = read_arm(name).ready(setting)
+        parts = []
+        for row in range(len(setting.ids)):
+            ids = setting.ids[row : row + 1]
+            parts.append(next_token_losses(run(Pass(setting, ids, row), arm, SinkCount(0.3)), ids))
+        found_losses[name] = torch.cat(parts).numpy()
+    none, one = found_losses.values()
+    assert none.mean() > one.mean()
+    assert stats.ttest_rel(none, one).pvalue < 0.01

@@ -1,0 +1,141 @@
+"""The modules table: every column against plain hooks, planted outliers, closed forms and what is left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import Scan
+from models import random_ids, tiny
+from tiers import slow_but
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+from watched import hooks
+
+import sinkscope
+from sinkscope.engine.measures import refuse_spread
+from sinkscope.engine.measures.modules import Modules
+from sinkscope.errors import SinkscopeError
+from sinkscope.metrics.modules import INPUT_COLUMNS
+
+
+def modules(model: Any, data: Any, **options: Any) -> Any:
+    run = sinkscope.scan(model, data=data, measure="modules", self_check=False, **options)
+    return run.measured["modules"].set_index("module")
+
+
+def naive(x: np.ndarray) -> dict[str, float]:
+    """Every column of one input [token, feature] by really rounding it."""
+    size = np.abs(x)
+
+    def rounded(scale: Any) -> np.ndarray:
+        return (np.round(x / scale) == 0) & (x != 0)
+
+    tensor, token = rounded(size.max() / 127), rounded(size.max(1, keepdims=True) / 127)
+    return {
+        "row_dispersion": size.max() / np.median(size.max(1)),
+        "column_dispersion": size.max() / np.median(size.max(0)),
+        "underflow_tensor": tensor.sum() / (x != 0).sum(),
+        "underflow_token": token.sum() / (x != 0).sum(),
+        "annihilated": np.mean([tensor[t].sum() > 0.9 * (x[t] != 0).sum() for t in range(len(x))]),
+        "amax_first": size[0].max(),
+        "amax_other": size[1:].max(),
+    }
+
+
+def inputs(model: Any, ids: torch.Tensor) -> dict[str, np.ndarray]:
+    """The input of every linear module for one sequence, float64 [token, feature]."""
+    seen: dict[str, np.ndarray] = {}
+    handles = [
+        module.register_forward_pre_hook(
+            lambda m, args, name=name: seen.__setitem__(name, args[0].double().reshape(ids.shape[1], -1).numpy())
+        )
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D)
+    ]
+    with torch.no_grad():
+        model(input_ids=ids)
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+def loud(family: str) -> Any:
+    """A model whose token 5 has one large entry in its embedding."""
+    model = tiny(family)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[5, 3] = 200.0
+    return model
+
+
+@pytest.mark.parametrize("family", slow_but(["llama", "gpt2", "gemma3", "gpt_neox"], "gpt2"))
+def test_every_column_against_plain_hooks(family: str) -> None:
+    """Conv1D among the modules."""
+    model, ids = loud(family), random_ids(3, 18)
+    ids[ids == 5] = 6
+    ids[:, 4] = 5
+    found = modules(model, ids, batch_size=2)
+    each = [inputs(model, one[None]) for one in ids]
+    assert set(found.index) == set(each[0])
+    for name in each[0]:
+        expected = [naive(seen[name]) for seen in each]
+        for column in INPUT_COLUMNS:
+            values = [one[column] for one in expected]
+            slack = 2e-3 if column in ("underflow_tensor", "underflow_token") else 1e-9  # one entry on the edge
+            assert found.loc[name, column] == pytest.approx(np.mean(values), rel=1e-4, abs=slack), (name, column)
+            error = np.std(values, ddof=1) / 3**0.5
+            assert found.loc[name, f"{column}_sem"] == pytest.approx(error, rel=2e-2, abs=slack), (name, column)
+    assert (found["underflow_token"] <= found["underflow_tensor"]).all()
+    assert hooks(model) == 0
+
+
+def test_a_planted_outlier_is_found(scan_cli: Scan, tiny_folder: Any) -> None:
+    """GPT-2 without norms' help: its first MLP's output reads the outlier at position 4."""
+    model, ids = tiny("gpt2"), random_ids(3, 18)
+    ids[ids == 5] = 6
+    ids[:, 4] = 5
+    with torch.no_grad():
+        model.wte.weight[5] = 50 * torch.randn(48, generator=torch.Generator().manual_seed(1))
+        model.h[0].ln_2 = nn.Identity().eval()
+    found = modules(model, ids).loc["h.0.mlp.c_fc"]
+    assert found["amax_position"] == 4
+    assert found["amax_other"] > 20 * found["amax_first"]
+    assert found["underflow_tensor"] > 2 * found["underflow_token"]
+    outcome = scan_cli(tiny_folder, "--measure", "modules", "--no-self-check", "--quiet")
+    assert outcome.code == 0, outcome.stderr
+    table = sinkscope.load_run(outcome.folder).measured["modules"]
+    assert table["amax_token"].notna().all()
+    assert table["stream"].eq("text").all()
+    assert len(table) == 2 * 7
+
+
+def test_closed_forms() -> None:
+    """One entry of 254 s among entries of s: exactly these sit on the edge and round to the even 0."""
+    sizes = torch.ones(1, 5, 10, dtype=torch.float64)
+    sizes[0, 2, 3] = 254.0
+    sizes[0, 4, 0] = 0.0
+    found = {name: float(column.compute(sizes)) for name, column in INPUT_COLUMNS.items()}
+    assert found == pytest.approx({
+        "row_dispersion": 254, "column_dispersion": 254, "underflow_tensor": 48 / 49, "underflow_token": 9 / 49,
+        "annihilated": 0.8, "amax_first": 1, "amax_other": 254,
+    })  # fmt: skip
+    quiet = {name: float(column.compute(torch.zeros(1, 2, 3))) for name, column in INPUT_COLUMNS.items()}
+    assert {name for name, value in quiet.items() if value == value} == {"amax_first", "amax_other"}
+
+
+def test_padding_changes_nothing() -> None:
+    model, ids = loud("llama"), random_ids(2, 20)
+    mask = torch.ones_like(ids)
+    mask[0, :6] = 0
+    padded = modules(model, {"input_ids": ids, "attention_mask": mask})
+    halves = [modules(model, ids[:1, 6:]), modules(model, ids[1:])]
+    for name in INPUT_COLUMNS:
+        expected = (halves[0][name] + halves[1][name]) / 2
+        assert padded[name].to_numpy() == pytest.approx(expected.to_numpy(), rel=1e-3, abs=2e-3)
+
+
+def test_spread_features_are_refused() -> None:
+    with pytest.raises(SinkscopeError, match="--tp with --measure modules"):
+        refuse_spread([Modules])

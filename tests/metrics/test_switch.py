@@ -1,0 +1,203 @@
+"""Is a sink a switch? Every column against whole maps in float64, closed forms, and what is missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from exact import assert_close, table
+from models import random_ids, tiny
+from switch_reference import measure_switch
+from tiers import slow_but
+
+import sinkscope
+from sinkscope.capture.kernels.sums import AttentionSums
+from sinkscope.capture.view import Kind, LayerView, Site
+from sinkscope.metrics import METRICS, switch
+from sinkscope.runs.run import Run, load_run
+
+HEADS = list(METRICS["switch"])
+LAYERS = [name for name, metric in METRICS["layers"].items() if metric.measure == "switch"]
+FAMILIES = ("llama", "gpt2", "bert", "gemma3", "gpt_oss")
+
+
+def measured(model: Any, ids: torch.Tensor, **options: Any) -> Run:
+    return sinkscope.scan(model, data=ids, self_check=False, measure="switch", **options)
+
+
+def compare(run: Run, model: Any, ids: torch.Tensor, relative: float, absolute: float) -> None:
+    heads, layers, cosines = measure_switch(model, ids)
+    assert set(heads) == set(HEADS)
+    assert set(layers) == set(LAYERS)
+    ours = table(run, HEADS, heads=True)
+    for name, values in heads.items():
+        assert_close(ours[name], values, name, relative, absolute)
+    ours = table(run, LAYERS, heads=False)
+    for name, values in layers.items():
+        assert_close(ours[name], values, name, relative, absolute)
+    shown = run.measured["alignment"]
+    for name, values in cosines.items():
+        assert_close(shown[name].to_numpy(), values.mean(0).ravel(), name, relative, absolute)
+        error = values.std(0, ddof=1).ravel() / np.sqrt(len(values))
+        assert_close(shown[f"{name}_sem"].to_numpy(), error, f"{name}_sem", 1e-3, 1e-4)
+
+
+@pytest.mark.parametrize("family", slow_but(FAMILIES[:-1], "llama"))  # gpt_oss runs in 32 bits or fewer only
+def test_every_column_in_float64(family: str) -> None:
+    model, ids = tiny(family).double(), random_ids(3, 24)
+    compare(measured(model, ids, batch_size=2), model, ids, 1e-6, 1e-6)
+
+
+@pytest.mark.parametrize("family", slow_but(FAMILIES, "gemma3"))
+def test_every_column_in_float32(family: str) -> None:
+    model, ids = tiny(family), random_ids(3, 24)
+    compare(measured(model, ids), model, ids, 1e-4, 1e-5)
+
+
+def test_padding_and_batches_change_nothing() -> None:
+    model, ids = tiny("llama"), random_ids(3, 24)
+    mask = torch.ones_like(ids)
+    mask[1, 20:] = 0
+    run = measured(model, {"input_ids": ids, "attention_mask": mask})  # type: ignore[arg-type]
+    alone = measured(model, ids[1:2, :20])
+    for names, heads in ((HEADS, True), (LAYERS, False)):
+        ours, expected = table(run, names, heads=heads), table(alone, names, heads=heads)
+        for name in names:
+            assert_close(ours[name][1], expected[name][0], name, 1e-4, 1e-5)
+    assert set(run.measured["alignment"]["position"]) == set(range(24))
+
+
+# Closed forms: views made by hand, one sequence, T queries.
+
+
+def view(probs: torch.Tensor, values: torch.Tensor, slices: torch.Tensor, **more: Any) -> LayerView:
+    """A view of heads with these maps [H, T, T], values [H, T, dv] and slices W_O^h [H, D, dv]."""
+    heads, length = probs.shape[:2]
+    rows = torch.arange(length)
+    first, shape = probs[None, :, :, 0], (1, heads, length)
+    output = (probs @ values).transpose(0, 1)[None]
+    sums = AttentionSums(
+        first=first, diagonal=probs[None, :, rows, rows], previous=None, entropy=torch.zeros(shape),
+        margin=(first / (1 - first)).log(), learned_sink=torch.zeros(shape), first_is_largest=torch.zeros(shape).bool(),
+        logit_gap=torch.zeros(shape), columns=probs.sum(1)[None], early_columns=None,
+        visible=(rows + 1)[None, None], sees_first=torch.ones(1, 1, length).bool(), causal=True,
+    )  # fmt: skip
+    site = Site("text", 0, "m", 0, Kind("full"), heads, heads, 4, 4, True, "b", "p")
+    written = torch.einsum("bthv,hdv->btd", output, slices)
+    return LayerView(
+        site, 0.3, sums, output, raw_value=values[None], raw_projected=output, raw_written=written, factors=slices,
+        layer_heads=heads, **more,
+    )  # fmt: skip
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def test_a_head_that_attends_to_itself_is_an_mlp() -> None:
+    seen = view(torch.eye(6, dtype=torch.float64)[None], drawn(1, 6, 4), drawn(1, 5, 4))
+    assert float(switch.from_self(seen)) == pytest.approx(1)
+    assert float(switch.communication(seen)) == pytest.approx(0, abs=1e-24)
+    assert float(switch.from_sink(seen)) == 0
+
+
+def test_a_head_that_attends_to_a_first_token_without_value_is_off() -> None:
+    maps, values = torch.zeros(1, 6, 6, dtype=torch.float64), drawn(1, 6, 4)
+    maps[..., 0], values[:, 0] = 1, 0
+    seen = view(maps, values, drawn(1, 5, 4))
+    assert float(switch.off_rate(seen)) == float(switch.sink_rows(seen)) == 1
+    assert switch.switch_phi(seen).isnan().all(), "neither ever varies"
+    assert switch.communication(seen).isnan().all(), "a share of nothing"
+    assert float(switch.open_q90(seen)) == 0
+
+
+def test_a_head_that_copies_the_first_token_everywhere_writes_a_constant() -> None:
+    maps = torch.zeros(1, 6, 6, dtype=torch.float64)
+    maps[..., 0] = 1
+    seen = view(maps, drawn(1, 6, 4), drawn(1, 5, 4))
+    for column in (switch.constant_share, switch.from_sink, switch.sunk_not_off):
+        assert float(column(seen)) == pytest.approx(1)
+
+
+def test_opposite_heads_cancel_and_equal_ones_add_up() -> None:
+    maps = torch.tril(torch.ones(2, 6, 6, dtype=torch.float64))
+    maps /= maps.sum(-1, keepdim=True)
+    values, slices = drawn(1, 6, 4).expand(2, -1, -1), drawn(1, 5, 4)
+    assert float(switch.compensation(view(maps, values, torch.cat([slices, -slices])))) == pytest.approx(0, abs=1e-12)
+    same = view(maps, values, torch.cat([slices, slices]))
+    assert float(switch.compensation(same)) == pytest.approx(1)
+    assert float(switch.compensation_unrelated(same)) == pytest.approx(2**-0.5)
+
+
+def test_a_bias_of_the_first_key_is_a_pure_key_bias() -> None:
+    """All logits are 0 but those of key 0. The margin falls with log i all the same; key_bias does not."""
+    maps = torch.tril(torch.ones(1, 9, 9, dtype=torch.float64))
+    maps[..., 0] = torch.e**2
+    maps /= maps.sum(-1, keepdim=True)
+    seen = view(maps, drawn(1, 9, 4), drawn(1, 5, 4))
+    assert float(switch.key_bias(seen)) == pytest.approx(0, abs=1e-12)
+    assert float(seen.attention.margin[0, 0, 1:].std()) > 0.5
+
+
+def test_rows_of_a_score_beyond_one_and_values_of_zero_are_missing_not_zero() -> None:
+    seen = view(torch.eye(4, dtype=torch.float64)[None], torch.zeros(1, 4, 4, dtype=torch.float64), drawn(1, 5, 4))
+    for name, metric in METRICS["switch"].items():
+        if name not in ("sink_rows", "key_bias"):
+            assert metric.compute(seen).isnan().all(), name
+
+
+# The trigger models: what the papers say of them.
+
+
+@pytest.fixture(scope="module")
+def trigger_runs() -> dict[str, Run]:
+    return {
+        name: sinkscope.scan(f"example:trigger-{name}", num_sequences=40, measure="switch", self_check=False)
+        for name in ("softmax", "relu")
+    }
+
+
+def test_the_softmax_sink_of_the_trigger_task_is_a_switch(trigger_runs: dict[str, Run]) -> None:
+    """In every row without a trigger the head has a sink and is off; at the trigger it is on."""
+    run = trigger_runs["softmax"]
+    [head] = run.measured["switch"].to_dict("records")
+    assert head["sink_rows"] == head["off_rate"] == pytest.approx(14 / 15)
+    assert head["switch_phi"] == pytest.approx(1)
+    assert head["off_when_sunk"] == 1
+    assert head["off_not_sunk"] == head["sunk_not_off"] == 0
+    tokens = run.measured["switch_tokens"].set_index("token")
+    assert tokens["on_rate"].to_dict() == {"trigger": 1, "ordinary": 0}
+    assert tokens["n"].to_dict() == {"trigger": 40, "ordinary": 560}
+    assert tokens.loc["trigger", "lift"] == pytest.approx(15)
+    assert (tokens["q"] < 1e-8).all()
+    words = " ".join(run.summary.streams["text"].in_words)
+    assert "1 of 1 heads have sink rows" in words
+    assert "Tokens that switch heads on: 'trigger' (1)." in words
+    assert "Heads cancel" not in words, "there is one head"
+
+
+def test_the_relu_head_of_the_trigger_task_is_off_without_a_sink(trigger_runs: dict[str, Run]) -> None:
+    [head] = trigger_runs["relu"].measured["switch"].to_dict("records")
+    assert head["off_rate"] == head["off_not_sunk"] == pytest.approx(14 / 15)
+    assert head["sink_rows"] == 0
+    assert "none of 1 heads has sink rows" in " ".join(trigger_runs["relu"].summary.streams["text"].in_words)
+
+
+def test_tokens_are_counted_the_same_whatever_the_batches(trigger_runs: dict[str, Run]) -> None:
+    again = sinkscope.scan(
+        "example:trigger-softmax", num_sequences=40, batch_size=7, measure="switch", self_check=False
+    )
+    pd.testing.assert_frame_equal(again.measured["switch_tokens"], trigger_runs["softmax"].measured["switch_tokens"])
+
+
+def test_a_run_without_such_tokens_is_saved_and_read(tmp_path: Any) -> None:
+    """Two short sequences: no token is seen often enough."""
+    run = measured(tiny("llama", num_hidden_layers=1), random_ids(2, 12))
+    run.save(tmp_path / "run")
+    read = load_run(tmp_path / "run")
+    assert read.measured["switch_tokens"].empty
+    for name, own in run.measured.items():
+        pd.testing.assert_frame_equal(read.measured[name], own, rtol=1e-8)
