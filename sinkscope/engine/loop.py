@@ -203,6 +203,8 @@ class Loop:
                     stack.enter_context(each.watching(batch, ids))
                 stack.enter_context(capture.watching(batch.spans, batch.inputs.shape[1]))
                 self.forward(batch.inputs, batch.mask, **batch.extra)
+            for each in self.measurements:
+                each.again(batch)
             bad = collector.bad_site(self.plan.sites)
             if bad is not None:
                 raise SinkscopeError(_why_not_finite(self.checkpoint, bad.layer, bad.module))

@@ -125,6 +125,7 @@ def test_closed_forms() -> None:
     assert {name for name, value in quiet.items() if value == value} == {"amax_first", "amax_other"}
 
 
+@pytest.mark.slow
 def test_padding_changes_nothing() -> None:
     model, ids = loud("llama"), random_ids(2, 20)
     mask = torch.ones_like(ids)
@@ -139,3 +140,11 @@ def test_padding_changes_nothing() -> None:
 def test_spread_features_are_refused() -> None:
     with pytest.raises(SinkscopeError, match="--tp with --measure modules"):
         refuse_spread([Modules])
+
+
+def test_a_second_pass_of_another_measurement_is_not_read() -> None:
+    """`spikes` reads each batch twice."""
+    both = sinkscope.scan(
+        tiny("gpt2"), data=random_ids(1, 12), measure=["modules", "spikes"], self_check=False
+    ).measured["modules"]
+    assert not both["module"].str.contains("[", regex=False).any()

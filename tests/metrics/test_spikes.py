@@ -13,6 +13,7 @@ from watched import find, hooks
 
 import sinkscope
 from sinkscope.capture.wiring.parts import Parts, find_parts
+from sinkscope.checkpoints import LoadOptions, open_checkpoint
 from sinkscope.engine.measures import refuse_spread
 from sinkscope.engine.measures.spikes import Spikes
 from sinkscope.errors import SinkscopeError
@@ -125,6 +126,7 @@ def test_every_number_against_plain_hooks(family: str) -> None:
     assert hooks(model) == 0
 
 
+@pytest.mark.slow
 def test_shares_before_the_peak_add_up_to_1_and_padding_changes_nothing(tmp_path: Any) -> None:
     model, ids = planted("llama"), random_ids(2, 20)
     mask = torch.ones_like(ids)
@@ -155,6 +157,7 @@ def test_no_spike_and_no_parts_are_said_in_words(tmp_path: Any) -> None:
     assert list(sinkscope.load_run(tmp_path / "run").measured["spikes"]) == list(plain.measured["spikes"])
 
 
+@pytest.mark.slow
 def test_experts_leave_the_neurons_empty() -> None:
     model = tiny("gpt_oss")
     with torch.no_grad():
@@ -168,3 +171,29 @@ def test_experts_leave_the_neurons_empty() -> None:
 def test_spread_weights_are_refused() -> None:
     with pytest.raises(SinkscopeError, match="--tp with --measure spikes: what a neuron writes"):
         refuse_spread([Spikes])
+
+
+@pytest.mark.slow
+def test_without_its_super_weights_gemma_has_no_spike() -> None:
+    """The neurons that the table calls super weights of rising blocks, set to zero: norm_ratio falls by more than 5."""
+    checkpoint = open_checkpoint("example:gemma-3-270m", LoadOptions())
+    model, options = checkpoint.model, {"data": "prose", "num_sequences": 2, "self_check": False}
+    run = sinkscope.scan(model, tokenizer=checkpoint.tokenizer, measure="spikes", **options)
+    found = run.measured["spikes"]
+    named = found[found["super_weight"].fillna(False).astype(bool) & (found["step"] == "up")]
+    assert {(0, 1405), (3, 1414)} <= set(zip(named["layer"], named["neuron"], strict=True))
+
+    def zero(neuron: int) -> Any:
+        return lambda module, args: (args[0].index_fill(-1, torch.tensor([neuron]), 0.0),)
+
+    handles = [
+        model.get_submodule(f"{row.module}.mlp.down_proj").register_forward_pre_hook(zero(int(row.neuron)))
+        for row in named.itertuples()
+    ]
+    try:
+        without = sinkscope.scan(model, tokenizer=checkpoint.tokenizer, **options)
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert run.layers["norm_ratio"].max() - without.layers["norm_ratio"].max() > 5
+    assert without.heads["bos_mass"].mean() < run.heads["bos_mass"].mean() / 3

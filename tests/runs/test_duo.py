@@ -81,6 +81,7 @@ def test_what_cannot_be_written_is_refused(run: sinkscope.Run, tmp_path: Path, t
     assert not (tmp_path / "duo").exists()
 
 
+@pytest.mark.slow
 def test_one_kv_head_is_warned_about(tmp_path: Path) -> None:
     run = sinkscope.scan(make_model(num_key_value_heads=1), data=random_ids(1, 30), **OPTIONS)
     [warning] = write_pattern(run, tmp_path / "duo")

@@ -123,6 +123,9 @@ class Measurement(ABC):
         """
         yield
 
+    def again(self, batch: Batch) -> None:  # noqa: B027
+        """Reads the batch once more with `Subject.forward`, after the pass that all watch, when their hooks are off."""
+
     def parts(self) -> Parts:
         """What it measured of the batch besides LayerViews, on the CPU, by names that no site has.
 

@@ -52,21 +52,23 @@ class Spikes(Measurement):
 
     @contextmanager
     def watching(self, batch: Batch, ids: np.ndarray) -> Iterator[None]:
-        self._found = {}
-        peaks = _Peaks(batch)
+        self._found, self._peaks = {}, _Peaks(batch)
         with ExitStack() as stack:
             for block, stream in self.streams.items():
                 hook = self.subject.model.get_submodule(block).register_forward_pre_hook(
-                    peaks.hook(stream), with_kwargs=True
+                    self._peaks.hook(stream), with_kwargs=True
                 )
                 stack.callback(hook.remove)
             yield
+
+    def again(self, batch: Batch) -> None:
+        peaks = self._peaks
         with ExitStack() as stack, torch.no_grad():
             for block, stream in self.streams.items():
                 if stream in peaks.tokens:
                     for hook in self._hooks(block, peaks.tokens[stream], peaks.starts):
                         stack.callback(hook.remove)
-            if self.streams:
+            if peaks.tokens:
                 self.subject.forward(batch)
 
     def _hooks(self, block: str, tokens: Tensor, starts: Tensor) -> Iterator[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sinkscope.runs.schema.tables import ColumnSchema, TableSchema
 
 NATS = "nats a token"
-ARM = ColumnSchema("arm", "string", "", "", "The arm, as the grammar of `sinkscope arms --help` writes it.")
+ARM = ColumnSchema("arm", "string", "", "", "The arm, in the grammar that docs/commands/arms.md lists.")
 
 NUMBERS = {
     "loss": (

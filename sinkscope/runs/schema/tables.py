@@ -120,7 +120,7 @@ TABLES = {
             (key("domain", "string", "The domain."), STREAM, LAYER, MODULE, SEQUENCE, DOCUMENT, HEAD),
         ),
         TableSchema(
-            "sinks", "sinks.parquet", "one sink: (sequence, layer, head or none, position)",
+            "sinks", "sinks.parquet", "a sink: (sequence, layer, head or none, position)",
             tuple(ColumnSchema(*astuple(each)) for each in SINK_COLUMNS),
         ),
         TableSchema(
