@@ -19,6 +19,7 @@ from sinkscope.cli import (
     evict,
     examples,
     export,
+    figures,
     metrics,
     plot,
     quant,
@@ -65,6 +66,7 @@ app.command("baseline", cls=Command)(guarded(baseline.baseline))
 app.command("check", cls=Command)(guarded(check.check))
 app.command("export", cls=Command)(guarded(export.export))
 app.command("plot", cls=Command)(guarded(plot.plot))
+app.add_typer(figures.app, name="figures")
 app.command("report", cls=Command)(guarded(report.report))
 app.command("bench", cls=Command)(guarded(bench.bench))
 app.command("metrics", cls=Command)(guarded(metrics.metrics))

@@ -178,6 +178,20 @@ def single(values: list[str] | None) -> str | list[str] | None:
     return values[0] if values is not None and len(values) == 1 else values or None
 
 
+def parse_lengths(text: str | None) -> list[int] | None:
+    """The numbers of `A,B,...`; None where the option is not given. Raises SinkscopeError for anything else."""
+    from sinkscope.errors import SinkscopeError
+
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise SinkscopeError(
+            f"--lengths {text!r}: write numbers of tokens with commas between, such as 64,256"
+        ) from None
+
+
 def parse_batch_size(text: str) -> int | None:
     from sinkscope.errors import SinkscopeError
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,22 +11,48 @@ import typer
 
 from sinkscope.cli.common import check_writable, say
 from sinkscope.cli.options import TrustRemoteCode
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.folder import write_file
 
 if TYPE_CHECKING:
+    import pandas as pd
+
+    from sinkscope.experiments.attention_map import HeadMap
     from sinkscope.runs.run import Run
 
 TRUST = "--trust-remote-code"
-FIGURE_OF = {"--metric": "heatmap"} | dict.fromkeys(("--layer", "--head", "--text", TRUST), "attention")
-"""The one figure that takes each option."""
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "--domain": ("heatmap", "profile", "length", "scatter"),
+    "--metric": ("heatmap",),
+    "--layer": ("attention",),
+    "--head": ("attention",),
+    "--length": ("attention",),
+    "--text": ("attention", "gallery"),
+    TRUST: ("attention", "gallery"),
+}
+"""The figures that take each option."""
+SINGLE = ("heatmap", "profile", "length", "scatter", "attention")
+"""Figures of one run."""
+SEVERAL = ("alignment", "cosine", "smoothing", "ranks", "costs", "switch", "gallery", "trajectory")
+"""Figures over several runs."""
+TEXT = (
+    "The ferry bell rang twice before the rope was loose, and the old man on the pier lifted his hat to nobody we "
+    "could see."
+)
+"""What the gallery's models read where no text is given."""
 
 
 def plot(
-    run: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")],
-    figure: Annotated[str, typer.Option(help="heatmap, profile, length, scatter or attention.")],
+    run: Annotated[list[Path], typer.Argument(help="Run folders; several where the figure takes them.", metavar="RUN")],
+    figure: Annotated[
+        str,
+        typer.Option(help=f"Of one run: {', '.join(SINGLE)}. Over several: {', '.join(SEVERAL)}."),
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write: .png, .svg or .pdf.")],
     size: Annotated[str, typer.Option(help="column (3.35 in wide) or page (6.75 in).")] = "column",
+    title: Annotated[
+        str | None, typer.Option(help="The figure's title; none for a figure without. [default: model and text]")
+    ] = None,
     metric: Annotated[
         str | None, typer.Option(help="Heatmap: the column of heads.csv to show. [default: bos_mass]")
     ] = None,
@@ -33,37 +61,54 @@ def plot(
     ] = None,
     layer: Annotated[int | None, typer.Option(help="Attention: the layer.")] = None,
     head: Annotated[int | None, typer.Option(help="Attention: the head.")] = None,
-    text: Annotated[str | None, typer.Option(help="Attention: a short text, which the run's model reads.")] = None,
+    text: Annotated[str | None, typer.Option(help="Attention, gallery: a text, which the run's model reads.")] = None,
+    length: Annotated[
+        list[int] | None,
+        typer.Option(help="Attention: the first N tokens only; repeat for maps side by side."),
+    ] = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Draw a figure of a run as PNG, SVG or PDF. The same run always gives the same bytes.
+    """Draw a figure as PNG, SVG or PDF, and print its caption. The same runs always give the same bytes.
 
     Example: sinkscope plot runs/gemma --figure heatmap -o heatmap.pdf --size page
     """
-    from sinkscope.present.figures.run import draw, draw_attention
-    from sinkscope.runs.run import load_run
-
-    given = {"--metric": metric, "--layer": layer, "--head": head, "--text": text, TRUST: trust_remote_code or None}
+    given = {
+        "--metric": metric, "--domain": domain, "--layer": layer, "--head": head, "--text": text,
+        "--length": length or None, TRUST: trust_remote_code or None,
+    }  # fmt: skip
+    if figure not in (*SINGLE, *SEVERAL):
+        names = (*SINGLE, *SEVERAL)
+        raise SinkscopeError(f"--figure {figure!r}: choose one of {', '.join(names)}{did_you_mean(figure, names)}")
     refuse_foreign(figure, [name for name, value in given.items() if value is not None])
+    if figure in SINGLE and len(run) > 1:
+        raise SinkscopeError(f"--figure {figure} shows one run: name one. Over several: {', '.join(SEVERAL)}")
     check_writable(out)
-    loaded = load_run(run)
-    form = out.suffix.lower().lstrip(".")
-    if figure != "attention":
-        write_file(out, draw(loaded, figure, form, size, metric, domain))
-        say(f"wrote {out}{of_which(loaded, domain)}")
-        return
-    if layer is None or head is None or text is None:
-        raise SinkscopeError("--figure attention needs --layer, --head and --text")
-    from sinkscope.experiments.attention_map import attention_map
+    which = ""
+    style = Style(out.suffix.lower().lstrip("."), size, title)
+    if figure == "trajectory":
+        content, caption = trajectory(run, style)
+    elif figure == "attention":
+        if layer is None or head is None or text is None:
+            raise SinkscopeError("--figure attention needs --layer, --head and --text")
+        content, caption = attention(_loaded(run)[0], [(layer, head)], text, length or [], trust_remote_code, style)
+    elif figure == "gallery":
+        content, caption = gallery(_loaded(run), text or TEXT, trust_remote_code, style)
+    else:
+        loaded = _loaded(run)
+        content, caption = of_tables(loaded, figure, metric, style, domain)
+        which = of_which(loaded[0], domain) if figure in SINGLE else ""
+    write_file(out, content)
+    say(f"wrote {out}{which}")
+    sys.stdout.write(f"{caption}\n")
 
-    model = loaded.manifest.model
-    layers = [site.layer for site in loaded.manifest.attention]
-    weights, tokens = attention_map(
-        model.id, text, layers, layer, head, dtype=model.dtype or "auto", revision=model.revision,
-        trust_remote_code=trust_remote_code, adapter=None if model.adapter is None else model.adapter.path,
-    )  # fmt: skip
-    write_file(out, draw_attention(loaded, weights, tokens, layer, head, form, size))
-    say(f"wrote {out}")
+
+@dataclass(frozen=True)
+class Style:
+    """How a figure is written: its format, size and title."""
+
+    form: str
+    size: str
+    title: str | None
 
 
 def of_which(run: Run, domain: str | None) -> str:
@@ -77,5 +122,81 @@ def of_which(run: Run, domain: str | None) -> str:
 def refuse_foreign(figure: str, given: list[str]) -> None:
     """Raises SinkscopeError for an option of another figure: ignoring it would draw what nobody asked for."""
     for name in given:
-        if FIGURE_OF[name] != figure:
-            raise SinkscopeError(f"{name} belongs to --figure {FIGURE_OF[name]}, not to {figure}")
+        if figure not in OPTIONS[name]:
+            raise SinkscopeError(f"{name} belongs to --figure {' and '.join(OPTIONS[name])}, not to {figure}")
+
+
+def of_tables(
+    runs: list[Run], figure: str, metric: str | None, style: Style, domain: str | None = None
+) -> tuple[bytes, str]:
+    """A figure that needs the runs' tables alone, and its caption."""
+    from sinkscope.present.figures.captions import caption
+    from sinkscope.present.figures.run import draw
+    from sinkscope.present.figures.several.drawing import draw_several
+
+    if figure in SEVERAL:
+        return draw_several(runs, figure, style.form, style.size, style.title)
+    content = draw(runs[0], figure, style.form, style.size, metric, style.title, domain)
+    return content, caption(runs[0], figure, metric, domain)
+
+
+def attention(
+    run: Run, heads: list[tuple[int, int]], text: str, lengths: list[int], trust: bool, style: Style
+) -> tuple[bytes, str]:
+    """One head's maps at each length, and the caption."""
+    from sinkscope.present.figures.gallery import draw_attention
+
+    maps = maps_of(run, text, heads, lengths, trust)
+    return draw_attention(run, maps, text, style.form, style.size, style.title)
+
+
+def gallery(runs: list[Run], text: str, trust: bool, style: Style) -> tuple[bytes, str]:
+    """The maps of each run's clearest heads, and the caption."""
+    from sinkscope.present.figures.gallery import draw_gallery, gallery_heads
+
+    heads = [[(layer, head) for layer, head, _ in gallery_heads(run)] for run in runs]
+    found = [(run, maps_of(run, text, own, [], trust)) for run, own in zip(runs, heads, strict=True)]
+    return draw_gallery(found, text, style.form, style.size, style.title)
+
+
+def maps_of(run: Run, text: str, heads: list[tuple[int, int]], lengths: list[int], trust: bool) -> list[HeadMap]:
+    """The maps of the run's own model. Raises SinkscopeError as `attention_maps` does."""
+    from sinkscope.experiments.attention_map import attention_maps
+
+    model = run.manifest.model
+    layers = [site.layer for site in run.manifest.attention]
+    return attention_maps(
+        model.id, text, layers, heads, lengths, dtype=model.dtype or "auto", revision=model.revision,
+        trust_remote_code=trust, adapter=None if model.adapter is None else model.adapter.path,
+    )  # fmt: skip
+
+
+def trajectory(folders: list[Path], style: Style) -> tuple[bytes, str]:
+    """Sinks over one or several trainings, from the folders that `track` wrote, and the caption."""
+    from sinkscope.present.figures.trajectory import draw_trajectories
+
+    named = {folder.resolve().name: _trajectory(folder) for folder in folders}
+    if len(named) < len(folders):
+        raise SinkscopeError("two folders have the same name: rename one, for the panels are named after them")
+    return draw_trajectories(named, style.form, style.size, style.title)
+
+
+def _trajectory(folder: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    path = folder / "trajectory.csv"
+    try:
+        table = pd.read_csv(path)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "no table"
+        raise SinkscopeError(f"cannot read {path}: {reason}; `sinkscope track` writes it into its --out") from None
+    missing = {"step", "domain", "stream", "level", "layer", "head", "metric", "value", "sem"} - set(table)
+    if missing or table.empty:
+        raise SinkscopeError(f"{path} is no trajectory of `sinkscope track`: name its --out folder")
+    return table
+
+
+def _loaded(folders: list[Path]) -> list[Run]:
+    from sinkscope.runs.run import load_run
+
+    return [load_run(folder) for folder in folders]

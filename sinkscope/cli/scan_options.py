@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sinkscope.cli.help import LOADED, MEASURED, READ
-from sinkscope.cli.options import Adapter, DeviceMap, Metrics, Revision
+from sinkscope.cli.options import Adapter, DeviceMap, Metrics, Revision, parse_lengths
 from sinkscope.runs.defaults import DORMANT_RULE, SINKS, WINDOW
 from sinkscope.runs.schema.measures import MEASURES
 
@@ -126,6 +126,14 @@ class MoreOfScan:
             rich_help_panel=MEASURED,
         ),
     ] = None
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="Prefixes of length_curve.csv, from one pass. [default: 64,128,256,...]",
+            rich_help_panel=MEASURED,
+        ),
+    ] = None
     metrics: Metrics = None
     no_self_check: Annotated[
         bool,
@@ -150,4 +158,4 @@ class MoreOfScan:
         )
         given = {name: getattr(self, name) for name in names}
         repeated = {name: getattr(self, name) or [] for name in ("first", "prepend", "measure", "metrics")}
-        return given | repeated | {"self_check": not self.no_self_check}
+        return given | repeated | {"lengths": parse_lengths(self.lengths), "self_check": not self.no_self_check}

@@ -11,6 +11,7 @@ from sinkscope.capture import LayerView, Site
 from sinkscope.capture.kernels.sums import EARLY
 from sinkscope.capture.precision import float64
 from sinkscope.engine.sampling import Sampler
+from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.quantities import QuantitySet, quantity_set
 
 
@@ -44,8 +45,8 @@ class Collector:
     """
 
     def __init__(self, length: int, quantities: QuantitySet | None = None, sampled: int | None = None) -> None:
-        self._lengths = prefixes(length)
         self._quantities = quantity_set() if quantities is None else quantities
+        self._lengths = prefixes(length, self._quantities.lengths)
         self._sampler = Sampler(self._quantities.metrics.tables["layers"], length, sampled)
         self._start = 0
         self._batch: Parts = {}
@@ -86,14 +87,22 @@ class Collector:
         return None
 
 
-def prefixes(queries: int) -> list[int]:
-    """Lengths of the length curve: 64, 128, 256, ... and T itself; T alone where T < 64."""
+def prefixes(queries: int, asked: tuple[int, ...] | None = None) -> list[int]:
+    """Lengths of the length curve: those asked for below T, else 64, 128, 256, ...; then T itself."""
+    if asked is not None:
+        return [*(length for length in asked if length < queries), queries]
     lengths = []
     length = EARLY
     while length < queries:
         lengths.append(length)
         length *= 2
     return [*lengths, queries]
+
+
+def check_lengths(asked: tuple[int, ...] | None, longest: int) -> None:
+    """Raises SinkscopeError for a prefix that is longer than the longest sequence."""
+    if asked and asked[-1] > longest:
+        raise SinkscopeError(f"--lengths {asked[-1]}: the longest sequence has {longest} tokens; see --seq-len")
 
 
 def _to_cpu(part: Part, quantities: QuantitySet) -> Part:

@@ -22,7 +22,7 @@ class Record:
     """
 
     def __init__(self, length: int, quantities: QuantitySet) -> None:
-        self._lengths = prefixes(length)
+        self._lengths = prefixes(length, quantities.lengths)
         self._quantities = quantities
         self._done: dict[int, tuple[int, Parts]] = {}
 

@@ -14,6 +14,7 @@ from sinkscope.checkpoints.forward import Forward
 from sinkscope.checkpoints.probes import DRY_RUN_TOKENS
 from sinkscope.engine.assemble import build_run
 from sinkscope.engine.batch_size import memory_needed
+from sinkscope.engine.collector import check_lengths
 from sinkscope.engine.finished import finished_before
 from sinkscope.engine.input_kinds import Asked, asked_of, check_asked, claim
 from sinkscope.engine.launch import ALONE, Processes
@@ -75,6 +76,7 @@ def scan(
     sinks: int = SINKS,
     smoothing: bool = False,
     spectra: int | None = None,
+    lengths: Sequence[int] | None = None,
     metrics: Sequence[Callable[..., Any] | str | Path] = (),
     self_check: bool = True,
     shards: str | Path | None = None,
@@ -109,6 +111,7 @@ def scan(
         measure: what to measure on request (`Run.measured`): names of `sinkscope scan --help`, or "all".
         window, sinks: keys that a streaming cache keeps, the last and the first; for measure="streaming".
         spectra: how many first sequences of each domain matrix_entropy is measured on; None = as many as are cheap.
+        lengths: the prefixes of length_curve.csv and cosine_curve.csv; None = 64, 128, 256, ... T comes last always.
         metrics: your own functions, decorated with `head_metric` or `layer_metric`, or Python files that define some,
             which are run; they are measured in addition to sinkscope's.
         self_check: compare one short sequence with the model's own eager attention first.
@@ -134,7 +137,7 @@ def scan(
         "device": device, "device_map": device_map, "dtype": dtype, "revision": revision, "adapter": adapter,
         "trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle, "seed": seed, "epsilon": epsilon,
         "dormant_rule": dormant_rule, "measures": measure, "window": window, "sinks": sinks, "spectra": spectra,
-        "self_check": self_check,
+        "lengths": lengths, "self_check": self_check,
     }  # fmt: skip
     if smoothing:
         asked["measures"] = (*([measure] if isinstance(measure, str) else measure), "smoothing")
@@ -207,7 +210,8 @@ def _set_up(
     checkpoint = processes.run(lambda: loaded(request, model, tokenizer, report, processes))
     loop = processes.run(lambda: _prepare(checkpoint, asked, request, report, processes))
     request = request.model_copy(update={"measures": asked_measures((*request.measures, *loop.reading.measures))})
-    loop.declared = quantity_set(measured)
+    loop.declared = quantity_set(measured, request.lengths)
+    processes.run(lambda: check_lengths(request.lengths, max(data.longest for data in loop.reading.tokens)))
     read = [corpus.fingerprint for corpus in loop.reading.corpora]
     processes.require_same([checkpoint.facts["weights_sha256"], definitions(measured), *read])
     subject = Subject(

@@ -140,11 +140,12 @@ class QuantitySet:
     """What one scan measures. A scan fixes its set before the first batch; later declarations do not change it.
 
     `metrics` names the columns of the quantities with a `metric` axis: `heads`, `layers`, and the tables of the
-    measurements asked for.
+    measurements asked for. `lengths`: the prefixes asked for of quantities by length; None for 64, 128, 256, ...
     """
 
     metrics: MetricSet
     quantities: tuple[Quantity, ...]
+    lengths: tuple[int, ...] | None = None
 
     def shown_in(self, table: PlaceTable) -> dict[str, Quantity]:
         """The quantities that a table shows, by column, in the order of the columns."""
@@ -167,12 +168,12 @@ class QuantitySet:
         return self.metrics.names(each.name) if each.dims[-1] == "metric" else ()
 
 
-def quantity_set(metrics: MetricSet | None = None) -> QuantitySet:
+def quantity_set(metrics: MetricSet | None = None, lengths: tuple[int, ...] | None = None) -> QuantitySet:
     """A snapshot of the quantities declared now. `metrics` are those of the scan; None takes sinkscope's own."""
     metrics = registered().asked(()) if metrics is None else metrics
     heads = table_by_head("heads", metrics)
     layers = Quantity("layers", ("sequence", "metric"), partial(_layer_columns, metrics.tables["layers"]))
-    return QuantitySet(metrics, (heads, layers, *QUANTITIES.values()))
+    return QuantitySet(metrics, (heads, layers, *QUANTITIES.values()), lengths)
 
 
 def table_by_head(table: str, metrics: MetricSet) -> Quantity:

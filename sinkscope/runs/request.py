@@ -72,6 +72,8 @@ class Request(Record):
     """Which heads are dormant: NAME<x or NAME>x, applied to the mean of a column of heads.csv."""
     spectra: int | None = _decides("columns")
     """Number of first sequences of each domain that matrix_entropy is measured on; null = as many as are cheap."""
+    lengths: tuple[int, ...] | None = _decides("columns")
+    """The prefixes of the length curve, ascending; null = 64, 128, 256, ... The whole sequence is added to them."""
     measures: tuple[str, ...] = _decides("columns", ())
     """The measurements made on request (`--measure NAME`), in one order however they were listed."""
     window: int = _decides("columns", WINDOW)
@@ -99,6 +101,12 @@ class Request(Record):
     def _measures(cls, names: Any) -> Any:
         """Puts the measurements into their order, so that a scan resumes however they were listed."""
         return asked_measures(names) if isinstance(names, str | list | tuple) else names
+
+    @field_validator("lengths", mode="after")
+    @classmethod
+    def _lengths(cls, lengths: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        """Puts the lengths into their order, each once, so that a scan resumes however they were listed."""
+        return tuple(sorted(set(lengths))) if lengths else None
 
     @model_validator(mode="after")
     def _checked(self) -> Request:
@@ -196,6 +204,8 @@ def _wrong_numbers(request: Request) -> str | None:
         number = getattr(request, name)
         if number is not None and number < least:
             return f"--{name.replace('_', '-')} {number}: at least {least} is needed"
+    if request.lengths and request.lengths[0] < 2:
+        return f"--lengths {request.lengths[0]}: at least 2 tokens are needed (bos_mass starts at the second)"
     if request.seed < 0:
         return f"--seed {request.seed}: 0 or more is needed"
     if not 0 < request.epsilon < 1:

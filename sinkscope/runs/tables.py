@@ -140,6 +140,23 @@ def measured_table(
     return pd.concat(frames, ignore_index=True)
 
 
+def measured_curve(
+    quantities: list[str], domains: list[Domain], sites: list[Site],
+    columns: Callable[[dict[str, np.ndarray]], dict[str, object]],
+) -> pd.DataFrame:  # fmt: skip
+    """The table of a measurement with one row per (stream, layer, length), for each domain where there are several.
+
+    `columns` gets the values [N, length] of each quantity by name, NaN where it is missing, and returns the columns.
+    """
+    frames = []
+    for domain, site, values in sites_of(domains, sites):
+        blank = np.full((values.count, len(values.lengths)), np.nan)
+        found = {name: values.arrays.get(name, blank) for name in quantities}
+        rows = domain_key(domains, domain) | site_keys(site) | {"module": site.name, "length": values.lengths}
+        frames.append(pd.DataFrame(rows | columns(found)))
+    return pd.concat(frames, ignore_index=True)
+
+
 def sequence_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
     """sequences.parquet: every metric of every sequence; `head` is missing in rows that hold layer metrics."""
     frames = []

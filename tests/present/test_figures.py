@@ -18,10 +18,12 @@ from typer.testing import CliRunner
 from sinkscope.cli import app
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.ablation.result import Ablation
+from sinkscope.experiments.attention_map import HeadMap
 from sinkscope.present.colors import CONTROL, DIVERGING, MAP
 from sinkscope.present.figures import ablation as ablation_figure
 from sinkscope.present.figures.canvas import WIDTHS
-from sinkscope.present.figures.run import _heatmap, draw, draw_attention
+from sinkscope.present.figures.gallery import draw_attention
+from sinkscope.present.figures.run import _heatmap, draw
 from sinkscope.present.figures.trigger import attention, forced_mass, trajectory
 from sinkscope.present.identity import run_id
 from sinkscope.runs.run import Run
@@ -107,8 +109,9 @@ def heat_map_of(metric: str) -> Figure:
 
 def test_a_heat_map_says_once_what_it_shows() -> None:
     axes, bar = heat_map_of("bos_mass").axes
-    assert bar.get_ylabel() == "BOS mass (probability)"
+    assert bar.get_xlabel() == "BOS mass (probability)"
     assert axes.get_title(loc="left") == "tiny\n8 x 48 tokens, float32, token ids"
+    assert axes.get_aspect() == 1, "cells are square"
     assert axes.images[0].get_clim() == (0, 1)
     assert axes.images[0].get_cmap().name == MAP
 
@@ -119,7 +122,7 @@ def test_a_signed_column_has_a_colour_for_each_sign() -> None:
     assert low == -high < 0
     colors = axes.images[0].get_cmap()
     assert [to_hex(colors(place)) for place in (0.0, 1.0)] == [DIVERGING[0], DIVERGING[-1]]
-    assert bar.get_ylabel() == "sink margin (nats)"
+    assert bar.get_xlabel() == "sink margin (nats)"
 
 
 @pytest.mark.parametrize(
@@ -171,11 +174,12 @@ def test_the_trigger_study_s_figures_are_drawn_alike() -> None:
 
 
 def test_attention_of_one_head() -> None:
-    weights = np.tril(np.ones((5, 5))) / np.arange(1, 6)[:, None]
-    tokens = ["<bos>", "$a_", "語", "\x1b[1m", "e"]
-    content = draw_attention(scanned(), weights, tokens, 1, 2, "svg")
-    assert content == draw_attention(scanned(), weights, tokens, 1, 2, "svg")
+    maps = [HeadMap(1, 2, np.tril(np.ones((5, 5))) / np.arange(1, 6)[:, None], ["<bos>", "$a_", "語", "\x1b[1m", "e"])]
+    content, caption = draw_attention(scanned(), maps, "a text", "svg")
+    assert content == draw_attention(scanned(), maps, "a text", "svg")[0]
     assert b"\x1b" not in content
+    assert b"layer 1, head 2" in content
+    assert "'a text'" in caption
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def evaluate(
     config = model.config
     length = config.length if length is None else length
     task.check_sizes(config.hidden_size, length)
-    _check_size(count, length, config.num_hidden_layers * config.num_attention_heads)
+    check_size(count, length, config.num_hidden_layers * config.num_attention_heads)
     data = task.evaluation(count, length, config.hidden_size, seed, trigger)
     gates: list[Tensor] = []
     hooks = [
@@ -104,7 +104,8 @@ def evaluate(
     return Evaluation(float(errors.abs().max()), float(errors.square().mean()), maps, heads, patterns)
 
 
-def _check_size(count: int, length: int, heads: int) -> None:
+def check_size(count: int, length: int, heads: int) -> None:
+    """Raises SinkscopeError for no sequence, and where the attention maps of all of them would take more than 2 GiB."""
     if count < 1:
         raise SinkscopeError(f"{count} sequences: at least 1 is needed")
     if (taken := 4 * count * heads * length**2) > LARGEST:

@@ -21,8 +21,10 @@ WIDTHS = {"column": 3.35, "page": 6.75}
 STYLE = {
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7,
     "legend.fontsize": 7, "axes.spines.top": False, "axes.spines.right": False, "pdf.fonttype": 42,
-    "svg.hashsalt": "sinkscope", "svg.fonttype": "path", "savefig.dpi": 300,
+    "svg.hashsalt": "sinkscope", "svg.fonttype": "none", "savefig.dpi": 300,
 }  # fmt: skip
+"""PDF embeds whole TrueType fonts (type 42, which publishers ask for); SVG holds text as text, to search and edit."""
+NO_TITLE = "none"
 
 
 def available() -> bool:
@@ -40,10 +42,31 @@ def inches(size: str, ratio: float) -> tuple[float, float]:
     return WIDTHS[size], WIDTHS[size] * ratio
 
 
-def drawn(paint: Callable[[Figure], None], about: str, form: str, size: tuple[float, float]) -> bytes:
+def retitle(canvas: Figure, title: str | None) -> None:
+    """Puts `title` in the place of the figure's own; `none` leaves it without one, None leaves it as it is.
+
+    A figure's own title is its `suptitle`, or what stands above axes at the left. Names of panels, which stand above
+    their middle, stay: without them nobody could tell the panels apart.
+    """
+    if title is None:
+        return
+    for axes in canvas.axes:
+        axes.set_title("", loc="left")
+    if title != NO_TITLE or canvas.get_suptitle():  # without need, an empty title would take a line
+        headline(canvas, "" if title == NO_TITLE else title)
+
+
+def headline(canvas: Figure, text: str) -> None:
+    """Titles the whole figure, at the left as single axes are titled."""
+    canvas.suptitle(printable(text), x=0.01, ha="left", fontsize=STYLE["axes.titlesize"], parse_math=False)
+
+
+def drawn(
+    paint: Callable[[Figure], None], about: str, form: str, size: tuple[float, float], title: str | None = None
+) -> bytes:
     """The figure that `paint` draws, as PNG, SVG or PDF of `size` inches, with `about` in its metadata.
 
-    Raises SinkscopeError for an unknown form, and where matplotlib is not installed.
+    `title`: as in `retitle`. Raises SinkscopeError for an unknown form, and where matplotlib is not installed.
     """
     if form not in FORMATS:
         raise SinkscopeError(f"a figure is written as .{', .'.join(FORMATS)}, not {form!r}")
@@ -62,6 +85,7 @@ def drawn(paint: Callable[[Figure], None], about: str, form: str, size: tuple[fl
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         canvas = Figure(figsize=size, layout="constrained")
         paint(canvas)
+        retitle(canvas, title)
         buffer = io.BytesIO()
         canvas.savefig(buffer, format=form, metadata=metadata[form])
     return buffer.getvalue()

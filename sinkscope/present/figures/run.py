@@ -41,49 +41,35 @@ TITLE = 36
 
 
 def draw(
-    run: Run, figure: str, form: str, size: str = "column", metric: str | None = None, domain: str | None = None
+    run: Run, figure: str, form: str, size: str = "column", metric: str | None = None, title: str | None = None,
+    domain: str | None = None,
 ) -> bytes:  # fmt: skip
     """Draws `figure` (heatmap, profile, length or scatter) of a run's first stream, as PNG, SVG or PDF.
 
     `domain`: the one that is drawn where the run has several; the first where it is None.
 
-    `metric`: the column of heads.csv that a heat map shows; bos_mass where it is None.
+    `metric`: the column of heads.csv that a heat map shows; bos_mass where it is None. `title`: replaces the figure's
+    own; `none` leaves it out.
     Raises SinkscopeError for an unknown figure, format, size or metric, for a metric with another figure than heatmap,
     and where matplotlib is not installed.
     """
     run = of_domain(run, domain)
     if figure == "heatmap":
-        return _drawn(run, lambda canvas: _heatmap(canvas, run, metric or "bos_mass"), form, size, 0.9)
+        ratio = _map_ratio(run, size)
+        return _drawn(run, lambda canvas: _heatmap(canvas, run, metric or "bos_mass"), form, size, ratio, title)
     painters = {"profile": (_profile, 1.25), "length": (_length, 0.95), "scatter": (_scatter, 0.85)}
     if figure not in painters:
         raise SinkscopeError(f"--figure {figure!r}: choose one of {', '.join(FIGURES)}{did_you_mean(figure, FIGURES)}")
     if metric is not None:
         raise SinkscopeError(f"--metric belongs to --figure heatmap: {figure} always shows the same columns")
     paint, ratio = painters[figure]
-    return _drawn(run, lambda canvas: paint(canvas, run), form, size, ratio)
+    return _drawn(run, lambda canvas: paint(canvas, run), form, size, ratio, title)
 
 
-def draw_attention(
-    run: Run, weights: np.ndarray, tokens: list[str], layer: int, head: int, form: str, size: str = "column"
+def _drawn(
+    run: Run, paint: Callable[[Figure], None], form: str, size: str, ratio: float, title: str | None = None
 ) -> bytes:
-    """Draws one head's full map, `weights` A[query, key] of shape [T, T], with its tokens along both axes."""
-
-    def paint(canvas: Figure) -> None:
-        axes = canvas.subplots()
-        image = axes.imshow(weights, cmap=MAP, vmin=0, vmax=1, interpolation="nearest")
-        names = [printable(token)[:12] for token in tokens]
-        axes.set_xticks(range(len(names)), names, rotation=90, parse_math=False)
-        axes.set_yticks(range(len(names)), names, parse_math=False)
-        axes.tick_params(labelsize=max(2.5, min(7.0, 160 / len(names))), length=0)
-        axes.set(xlabel="key", ylabel="query")
-        _title(axes, run, f"layer {layer}, head {head}")
-        canvas.colorbar(image, ax=axes, label="attention probability", shrink=0.8)
-
-    return _drawn(run, paint, form, size, 0.95)
-
-
-def _drawn(run: Run, paint: Callable[[Figure], None], form: str, size: str, ratio: float) -> bytes:
-    return drawn(paint, f"sinkscope run {run_id(run)}: {describe_run(run)}", form, inches(size, ratio))
+    return drawn(paint, f"sinkscope run {run_id(run)}: {describe_run(run)}", form, inches(size, ratio), title)
 
 
 def of_domain(run: Run, domain: str | None) -> Run:
@@ -130,17 +116,30 @@ def _heatmap(canvas: Figure, run: Run, metric: str) -> None:
             f"columns{did_you_mean(metric, rows)}"
         )
     grid = rows.pivot_table(index="layer", columns="head", values=metric, dropna=False)
+    grid = grid.T if _lies(grid.shape) else grid
     values, unit = grid.to_numpy(float), _unit(run, metric)
     axes = canvas.subplots()
-    image = axes.imshow(values, **_scale(values, unit), aspect="auto", interpolation="nearest")
-    axes.set(xlabel="head", ylabel="layer")
+    image = axes.imshow(values, **_scale(values, unit), interpolation="nearest")
+    axes.set(xlabel=grid.columns.name, ylabel=grid.index.name)
     for axis, names in ((axes.xaxis, grid.columns), (axes.yaxis, grid.index)):
         step = max(1, len(names) // 16)
         axis.set_ticks(range(0, len(names), step), [str(name) for name in names[::step]])
     _title(axes, run, _measured(run, rows))
     label = MATHEMATICAL.get(metric)
-    bar = canvas.colorbar(image, ax=axes)
+    bar = canvas.colorbar(image, ax=axes, location="bottom", aspect=40)
     bar.set_label(f"{label or metric.replace('_', ' ')}{unit}", parse_math=label is not None)
+
+
+def _lies(shape: tuple[int, int]) -> bool:
+    """Whether layers lie across the map: there are more of them than heads, and cells are square."""
+    return shape[0] > shape[1]
+
+
+def _map_ratio(run: Run, size: str) -> float:
+    """The height of a heat map of square cells, over its width."""
+    rows, width = _first(run.heads), inches(size, 1)[0]
+    shape = sorted((rows["layer"].nunique(), rows["head"].nunique()))
+    return ((width - 0.45) * shape[0] / shape[1] + 1.25) / width
 
 
 def _scale(values: np.ndarray, unit: str) -> dict[str, Any]:

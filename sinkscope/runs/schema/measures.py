@@ -24,6 +24,7 @@ from sinkscope.runs.schema.tables import (
 )
 
 ALL = "all"
+LENGTH = ColumnSchema("length", "integer", "", "", "Tokens of the prefix.")
 TOKEN_ID = key("token_id", "integer", "Id of the token; of a position's kind where there are none.")
 TOKEN = key("token", "string", "The token as the vocabulary spells it.")
 POSITION = key("position", "integer", "Position of the token.")
@@ -162,6 +163,15 @@ MEASURES = {
                 (DOMAIN, STREAM, LAYER, HEAD, key("region", "string", "Whose words the queries are, or markers.")),
                 own=REGION_COLUMNS,
             ),),
+        ),
+        Measure(
+            "cosines", "how alike are the tokens of each prefix?",
+            (TableSchema(
+                "cosine_curve", "cosine_curve.csv", "one (stream, layer, length); --measure cosines",
+                (DOMAIN, STREAM, LAYER, MODULE, LENGTH), measured=("cosine_curve",),
+            ),),
+            "x is the residual stream entering the block, z what the q/k/v projections read. All prefixes (--lengths) "
+            "come from one pass: in a causal model they equal runs at that length.",
         ),
     )
 }  # fmt: skip

@@ -1,0 +1,157 @@
+"""`sinkscope figures`: all figures of a paper with one command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sinkscope.cli.common import guarded, say
+from sinkscope.cli.help import Command, Group
+from sinkscope.cli.options import TrustRemoteCode
+from sinkscope.cli.plot import TEXT, Style
+from sinkscope.errors import SinkscopeError
+from sinkscope.runs.folder import write_file
+
+if TYPE_CHECKING:
+    from sinkscope.experiments.trigger.maps import TriggerMaps
+    from sinkscope.runs.run import Run
+
+app = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
+
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Folder for the figures and captions.md.")]
+Form = Annotated[str, typer.Option("--format", help="pdf, svg or png.")]
+Size = Annotated[str, typer.Option(help="column (3.35 in wide) or page (6.75 in).")]
+Title = Annotated[str, typer.Option(help="none for figures without titles, own for their own.")]
+
+
+@app.callback()
+def figures() -> None:
+    """Draw all figures of a paper from runs of your own, each with its caption.
+
+    Example: sinkscope figures lampert runs/gemma -o figures
+    """
+
+
+def lampert(
+    run: Annotated[list[Path], typer.Argument(help="Run folders, scanned with --measure.", metavar="RUN")],
+    out: Out,
+    form: Form = "pdf",
+    size: Size = "page",
+    title: Title = "none",
+    text: Annotated[str, typer.Option(help="What the models of figure 13 read.")] = TEXT,
+    maps: Annotated[bool, typer.Option("--maps/--no-maps", help="Draw figure 13: loads each run's model.")] = True,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Draw figures 1 to 13 of Lampert et al. (2605.08453) from runs; captions.md says what each shows.
+
+    A figure whose table a run lacks is left out, and named. docs/figures.md says what could not be read of the paper.
+
+    Example: sinkscope figures lampert runs/gemma runs/minilm -o figures --size page
+    """
+    from sinkscope.cli.plot import gallery, of_tables
+    from sinkscope.present.figures.lampert import PLAN, captions
+    from sinkscope.runs.run import load_run
+
+    style = Style(form, size, chosen(title))
+    runs: list[Run] = [load_run(folder) for folder in run]
+    drawn: dict[str, tuple[bytes, str]] = {}
+    refused: dict[str, str] = {} if maps else {"gallery": "--no-maps"}
+    for each in PLAN:
+        if each.figure is None or each.figure in refused:
+            continue
+        try:
+            drawn[f"{each.stem}.{form}"] = (
+                gallery(runs, text, trust_remote_code, style)
+                if each.figure == "gallery"
+                else of_tables(runs, each.figure, None, style)
+            )
+        except SinkscopeError as error:
+            refused[each.figure] = str(error)
+    if not drawn:
+        raise SinkscopeError(f"no figure can be drawn: {next(iter(refused.values()))}")
+    for figure, reason in refused.items():
+        say(f"not drawn: {figure}: {reason}")
+    save(out, drawn, lambda told: captions(told, refused))
+
+
+def trigger(
+    model: Annotated[
+        list[str], typer.Argument(help="Folders of trigger models, or example:trigger-softmax.", metavar="MODEL")
+    ],
+    out: Out,
+    length: Annotated[
+        list[int] | None, typer.Option(help="Positions of a sequence; may be repeated. [default: the models']")
+    ] = None,
+    inputs: Annotated[int, typer.Option(help="Single sequences to draw.")] = 2,
+    num_sequences: Annotated[int, typer.Option(help="Evaluation sequences for mean and deviation.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Seed that draws the sequences.")] = 0,
+    form: Form = "pdf",
+    size: Size = "column",
+    title: Title = "none",
+) -> None:
+    """Draw the attention maps of trigger models (2603.11487, figs. 3 to 8): mean, standard deviation, single inputs.
+
+    Models with the same number of layers stand side by side: softmax beside ReLU.
+
+    Example: sinkscope figures trigger example:trigger-relu -o maps
+    """
+    from sinkscope.present.figures.trigger_maps import SHOWN, captions, draw_trigger_maps
+
+    if inputs < 1:
+        raise SinkscopeError(f"--inputs {inputs}: at least 1 is needed")
+    style = Style(form, size, chosen(title))
+    drawn = {}
+    for layers, networks in by_layers(model).items():
+        for own in length or (None,):
+            maps = [maps_of(network, own, seed, num_sequences, inputs) for network in networks]
+            for figure in SHOWN:
+                name = f"trigger-{layers}-layer-T{maps[0].mean.shape[-1]}-{figure}.{form}"
+                drawn[name] = draw_trigger_maps(maps, figure, form, style.size, style.title)
+    save(out, drawn, captions)
+
+
+def by_layers(models: list[str]) -> dict[int, list[Any]]:
+    """The models of the task, by their number of layers. Raises SinkscopeError for any other model."""
+    from sinkscope.checkpoints import LoadOptions, open_checkpoint
+    from sinkscope.checkpoints.trigger.as_input import need_task
+
+    found: dict[int, list[Any]] = {}
+    for name in models:
+        network: Any = open_checkpoint(name, LoadOptions(device="cpu")).model
+        found.setdefault(need_task(network, name).config.num_hidden_layers, []).append(network)
+    return found
+
+
+def maps_of(network: Any, length: int | None, seed: int, count: int, singles: int) -> TriggerMaps:
+    """Maps of one model. Raises SinkscopeError as `trigger_maps` does."""
+    from sinkscope.experiments.trigger.maps import trigger_maps
+
+    return trigger_maps(network, length, seed, count, singles)
+
+
+def chosen(title: str) -> str | None:
+    """What `drawn` takes for --title. Raises SinkscopeError for another word than own or none."""
+    if title not in ("own", "none"):
+        raise SinkscopeError(f"--title {title!r}: own or none, for one title cannot fit all figures")
+    return None if title == "own" else title
+
+
+def save(out: Path, drawn: dict[str, tuple[bytes, str]], page: Callable[[dict[str, str]], str]) -> None:
+    """Writes the figures and captions.md, and names them. Raises SinkscopeError where the folder cannot be written."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SinkscopeError(f"cannot write into {out}: {error.strerror}") from None
+    told = {name: caption for name, (_, caption) in drawn.items()}
+    for name, (content, _) in drawn.items():
+        write_file(out / name, content)
+    write_file(out / "captions.md", page(told))
+    sys.stdout.write("".join(f"{out / name}\n" for name in (*drawn, "captions.md")))
+
+
+app.command("lampert", cls=Command)(guarded(lampert))
+app.command("trigger", cls=Command)(guarded(trigger))

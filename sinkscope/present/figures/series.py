@@ -1,0 +1,90 @@
+"""What a figure over several runs shows: each domain of each run, with a name that tells it from the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.present.text import printable
+from sinkscope.runs.per_sequence import domains
+from sinkscope.runs.schema.measures import MEASURES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sinkscope.runs.run import Run
+    from sinkscope.runs.schema.manifest import DomainFacts
+
+MADE_BY = {table.name: measure.name for measure in MEASURES.values() for table in measure.tables} | {
+    "switch": "switch", "alignment": "switch"
+}  # fmt: skip
+"""The measurement that writes each table on request."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One domain of one run, and its first stream. `label`: its name in the figure."""
+
+    run: Run
+    data: DomainFacts
+    stream: str
+    label: str
+
+    def rows(self, table: str) -> pd.DataFrame:
+        """Its rows of a run's table, by the table's name. Raises SinkscopeError where the run lacks the table."""
+        found = self.run.measured.get(table)
+        found = self.run.tables().get(table) if found is None else found
+        if found is None or found.empty:
+            how = f": scan it with --measure {MADE_BY[table]}" if table in MADE_BY else ""
+            raise SinkscopeError(f"{self.run.path or self.run.manifest.model.id} has no table {table}{how}")
+        rows = found[found["stream"] == self.stream]
+        return rows[rows["domain"] == self.data.domain] if "domain" in rows else rows
+
+
+def all_series(runs: list[Run]) -> list[Series]:
+    """Every domain of every run, in order. Raises SinkscopeError where there is no run."""
+    if not runs:
+        raise SinkscopeError("no run: name at least one run folder")
+    parts = [(run, data) for run in runs for data in domains(run)]
+    return [
+        Series(run, data, run.heads["stream"].iloc[0], label)
+        for (run, data), label in zip(parts, _labels(parts), strict=True)
+    ]
+
+
+def _labels(parts: list[tuple[Run, DomainFacts]]) -> list[str]:
+    """Model, domain and dtype, as far as they differ; runs that share all of them are numbered."""
+    names = [short(run.manifest.model.shown) for run, _ in parts]
+    texts = [printable(data.domain) for _, data in parts]
+    kinds = [str(run.manifest.model.dtype) for run, _ in parts]
+    chosen = [names] if len(set(names)) > 1 or len(parts) == 1 else []
+    chosen += [each for each in (texts, kinds) if len(set(each)) > 1]
+    labels = [", ".join(words) for words in zip(*(chosen or [names]), strict=True)]
+    return [
+        f"{label} ({labels[: place + 1].count(label)})" if labels.count(label) > 1 else label
+        for place, label in enumerate(labels)
+    ]
+
+
+def common(series: list[Series]) -> str:
+    """The model's name, where all series are of one model; its only domain too. Empty where models differ."""
+    models = {short(each.run.manifest.model.shown) for each in series}
+    if len(models) > 1:
+        return ""
+    return f"{models.pop()}, {printable(series[0].data.domain)}" if len(series) == 1 else models.pop()
+
+
+def short(model: str) -> str:
+    """The last part of a model's name."""
+    return printable(str(model).rstrip("/").rpartition("/")[2].removeprefix("example:"))
+
+
+def measured(series: list[Series]) -> str:
+    """What was read, as a sentence for a caption."""
+    told = dict.fromkeys(
+        f"{short(each.run.manifest.model.shown)} ({each.run.manifest.model.dtype}): {each.data.sequences} sequences of "
+        f"{each.data.seq_len} tokens of {printable(each.data.domain)}"
+        for each in series
+    )
+    return "; ".join(told) + "."

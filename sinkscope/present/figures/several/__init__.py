@@ -1,0 +1,1 @@
+"""Figures over several runs: one file each, gathered in `drawing`."""

@@ -1,0 +1,280 @@
+"""Figures over several runs: drawn, the same twice, captioned, refused where a run lacks the table; maps' marks."""
+
+from __future__ import annotations
+
+import io
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from desk import scanned
+from matplotlib.figure import Figure
+from models import random_ids, tiny
+from tiers import slow_but
+from typer.testing import CliRunner
+
+import sinkscope
+from sinkscope.cli import app
+from sinkscope.cli.plot import SEVERAL, SINGLE
+from sinkscope.errors import SinkscopeError
+from sinkscope.experiments.attention_map import HeadMap
+from sinkscope.present.figures.canvas import WIDTHS, drawn, headline
+from sinkscope.present.figures.gallery import draw_attention, draw_gallery, gallery_heads
+from sinkscope.present.figures.grid import Grid
+from sinkscope.present.figures.lampert import PLAN, captions
+from sinkscope.present.figures.maps import Tile, paint_map, sinks
+from sinkscope.present.figures.series import all_series
+from sinkscope.present.figures.several.drawing import KINDS, draw_several
+from sinkscope.present.figures.trajectory import draw_trajectories
+from sinkscope.runs.run import Run
+
+
+@cache
+def smoothed(seed: int = 0) -> Run:
+    """A tiny model scanned with every table that a figure shows; those of `switch` are made by hand."""
+    model = tiny("llama", num_hidden_layers=2)
+    run = sinkscope.scan(model, data=random_ids(3, 24, seed=seed), measure=["smoothing"], self_check=False)
+    run.manifest.model.id = "tiny"
+    for number, name in enumerate(("cost_sink_lower", "cost_diagonal_upper", "cost_sink_upper")):
+        run.measured["smoothing"][name] = 10.0**number  # no head of so small a model has a margin above 0
+    places = run.heads[["stream", "layer", "head", "module"]]
+    share = np.linspace(0, 1, len(places))
+    run.measured.setdefault(
+        "switch", places.assign(sink_rows=share, off_rate=share**2, communication=0.2 * share, from_sink=0.1)
+    )
+    rows = run.layers[["stream", "layer", "module"]].merge(pd.DataFrame({"position": range(24)}), how="cross")
+    cosines = np.cos(rows["position"] / 24 + rows["layer"])
+    run.measured.setdefault("alignment", rows.assign(cos_residual=cosines, cos_input=-cosines))
+    return run
+
+
+def picture(content: bytes) -> np.ndarray:
+    from PIL import Image
+
+    return np.asarray(Image.open(io.BytesIO(content)).convert("L"))
+
+
+@pytest.mark.parametrize("figure", slow_but(KINDS, "smoothing"))
+def test_the_same_bytes_twice_with_text_as_text(figure: str) -> None:
+    content, caption = draw_several([smoothed()], figure, "svg", "page")
+    assert content == draw_several([smoothed()], figure, "svg", "page")[0]
+    assert b"<text" in content
+    assert b"layer" in content or figure == "costs"
+    assert "3 sequences of 24 tokens" in caption
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", WIDTHS)
+@pytest.mark.parametrize("figure", KINDS)
+def test_several_runs_fill_their_width_and_no_more(figure: str, size: str) -> None:
+    """The outermost columns of pixels stay white: a legend or name that is too wide would run through them."""
+    image = picture(draw_several([smoothed(), smoothed(1), smoothed(2)], figure, "png", size)[0])
+    assert image.shape[1] == pytest.approx(300 * WIDTHS[size], abs=2)
+    assert (image[:, :2] == 255).all()
+    assert (image[:, -2:] == 255).all()
+
+
+def test_a_run_without_the_table_is_refused_with_the_remedy() -> None:
+    for figure, measure in (("smoothing", "smoothing"), ("alignment", "switch"), ("switch", "switch")):
+        with pytest.raises(SinkscopeError, match=f"scan it with --measure {measure}"):
+            draw_several([smoothed(), scanned()], figure, "png")
+
+
+def test_unknown_figures_and_sizes_are_refused() -> None:
+    for figure, form, size in (("pie", "png", "column"), ("ranks", "gif", "column"), ("ranks", "png", "poster")):
+        with pytest.raises(SinkscopeError):
+            draw_several([smoothed()], figure, form, size)
+    with pytest.raises(SinkscopeError, match="at least one run"):
+        draw_several([], "ranks", "png")
+
+
+def test_series_are_named_by_what_differs() -> None:
+    one, other = scanned(), scanned(dtype="bfloat16")
+    assert [each.label for each in all_series([one])] == ["tiny"]
+    assert [each.label for each in all_series([one, other])] == ["float32", "bfloat16"]
+    assert [each.label for each in all_series([one, one])] == ["tiny (1)", "tiny (2)"]
+    other.manifest.model.id = "somebody/other"
+    assert [each.label for each in all_series([one, other])] == ["tiny, float32", "other, bfloat16"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "parts", "size", "shape"),
+    [(1, 3, "column", (3, 1)), (1, 3, "page", (1, 3)), (2, 1, "column", (1, 2)), (3, 2, "column", (4, 2)),
+     (5, 1, "page", (2, 4))],
+)  # fmt: skip
+def test_every_panel_has_a_place_of_its_own(labels: int, parts: int, size: str, shape: tuple[int, int]) -> None:
+    grid = Grid(tuple(map(str, range(labels))), parts, size, 1.0, "")
+    places = [grid.place(series, part) for series in range(labels) for part in range(parts)]
+    assert grid.shape == shape
+    assert len(set(places)) == len(places)
+    assert all(row < shape[0] and column < shape[1] for row, column in places)
+
+
+def test_a_title_is_replaced_or_left_out() -> None:
+    def paint(canvas: Figure) -> None:
+        axes = canvas.subplots()
+        axes.set_title("own", loc="left")
+        axes.set_title("panel")
+        headline(canvas, "above")
+
+    words = {title: drawn(paint, "", "svg", (2, 2), title).decode() for title in (None, "none", "mine")}
+    for title, shown in ((None, {"own", "above"}), ("none", set()), ("mine", {"mine"})):
+        assert {word for word in ("own", "above", "mine") if f">{word}<" in words[title]} == shown
+        assert ">panel<" in words[title]
+
+
+# Maps
+
+
+def causal(length: int, first: float = 0.0, own: float = 0.0) -> np.ndarray:
+    """Uniform causal attention with mass moved to the first key and to the query itself."""
+    rest = np.tril(np.ones((length, length))) / np.arange(1, length + 1)[:, None]
+    weights = (1 - first - own) * rest + own * np.eye(length)
+    weights[:, 0] += first
+    return weights
+
+
+def test_sinks_are_keys_whose_alpha_exceeds_epsilon() -> None:
+    assert sinks(causal(32, first=0.6), 0.3) == [0]
+    assert sinks(causal(32), 0.3) == []
+    flat = np.full((8, 8), 1 / 8)
+    assert sinks(flat, 0.3) == []
+    flat[:, 5] = 0.5
+    assert sinks(flat, 0.3) == [5], "every query of an encoder may see key 5"
+
+
+@pytest.mark.parametrize(
+    ("tile", "marks"),
+    [(Tile("", causal(32, first=0.6)), {"sink"}), (Tile("", causal(32, own=0.7)), {"diagonal"}),
+     (Tile("", causal(32, first=0.6), trigger=7), {"sink", "trigger"}),
+     (Tile("", causal(32, first=0.6), trigger=7, marked=False), {"trigger"})],
+)  # fmt: skip
+def test_a_map_marks_what_it_has(tile: Tile, marks: set[str]) -> None:
+    axes = Figure().subplots()
+    image = paint_map(axes, tile, 1.0, 0.3)
+    assert set(axes.get_legend_handles_labels()[1]) == marks
+    assert axes.get_aspect() == 1, "cells are square"
+    assert image.get_array().mask.sum() == 32 * 31 / 2, "what a causal head cannot see is left white"
+
+
+def test_an_encoders_map_is_shown_whole() -> None:
+    image = paint_map(Figure().subplots(), Tile("", np.full((8, 8), 1 / 8)), 1.0, 0.3)
+    assert not image.get_array().mask.any()
+
+
+@pytest.mark.slow
+def test_attention_at_several_lengths_and_a_gallery() -> None:
+    run = scanned()
+    tokens = ["<bos>", "$a_", "語", "\x1b[1m", *map(str, range(12))]
+    maps = [HeadMap(1, 2, causal(length, first=0.5), tokens[:length]) for length in (4, 16)]
+    content, caption = draw_attention(run, maps, "a text", "svg", "page")
+    assert content == draw_attention(run, maps, "a text", "svg", "page")[0]
+    assert b"T = 4" in content
+    assert b"\x1b" not in content
+    assert "the first 4, 16 tokens of the text 'a text'" in caption
+    heads = gallery_heads(run)
+    assert len({(layer, head) for layer, head, _ in heads}) == len(heads) == 4
+    own = [HeadMap(layer, head, causal(16), tokens) for layer, head, _ in heads]
+    content, caption = draw_gallery([(run, own), (run, own)], "a text", "svg")
+    assert content == draw_gallery([(run, own), (run, own)], "a text", "svg")[0]
+    assert "'a text'" in caption
+
+
+# Trainings
+
+
+def trained(seed: int) -> pd.DataFrame:
+    heads = [
+        {"step": step, "domain": "prose", "stream": "text", "level": "head", "layer": layer, "head": head,
+         "metric": "sink_score", "value": 0.01 * step * (head + seed), "sem": 0.01}
+        for step in (0, 10, 20) for layer in (0, 1) for head in range(4)
+    ]  # fmt: skip
+    table = pd.DataFrame(heads)
+    model = table.groupby("step", as_index=False)["value"].mean().assign(level="model", metric="sink_score", sem=0.01)
+    return pd.concat([table, model.assign(domain="prose", stream="text")], ignore_index=True)
+
+
+@pytest.mark.slow
+def test_trainings_beside_each_other() -> None:
+    both = {"one": trained(1), "two": trained(2)}
+    content, caption = draw_trajectories(both, "svg")
+    assert content == draw_trajectories(both, "svg")[0]
+    assert b">two<" in content
+    assert "standard error" in caption
+
+
+# The commands
+
+
+def test_every_figure_has_its_place_in_the_command() -> None:
+    assert {*KINDS, "gallery", "trajectory"} == set(SEVERAL)
+    assert not set(SEVERAL) & set(SINGLE)
+    assert {each.figure for each in PLAN} - {None} == {*KINDS, "gallery"}
+    numbers = [number for each in PLAN for number in each.numbers.split(", ") if number]
+    assert sorted(map(int, numbers)) == list(range(1, 14))
+
+
+def test_what_is_not_drawn_is_told_with_its_reason() -> None:
+    page = captions({"lampert-12-ranks.pdf": "Ranks."}, {"costs": "the run has no table smoothing"})
+    assert "## Figure 12: lampert-12-ranks.pdf\n\nRanks.\n" in page
+    assert "## Figure 3\n\nNot drawn: the run has no table smoothing.\n" in page
+    assert "## Figure 11\n\nNot drawn: " in page
+
+
+def run_cli(*arguments: str | Path) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_plot_prints_the_caption_and_refuses_what_does_not_fit(tmp_path: Path) -> None:
+    scanned().save(tmp_path / "run")
+    code, out, err = run_cli(
+        "plot", tmp_path / "run", "--figure", "scatter", "-o", tmp_path / "s.svg", "--title", "none"
+    )
+    assert code == 0, err
+    assert out.startswith("BOS mass against HONOR")
+    assert b"tiny" not in (tmp_path / "s.svg").read_bytes().partition(b"</metadata>")[2]
+    for arguments, message in (
+        (("--figure", "ranks"), "has no table smoothing: scan it with --measure smoothing"),
+        (("--figure", "heatmap", tmp_path / "run"), "--figure heatmap shows one run"),
+        (("--figure", "trajectory"), "`sinkscope track` writes it"),
+        (("--figure", "pie"), "choose one of heatmap"),
+    ):
+        code, _, err = run_cli("plot", tmp_path / "run", *arguments, "-o", tmp_path / "f.png")
+        assert code == 2
+        assert message in err
+    assert not (tmp_path / "f.png").exists()
+
+
+@pytest.mark.slow
+def test_all_figures_of_a_paper(tmp_path: Path) -> None:
+    smoothed().save(tmp_path / "run")
+    code, out, err = run_cli(
+        "figures", "lampert", tmp_path / "run", "-o", tmp_path / "all", "--no-maps", "--format", "svg"
+    )
+    assert code == 0, err
+    written = {Path(line).name for line in out.splitlines()}
+    assert {"lampert-12-ranks.svg", "lampert-08-09-10-smoothing.svg", "captions.md"} <= written
+    assert {path.name for path in (tmp_path / "all").iterdir()} == written
+    scanned().save(tmp_path / "plain")
+    code, _, err = run_cli("figures", "lampert", tmp_path / "plain", "-o", tmp_path / "none", "--no-maps")
+    assert code == 2
+    assert "no figure can be drawn" in err
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.slow
+def test_trigger_maps_side_by_side(tmp_path: Path) -> None:
+    code, out, err = run_cli(
+        "figures", "trigger", "example:trigger-softmax", "example:trigger-relu", "-o", tmp_path / "t",
+        "--format", "svg", "--num-sequences", 20, "--length", 12, "--length", 16,
+    )  # fmt: skip
+    assert code == 0, err
+    assert len(out.splitlines()) == 7
+    page = (tmp_path / "t" / "captions.md").read_text()
+    assert "softmax beside relu" in page
+    mean = next((tmp_path / "t").glob("*T12-mean.svg")).read_bytes()
+    assert b"softmax 0.0" in mean
+    assert b"relu 0.0" in mean
