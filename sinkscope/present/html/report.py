@@ -8,19 +8,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from sinkscope.present.colors import CIVIDIS, mixed
 from sinkscope.present.html.comparison import comparison_view
+from sinkscope.present.html.head_data import head_data
 from sinkscope.present.html.packing import packed, parked
 from sinkscope.present.html.svg import Cell, Dot, Line, heat_map, legend, line_chart, number, scatter
 from sinkscope.present.identity import run_id
-from sinkscope.present.numbers import rounded
 from sinkscope.present.text import printable
 
 if TYPE_CHECKING:
@@ -31,10 +29,6 @@ if TYPE_CHECKING:
 
 
 TEMPLATES = Path(__file__).parent / "templates"
-SCORES = (
-    "bos_mass", "sink_score", "sink_rate", "sink_margin", "first_argmax", "entropy", "uniformity", "self_mass",
-    "previous_mass", "honor", "residual_write_ln", "value_drain", "ov_drain", "gate_open", "pattern", "dormant",
-)  # fmt: skip
 PROFILES = (
     ("alignment with the first token", "cosine", False,
      (("cos_first_residual", "cos(x_0, x_j)"), ("cos_first_input", "cos(z_0, z_j)"),
@@ -43,9 +37,6 @@ PROFILES = (
     ("massive activations", "largest |x|", True, (("inf_norm", "largest |x|"),)),
     ("attention on the first token", "probability", False, (("mean_bos_mass", "BOS mass"),)),
 )  # fmt: skip
-POINTS = 64
-"""Points of alpha by position that are kept for each head (see `thinned`)."""
-
 LARGE = 3_000_000
 """Characters of charts and data past which the page holds both compressed, and its script draws the charts."""
 
@@ -63,7 +54,7 @@ def render_report(runs: list[Run], comparison: Comparison | None = None) -> str:
     style, script = ((TEMPLATES / name).read_text("utf-8") for name in ("report.css", "report.js"))
     views = [_view(run, index) for index, run in enumerate(runs)]
     compared = None if comparison is None else comparison_view(comparison)
-    data = embedded([_head_data(run) for run in runs])
+    data = embedded([head_data(run) for run in runs])
     charts = [chart for view in views for name in ("maps", "profiles", "scatter") for chart in view[name]]
     charts += compared["maps"] if compared else []
     large = len(data) + sum(len(chart["svg"]) for chart in charts) > LARGE
@@ -211,43 +202,3 @@ def _domains(run: Run) -> list[dict[str, Any]]:
                 "dormant": each.dormant.count, "heads": each.heads,
             })  # fmt: skip
     return rows
-
-
-def _head_data(run: Run) -> dict[str, Any]:
-    """What a click on a head shows: scores, alpha_0 by length, alpha by position; in the order of the head table."""
-    heads = run.heads.reset_index(drop=True)
-    scores = [name for name in SCORES if name in heads]
-    keys = [key for key in ("domain", "stream", "layer", "head") if key in heads and key in run.length_curve]
-    curves = dict(iter(run.length_curve.groupby(keys, sort=False)))
-    alphas = dict(iter(run.positions.groupby(keys, sort=False)["alpha"]))
-    named = [key for key in keys if key != "stream" or heads[key].nunique() > 1]
-    rows = []
-    for row in heads.to_dict("records"):
-        place = tuple(row[key] for key in keys)
-        curve = curves[place]
-        positions, values = thinned(alphas[place].to_numpy(float))
-        rows.append({
-            "name": " ".join(f"{key} {row[key]}" for key in named),
-            "scores": [rounded(row[name]) for name in scores],
-            "lengths": curve["length"].tolist(),
-            "curve": [rounded(value) for value in curve["sink_score"]],
-            "positions": positions,
-            "alpha": [rounded(value) for value in values],
-        })  # fmt: skip
-    return {"scores": scores, "heads": rows}
-
-
-def thinned(alpha: np.ndarray) -> tuple[list[int], list[float]]:
-    """Positions and alpha of at most POINTS points: the first 16, then the largest of each of some equal stretches."""
-    known = np.where(np.isnan(alpha), -np.inf, alpha)
-    places = [start + int(known[start:end].argmax()) for start, end in _stretches(len(alpha))]
-    return places, alpha[places].astype(float).tolist()
-
-
-@cache
-def _stretches(length: int) -> list[tuple[int, int]]:
-    """First and past-last position of each stretch: 16 of one position, then equal ones, at most POINTS in all."""
-    head = min(16, length)
-    rest = np.array_split(np.arange(head, length), min(POINTS - head, max(1, length - head)))
-    first = [(place, place + 1) for place in range(head)]
-    return first + [(int(stretch[0]), int(stretch[-1]) + 1) for stretch in rest if len(stretch)]
