@@ -7,6 +7,7 @@ from torch import nn
 
 from sinkscope.engine.loop import Loop
 from sinkscope.inputs.batches import TokenData
+from sinkscope.inputs.chats import region_names
 from sinkscope.inputs.signals import PIXELS
 from sinkscope.runs.places import Places, PlacesOf, text_regions
 from sinkscope.runs.values import Domain
@@ -59,6 +60,9 @@ def _tokens(loop: Loop, domain: Domain, data: TokenData, stream: str) -> Places 
     ids = domain.ids
     if stream == "decoder" and forward.decodes and forward.start is not None:
         ids = np.where(ids < 0, ids, np.insert(ids[:, :-1], 0, forward.start, axis=1))
+    speakers = domain.corpus.regions
+    if speakers is not None and ids is domain.ids:
+        return Places(region_names(speakers), ids, reading.tokenizer)
     regions = reading.kind.regions(ids, reading.rules)
     return None if regions is None else Places(regions, ids, reading.tokenizer)
 

@@ -59,6 +59,11 @@ def read_chats(
     return corpus
 
 
+def region_names(regions: np.ndarray) -> np.ndarray:
+    """The name of each token's region, [sequence, T]; "" past a sequence's end."""
+    return np.array([*REGIONS, ""])[regions]
+
+
 def _check(source: Source, tokenizer: Any) -> None:
     if any(document.messages is None for document in source.documents):
         raise SinkscopeError(f"data {source.spec!r} mix conversations with texts: use a source for each")

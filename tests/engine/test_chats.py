@@ -107,6 +107,7 @@ def test_the_columns_against_the_model_s_own_maps(chats: str, talker: Any) -> No
             np.testing.assert_allclose(
                 table.loc[key, [f"{name}_sem" for name in columns]].astype(float), errors, rtol=1e-4, atol=1e-7
             )
+    assert set(run.tokens["region"]) <= set(REGIONS)
     whole = sinkscope.scan(model, tokenizer=talker, data=chats, batch_size=1, self_check=False).measured["regions"]
     pd.testing.assert_frame_equal(run.measured["regions"], whole, rtol=1e-6)
 

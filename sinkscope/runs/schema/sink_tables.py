@@ -25,7 +25,8 @@ ID = _key("id", "integer", "Id of the token there; empty where the positions hol
 TOKEN = _key("token", "string", "The token there, as the vocabulary spells it; empty where the positions hold none.")
 REGION = _key(
     "region", "string",
-    "What stands there: special (a special token of the tokenizer), text, image (an image token in a text), or in "
+    "What stands there: special (a special token of the tokenizer), text, image (an image token in a text); in "
+    "conversations whose words it is (user, assistant, ...), markers or generated; in "
     "pictures and sound class, distillation, register, patch, frame; position where none of these is known.",
 )  # fmt: skip
 KIND = _key("kind", "string", "attention, state or massive: how it is a sink; `sinkscope metrics` defines each.")
