@@ -24,10 +24,11 @@ from sinkscope.inputs import Corpus
 from sinkscope.inputs.rules import first_token
 from sinkscope.metrics.extension import definitions
 from sinkscope.metrics.spectra import FEWEST_SPECTRA, SPECTRA_CUBES
-from sinkscope.runs.columns import RUN_COLUMNS, columns
+from sinkscope.runs.columns import columns
 from sinkscope.runs.folder import sha256_of
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.manifest import Manifest, Timing
+from sinkscope.runs.schema.measures import MEASURES
 from sinkscope.runs.schema.site import SiteFacts
 from sinkscope.runs.strict_json import plain
 from sinkscope.runs.values import Domain
@@ -56,13 +57,18 @@ def describe(loop: Loop, request: Request, checked: dict[str, Any]) -> Manifest:
         "attention": [_site_facts(site) for site in loop.sites],
         "conventions": {
             name: column.formula
-            for table in {**loop.declared.metrics.tables, **RUN_COLUMNS}
+            for table in dict.fromkeys([*loop.declared.metrics.tables, *_measured_tables(request)])
             for name, column in columns(table, loop.declared.metrics).items()
         },
         "metrics": definitions(loop.declared.metrics),
         "warnings": [*loop.checkpoint.warnings, *reading.warnings, *_unread(loop), *warnings_of(checked)],
     }
     return Manifest.model_validate(plain(facts))
+
+
+def _measured_tables(request: Request) -> list[str]:
+    """The tables that the request's measurements write."""
+    return [table.name for name in request.measures for table in MEASURES[name].tables]
 
 
 def spectra_measured(domains: list[Domain]) -> dict[str, int]:

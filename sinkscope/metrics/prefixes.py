@@ -48,7 +48,7 @@ COSINES: dict[str, Callable[[LayerView, int], Tensor]] = {
 """By the name of the column of layers.csv that it equals at the whole length."""
 
 
-def _first(tokens: Tokens, view: LayerView, length: int) -> Tokens:
+def _first(tokens: Tokens, view: LayerView, length: int) -> Float[Tensor, "batch early channel"]:
     """The first tokens. Raises Missing where the block's tokens are not the queries."""
     if tokens.shape[1] != view.queries:
         raise Missing

@@ -119,6 +119,9 @@ SHORTER: dict[tuple[str, ...], tuple[str, ...]] = {
     ("scan",): SHORT,
     ("track",): SHORT,
     ("ablate",): ("--seq-len", "32", "--num-sequences", "2", "--draws", "2"),
+    ("arms",): ("--seq-len", "32", "--num-sequences", "2", "--draws", "2"),
+    ("evict",): ("--window", "16", "--seq-len", "64", "--num-sequences", "2", "--draws", "2"),
+    ("quant",): ("--seq-len", "32", "--num-sequences", "2", "--draws", "2"),
     ("bench",): ("--rounds", "1", "--seq-len", "64"),
     ("trigger", "train"): ("--steps", "5"),
     ("trigger", "study"): ("--steps", "5"),
@@ -136,7 +139,7 @@ def test_every_example_runs(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.
     tokenizer.save_pretrained(tiny)
     for step in (10, 20):
         shutil.copytree(tiny, tmp_path / "out" / f"checkpoint-{step}")
-    for name in ("base", "finetuned"):
+    for name in ("base", "finetuned", "minilm"):
         assert invoke("scan", tiny, *SHORT, "--out", f"runs/{name}").exit_code == 0
     ran = 0
     for words, command in COMMANDS.items():

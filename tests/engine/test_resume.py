@@ -359,10 +359,10 @@ def test_batches_halved_by_memory_stay_halved(
 
     one_batch = Loop._one_batch
 
-    def scarce(self: Loop, capture: Any, collector: Any, batch: Any) -> Any:
+    def scarce(self: Loop, domain: int, batch: Any) -> Any:
         if len(batch) > 1:
             raise MemoryError
-        return one_batch(self, capture, collector, batch)
+        return one_batch(self, domain, batch)
 
     monkeypatch.setattr(Loop, "_one_batch", scarce)
     whole = _measure(tiny_folder, tmp_path / "whole")

@@ -21,7 +21,7 @@ one_batch = Loop._one_batch
 batches = []
 
 
-def faulty(self: Loop, capture: Any, collector: Any, batch: Any) -> Any:
+def faulty(self: Loop, domain: int, batch: Any) -> Any:
     batches.append(batch)
     if FAULT == "slow":
         time.sleep(0.5)
@@ -29,7 +29,7 @@ def faulty(self: Loop, capture: Any, collector: Any, batch: Any) -> Any:
         raise SinkscopeError("a layer overflowed")
     if LAST and FAULT == "memory" and len(batch) > 1:
         raise MemoryError
-    return one_batch(self, capture, collector, batch)
+    return one_batch(self, domain, batch)
 
 
 Loop._one_batch = faulty  # type: ignore[method-assign]
