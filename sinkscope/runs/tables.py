@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.capture import Site
+from sinkscope.metrics import stretches
+from sinkscope.metrics.quantities import Quantity
 from sinkscope.runs.averages import mean, sem
 from sinkscope.runs.columns import RUN_COLUMNS, HeadRun, LayerRun
 from sinkscope.runs.request import Request
@@ -67,28 +69,36 @@ def layer_table(domains: list[Domain], sites: list[Site], heads: pd.DataFrame, a
 def position_table(domains: list[Domain], sites: list[Site], tokens: dict[str, list[str | None]]) -> pd.DataFrame:
     """positions.parquet: one row per (stream, layer, head, position), one column per quantity by position.
 
+    Positions from `stretches.EVERY` on are left to stretches.parquet.
     `tokens`: by domain, the token at each position; None where the sequences of the domain differ there.
     """
     frames = []
     for domain, site, values in sites_of(domains, sites):
-        heads, keys = site.heads, values.keys
-        shared = tokens[domain.name] if len(tokens[domain.name]) == keys else [None] * keys
+        heads, keys = site.heads, min(values.keys, stretches.EVERY)
+        known = len(tokens[domain.name]) == values.keys
+        shared = tokens[domain.name][:keys] if known else [None] * keys
         rows = domain_key(domains, domain) | site_keys(site)
         rows |= {"head": np.repeat(np.arange(heads), keys), "position": np.tile(np.arange(keys), heads)}
         rows |= {
-            column: _by_key(values.arrays.get(each.name), each.dims[-1], heads, keys).ravel()
+            column: _by_key(values, each, heads, keys).ravel()
             for column, each in values.quantities.shown_in("positions").items()
         }
         frames.append(pd.DataFrame(rows | {"token": pd.array(shared * heads, dtype="string")}))
     return pd.concat(frames, ignore_index=True)
 
 
-def _by_key(values: np.ndarray | None, dim: str, heads: int, keys: int) -> np.ndarray:
+def _by_key(values: SiteValues, each: Quantity, heads: int, keys: int) -> np.ndarray:
     """[H, K] from [H, position]; NaN at keys without a value, and for values by query where queries are no keys."""
     placed = np.full((heads, keys), np.nan)
-    if values is not None and (dim != "query" or values.shape[1] == keys):
-        placed[:, : values.shape[1]] = values[:, :keys]
+    found = values.arrays.get(each.name)
+    if found is not None and placed_at_keys(values, each):
+        placed[:, : found.shape[1]] = found[:, :keys]
     return placed
+
+
+def placed_at_keys(values: SiteValues, each: Quantity) -> bool:
+    """Whether a quantity by position has its values at the positions of keys; by query only where queries are keys."""
+    return each.dims[-1] != "query" or values.queries == values.keys
 
 
 def curve_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:

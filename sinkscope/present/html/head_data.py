@@ -6,6 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from sinkscope.present.numbers import rounded
 
@@ -26,26 +27,37 @@ def head_data(run: Run) -> dict[str, Any]:
     scores = [name for name in SCORES if name in heads]
     keys = [key for key in ("domain", "stream", "layer", "head") if key in heads and key in run.length_curve]
     curves = dict(iter(run.length_curve.groupby(keys, sort=False)))
-    alphas = dict(iter(run.positions.groupby(keys, sort=False)["alpha"]))
+    alphas = dict(iter(_alpha_points(run, keys).groupby(keys, sort=False)))
     named = [key for key in keys if key != "stream" or heads[key].nunique() > 1]
     rows = []
     for row in heads.to_dict("records"):
         place = tuple(row[key] for key in keys)
         curve = curves[place]
-        positions, values = thinned(alphas[place].to_numpy(float))
+        points = alphas[place]
+        places, values = thinned(points["alpha"].to_numpy(float))
         rows.append({
             "name": " ".join(f"{key} {row[key]}" for key in named),
             "scores": [rounded(row[name]) for name in scores],
             "lengths": curve["length"].tolist(),
             "curve": [rounded(value) for value in curve["sink_score"]],
-            "positions": positions,
+            "positions": points["position"].iloc[places].tolist(),
             "alpha": [rounded(value) for value in values],
         })  # fmt: skip
     return {"scores": scores, "heads": rows}
 
 
+def _alpha_points(run: Run, keys: list[str]) -> pd.DataFrame:
+    """Alpha by position; beyond positions.parquet the largest alpha of each stretch, at its position."""
+    wanted = [*keys, "position", "alpha"]
+    if run.stretches is None:
+        return run.positions[wanted]
+    beyond = run.stretches.dropna(subset="alpha_max").astype({"alpha_max_position": int})
+    found = beyond[[*keys, "alpha_max_position", "alpha_max"]].set_axis(wanted, axis=1)
+    return pd.concat([run.positions[wanted], found], ignore_index=True)
+
+
 def thinned(alpha: np.ndarray) -> tuple[list[int], list[float]]:
-    """Positions and alpha of at most POINTS points: the first 16, then the largest of each of some equal stretches."""
+    """Places and alpha of at most POINTS points: the first 16, then the largest of each of some equal stretches."""
     known = np.where(np.isnan(alpha), -np.inf, alpha)
     places = [start + int(known[start:end].argmax()) for start, end in _stretches(len(alpha))]
     return places, alpha[places].astype(float).tolist()
