@@ -64,12 +64,17 @@ class Record:
         return self._count
 
     def values(self) -> dict[str, SiteValues]:
-        """Returns the values of the sequences before the first gap, by site name, in the order of the sequences."""
+        """Hands over the values of the sequences before the first gap, by site name, in the order of the sequences.
+
+        The record then holds none of them: of many sequences, both together would fill memory.
+        """
         joined: Parts = defaultdict(list)
         for start in self._unbroken:
-            for name, own in self._done[start][1].items():
+            count, parts = self._done[start]
+            self._done[start] = count, {}
+            for name, own in parts.items():
                 joined[name] += own
-        return {name: self._site(name, parts) for name, parts in joined.items()}
+        return {name: self._site(name, joined.pop(name)) for name in [*joined]}
 
     def _site(self, site: str, parts: list[Part]) -> SiteValues:
         joined = {each.name: _join(each, parts) for each in self._quantities.quantities}

@@ -169,32 +169,49 @@ def measured_curve(
 
 def sequence_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
     """sequences.parquet: every metric of every sequence; `head` is missing in rows that hold layer metrics."""
-    frames = []
+    frames, blocks = [], []
     for domain, site, values in sites_of(domains, sites):
-        count, heads, metrics = values.count, site.heads, values.quantities.metrics
         common = {"domain": domain.name, **site_keys(site), "module": site.name}
-        rows: dict[str, Any] = common | {
-            "sequence": np.repeat(np.arange(count), heads),
-            "document": pd.array(np.repeat(domain.documents[:count], heads), dtype="string"),
-            "head": pd.array(np.tile(np.arange(heads), count), dtype="Int64"),
-        }
-        rows |= _by_name(values.heads, metrics.names("heads"))
-        for table, measured in values.measured.items():
-            rows |= _by_name(measured, metrics.names(table))
-        frames.append(pd.DataFrame(rows))
-        rows = common | {
-            "sequence": np.arange(count),
-            "document": pd.array(domain.documents[:count], dtype="string"),
-            "head": pd.array([None] * count, dtype="Int64"),
-        }
-        frames.append(pd.DataFrame(rows | _by_name(values.layers, metrics.names("layers"))))
-    return pd.concat(frames, ignore_index=True)
+        of_heads = {"heads": values.heads} | values.measured
+        for tables, heads in ((of_heads, site.heads), ({"layers": values.layers}, None)):
+            frames.append(_sequence_keys(common, domain.documents[: values.count], heads))
+            blocks.append(_by_name(values, tables))
+    names = dict.fromkeys(name for block in blocks for name in block)
+    lengths = [len(frame) for frame in frames]
+    # Column by column, and not copied: of many sequences, one more copy of all their values would fill memory.
+    columns = {name: pd.concat([frame.pop(name) for frame in frames], ignore_index=True) for name in [*frames[0]]}
+    values = {name: _stacked([block.get(name) for block in blocks], lengths) for name in names}
+    return pd.DataFrame(columns | values, copy=False)
 
 
-def _by_name(values: np.ndarray, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """One column per metric from [N, H, metric] or [N, metric]; the heads of a sequence follow each other."""
-    flat = values.reshape(-1, values.shape[-1])
-    return {name: flat[:, index] for index, name in enumerate(names)}
+def _sequence_keys(common: dict[str, Any], documents: list[str], heads: int | None) -> pd.DataFrame:
+    """The columns that identify a site's rows: one for each sequence and head, or for each sequence."""
+    count, number = len(documents), 1 if heads is None else heads
+    head = [None] * count if heads is None else np.tile(np.arange(heads), count)
+    return pd.DataFrame(common | {
+        "sequence": np.repeat(np.arange(count), number),
+        "document": pd.array(np.repeat(documents, number), dtype="string"),
+        "head": pd.array(head, dtype="Int64"),
+    })  # fmt: skip
+
+
+def _by_name(values: SiteValues, tables: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The values of each metric [N, H] or [N]; `tables`: [N, H, metric] or [N, metric] by table."""
+    return {
+        name: found[..., index]
+        for table, found in tables.items()
+        for index, name in enumerate(values.quantities.metrics.names(table))
+    }
+
+
+def _stacked(blocks: list[np.ndarray | None], lengths: list[int]) -> np.ndarray:
+    """One column of blocks of rows, in which the heads of a sequence follow each other; NaN where a block is None."""
+    column = np.full(sum(lengths), np.nan)
+    ends = np.cumsum(lengths)
+    for block, length, end in zip(blocks, lengths, ends, strict=True):
+        if block is not None:
+            column[end - length : end] = block.ravel()
+    return column
 
 
 def sites_of(domains: list[Domain], sites: list[Site]) -> list[tuple[Domain, Site, SiteValues]]:
