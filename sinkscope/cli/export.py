@@ -58,7 +58,7 @@ def export(
 
     Example: sinkscope export runs/gemma --format latex --metric bos_mass --metric entropy -o table.tex
     """
-    from sinkscope.runs.paper_table import paper_table
+    from sinkscope.runs.paper_table import paper_table, sources_table
     from sinkscope.runs.run import load_run
 
     if heads == STREAMING or form == DUO:
@@ -75,11 +75,12 @@ def export(
         raise SinkscopeError(f"--format {chosen.name} is binary: name a file with -o")
     check_writable(out)
     loaded = [load_run(path) for path in runs]
-    content = (
-        list_of(loaded, asked[0], str(lists[asked[0]]))
-        if chosen is None
-        else chosen.write(paper_table(loaded, level, metric))
-    )
+    content: str | bytes
+    if chosen is None:
+        content = list_of(loaded, asked[0], str(lists[asked[0]]))
+    else:
+        whole = chosen.sources and not (level or metric)
+        content = chosen.write(sources_table(loaded) if whole else paper_table(loaded, level, metric))
     if out is not None:
         write_file(out, content)
         say(f"wrote {out}")

@@ -10,7 +10,7 @@ import pandas as pd
 
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.averages import mean, sem
-from sinkscope.runs.catalogue import find_column
+from sinkscope.runs.catalogue import columns_of, find_column
 from sinkscope.runs.per_sequence import cells, domains, metric_names
 
 if TYPE_CHECKING:
@@ -79,6 +79,14 @@ def paper_table(runs: list[Run], level: str | None = None, metrics: list[str] | 
     keys = [key for key in keys if not (droppable.get(key, False) and frame[key].nunique() == 1)]
     columns = [_column(runs[0].manifest, name, f"{name}_sem" in frame) for name in dict.fromkeys(names)]
     return PaperTable(keys, columns, frame[keys + _value_columns(columns)], [describe_run(run) for run in runs])
+
+
+def sources_table(runs: list[Run]) -> PaperTable:
+    """Every metric that all runs measured for heads or layers, without rows: for those who cite what a run measured."""
+    every = [column for column in columns_of(runs[0].manifest) if column.shown and column.table in ("heads", "layers")]
+    shared = [each for each in every if all(each.name in getattr(run, each.table) for run in runs)]
+    columns = [Column(each.name, each.unit, each.source, False) for each in shared]
+    return PaperTable([], columns, pd.DataFrame(), [describe_run(run) for run in runs])
 
 
 def _value_columns(columns: list[Column]) -> list[str]:

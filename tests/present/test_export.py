@@ -26,7 +26,7 @@ from sinkscope.present.paper.format import find_format, format_names
 from sinkscope.present.paper.formats.latex import escape, latex_table
 from sinkscope.present.terminal.run import render_run
 from sinkscope.runs.head_selection import selected_heads
-from sinkscope.runs.paper_table import PaperTable, paper_table
+from sinkscope.runs.paper_table import PaperTable, paper_table, sources_table
 
 EVIL = r"50%_of {a} \ $x^2$ & #1 ~ [b] <script>|"
 
@@ -153,12 +153,23 @@ def test_bibtex_names_every_paper_once() -> None:
     text = str(render(paper_table([scanned()], "head", ["sink_score", "sink_rate", "honor", "bos_mass"]), "bibtex"))
     assert text.count("@misc{arxiv2410-10781") == 1
     assert "author = {Gu and others}" in text
+    assert "title = {{When Attention Sink Emerges in Language Models: An Empirical View}}" in text
+    assert all("title" in entry for entry in text.split("@")[1:])
     assert "eprint = {2504.03889}" in text
     assert "@software{sinkscope" in text
     assert text.count("{") == text.count("}")
     assert text.index("% defines sink_score, sink_rate") < text.index("@misc{arxiv2410-10781")
     assert "note" not in text
     assert all("author" in entry or "key = " in entry for entry in text.split("@")[1:]), "BibTeX sorts by one of them"
+
+
+def test_bibtex_of_a_run_cites_every_paper_behind_its_metrics() -> None:
+    """Not only those of the few metrics that a table shows where none is named."""
+    found = sources_table([scanned()])
+    text = str(render(found, "bibtex"))
+    named = {column.name for column in found.columns}
+    assert {"bos_mass", "sink_margin", "honor", "max_abs"} <= named
+    assert len(set(re.findall(r"@misc\{arxiv([\d-]+)", text))) >= 8
 
 
 def test_heads_for_tools() -> None:
