@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from sinkscope.present.terminal.metrics import NOTATION, TITLES, anchor
+from sinkscope.present.terminal.metrics import NOTATION, SYMBOLS, TITLES, anchor
 from sinkscope.present.terminal.schema import SHOWN
 from sinkscope.runs.catalogue import Column, catalogue
 from sinkscope.runs.papers import NUMBER, cited_papers
@@ -41,25 +41,6 @@ mean over the sequences that reach the position, without an error.
 ## Symbols
 
 """
-SYMBOLS = {
-    "T": "number of tokens of the sequence. Positions are 0 to T-1; position 0 is the first token, BOS or not",
-    "i, j, k": "i is the position of a query, j and k are those of keys",
-    "A[i,j]": (
-        "attention probability of query i on key j, after mask, soft-cap, window and learned sink. In causal attention "
-        "j <= i. In attention without a softmax it is the score that multiplies the value"
-    ),
-    "s_ij": "logit of query i and key j, after scaling, soft-cap and bias",
-    "alpha_k": "mean of A[i,k] over the queries i that may see key k, query k included",
-    "epsilon": "threshold of a sink, 0.3 unless `--epsilon` says otherwise",
-    "q_i, k_j, v_j": "query, key and value as the softmax sees them, after position encoding and norms",
-    "o_i": "sum over j of A[i,j] v_j: what the attention call returns",
-    "w_i": "what the output projection reads of the head: o_i, unless a gate or a norm stands between",
-    "W_O^h": "slice of the output projection that reads head h",
-    "x_i": "residual stream that enters the block",
-    "z_i": "what the projections of queries, keys and values read: x_i after the norm of the block's input, if any",
-    "e_i": "residual stream that leaves the block",
-}
-"""What the letters of the formulas stand for."""
 
 
 def pages() -> dict[Path, str]:
