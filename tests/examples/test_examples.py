@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +105,12 @@ def test_the_workflow_keeps_the_report_of_a_failure() -> None:
     assert all("uses" in step or "run" in step for step in steps())
     python = next(step for step in steps() if "setup-python" in step.get("uses", ""))
     assert python["with"]["cache-dependency-path"], "setup-python fails where no requirements file is found to hash"
+
+
+def test_the_page_s_table_of_the_gate_has_the_rows_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    scenes = importlib.import_module("gate_power").scenes(layers=18, heads=4)
+    page = (EXAMPLES.parent / "docs" / "commands" / "check.md").read_text("utf-8")
+    rows = re.findall(r"^\| ([^|]+) \| (\d+) \| \d+ \|$", page, re.M)
+    assert rows == [(group, str(count)) for group, count in Counter(scene.group for scene in scenes).items()]
+    assert f"{len(scenes) + 1} scans" in page
