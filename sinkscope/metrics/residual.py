@@ -40,8 +40,7 @@ def cos_first_residual(view: LayerView) -> LayerValues:
 def cos_first_input(view: LayerView) -> LayerValues:
     """Mean over j >= 1 of cos(z_0, z_j): alignment of the sink embedding with all other tokens, as the q/k/v
     projections read them."""
-    z = need(view.attention_input)
-    return cosines_with_first(z, torch.linalg.vector_norm(z, dim=-1))[:, 1:].mean(-1)
+    return first_input_cosines(view)[:, 1:].mean(-1)
 
 
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG246)
@@ -53,8 +52,7 @@ def avg_cos_residual(view: LayerView) -> LayerValues:
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG246)
 def avg_cos_input(view: LayerView) -> LayerValues:
     """Mean over unordered pairs i != j, both >= 1, of cos(z_i, z_j)."""
-    z = need(view.attention_input)
-    return pair_cosine(z, torch.linalg.vector_norm(z, dim=-1))
+    return pair_cosine(view.z, view.z_norms)
 
 
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG246)
@@ -190,6 +188,12 @@ def layer_median(view: LayerView) -> LayerValues:
 def first_cosines(view: LayerView) -> Float[Tensor, "batch token"]:
     """cos(x_j, x_0) of every token."""
     return cosines_with_first(view.x, view.x_norms)
+
+
+@once_per_view
+def first_input_cosines(view: LayerView) -> Float[Tensor, "batch token"]:
+    """cos(z_j, z_0) of every token."""
+    return cosines_with_first(view.z, view.z_norms)
 
 
 def cosines_with_first(x: Tokens, norms: Float[Tensor, "batch token"]) -> Float[Tensor, "batch token"]:
