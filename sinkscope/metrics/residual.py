@@ -130,7 +130,7 @@ def begin_matrix_entropy(view: LayerView) -> SpectrumEntropy:
 )  # fmt: skip
 def matrix_entropy(view: LayerView) -> LayerValues:
     """Entropy of the squared singular values of x (all tokens, not centred) divided by their sum. Measured on the first
-    n sequences only (option --spectra), empty in the others. By default n is the largest with n min(T, D)^3 <= 2^31,
+    n sequences only (option --spectra), empty in the others. By default n is the largest with n min(T, D)^3 <= 2^26,
     where T is the longest sequence, and at least 2."""
     return spectrum_entropy(view.x)
 
