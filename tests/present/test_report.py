@@ -18,7 +18,8 @@ from sinkscope.cli.report import compared
 from sinkscope.comparison.compare_runs import compare
 from sinkscope.present.html.head_data import thinned
 from sinkscope.present.html.packing import unpacked
-from sinkscope.present.html.report import embedded, render_report
+from sinkscope.present.html.page import embedded
+from sinkscope.present.html.report import render_report
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\x1b[1m\u2028"
 

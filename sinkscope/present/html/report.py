@@ -1,14 +1,7 @@
-"""Runs as one HTML file that needs no network.
-
-A Content-Security-Policy allows only the file's own style and script, by their hashes.
-"""
+"""Runs as one HTML file that needs no network."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -17,18 +10,15 @@ from sinkscope.present.colors import CIVIDIS, mixed
 from sinkscope.present.html.comparison import comparison_view
 from sinkscope.present.html.head_data import head_data
 from sinkscope.present.html.packing import packed, parked
+from sinkscope.present.html.page import embedded, render_page, trusted
 from sinkscope.present.html.svg import Cell, Dot, Line, heat_map, legend, line_chart, number, scatter
 from sinkscope.present.identity import run_id
-from sinkscope.present.text import printable
 
 if TYPE_CHECKING:
-    from markupsafe import Markup
-
     from sinkscope.comparison.compare_runs import Comparison
     from sinkscope.runs.run import Run
 
 
-TEMPLATES = Path(__file__).parent / "templates"
 PROFILES = (
     ("alignment with the first token", "cosine", False,
      (("cos_first_residual", "cos(x_0, x_j)"), ("cos_first_input", "cos(z_0, z_j)"),
@@ -43,50 +33,17 @@ LARGE = 3_000_000
 
 def render_report(runs: list[Run], comparison: Comparison | None = None) -> str:
     """The whole page. Names, tokens and paths are escaped as text, in markup and in the embedded JSON."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters["printable"] = lambda value: printable(str(value))
-    environment.filters["figure"] = number
-    style, script = ((TEMPLATES / name).read_text("utf-8") for name in ("report.css", "report.js"))
     views = [_view(run, index) for index, run in enumerate(runs)]
     compared = None if comparison is None else comparison_view(comparison)
     data = embedded([head_data(run) for run in runs])
     charts = [chart for view in views for name in ("maps", "profiles", "scatter") for chart in view[name]]
     charts += compared["maps"] if compared else []
     large = len(data) + sum(len(chart["svg"]) for chart in charts) > LARGE
-    return environment.get_template("report.html").render(
-        style=_trusted(style),
-        script=_trusted(script),
-        policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; "
-        "form-action 'none'",
-        drawings=_trusted(packed(embedded(parked(charts)))) if large else "",
-        data=_trusted(packed(data) if large else data),
-        runs=views,
-        comparison=compared,
-        large=large,
-    )
-
-
-def _trusted(text: str) -> Markup:
-    from markupsafe import Markup
-
-    return Markup(text)
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def embedded(data: Any) -> str:
-    """JSON that may stand inside a script element: `<`, `>`, `&` and line separators are escaped."""
-    from sinkscope.runs.strict_json import plain
-
-    text = json.dumps(plain(data), allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return render_page(
+        "report.html", ("report.css",), "report.js",
+        drawings=trusted(packed(embedded(parked(charts)))) if large else "",
+        data=trusted(packed(data) if large else data), runs=views, comparison=compared, large=large,
+    )  # fmt: skip
 
 
 def _view(run: Run, index: int) -> dict[str, Any]:
