@@ -15,6 +15,7 @@ from sinkscope.cli import (
     atlas,
     baseline,
     bench,
+    card,
     check,
     compare,
     evict,
@@ -70,6 +71,7 @@ app.command("plot", cls=Command)(guarded(plot.plot))
 app.add_typer(figures.app, name="figures")
 app.command("report", cls=Command)(guarded(report.report))
 app.command("atlas", cls=Command)(guarded(atlas.atlas))
+app.command("card", cls=Command)(guarded(card.card))
 app.command("bench", cls=Command)(guarded(bench.bench))
 app.command("metrics", cls=Command)(guarded(metrics.metrics))
 app.command("schema", cls=Command)(guarded(schema.schema))

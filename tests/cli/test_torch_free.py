@@ -42,6 +42,7 @@ def test_a_saved_run_is_read_without_torch(tmp_path: Path) -> None:
         ["export", "run", "--format", "bibtex"],
         ["report", "run", "run", "-o", "report.html"],
         ["atlas", "run", "run", "-o", "atlas.html", "--csv", "atlas.csv"],
+        ["card", "run", "--badge", "badge.svg"],
         ["metrics"],
         ["schema", "heads"],
         ["show", "run"],

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from sinkscope.present.answers import answers
 from sinkscope.present.colors import CIVIDIS, mixed
 from sinkscope.present.html.comparison import comparison_view
 from sinkscope.present.html.head_data import head_data
@@ -66,7 +67,7 @@ def _view(run: Run, index: int) -> dict[str, Any]:
         "index": index,
         "name": model.shown.rstrip("/").rpartition("/")[2],
         "facts": facts,
-        "words": _words(run),
+        "words": answers(run),
         "warnings": summary.warnings,
         "maps": _maps(run, index),
         "profiles": _profiles(run),
@@ -74,19 +75,6 @@ def _view(run: Run, index: int) -> dict[str, Any]:
         "domains": _domains(run),
         "mixed": summary.dormant_in_some_domains,
     }
-
-
-def _words(run: Run) -> list[tuple[str, list[str]]]:
-    """The answers, each below its name: of each stream; of each domain where there are several, since a mean over
-    different kinds of text answers nothing."""
-    summary = run.summary
-    if not summary.domains:
-        return [(stream, each.in_words) for stream, each in summary.streams.items()]
-    return [
-        (domain if len(entry.streams) == 1 else f"{domain}, {stream}", each.in_words)
-        for domain, entry in summary.domains.items()
-        for stream, each in entry.streams.items()
-    ]
 
 
 def _groups(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
