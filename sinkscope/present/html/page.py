@@ -19,6 +19,21 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 def render_page(template: str, styles: tuple[str, ...], script: str, **shown: Any) -> str:
     """Fills in a template. `styles`, `script`: files beside it. Every value that is no Markup is escaped as text."""
+    style = "".join((TEMPLATES / name).read_text("utf-8") for name in styles)
+    code = (TEMPLATES / script).read_text("utf-8")
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(code)}'; base-uri 'none'; "
+        "form-action 'none'"
+    )
+    return _filled(template, style=trusted(style), script=trusted(code), policy=policy, **shown)
+
+
+def render_fragment(template: str, **shown: Any) -> str:
+    """Fills in a template that is a part of another page, such as a notebook: it has a style and no script."""
+    return _filled(template, style=trusted((TEMPLATES / "cell.css").read_text("utf-8")), **shown)
+
+
+def _filled(template: str, **shown: Any) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -27,13 +42,7 @@ def render_page(template: str, styles: tuple[str, ...], script: str, **shown: An
     )  # fmt: skip
     environment.filters["printable"] = lambda value: printable(str(value))
     environment.filters["figure"] = number
-    style = "".join((TEMPLATES / name).read_text("utf-8") for name in styles)
-    code = (TEMPLATES / script).read_text("utf-8")
-    policy = (
-        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(code)}'; base-uri 'none'; "
-        "form-action 'none'"
-    )
-    return environment.get_template(template).render(style=trusted(style), script=trusted(code), policy=policy, **shown)
+    return environment.get_template(template).render(**shown)
 
 
 def trusted(text: str) -> Markup:
