@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from sinkscope.present.answers import answers
 from sinkscope.present.colors import CIVIDIS, mixed
 from sinkscope.present.html.comparison import comparison_view
 from sinkscope.present.html.head_data import head_data
+from sinkscope.present.html.measured import groups, switch_charts, token_tables
 from sinkscope.present.html.packing import packed, parked
 from sinkscope.present.html.page import embedded, render_page, trusted
 from sinkscope.present.html.svg import Cell, Dot, Line, heat_map, legend, line_chart, number, scatter
@@ -28,6 +27,7 @@ PROFILES = (
     ("massive activations", "largest |x|", True, (("inf_norm", "largest |x|"),)),
     ("attention on the first token", "probability", False, (("mean_bos_mass", "BOS mass"),)),
 )  # fmt: skip
+CHARTS = ("maps", "profiles", "scatter", "switch")
 LARGE = 3_000_000
 """Characters of charts and data past which the page holds both compressed, and its script draws the charts."""
 
@@ -37,7 +37,7 @@ def render_report(runs: list[Run], comparison: Comparison | None = None) -> str:
     views = [_view(run, index) for index, run in enumerate(runs)]
     compared = None if comparison is None else comparison_view(comparison)
     data = embedded([head_data(run) for run in runs])
-    charts = [chart for view in views for name in ("maps", "profiles", "scatter") for chart in view[name]]
+    charts = [chart for view in views for name in CHARTS for chart in view[name]]
     charts += compared["maps"] if compared else []
     large = len(data) + sum(len(chart["svg"]) for chart in charts) > LARGE
     return render_page(
@@ -72,23 +72,17 @@ def _view(run: Run, index: int) -> dict[str, Any]:
         "maps": _maps(run, index),
         "profiles": _profiles(run),
         "scatter": _scatter(run),
+        "tokens": token_tables(run),
+        "switch": switch_charts(run),
         "domains": _domains(run),
         "mixed": summary.dormant_in_some_domains,
     }
 
 
-def _groups(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """Rows by (stream, domain), each with a caption that is empty where there is only one."""
-    keys = [key for key in ("stream", "domain") if key in table and table[key].nunique() > 1]
-    if not keys:
-        return [("", table)]
-    return [(", ".join(map(str, name)), rows) for name, rows in table.groupby(keys, sort=False)]
-
-
 def _maps(run: Run, index: int) -> list[dict[str, Any]]:
     heads = run.heads.reset_index(drop=True)
     maps = []
-    for caption, rows in _groups(heads):
+    for caption, rows in groups(heads):
         layers = list(dict.fromkeys(rows["layer"]))
         order = {layer: place for place, layer in enumerate(layers)}
         cells = [
@@ -105,7 +99,7 @@ def _maps(run: Run, index: int) -> list[dict[str, Any]]:
 
 def _profiles(run: Run) -> list[dict[str, Any]]:
     charts = []
-    for caption, rows in _groups(run.layers):
+    for caption, rows in groups(run.layers):
         x = [float(layer) for layer in rows["layer"]]
         for title, unit, log, columns in PROFILES:
             lines = [
@@ -122,7 +116,7 @@ def _profiles(run: Run) -> list[dict[str, Any]]:
 
 def _scatter(run: Run) -> list[dict[str, Any]]:
     charts = []
-    for caption, rows in _groups(run.heads):
+    for caption, rows in groups(run.heads):
         top = float(rows["layer"].max())
         dormant = rows["dormant"].fillna(False).astype(bool)
         dots = [
