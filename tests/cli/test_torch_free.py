@@ -41,6 +41,7 @@ def test_a_saved_run_is_read_without_torch(tmp_path: Path) -> None:
         ["export", "run", "--format", "latex", "--metric", "sink_heads"],
         ["export", "run", "--format", "bibtex"],
         ["report", "run", "run", "-o", "report.html"],
+        ["export", "run", "--format", "hf-dataset", "-o", "dataset"],
         ["atlas", "run", "run", "-o", "atlas.html", "--csv", "atlas.csv"],
         ["card", "run", "--badge", "badge.svg"],
         ["metrics"],
