@@ -15,7 +15,17 @@ import pytest
 import torch
 import transformers
 from conftest import COUNTED
-from families import LENGTH, VOCABULARY, dense_maps, eager_maps, eager_outputs, speech_inputs, tiny_model, unaveraged
+from families import (
+    FAST_CAUSAL,
+    LENGTH,
+    VOCABULARY,
+    dense_maps,
+    eager_maps,
+    eager_outputs,
+    speech_inputs,
+    tiny_model,
+    unaveraged,
+)
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from maps import compare_maps
 from pictured import IMAGE_TOKENS
@@ -41,12 +51,6 @@ SPEECH += ["lasr_ctc", "moonshine", "moonshine_streaming", "nemotron_asr_streami
 SPEECH += ["parakeet_ctc", "qwen2_audio_encoder", "sew", "sew-d", "speech_to_text", "speecht5", "unispeech"]
 SPEECH += ["unispeech-sat", "wav2vec2", "wav2vec2-bert", "wav2vec2-conformer", "wavlm", "whisper"]
 SPEECH = [family for family in SPEECH if family in CONFIG_MAPPING]
-FAST_CAUSAL = (
-    *("llama", "gemma3_text", "gpt_oss", "gemma2"),  # the interface: shared keys, windows, learned sinks, a soft cap
-    *("bloom", "gpt_neo", "xlnet"),  # inline: a bias added in the product, windows, einsum and two streams
-    *("deepseek_v3", "zamba", "mamba"),  # latent attention, one module called in several layers, no attention
-)
-"""One family for each way in which attention is done; the full tier reads all."""
 LISTS = {
     "causal language models": CAUSAL,
     "masked language models": MASKED,

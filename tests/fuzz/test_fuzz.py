@@ -1,6 +1,6 @@
 """Thousands of damaged inputs, each through the command line: whatever it is given, it keeps the contract.
 
-SINKSCOPE_FUZZ_SEED=N draws other cases; SINKSCOPE_FUZZ_SHARE=0.1 takes a tenth of them. A case that failed is run
+SINKSCOPE_FUZZ_SEED=N draws other cases; SINKSCOPE_RANDOM_SHARE=0.1 takes a tenth of them. A case that failed is run
 again, and its folder left, by `python tests/fuzz/worker.py WORLD SCRATCH KIND SEED NUMBER`; a WORLD that is not there
 is made.
 """
@@ -22,9 +22,9 @@ import pytest
 from conftest import Tell
 from contract import Case, Outcome, breaches, files_of
 from kinds import KINDS
+from random_share import share_of
 
 SEED = os.environ.get("SINKSCOPE_FUZZ_SEED", "0")
-SHARE = float(os.environ.get("SINKSCOPE_FUZZ_SHARE", "1"))
 BUSY, IDLE = 20.0, 240.0
 """A case hangs that has taken so many seconds of a core, or, waiting, of the clock: other work may hold the cores."""
 START = 300.0
@@ -91,7 +91,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_whatever_it_is_given(kind: str, worker: Worker, tell: Tell) -> None:
-    count = max(1, round(KINDS[kind][0] * SHARE))
+    count = share_of(KINDS[kind][0])
     begun = time.monotonic()
     broken = []
     for number in range(count):
