@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,6 +54,8 @@ def export(
         str | None,
         typer.Option(help="sink, state or massive: write the tokens that are such sinks as JSON, instead of a table."),
     ] = None,
+    caption: Annotated[str | None, typer.Option(help="LaTeX: put the table into a table with this caption.")] = None,
+    label: Annotated[str | None, typer.Option(help="LaTeX: the name that \\ref{NAME} takes.", metavar="NAME")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write to FILE instead of stdout.")
     ] = None,
@@ -60,7 +64,7 @@ def export(
 
     Example: sinkscope export runs/gemma --format latex --metric bos_mass --metric entropy -o table.tex
     """
-    from sinkscope.runs.paper_table import paper_table
+    from sinkscope.runs.paper_table import paper_table, sources_table
     from sinkscope.runs.run import load_run
 
     if form == DATASET:
@@ -80,18 +84,30 @@ def export(
     chosen = None if asked else choose_format(form, out)
     if chosen is not None and chosen.binary and out is None:
         raise SinkscopeError(f"--format {chosen.name} is binary: name a file with -o")
+    check_floating(chosen, caption, label)
     check_writable(out)
     loaded = [load_run(path) for path in runs]
-    content = (
-        list_of(loaded, asked[0], str(lists[asked[0]]), plain=form == IDS)
-        if chosen is None
-        else chosen.write(paper_table(loaded, level, metric))
-    )
+    content: str | bytes
+    if chosen is None:
+        content = list_of(loaded, asked[0], str(lists[asked[0]]), plain=form == IDS)
+    else:
+        whole = chosen.sources and not (level or metric)
+        table = sources_table(loaded) if whole else paper_table(loaded, level, metric)
+        content = chosen.write(replace(table, caption=caption, label=label))
     if out is not None:
         write_file(out, content)
         say(f"wrote {out}")
     else:
         sys.stdout.write(content if isinstance(content, str) else content.decode())
+
+
+def check_floating(chosen: Format | None, caption: str | None, label: str | None) -> None:
+    """Raises SinkscopeError for a caption or a label of what is no LaTeX table, and for a label that breaks TeX."""
+    given = [name for name, value in (("--caption", caption), ("--label", label)) if value is not None]
+    if given and (chosen is None or chosen.name != "latex"):
+        raise SinkscopeError(f"{given[0]} belongs to --format latex")
+    if label is not None and not re.fullmatch(r"[\w:./+-]+", label, re.ASCII):
+        raise SinkscopeError(f"--label {label!r}: letters, digits and any of _ : . / + - are needed, e.g. tab:sinks")
 
 
 def write_streaming(runs: list[Path], heads: str | None, form: str | None, out: Path | None, table: bool) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +155,12 @@ def test_no_input_of_the_action_becomes_a_command_and_every_action_is_pinned() -
     torch = re.search(r'"(torch[^"]+)"', (EXAMPLES.parent / "pyproject.toml").read_text("utf-8"))
     assert torch is not None
     assert f"'{torch[1]}'" in action["runs"]["steps"][0]["run"]
+
+
+def test_the_page_s_table_of_the_gate_has_the_rows_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    scenes = importlib.import_module("gate_power").scenes(layers=18, heads=4)
+    page = (EXAMPLES.parent / "docs" / "commands" / "check.md").read_text("utf-8")
+    rows = re.findall(r"^\| ([^|]+) \| (\d+) \| \d+ \|$", page, re.M)
+    assert rows == [(group, str(count)) for group, count in Counter(scene.group for scene in scenes).items()]
+    assert f"{len(scenes) + 1} scans" in page

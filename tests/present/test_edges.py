@@ -18,7 +18,7 @@ from sinkscope.comparison.baseline import baseline_of
 from sinkscope.comparison.compare_runs import compare
 from sinkscope.comparison.gate import check
 from sinkscope.comparison.policy import Policy, Rule
-from sinkscope.experiments.bench.result import BACKBONE, PLAIN, SCAN, Cost, Speed
+from sinkscope.experiments.bench.result import BACKBONE, LATER, PLAIN, SCAN, Cost, Speed
 from sinkscope.present.ci import markdown_verdict, render_verdict
 from sinkscope.present.figures.canvas import drawn
 from sinkscope.present.html.report import render_report
@@ -135,10 +135,8 @@ def test_runs_that_cannot_be_compared_stand_side_by_side(tmp_path: Path) -> None
 
 
 def test_a_device_that_does_not_tell_its_memory() -> None:
-    cost = Cost([1.0], 1234.5, None, None)
-    text = render_bench(
-        Speed("tiny", "mps:0", "float32", 2, 64, 2, 0.25, 128, None, dict.fromkeys((PLAIN, BACKBONE, SCAN), cost), {})
-    )
+    costs = dict.fromkeys((PLAIN, BACKBONE, SCAN, LATER), Cost([1.0], 1234.5, None, None))
+    text = render_bench(Speed("tiny", "mps:0", "float32", 2, 64, 2, 0.25, 128, None, costs, {}))
     assert "What fits is not known: this device does not tell its memory." in text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ from desk import scanned
 from sinkscope.checkpoints.examples import EXAMPLES
 from sinkscope.comparison.compare_runs import compare
 from sinkscope.present.terminal.comparison import render_comparison
-from sinkscope.present.terminal.metrics import metric_list, render_examples, render_metrics
+from sinkscope.present.terminal.console import as_text
+from sinkscope.present.terminal.metrics import SYMBOLS, metric_list, render_examples, render_metrics
 from sinkscope.present.terminal.run import render_run
+from sinkscope.present.terminal.table import table
+from sinkscope.present.terminal.trigger import render_study
 from sinkscope.present.text import printable
 from sinkscope.runs.run import Run
 from sinkscope.runs.schema.manifest import DomainFacts, FirstToken, Manifest, ModelFacts
@@ -199,3 +203,49 @@ def test_examples_name_licence_and_package() -> None:
 
 def test_printable() -> None:
     assert printable("a▁é\t\x00") == "a▁é\\t\\x00"
+
+
+# Narrow terminals
+
+
+@pytest.mark.parametrize("width", [44, 60, 72, 80])
+def test_no_number_is_cut_or_broken(width: int) -> None:
+    """Words fold; where that does not do, the last columns are left out and named."""
+    text = render_run(make_run(), width=width)
+    assert "…" not in text
+    assert max(map(len, text.splitlines()[4:])) <= width
+    rows = re.findall(r"^1\.2 .*$", text, re.M)
+    assert rows[0].startswith("1.2         0.833 ± 0.010"), "mean and error stand on one line"
+    assert ("in a wider terminal also" in text) == (width < 72)
+    if width == 60:
+        assert "(in a wider terminal also pattern)" in text
+
+
+def test_a_long_name_of_a_domain_is_folded() -> None:
+    made = table("t", ["", "uniform", "layer.token.channel"], [("file:" + "x" * 60, "0.024", "3.0.17")], left=[""])
+    lines = as_text([made], 60, None).splitlines()
+    assert "layer.token.channel" in lines[1]
+    assert sum(line.count("x") for line in lines) == 60
+    assert any(line.endswith("0.024               3.0.17") for line in lines)
+
+
+def test_the_letters_of_a_formula_are_explained() -> None:
+    text = render_metrics(metric_list(["honor"]))
+    assert "w_i: what the output projection reads of the head" in text
+    assert "s_ij" not in text
+    every = render_metrics(metric_list([])).partition("\nSymbols\n")[2]
+    assert [symbol for symbol in SYMBOLS if f"\n  {symbol}: " not in every] == []
+
+
+def test_a_model_of_a_task_has_no_tokenizer() -> None:
+    run = make_run()
+    run.summary.task = {"name": "trigger", "attention": "softmax", "trigger_position": "3", "in_words": [],
+                        "columns": {}, "heads": []}  # fmt: skip
+    assert "the task's BOS" in render_run(run, width=80)
+
+
+def test_a_study_keeps_to_the_terminal() -> None:
+    columns = ["attention", "layers", "heads", "seed", "steps", "solved", "evaluation_error", "sinks"]
+    columns += ["published_sinks", *(f"{a}bos_mean_{b}" for a in ("", "published_") for b in ("min", "max"))]
+    text = render_study(pd.DataFrame(columns=columns), pd.DataFrame(), "word " * 40, Path("folder/" * 8), width=70)
+    assert max(map(len, text.splitlines())) <= 80, "only the table is wider"

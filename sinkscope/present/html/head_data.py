@@ -38,7 +38,7 @@ def head_data(run: Run) -> dict[str, Any]:
     own = [name for name in run.manifest.metrics if name in heads]
     scores = [name for name in (*SCORES, *own, *SWITCH) if name in scored]
     curves = dict(iter(run.length_curve.groupby(keys, sort=False)))
-    alphas = dict(iter(run.positions.groupby(keys, sort=False)["alpha"]))
+    alphas = dict(iter(_alpha_points(run, keys).groupby(keys, sort=False)))
     spreads = _spreads(run, keys, FULL if len(heads) <= MANY else FEW)
     named = [key for key in keys if key != "stream" or heads[key].nunique() > 1]
     groups = [tuple(row) for row in heads[keys[:-2]].drop_duplicates().itertuples(index=False)]
@@ -46,7 +46,8 @@ def head_data(run: Run) -> dict[str, Any]:
     for row in scored.to_dict("records"):
         place = tuple(row[key] for key in keys)
         curve = curves[place]
-        positions, values = thinned(alphas[place].to_numpy(float))
+        points = alphas[place]
+        places, values = thinned(points["alpha"].to_numpy(float))
         rows.append({
             "name": " ".join(f"{key} {row[key]}" for key in named),
             "place": [int(row["layer"]), int(row["head"])],
@@ -57,7 +58,7 @@ def head_data(run: Run) -> dict[str, Any]:
             "curve": [rounded(value) for value in curve["sink_score"]],
             "curve_sem": [rounded(value, 2) for value in curve["sink_score_sem"]],
             "spread": spreads.get(place, []),
-            "positions": positions,
+            "positions": points["position"].iloc[places].tolist(),
             "alpha": [rounded(value) for value in values],
         })  # fmt: skip
     return {
@@ -114,8 +115,18 @@ def _tokens(run: Run, keys: list[str]) -> list[dict[str, str]]:
     return found
 
 
+def _alpha_points(run: Run, keys: list[str]) -> pd.DataFrame:
+    """Alpha by position; beyond positions.parquet the largest alpha of each stretch, at its position."""
+    wanted = [*keys, "position", "alpha"]
+    if run.stretches is None:
+        return run.positions[wanted]
+    beyond = run.stretches.dropna(subset="alpha_max").astype({"alpha_max_position": int})
+    found = beyond[[*keys, "alpha_max_position", "alpha_max"]].set_axis(wanted, axis=1)
+    return pd.concat([run.positions[wanted], found], ignore_index=True)
+
+
 def thinned(alpha: np.ndarray) -> tuple[list[int], list[float]]:
-    """Positions and alpha of at most POINTS points: the first 16, then the largest of each of some equal stretches."""
+    """Places and alpha of at most POINTS points: the first 16, then the largest of each of some equal stretches."""
     known = np.where(np.isnan(alpha), -np.inf, alpha)
     places = [start + int(known[start:end].argmax()) for start, end in _stretches(len(alpha))]
     return places, alpha[places].astype(float).tolist()
