@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from sinkscope.cli import app
 from sinkscope.comparison.baseline import baseline_of, baseline_text
+from sinkscope.metrics import stretches
 from sinkscope.present.terminal.schema import RECORDS
 from sinkscope.runs.run import load_run
 from sinkscope.runs.schema.arms_tables import ARMS_TABLES
@@ -59,7 +60,10 @@ def test_a_record_s_schema_names_every_field(name: str) -> None:
     }  # fmt: skip
 
 
-def test_the_tables_have_the_columns_of_their_schema(tiny_folder: Path, scan_cli: Scan) -> None:
+def test_the_tables_have_the_columns_of_their_schema(
+    tiny_folder: Path, scan_cli: Scan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stretches, "EVERY", 16)  # the sequences are long enough for stretches.parquet
     outcome = scan_cli(tiny_folder, "--data", "prose", "--data", "code", "--measure", "all")
     run = load_run(outcome.folder)
     tables: dict[str, Any] = run.tables()
