@@ -43,6 +43,11 @@ PAPERS = {
         Paper("2402.17762", "Sun", "Massive Activations in Large Language Models"),
         Paper("2410.10781", "Gu", "When Attention Sink Emerges in Language Models: An Empirical View"),
         Paper(
+            "2410.10819",
+            "Xiao",
+            "DuoAttention: Efficient Long-Context LLM Inference with Retrieval and Streaming Heads",
+        ),
+        Paper(
             "2410.13835",
             "Guo",
             "Active-Dormant Attention Heads: Mechanistically Demystifying Extreme-Token Phenomena in LLMs",
@@ -50,6 +55,7 @@ PAPERS = {
         Paper("2410.13846", "Zhang", "SimLayerKV: A Simple Framework for Layer-Level KV Cache Reduction"),
         Paper("2410.17174", "Kaul", "From Attention to Activation: Unravelling the Enigmas of Large Language Models"),
         Paper("2411.07191", "Yu", "The Super Weight in Large Language Models"),
+        Paper("2503.22329", "Owen", "A Refined Analysis of Massive Activations in LLMs"),
         Paper("2504.02732", "Barbero", "Why do LLMs attend to the first token?"),
         Paper("2504.03889", "Sandoval-Segura", "Identifying and Evaluating Inactive Heads in Pretrained LLMs"),
         Paper(

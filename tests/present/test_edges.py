@@ -59,6 +59,18 @@ def test_published_numbers_stand_below_the_run_s_own() -> None:
     text = render_run(run, width=100)
     assert "published for this model" in text
     assert "99.02 %" in text
+    assert "not comparable" not in text
+
+
+def test_published_numbers_that_no_scan_measures_alike_are_counted() -> None:
+    run = scanned()
+    run.summary.published = published_for("meta-llama/Llama-3.1-8B")
+    text = " ".join(render_run(run, width=100).split())
+    assert (
+        "published, but not comparable with a scan: 1 x sink_rate, 1 x zeroable_heads_by_bos_mass, 1 x "
+        "zeroable_heads_by_honor (summary.json says why)" in text
+    )
+    assert "published for this model" not in text
 
 
 def test_a_run_whose_contrasts_have_no_table(domains: Run, tmp_path: Path) -> None:

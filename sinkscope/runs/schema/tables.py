@@ -113,7 +113,7 @@ TABLES = {
             own=with_sem(BOS_MASS, SINK_SCORE, SINK_RATE),
         ),
         TableSchema(
-            "positions", "positions.parquet", "one (stream, layer, head, position) below position 4,096",
+            "positions", "positions.parquet", "one (stream, layer, head, position < 4,096)",
             (DOMAIN, STREAM, LAYER, HEAD, key("position", "integer", "The position, as a key and as a query.")),
             own=(
                 number("alpha", "probability", "[0, 1]", "Mean alpha_k of the key at the position."),
@@ -124,7 +124,7 @@ TABLES = {
             ),
         ),
         TableSchema(
-            "stretches", "stretches.parquet", "one (stream, layer, head, stretch of positions) from position 4,096 on",
+            "stretches", "stretches.parquet", "one (layer, head, stretch) from 4,096 on",
             (
                 DOMAIN, STREAM, LAYER, HEAD,
                 key("first", "integer", "First position. There are 64 stretches of equal length from a power of two to "
