@@ -168,20 +168,38 @@ class LayerView:
         return torch.linalg.vector_norm(self.projected, dim=-1).transpose(1, 2)
 
     @cached_property
+    def written(self) -> Float[Tensor, "batch head query rank"]:
+        """R_h w_i: what W_O^h w_i is, in coordinates of the head's own."""
+        return self._through_output()
+
+    @cached_property
+    def written_values(self) -> Float[Tensor, "batch head key rank"]:
+        """R_h v_j, in the same coordinates."""
+        return self._values_through_output().flatten(1, 2)
+
+    @cached_property
     def written_norms(self) -> Float[Tensor, "batch head query"]:
         """norm W_O^h w_i."""
-        factors = need(self.factors)
-        written = torch.einsum("bthd,hrd->bhtr", self.projected, factors)
-        return torch.linalg.vector_norm(written, dim=-1)
+        return torch.linalg.vector_norm(self.written if self.writes else self._through_output(), dim=-1)
 
     @cached_property
     def written_value_norms(self) -> Float[Tensor, "batch head key"]:
         """norm W_O^h v_j."""
-        factors = need(self.factors)
-        groups = self.value.shape[1]
-        grouped = factors.unflatten(0, (groups, -1))
-        written = torch.einsum("bgtd,gxrd->bgxtr", self.value, grouped)
-        return torch.linalg.vector_norm(written, dim=-1).flatten(1, 2)
+        if self.writes:
+            return torch.linalg.vector_norm(self.written_values, dim=-1)
+        return torch.linalg.vector_norm(self._values_through_output(), dim=-1).flatten(1, 2)
+
+    @property
+    def writes(self) -> bool:
+        """Whether a measurement reads what heads write again, so that `written` is worth its memory."""
+        return self.raw_written is not None
+
+    def _through_output(self) -> Float[Tensor, "batch head query rank"]:
+        return torch.einsum("bthd,hrd->bhtr", self.projected, need(self.factors))
+
+    def _values_through_output(self) -> Float[Tensor, "batch group repeat key rank"]:
+        grouped = need(self.factors).unflatten(0, (self.value.shape[1], -1))
+        return torch.einsum("bgtd,gxrd->bgxtr", self.value, grouped)
 
     @cached_property
     def x(self) -> Float[Tensor, "batch token channel"]:
@@ -191,6 +209,15 @@ class LayerView:
     @cached_property
     def x_norms(self) -> Float[Tensor, "batch token"]:
         return torch.linalg.vector_norm(self.x, dim=-1)
+
+    @cached_property
+    def z(self) -> Float[Tensor, "batch token channel"]:
+        """What the q/k/v projections read."""
+        return need(self.attention_input)
+
+    @cached_property
+    def z_norms(self) -> Float[Tensor, "batch token"]:
+        return torch.linalg.vector_norm(self.z, dim=-1)
 
     @cached_property
     def x_peaks(self) -> Float[Tensor, "batch token"]:

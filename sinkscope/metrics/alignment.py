@@ -7,14 +7,17 @@ block, z what the q/k/v projections read.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from sinkscope.capture.precision import wide
-from sinkscope.capture.view import LayerView, Missing, inverse, need, once_per_view
+from sinkscope.capture.view import LayerView, Missing, inverse, once_per_view
 from sinkscope.metrics import mass
 from sinkscope.metrics.registry import layer_metric
+from sinkscope.metrics.residual import first_cosines, first_input_cosines
 from sinkscope.metrics.switch import NAME, quantile
 
 FIG1 = "Lampert et al. 2605.08453 fig. 1; statistic ours"
@@ -51,7 +54,7 @@ def cos_first_residual_positive(view: LayerView) -> LayerValues:
 def cos_peak_residual(view: LayerView) -> LayerValues:
     """Mean over j != p of cos(x_p, x_j), p = the layer's strongest key: the largest mean over heads of alpha_k, among
     keys k with at least T/4 query rows, in each sequence by itself. It equals cos_first_residual where p = 0."""
-    return _around_peak(view, view.x, view.x_norms)
+    return _around_peak(view, view.x, view.x_norms, residual_cosines)
 
 
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG1, measure=NAME)
@@ -81,22 +84,19 @@ def cos_first_input_positive(view: LayerView) -> LayerValues:
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG1, measure=NAME)
 def cos_peak_input(view: LayerView) -> LayerValues:
     """Mean over j != p of cos(z_p, z_j), p = the layer's strongest key, as in cos_peak_residual."""
-    z = need(view.attention_input)
-    return _around_peak(view, z, torch.linalg.vector_norm(z, dim=-1))
+    return _around_peak(view, view.z, view.z_norms, input_cosines)
 
 
 @once_per_view
 def residual_cosines(view: LayerView) -> Cosines:
     """cos(x_0, x_j) of every token j; 0 for a zero vector."""
-    return wide(_cosines(view.x, view.x_norms, view.x[:, 0], view.x_norms[:, :1]))
+    return wide(first_cosines(view))
 
 
 @once_per_view
 def input_cosines(view: LayerView) -> Cosines:
     """cos(z_0, z_j) of every token j; 0 for a zero vector."""
-    z = need(view.attention_input)
-    norms = torch.linalg.vector_norm(z, dim=-1)
-    return wide(_cosines(z, norms, z[:, 0], norms[:, :1]))
+    return wide(first_input_cosines(view))
 
 
 def by_position(view: LayerView) -> Float[Tensor, "batch coordinate token"]:
@@ -116,18 +116,17 @@ def by_position(view: LayerView) -> Float[Tensor, "batch coordinate token"]:
     return torch.stack(rows, 1)
 
 
-def _cosines(
-    x: Float[Tensor, "batch token channel"], norms: Cosines, other: Float[Tensor, "batch channel"],
-    size: Float[Tensor, "batch one"],
-) -> Cosines:  # fmt: skip
-    return torch.einsum("btd,bd->bt", x, other) * inverse(norms) * inverse(size)
-
-
-def _around_peak(view: LayerView, x: Float[Tensor, "batch token channel"], norms: Cosines) -> LayerValues:
+def _around_peak(
+    view: LayerView, x: Float[Tensor, "batch token channel"], norms: Cosines, with_first: Callable[[LayerView], Cosines]
+) -> LayerValues:
     if view.site.cross or x.shape[1] != view.keys:
         raise Missing
     rows, peak = torch.arange(view.batch, device=x.device), strongest_key(view)
-    cosines = wide(_cosines(x, norms, x[rows, peak], norms[rows, peak][:, None]))
+    if peak.device.type == "cpu" and not peak.any():  # a GPU would have to be waited for
+        cosines = with_first(view)
+    else:
+        dots = torch.einsum("btd,bd->bt", x, x[rows, peak])
+        cosines = wide(dots * inverse(norms) * inverse(norms[rows, peak])[:, None])
     return (cosines.sum(-1) - cosines[rows, peak]) / (x.shape[1] - 1)
 
 

@@ -102,24 +102,19 @@ def from_self(view: LayerView) -> HeadValues:
 def communication(view: LayerView) -> HeadValues:
     """Sum over i >= 1 of norm(W_O^h (o_i - A[i,0] v_0 - A[i,i] v_i))^2, over sum norm(W_O^h o_i)^2: what the head
     moves between tokens. 0 is an MLP; it may exceed 1. Empty in cross-attention."""
-    groups = view.value.shape[1]
-
-    def by_group(rows: Tensor) -> Tensor:  # [batch, head, query] to [batch, group, repeat, query, 1]
-        return rows[..., 1:].unflatten(1, (groups, -1)).unsqueeze(-1)
-
-    value = view.value.unsqueeze(2)
-    output = need(view.output)[:, 1:].transpose(1, 2).unflatten(1, (groups, -1))
-    moved = output - by_group(view.attention.first) * value[..., :1, :] - by_group(_diagonal(view)) * value[..., 1:, :]
-    return wide(_written(view, moved.flatten(1, 2))).square().sum(-1) / written_energy(view)
+    own, first = (weights[..., 1:].unsqueeze(-1) for weights in (_diagonal(view), view.attention.first))
+    values = view.written_values
+    moved = torch.addcmul(attended(view), own, values[..., 1:, :], value=-1)
+    moved = torch.addcmul(moved, first, values[..., :1, :], value=-1)
+    return wide(torch.linalg.vector_norm(moved, dim=-1)).square().sum(-1) / written_energy(view)
 
 
 @measured_metric(NAME, unit="share", range="[0, 1]", source="Sun et al. 2402.17762 (sinks as biases); estimator ours")
 def constant_share(view: LayerView) -> HeadValues:
     """norm(mean over i >= 1 of W_O^h o_i)^2, over mean norm(W_O^h o_i)^2: 1 where the head writes the same vector in
     every row, as a bias would."""
-    rows = need(view.output)[:, 1:]
-    mean = wide(rows).mean(1).to(rows.dtype).unsqueeze(2)
-    return wide(_written(view, mean)[..., 0]).square() * rows.shape[1] / written_energy(view)
+    rows = attended(view)
+    return wide(rows.mean(2)).square().sum(-1) * rows.shape[2] / written_energy(view)
 
 
 @measured_metric(NAME, unit="nats", range="[0, inf)", source="Gu et al. 2410.10781 (key biases); estimator ours")
@@ -181,9 +176,15 @@ def sunk(view: LayerView) -> Bool[Tensor, "batch head row"]:
 @once_per_view
 def attended_norms(view: LayerView) -> Rows:
     """norm(W_O^h o_i) of every query i >= 1."""
+    return view.written_norms[..., 1:] if view.plain else torch.linalg.vector_norm(attended(view), dim=-1)
+
+
+@once_per_view
+def attended(view: LayerView) -> Float[Tensor, "batch head row rank"]:
+    """W_O^h o_i of every query i >= 1, in the coordinates of `LayerView.written`."""
     if view.plain:
-        return view.written_norms[..., 1:]
-    return _written(view, need(view.output)[:, 1:].transpose(1, 2))
+        return view.written[..., 1:, :]
+    return torch.einsum("bthd,hrd->bhtr", need(view.output)[:, 1:], need(view.factors))
 
 
 @once_per_view
@@ -205,11 +206,6 @@ def quantile(ordered: Float[Tensor, "*batch row"], share: float) -> Float[Tensor
     low = int(place)
     high = min(low + 1, ordered.shape[-1] - 1)
     return _known(torch.lerp(ordered[..., low], ordered[..., high], place - low), ordered[..., -1:])
-
-
-def _written(view: LayerView, rows: Float[Tensor, "batch head row vdim"]) -> Rows:
-    """norm(W_O^h y) of every row y."""
-    return torch.linalg.vector_norm(torch.einsum("bhtd,hrd->bhtr", rows, need(view.factors)), dim=-1)
 
 
 def _diagonal(view: LayerView) -> Float[Tensor, "batch head query"]:

@@ -17,6 +17,7 @@ from sinkscope.runs.schema.manifest import SCHEMA_VERSION, Manifest, TableFacts
 from sinkscope.runs.schema.measures import MEASURED_TABLES
 from sinkscope.runs.schema.old import manifest_from_0_1
 from sinkscope.runs.schema.summary import Summary
+from sinkscope.runs.showing import ShownRun
 from sinkscope.runs.strict_json import to_json
 
 
@@ -39,7 +40,7 @@ FILES = frozenset(
 
 
 @dataclass
-class Run:
+class Run(ShownRun):
     """The result of one scan. `sinkscope metrics` lists the columns, `sinkscope schema` those of every file.
 
     Attributes:

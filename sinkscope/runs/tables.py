@@ -180,8 +180,8 @@ def sequence_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
     lengths = [len(frame) for frame in frames]
     # Column by column, and not copied: of many sequences, one more copy of all their values would fill memory.
     columns = {name: pd.concat([frame.pop(name) for frame in frames], ignore_index=True) for name in [*frames[0]]}
-    values = {name: _stacked([block.get(name) for block in blocks], lengths) for name in names}
-    return pd.DataFrame(columns | values, copy=False)
+    metrics = {name: _stacked([block.get(name) for block in blocks], lengths) for name in names}
+    return pd.DataFrame(columns | metrics, copy=False)
 
 
 def _sequence_keys(common: dict[str, Any], documents: list[str], heads: int | None) -> pd.DataFrame:

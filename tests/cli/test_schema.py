@@ -47,7 +47,7 @@ def test_every_field_says_what_it_is(kind: type[Record]) -> None:
 def test_the_names_are_listed() -> None:
     lines = printed().splitlines()
     assert [line.split()[0] for line in lines] == [
-        *RECORDS, *TABLES, *MEASURED_TABLES, *TRAINING_TABLES, *ARMS_TABLES
+        *RECORDS, *TABLES, *MEASURED_TABLES, *TRAINING_TABLES, *ARMS_TABLES, "atlas"
     ]  # fmt: skip
     assert max(map(len, lines)) <= 80
 

@@ -126,6 +126,35 @@ def test_every_number_against_plain_hooks(family: str) -> None:
     assert hooks(model) == 0
 
 
+def lengths_read(model: Any) -> tuple[list[int], Any]:
+    """How many tokens each pass over one batch of 40 read, with a spike at token 4; and the table."""
+    ids = random_ids(2, 40)
+    ids[ids == 5] = 6
+    ids[:, 4] = 5
+    with torch.no_grad():
+        model.get_input_embeddings().weight[5, CHANNEL] = 1000.0
+    seen: list[int] = []
+    handle = model.register_forward_pre_hook(
+        lambda m, args, kwargs: seen.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    table = spikes(model, ids).measured["spikes"]
+    handle.remove()
+    return [length for length in seen if length >= 16 and seen.count(length) < 3], table
+
+
+def test_a_causal_model_reads_no_further_than_the_spike(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, short = lengths_read(tiny("llama"))
+    assert read[-2:] == [40, 16]
+    monkeypatch.setattr(Spikes, "_agrees", lambda self, stream: False)
+    read, doubted = lengths_read(tiny("llama"))
+    assert read[-3:] == [40, 16, 40], "where the passes differ, the whole batch is read"
+    assert set(short["position"]) == {4}
+    for name in short:
+        numbers = short[name].dtype.kind == "f"
+        assert doubted[name].tolist() == (pytest.approx(short[name].tolist(), rel=1e-5, nan_ok=True) if numbers else
+                                          short[name].tolist())  # fmt: skip
+
+
 @pytest.mark.slow
 def test_shares_before_the_peak_add_up_to_1_and_padding_changes_nothing(tmp_path: Any) -> None:
     model, ids = planted("llama"), random_ids(2, 20)

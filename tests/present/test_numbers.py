@@ -75,7 +75,7 @@ def test_no_screen_takes_helpers_from_another_screen() -> None:
     writes the part: `render_...`, `..._view`, `..._rows`, `..._answers`."""
     root = Path(sinkscope.__file__).parent / "present"
     shared = {"numbers", "colors", "labels", "text", "identity", "table", "head_map", "console", "canvas", "svg"}
-    shared |= {"maps", "grid", "series", "kind", "several", "head_data"}
+    shared |= {"maps", "grid", "series", "kind", "several", "head_data", "answers", "captions"}
     shared |= {"listing", "packing", "paper", "cells", "format"}
     parts = ("render_", "_view", "_rows", "_answers")
     for path in root.rglob("*.py"):

@@ -27,6 +27,7 @@ from sinkscope.present.figures.lampert import PLAN, captions
 from sinkscope.present.figures.maps import Tile, paint_map, sinks
 from sinkscope.present.figures.series import all_series
 from sinkscope.present.figures.several.drawing import KINDS, draw_several
+from sinkscope.present.figures.several.kind import by_layer
 from sinkscope.present.figures.trajectory import draw_trajectories
 from sinkscope.runs.run import Run
 
@@ -74,6 +75,31 @@ def test_several_runs_fill_their_width_and_no_more(figure: str, size: str) -> No
     assert image.shape[1] == pytest.approx(300 * WIDTHS[size], abs=2)
     assert (image[:, :2] == 255).all()
     assert (image[:, -2:] == 255).all()
+
+
+def test_a_single_layer_has_one_number_below_it() -> None:
+    axes = Figure().add_subplot()
+    axes.plot([3], [0.5], marker="o")
+    by_layer(axes)
+    low, high = axes.get_xlim()
+    assert [tick for tick in axes.get_xticks() if low <= tick <= high] == [3]
+
+
+@pytest.mark.parametrize("size", WIDTHS)
+def test_nothing_is_cut_off_at_the_left(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    edges = []
+    save = Figure.savefig
+
+    def seen(canvas: Figure, *args: object, **options: object) -> None:
+        save(canvas, *args, **options)
+        edges.extend(axes.get_tightbbox().x0 for axes in canvas.axes)
+
+    monkeypatch.setattr(Figure, "savefig", seen)
+    other = smoothed(1)
+    other.measured["switch"] = other.measured["switch"].assign(communication=0.93, sink_rows=0.9)
+    draw_several([smoothed(), other], "switch", "png", size)
+    assert len(edges) == 4
+    assert min(edges) >= 0
 
 
 def test_a_run_without_the_table_is_refused_with_the_remedy() -> None:

@@ -18,7 +18,7 @@ from sinkscope.engine.collector import Part, Parts
 from sinkscope.engine.measures.measurement import Findings, Measurement, Subject
 from sinkscope.inputs.batches import Batch
 from sinkscope.inputs.rules import token_text
-from sinkscope.metrics.modules import INPUT_COLUMNS
+from sinkscope.metrics.modules import INPUT_COLUMNS, Sizes
 from sinkscope.metrics.quantities import Quantity
 from sinkscope.runs.modules import PLACES, VALUES, add_modules, module_table, name_of
 from sinkscope.runs.schema.stream import StreamSummary
@@ -109,9 +109,9 @@ def _measured(read: Tensor, batch: Batch) -> dict[str, Tensor]:
 
 
 def _of(read: Tensor) -> dict[str, Tensor]:
-    sizes = (read if read.dtype == torch.float64 else read.float()).abs()
+    sizes = Sizes((read if read.dtype == torch.float64 else read.float()).abs())
     values = torch.stack([column.compute(sizes) for column in INPUT_COLUMNS.values()], -1)
-    return {VALUES: values.cpu(), PLACES: sizes.amax(-1).argmax(-1).float().cpu()}
+    return {VALUES: values.cpu(), PLACES: sizes.of_tokens.argmax(-1).float().cpu()}
 
 
 MEASUREMENT = Modules

@@ -1,13 +1,15 @@
 """`--measure spikes`: which part of which block, and which neuron, writes the massive activations?
 
 A batch takes a second pass: the first one shows at which token each sequence's residual stream is largest, the second
-one what each part writes at that token.
+one what each part writes at that token. Where attention is causal the second pass ends behind the last of these tokens,
+which is mostly the first of all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,10 @@ from sinkscope.runs.schema.stream import StreamSummary
 from sinkscope.runs.spikes import ATTENTION, MLP, Writers, add_spikes, name_of, spike_table
 
 NAME = "spikes"
+SHORTEST = 16
+"""Tokens of a second pass at least: some models read a single token in another way than a text."""
+AGREED, AGREED_HALF = 1e-4, 2e-2
+"""How far the largest elements of the two passes may differ, relatively, in float32 and in 16 bits."""
 
 
 def _no(view: LayerView) -> Tensor:
@@ -62,14 +68,41 @@ class Spikes(Measurement):
             yield
 
     def again(self, batch: Batch) -> None:
+        if not self._peaks.tokens:
+            return
+        short = self._cut(batch)
+        if short is None or not self._read(short):
+            self._read(batch)
+
+    def _cut(self, batch: Batch) -> Batch | None:
+        """The batch up to its last spike; None where later tokens may have a say in what is written there."""
+        causal = all(site.causal and not site.cross for site in self.subject.plan.sites)
+        apart = causal and not batch.extra and batch.mask is None and not _stretched(self.subject.model)
+        past = max(SHORTEST, *(int(tokens.max()) + 1 for tokens in self._peaks.tokens.values()))
+        if not apart or past >= batch.inputs.shape[1]:
+            return None
+        return replace(batch, inputs=batch.inputs[:, :past])
+
+    def _read(self, batch: Batch) -> bool:
+        """Reads the spikes' tokens; returns whether their largest elements are those of the first pass."""
         peaks = self._peaks
         with ExitStack() as stack, torch.no_grad():
             for block, stream in self.streams.items():
                 if stream in peaks.tokens:
                     for hook in self._hooks(block, peaks.tokens[stream], peaks.starts):
                         stack.callback(hook.remove)
-            if peaks.tokens:
-                self.subject.forward(batch)
+            self.subject.forward(batch)
+        return all(self._agrees(stream) for stream in peaks.tokens)
+
+    def _agrees(self, stream: str) -> bool:
+        blocks = [block for block, own in self.streams.items() if own == stream]
+        entering = [self._found[name_of(block, ATTENTION)].get("spike_entering") for block in blocks]
+        sizes = [x.abs().amax(-1) for x in entering if x is not None]
+        if not sizes:
+            return True
+        largest = self._peaks.largest[stream]
+        found = torch.stack(sizes).amax(0).to(largest.dtype)
+        return torch.allclose(found, largest, rtol=AGREED if self._peaks.exact else AGREED_HALF, atol=0.0)
 
     def _hooks(self, block: str, tokens: Tensor, starts: Tensor) -> Iterator[Any]:
         model, parts = self.subject.model, self.parts_of[block]
@@ -136,28 +169,36 @@ class Spikes(Measurement):
 class _Peaks:
     """Where each sequence's residual stream has its largest element, by stream, over the blocks' inputs.
 
-    `tokens`: positions in the batch [sequence]. `starts`: the first valid position of each sequence.
+    `tokens`: positions in the batch [sequence]. `largest`: the size of that element. `starts`: the first valid position
+    of each sequence. `exact`: whether the stream is in float32 or wider.
     """
 
     def __init__(self, batch: Batch) -> None:
         self.batch, self.tokens = batch, dict[str, Tensor]()
         self.starts = torch.tensor([first for first, _ in batch.spans or [(0, 0)] * len(batch)])
-        self._largest: dict[str, Tensor] = {}
+        self.largest: dict[str, Tensor] = {}
+        self.exact = True
 
     def hook(self, stream: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             x = stream_in(args, kwargs)
             if x is None or len(x) != len(self.batch):
                 return
+            self.exact &= x.dtype.itemsize >= 4
             sizes = x.detach().abs().amax(-1).float().cpu()
             for row, (first, past) in enumerate(self.batch.spans or []):
                 sizes[row, :first] = sizes[row, past:] = -1.0
             found, tokens = sizes.max(-1)
-            larger = found > self._largest.get(stream, torch.full_like(found, -1.0))
-            self._largest[stream] = torch.where(larger, found, self._largest.get(stream, found))
+            larger = found > self.largest.get(stream, torch.full_like(found, -1.0))
+            self.largest[stream] = torch.where(larger, found, self.largest.get(stream, found))
             self.tokens[stream] = torch.where(larger, tokens, self.tokens.get(stream, tokens))
 
         return hook
+
+
+def _stretched(model: nn.Module) -> bool:
+    """Whether the model's rotary frequencies depend on the length of what it reads."""
+    return any(kind in repr(getattr(model, "config", None)) for kind in ("longrope", "dynamic"))
 
 
 def _at(values: Tensor, tokens: Tensor) -> Tensor:

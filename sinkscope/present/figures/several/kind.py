@@ -41,11 +41,14 @@ class Kind:
 
 
 def by_layer(axes: Axes) -> None:
-    """Names the horizontal axis: layers, at whole numbers."""
+    """Names the horizontal axis: layers, at whole numbers. A single layer gets room of its own."""
     from matplotlib.ticker import MaxNLocator
 
+    low, high = axes.get_xlim()
+    if high - low < 1:
+        axes.set_xlim((low + high - 1) / 2, (low + high + 1) / 2)
     axes.set_xlabel("layer")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
 
 
 def beside_layers(rows: pd.DataFrame) -> pd.Series:

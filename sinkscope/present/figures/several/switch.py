@@ -17,6 +17,8 @@ SILENT = 0.05
 
 
 def paint(series: Series, panels: list[Axes], named: bool) -> None:
+    from matplotlib.ticker import MultipleLocator
+
     rows = series.rows("switch")
     scatter, moved = panels
     silent = rows["communication"] < SILENT
@@ -40,6 +42,8 @@ def paint(series: Series, panels: list[Axes], named: bool) -> None:
             )  # fmt: skip
     scatter.set(xlabel="sink rows", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), box_aspect=1)
     moved.set_ylim(bottom=0)
+    for axes in panels:  # labels that change with the panel's size would be cut off at the left edge
+        axes.yaxis.set_major_locator(MultipleLocator(0.5))
     by_layer(moved)
     if named:
         scatter.set_ylabel("off rows")
