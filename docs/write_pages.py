@@ -1,13 +1,18 @@
-"""Run `python docs/write_pages.py` after a column was changed: it rewrites docs/columns.md and docs/metrics.md."""
+"""Run `python docs/write_pages.py` after a column, a field or the list of families was changed.
+
+It rewrites docs/columns.md, docs/metrics.md and docs/schemas.md, and the first part of docs/models.md.
+"""
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
-from sinkscope.present.terminal.metrics import NOTATION, TITLES, anchor
-from sinkscope.present.terminal.schema import SHOWN
+from sinkscope.present.terminal.metrics import NOTATION, SYMBOLS, TITLES, anchor
+from sinkscope.present.terminal.schema import RECORDS, SHOWN
 from sinkscope.runs.catalogue import Column, catalogue
 from sinkscope.runs.papers import NUMBER, cited_papers
 from sinkscope.runs.schema.tables import ColumnSchema, TableSchema
@@ -41,30 +46,116 @@ mean over the sequences that reach the position, without an error.
 ## Symbols
 
 """
-SYMBOLS = {
-    "T": "number of tokens of the sequence. Positions are 0 to T-1; position 0 is the first token, BOS or not",
-    "i, j, k": "i is the position of a query, j and k are those of keys",
-    "A[i,j]": (
-        "attention probability of query i on key j, after mask, soft-cap, window and learned sink. In causal attention "
-        "j <= i. In attention without a softmax it is the score that multiplies the value"
-    ),
-    "s_ij": "logit of query i and key j, after scaling, soft-cap and bias",
-    "alpha_k": "mean of A[i,k] over the queries i that may see key k, query k included",
-    "epsilon": "threshold of a sink, 0.3 unless `--epsilon` says otherwise",
-    "q_i, k_j, v_j": "query, key and value as the softmax sees them, after position encoding and norms",
-    "o_i": "sum over j of A[i,j] v_j: what the attention call returns",
-    "w_i": "what the output projection reads of the head: o_i, unless a gate or a norm stands between",
-    "W_O^h": "slice of the output projection that reads head h",
-    "x_i": "residual stream that enters the block",
-    "z_i": "what the projections of queries, keys and values read: x_i after the norm of the block's input, if any",
-    "e_i": "residual stream that leaves the block",
-}
-"""What the letters of the formulas stand for."""
+
+
+SCHEMAS = """\
+# JSON files
+
+[All pages](index.md)
+
+`python docs/write_pages.py` writes this page from the records that sinkscope writes and reads the files with;
+`sinkscope schema manifest` and so on print the same as JSON schema, for programs. A missing value is null, never 0.
+"""
+MODELS = """\
+`pytest -m '' tests/engine/test_families.py` scans a tiny random model of every type that transformers {version} lists.
+Where the model can tell padding, it scans a padded batch. It holds the attention masses within 1e-5 of the model's own
+eager attention. Where eager attention returns no maps, or other maps than its softmax gave, float64 attention takes its
+place. What is not read must be refused in one line. The tests write this list; `pytest -m ''` prints its counts.
+
+| transformers' list | types | read |
+|---|---:|---:|
+"""
+FROM, TO = "docs/families.json. -->\n", "<!-- Written by hand"
+"""What stands before and after the written part of docs/models.md."""
 
 
 def pages() -> dict[Path, str]:
     """The text of every page that is written from the source, by its path."""
-    return {HERE / "columns.md": columns_page(), HERE / "metrics.md": metrics_page()}
+    return {
+        HERE / "columns.md": columns_page(), HERE / "metrics.md": metrics_page(), HERE / "schemas.md": schemas_page(),
+        HERE / "models.md": models_page(),
+    }  # fmt: skip
+
+
+def models_page() -> str:
+    """The page of the families, with its first part as docs/families.json says."""
+    found = json.loads((HERE / "families.json").read_text("utf-8"))
+    before, _, rest = (HERE / "models.md").read_text("utf-8").partition(FROM)
+    lines = [MODELS.format(version=found["transformers"]).rstrip("\n")]
+    for name, fates in found["lists"].items():
+        lines.append(f"| {name} | {sum(map(len, fates.values()))} | {len(fates.get('read', []))} |")
+    lines += ["", "## What is not read", ""]
+    for name, fates in found["lists"].items():
+        absent = [
+            f"{fate}: {', '.join(_family(family, found['notes']) for family in families)}"
+            for fate, families in fates.items()
+            if fate != "read"
+        ]
+        if absent:
+            lines.append(_wrapped(f"- {name}: {'; '.join(absent)}", "  "))
+    lines += ["", "## Every type that is read", ""]
+    for name, fates in found["lists"].items():
+        if "read" in fates:
+            lines.append(_wrapped(f"- {name}: {', '.join(fates['read'])}", "  "))
+    return "\n".join([before + FROM, *lines, "", TO]) + rest.partition(TO)[2]
+
+
+def _family(name: str, notes: dict[str, str]) -> str:
+    return f"{name} ({notes[name]})" if name in notes else name
+
+
+def schemas_page() -> str:
+    """Every JSON record with its fields, then the records within it."""
+    text, written = SCHEMAS, {"Request"}
+    for name, (record, what) in RECORDS.items():
+        schema = record.model_json_schema(mode="serialization")
+        text += f"\n## {name}\n\n{_wrapped(_escaped(what) + '.')}\n" + _fields(schema, schema)
+        for inner, own in schema.get("$defs", {}).items():
+            if inner not in written:
+                written.add(inner)
+                text += (
+                    f"\n### {inner}\n\n{_wrapped(_escaped(_first(own)))}\n".rstrip("\n") + "\n" + _fields(own, schema)
+                )
+    return text
+
+
+def _fields(record: dict[str, Any], schema: dict[str, Any]) -> str:
+    if "properties" not in record:
+        return f"\nIt is written as {_kind(record)}.\n"
+    lines = ["", "| field | type | meaning |", "|---|---|---|"]
+    for name, field in record["properties"].items():
+        what = field.get("description") or _first(schema["$defs"][field["$ref"].rpartition("/")[2]])
+        lines.append(f"| `{name}` | {_kind(field)} | {_escaped(' '.join(what.split()))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _said(record: dict[str, Any]) -> list[str]:
+    """A record's first sentence as a paragraph; nothing where it has none."""
+    return ["", _wrapped(_escaped(_first(record)))] if _first(record) else []
+
+
+def _first(record: dict[str, Any]) -> str:
+    """The first paragraph of a record's docstring."""
+    return " ".join(str(record.get("description", "")).partition("\n\n")[0].split())
+
+
+def _kind(field: dict[str, Any]) -> str:
+    """A field's type in words; a record's name leads to its fields."""
+    if "$ref" in field:
+        name = field["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in field:
+        return " or ".join(map(_kind, field["anyOf"]))
+    if "enum" in field or "const" in field:
+        return " or ".join(f"`{value}`" for value in field.get("enum", [field.get("const")]))
+    if "prefixItems" in field:
+        return f"({', '.join(map(_kind, field['prefixItems']))})"
+    if field.get("type") == "array":
+        return f"list of {_kind(field['items'])}" if field.get("items") else "list"
+    if field.get("type") == "object":
+        inner = field.get("additionalProperties")
+        return f"object, each {_kind(inner)}" if isinstance(inner, dict) and inner else "object"
+    return str(field.get("type", "any"))
 
 
 def columns_page() -> str:

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sinkscope.runs.showing import drawn_by
+
 if TYPE_CHECKING:
     from sinkscope.capture.view import LayerView as LayerView
     from sinkscope.capture.view import Missing as Missing
@@ -94,6 +96,8 @@ _PUBLIC = {
     "SinkscopeError": ("errors", "raised for errors that you can fix, such as a wrong name or a damaged file"),
 }
 """Every public name: the module that defines it, and what it is."""
+
+drawn_by("sinkscope.present.notebook")
 
 __all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604 - the keys are strings
 __doc__ = "\n".join([f"{__doc__}", *(f"    {name:15} {what}" for name, (_, what) in _PUBLIC.items()), ""])

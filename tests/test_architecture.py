@@ -132,7 +132,7 @@ PATH = r"(?<![\w/.])((?:tests|sinkscope|examples|docs|\.ci)/[\w./-]*\w)"
 def test_links_and_paths_lead_somewhere(page: Path) -> None:
     text = page.read_text("utf-8")
     named = [page.parent / link for link in re.findall(LINK, text)] + [ROOT / path for path in re.findall(PATH, text)]
-    assert [str(path) for path in named if not path.exists()] == []
+    assert [str(path) for path in named if not path.exists() and "NAME" not in path.name] == []
     assert named or page.name in ("trigger.md", "SECURITY.md"), "the expressions find what a page names"
 
 

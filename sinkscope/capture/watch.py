@@ -23,7 +23,8 @@ from sinkscope.capture.masks.lazy import lazy_masks
 from sinkscope.capture.output_projection import head_factors, projection_bias
 from sinkscope.capture.plan import Plan
 from sinkscope.capture.projected import keep_read, keep_written
-from sinkscope.capture.view import LayerView, Site
+from sinkscope.capture.site import Site
+from sinkscope.capture.view import LayerView
 from sinkscope.errors import SinkscopeError
 
 

@@ -46,6 +46,8 @@ class Checkpoint:
     """The weight files as they were before loading; empty for a model object."""
     writer: nn.Module | None = None
     """The model with its language-model head, where it is to write text."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """What opening it took: `loading` in all, `hash` of the weights beside it, `wait_for_hash` within `loading`."""
 
     def __post_init__(self) -> None:
         self.task = task_of(self.model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +12,13 @@ import torch
 from torch import nn
 
 from sinkscope.capture.private_doors import base_class, has_sdpa
+from sinkscope.checkpoints.adapter_files import AdapterFolder
 from sinkscope.checkpoints.adapters import adapted, adapter_asked
 from sinkscope.checkpoints.bounds import Bounds
 from sinkscope.checkpoints.causal import need_causal
 from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts
 from sinkscope.checkpoints.dequantizing import Report, dequantizing, silent
+from sinkscope.checkpoints.hashing import Hashing
 from sinkscope.checkpoints.keys import check_gguf_layers, check_keys
 from sinkscope.checkpoints.measurable import check_finite, check_object
 from sinkscope.checkpoints.names import check_dtype
@@ -23,7 +26,8 @@ from sinkscope.checkpoints.placement import Placement
 from sinkscope.checkpoints.quiet import quiet_transformers
 from sinkscope.checkpoints.sources import Source, find_source, first_line, pickled_files, shorten, weight_paths
 from sinkscope.checkpoints.stored_types import check_stored_types
-from sinkscope.checkpoints.weight_files import stamps, weights_hash
+from sinkscope.checkpoints.tokenizers import load_tokenizer
+from sinkscope.checkpoints.weight_files import stamps
 from sinkscope.checkpoints.wrappers import inner_model, wrapped_name
 from sinkscope.errors import OutOfMemory, SinkscopeError
 
@@ -57,11 +61,28 @@ def open_checkpoint(name: str, options: LoadOptions = LoadOptions(), report: Rep
     adapter = adapter_asked(options.adapter, options.device_map is not None or options.tensor_parallel > 1)
     source = find_source(name, options.revision, options.allow_pickle, report)
     report("loading", 0, 0)
-    noted = stamps([*(weight_paths(source) if source.folder else []), *(adapter.paths if adapter else [])])
+    stored = weight_paths(source) if source.folder else []
+    noted = stamps([*stored, *(adapter.paths if adapter else [])])
+    began = time.perf_counter()
+    with Hashing(stored) as hashing:
+        checkpoint = _open(source, options, (device, dtype), adapter, hashing, report)
+    spent = time.perf_counter() - began
+    checkpoint.seconds = {"loading": spent, "hash": hashing.seconds, "wait_for_hash": hashing.waited}
+    checkpoint.weights |= noted
+    checkpoint.check_unchanged()
+    return checkpoint
+
+
+def _open(
+    source: Source, options: LoadOptions, target: tuple[torch.device, torch.dtype | str], adapter: AdapterFolder | None,
+    hashing: Hashing, report: Report,
+) -> Checkpoint:  # fmt: skip
+    """Loads the checkpoint that was found, onto a device and in a dtype."""
+    name, (device, dtype) = source.name, target
     counted = dequantizing(report) if source.gguf else nullcontext()
     with quiet_transformers(bars_too=source.gguf is not None), counted:
         model, warnings = _load_model(source, options, dtype)
-        tokenizer, problem = _load_tokenizer(source, options)
+        tokenizer, problem = load_tokenizer(source, options.trust_remote_code)
     report("loading", 0, 0)
     if options.device_map is None and options.tensor_parallel == 1:
         model = _to_device(model, device)
@@ -70,11 +91,11 @@ def open_checkpoint(name: str, options: LoadOptions = LoadOptions(), report: Rep
     check_stored_types(name, model, files)
     warnings += [line for file in files if source.gguf for line in check_gguf_layers(name, model, file)]
     check_finite(name, model)
-    noted = stamps(files) | noted
+    noted = stamps(files)
     facts = {
         "id": name,
         "revision": source.revision,
-        "weights_sha256": weights_hash(files),
+        "weights_sha256": hashing.joined(files),
         "tokenizer": type(tokenizer).__name__ if tokenizer is not None else None,
     }
     if adapter is not None:
@@ -83,7 +104,6 @@ def open_checkpoint(name: str, options: LoadOptions = LoadOptions(), report: Rep
     checkpoint.origin = {"pretrained_model_name_or_path": source.location, "revision": source.revision or "main"}
     checkpoint.origin["trust_remote_code"] = options.trust_remote_code
     checkpoint.weights = noted
-    checkpoint.check_unchanged()
     add_facts(checkpoint)
     return checkpoint
 
@@ -221,25 +241,6 @@ def _why(source: Source, error: Exception) -> str:
         return f"{source.name} is of a model type this transformers does not know: {first_line(error)}"
     detail = " ".join(text.split()) or type(error).__name__
     return f"cannot load {source.name}: {type(error).__name__}: {shorten(detail)}"
-
-
-def _load_tokenizer(source: Source, options: LoadOptions) -> tuple[Any, str | None]:
-    """Returns (tokenizer, None) or (None, reason): token files can be scanned without a tokenizer."""
-    from transformers import AutoTokenizer
-
-    extra: dict[str, Any] = {"revision": source.revision} if source.revision else {}
-    if source.gguf:
-        extra["gguf_file"] = source.gguf
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source.location, trust_remote_code=options.trust_remote_code, **extra)
-    except Exception as error:  # absent, damaged, of an unknown class, missing package: the caller says which
-        if "trust_remote_code" in str(error):
-            return None, "it carries its own Python code: pass --trust-remote-code if you trust it"
-        return None, first_line(error)
-    if len(tokenizer) <= len(tokenizer.all_special_ids):
-        # Some families load an empty tokenizer where its files are missing, and all text would become [UNK].
-        return None, "no vocabulary files"
-    return tokenizer, None
 
 
 def _to_device(model: nn.Module, device: torch.device) -> nn.Module:

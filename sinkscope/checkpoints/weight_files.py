@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import stat
@@ -21,8 +20,6 @@ COUNT = re.compile("layer|block|depth|label|expert|stage|codebook", re.IGNORECAS
 MOST_COUNTED, DEEPEST = 100_000, 100
 """The largest number of a configuration under a name with COUNT in it: transformers makes a list of so many entries,
 before it looks at any weights. And how deeply its values may be nested."""
-
-SHA256 = re.compile("[0-9a-f]{64}")
 
 Stamp = tuple[int, int, int]
 """Size in bytes, time of the last change in ns, inode."""
@@ -120,26 +117,6 @@ def check_file(file: Path) -> None:
         raise SinkscopeError(f"cannot read {file}: {getattr(error, 'strerror', error)}") from None
     if not regular:
         raise SinkscopeError(f"{file} is not a regular file: weights cannot be read from it")
-
-
-def weights_hash(files: list[Path]) -> str | None:
-    """SHA-256 over the names and SHA-256 of the weight files; None where there are none."""
-    if not files:
-        return None
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(f"{file.name}:{sha256_of_file(file)}\n".encode())
-    return digest.hexdigest()
-
-
-def sha256_of_file(file: Path) -> str:
-    """SHA-256 of a file; the hub's cache tells it in the name of the file that a link leads to."""
-    content = file.resolve()
-    # The hub's cache holds snapshots/COMMIT/FILE, a link to blobs/SHA-256.
-    if content.parent == file.parent.parent.parent.resolve() / "blobs" and SHA256.fullmatch(content.name):
-        return content.name
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def stamps(files: Iterable[Path]) -> dict[Path, Stamp]:

@@ -12,8 +12,10 @@ import typer
 from sinkscope.cli import (
     ablate,
     arms,
+    atlas,
     baseline,
     bench,
+    card,
     check,
     compare,
     evict,
@@ -68,6 +70,8 @@ app.command("export", cls=Command)(guarded(export.export))
 app.command("plot", cls=Command)(guarded(plot.plot))
 app.add_typer(figures.app, name="figures")
 app.command("report", cls=Command)(guarded(report.report))
+app.command("atlas", cls=Command)(guarded(atlas.atlas))
+app.command("card", cls=Command)(guarded(card.card))
 app.command("bench", cls=Command)(guarded(bench.bench))
 app.command("metrics", cls=Command)(guarded(metrics.metrics))
 app.command("schema", cls=Command)(guarded(schema.schema))

@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
+from sinkscope.cli.arms_job import resumable
 from sinkscope.cli.common import say
 from sinkscope.cli.early import check_early
 from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Revision, TrustRemoteCode, slug
-from sinkscope.cli.places import free_folder
+from sinkscope.cli.places import free_folder, unfinished_folder
 
 
 def ablate(
@@ -45,6 +46,7 @@ def ablate(
             help="Folder of the results. [default: runs/MODEL-SLUG-ablation, with a number where that is there]"
         ),
     ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted ablation.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a finished ablation.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print ablation.json alone to stdout.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only: no progress, warnings or table.")] = False,
@@ -60,8 +62,8 @@ def ablate(
 
     fractions = read_fractions(fraction)
     place = Path("runs") / f"{slug(model)}-ablation"
-    target = out or (place if force else free_folder(place))
-    ABLATION_FOLDER.check(target, force)
+    target = out or (place if force else unfinished_folder(place) if resume else free_folder(place))
+    ABLATION_FOLDER.check(target, force, resume)
     check_early(
         [model], data=[data], seq_len=seq_len, num_sequences=num_sequences, seed=seed, dtype=dtype, revision=revision,
         allow_pickle=allow_pickle,
@@ -72,15 +74,16 @@ def ablate(
     from sinkscope.present.terminal.ablation import render_ablation
     from sinkscope.present.terminal.progress import progress_bar
 
-    with progress_bar(quiet) as progress:
+    with progress_bar(quiet) as progress, resumable():
         result = measure(
             model, run, scores=score or ["honor"], fractions=fractions, tokens=tokens, data=data, seq_len=seq_len,
             num_sequences=num_sequences, draws=draws, seed=seed, device=device, device_map=device_map, dtype=dtype,
-            revision=revision, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle, progress=progress,
+            revision=revision, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle, shards=target,
+            resume=resume, progress=progress,
         )  # fmt: skip
     if not available():
         say("no figure: it needs matplotlib (pip install 'sinkscope[figures]')")
-    written = result.save(target, force, draw_ablation if available() else None)
+    written = result.save(target, force, draw_ablation if available() else None, resume=True)
     if not quiet:
         for warning in result.warnings:
             say(f"warning: {warning}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +19,25 @@ def is_run(name: str) -> bool:
     return (Path(name) / "manifest.json").is_file() or (Path(name) / COMMITTED).is_dir()
 
 
+def check_nothing_to_scan(run: str, spot: SpotScan) -> None:
+    """Raises SinkscopeError where options of a scan were given beside a run alone: they could change nothing."""
+    given = [field.name for field in fields(spot) if (getattr(spot, field.name) or None) != (field.default or None)]
+    options = [f"--{name.replace('_', '-')}" for name in given if name != "quiet"]
+    if options:
+        from sinkscope.errors import SinkscopeError
+
+        raise SinkscopeError(f"{options[0]} goes with a model that is scanned on the spot, and {run} is a run folder")
+
+
 def open_run(name: str, spot: SpotScan, like: Request | None = None) -> Run:
     """Loads the run in a folder; any other name is a model, which is scanned for the text and columns of `like`.
 
-    Raises SinkscopeError where an adapter is to be put into the model of a run, which is measured already.
+    Raises SinkscopeError where options say how to scan a run, which is measured already.
     """
     if is_run(name):
-        from sinkscope.errors import SinkscopeError
         from sinkscope.runs.run import load_run
 
-        if spot.adapter is not None:
-            raise SinkscopeError(f"--adapter goes with a model that is scanned on the spot, and {name} is a run folder")
+        check_nothing_to_scan(name, spot)
         return load_run(name)
     from sinkscope.cli.common import say
     from sinkscope.cli.early import check_early

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sinkscope.cli.common import say
+from sinkscope.cli.common import INTERRUPTED, say
 
 if TYPE_CHECKING:
     from sinkscope.experiments.arms.result import Arms
@@ -57,7 +58,7 @@ class ArmsJob:
         from sinkscope.present.figures.canvas import available
         from sinkscope.present.terminal.progress import progress_bar
 
-        with progress_bar(self.quiet) as progress:
+        with progress_bar(self.quiet) as progress, resumable():
             result = measure(
                 model, list(dict.fromkeys(arms)), shards=self.target, resume=self.resume, progress=progress, **options
             )
@@ -73,6 +74,18 @@ class ArmsJob:
             sys.stdout.write(to_json(result.as_dict()))
         elif not self.quiet:
             sys.stdout.write(render(result, written))
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Around a measurement: after Ctrl-C, says what is kept and ends with exit code 130."""
+    from sinkscope.experiments.arms.finished import Interrupted
+
+    try:
+        yield
+    except Interrupted as stopped:
+        say(f"interrupted: {stopped}; --resume goes on")
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def numbers(text: str, option: str, least: int = 0) -> list[int]:

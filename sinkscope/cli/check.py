@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -40,6 +41,9 @@ def check(
         ),
     ] = None,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result as JUnit XML.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Save the run of a model that is scanned here.")
+    ] = None,
     as_json: AsJson = False,
     *,
     spot: SpotScan,
@@ -51,15 +55,32 @@ def check(
     from sinkscope.comparison.policy import read_policy
 
     check_writable(junit)
+    check_new_run(run, out)
     expected = open_baseline(baseline)
     rules = read_policy(policy, baseline=expected)
     from sinkscope.comparison.gate import check as judge
 
     measured = open_run(run, spot, expected.request)
+    if out is not None:
+        measured.manifest.command = shlex.join(["sinkscope", *sys.argv[1:]])
+        measured.save(out)
+        say(f"wrote {out}")
     verdict = judge(measured, expected, rules)
     show(verdict, junit, as_json)
     if not verdict.passed:
         raise typer.Exit(FAILED)
+
+
+def check_new_run(run: str, out: Path | None) -> None:
+    """Raises SinkscopeError, before anything is measured, where there is no new run or it cannot be put into `out`."""
+    from sinkscope.errors import SinkscopeError
+    from sinkscope.runs.run import check_target
+
+    if out is None:
+        return
+    if is_run(run):
+        raise SinkscopeError(f"--out saves the run of a model that is scanned, and {run} is a run folder already")
+    check_target(out, force=False)
 
 
 def open_baseline(name: str) -> Baseline:

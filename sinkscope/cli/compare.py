@@ -73,15 +73,15 @@ def opened(a: str, b: str | None, spot: SpotScan) -> tuple[Run, Run]:
     Raises SinkscopeError where B is missing without an adapter, and where there is no model to put the adapter into.
     """
     from sinkscope.errors import SinkscopeError
+    from sinkscope.runs.run import load_run
 
     if b is None and spot.adapter is None:
         raise SinkscopeError(f"{a} is to be compared with what? Name B, or an --adapter of {a}")
     if b is None and is_run(a):
         raise SinkscopeError(f"{a} is a run folder, and --adapter needs a model: name the model as B")
     b = a if b is None else b
-    plain = replace(spot, adapter=None)
-    if is_run(b) and not is_run(a):
-        second = open_run(b, plain)
+    if is_run(b):
+        second = load_run(b)
         return open_run(a, spot, second.manifest.request), second
-    first = open_run(a, plain)
+    first = load_run(a) if is_run(a) else open_run(a, replace(spot, adapter=None))
     return first, open_run(b, spot, first.manifest.request)

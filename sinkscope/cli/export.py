@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT = "markdown"
 STREAMING, DUO = "streaming", "duo"
+DATASET, IDS = "hf-dataset", "ids"
 
 
 def export(
@@ -29,7 +32,8 @@ def export(
         str | None,
         typer.Option(
             "--format",
-            help=f"{', '.join(format_names())}; {DUO} for --heads {STREAMING}. [default: by the extension of --out, "
+            help=f"{', '.join(format_names())}; {DATASET}: a folder of "
+            f"all tables; {DUO} for --heads {STREAMING}; {IDS} for --tokens. [default: by the extension of --out, "
             f"else {DEFAULT}]",
         ),
     ] = None,
@@ -50,6 +54,8 @@ def export(
         str | None,
         typer.Option(help="sink, state or massive: write the tokens that are such sinks as JSON, instead of a table."),
     ] = None,
+    caption: Annotated[str | None, typer.Option(help="LaTeX: put the table into a table with this caption.")] = None,
+    label: Annotated[str | None, typer.Option(help="LaTeX: the name that \\ref{NAME} takes.", metavar="NAME")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write to FILE instead of stdout.")
     ] = None,
@@ -58,9 +64,12 @@ def export(
 
     Example: sinkscope export runs/gemma --format latex --metric bos_mass --metric entropy -o table.tex
     """
-    from sinkscope.runs.paper_table import paper_table
+    from sinkscope.runs.paper_table import paper_table, sources_table
     from sinkscope.runs.run import load_run
 
+    if form == DATASET:
+        write_dataset(runs, out, bool(heads or tokens or level or metric))
+        return
     if heads == STREAMING or form == DUO:
         write_streaming(runs, heads, form, out, bool(level or metric))
         return
@@ -68,23 +77,37 @@ def export(
     asked = [option for option, selection in lists.items() if selection is not None]
     if len(asked) > 1:
         raise SinkscopeError("--heads and --tokens write a list each: give one of them")
-    if asked and (form or level or metric):
+    if form == IDS and tokens is None:
+        raise SinkscopeError(f"--format {IDS} writes the ids of --tokens: give sink, state or massive")
+    if asked and ((form and (asked[0], form) != ("--tokens", IDS)) or level or metric):
         raise SinkscopeError(f"{asked[0]} writes a list, not a table: it takes no --format, --level or --metric")
     chosen = None if asked else choose_format(form, out)
     if chosen is not None and chosen.binary and out is None:
         raise SinkscopeError(f"--format {chosen.name} is binary: name a file with -o")
+    check_floating(chosen, caption, label)
     check_writable(out)
     loaded = [load_run(path) for path in runs]
-    content = (
-        list_of(loaded, asked[0], str(lists[asked[0]]))
-        if chosen is None
-        else chosen.write(paper_table(loaded, level, metric))
-    )
+    content: str | bytes
+    if chosen is None:
+        content = list_of(loaded, asked[0], str(lists[asked[0]]), plain=form == IDS)
+    else:
+        whole = chosen.sources and not (level or metric)
+        table = sources_table(loaded) if whole else paper_table(loaded, level, metric)
+        content = chosen.write(replace(table, caption=caption, label=label))
     if out is not None:
         write_file(out, content)
         say(f"wrote {out}")
     else:
         sys.stdout.write(content if isinstance(content, str) else content.decode())
+
+
+def check_floating(chosen: Format | None, caption: str | None, label: str | None) -> None:
+    """Raises SinkscopeError for a caption or a label of what is no LaTeX table, and for a label that breaks TeX."""
+    given = [name for name, value in (("--caption", caption), ("--label", label)) if value is not None]
+    if given and (chosen is None or chosen.name != "latex"):
+        raise SinkscopeError(f"{given[0]} belongs to --format latex")
+    if label is not None and not re.fullmatch(r"[\w:./+-]+", label, re.ASCII):
+        raise SinkscopeError(f"--label {label!r}: letters, digits and any of _ : . / + - are needed, e.g. tab:sinks")
 
 
 def write_streaming(runs: list[Path], heads: str | None, form: str | None, out: Path | None, table: bool) -> None:
@@ -110,8 +133,35 @@ def choose_format(name: str | None, out: Path | None) -> Format:
     return (format_of_file(out) if out is not None else None) or find_format(DEFAULT)
 
 
-def list_of(runs: list[Run], option: str, selection: str) -> str:
-    """The selected heads or tokens of one run, with model and rule, as JSON. Raises SinkscopeError for several runs."""
+def write_dataset(runs: list[Path], out: Path | None, more: bool) -> None:
+    """Writes runs as a dataset folder of the model hub. Raises SinkscopeError where other options clash."""
+    from sinkscope.present.dataset import CARD, FILES, dataset_files
+    from sinkscope.runs.folder import FolderKind
+    from sinkscope.runs.run import load_run
+
+    if more:
+        raise SinkscopeError(
+            f"--format {DATASET} writes every table: it takes no --heads, --tokens, --level or --metric"
+        )
+    if out is None:
+        raise SinkscopeError(f"--format {DATASET} writes a folder: name it with -o")
+    kind = FolderKind("dataset", FILES, lambda folder: (folder / CARD).is_file() or None)
+    kind.check(out, force=True)
+    files = dataset_files([load_run(path) for path in runs])
+
+    def fill(work: Path) -> None:
+        for name, content in files.items():
+            (work / name).write_bytes(content)
+
+    kind.write(out, force=True, fill=fill)
+    say(f"wrote {out}")
+
+
+def list_of(runs: list[Run], option: str, selection: str, plain: bool = False) -> str:
+    """The selected heads or tokens of one run, with model and rule, as JSON; `plain`: the tokens' ids, one a line.
+
+    Raises SinkscopeError for several runs, and for plain ids of several streams, which may have other vocabularies.
+    """
     from sinkscope.runs.head_selection import described_heads
     from sinkscope.runs.strict_json import to_json
     from sinkscope.runs.token_selection import selected_tokens
@@ -119,4 +169,11 @@ def list_of(runs: list[Run], option: str, selection: str) -> str:
     if len(runs) > 1:
         raise SinkscopeError(f"{option} takes one run")
     select = described_heads if option == "--heads" else selected_tokens
-    return to_json(select(runs[0], selection))
+    found = select(runs[0], selection)
+    if not plain:
+        return to_json(found)
+    if len(found) > 1:
+        raise SinkscopeError(
+            f"--format {IDS}: the run has the streams {', '.join(found)}; write JSON, without --format"
+        )
+    return "".join(f"{token}\n" for each in found.values() for token in each["ids"])

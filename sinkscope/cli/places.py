@@ -19,6 +19,12 @@ def free_folder(base: Path) -> Path:
     return next(path for path in _numbered(base) if (not path.is_dir() and not path.exists()) or _empty(path))
 
 
+def unfinished_folder(base: Path) -> Path:
+    """The last of base, base-2, ... that holds what an interrupted measurement has kept; else a free folder."""
+    there = list(itertools.takewhile(lambda path: path.exists() and not _empty(path), _numbered(base)))
+    return next((path for path in reversed(there) if (path / UNFINISHED).is_dir()), None) or free_folder(base)
+
+
 def run_folder(base: Path, settings: dict[str, Any], resume: bool, force: bool) -> Path:
     """The run folder of a scan with these settings (`Request.part` of SETTINGS).
 

@@ -120,6 +120,7 @@ def scan(
     from sinkscope.checkpoints.trigger.as_input import need_task
     from sinkscope.checkpoints.trigger.task import check_sizes
     from sinkscope.engine.scan import scan as measure
+    from sinkscope.present.terminal.console import terminal_style
     from sinkscope.present.terminal.trigger import render_task, task_csv
 
     network = open_checkpoint(model).model
@@ -128,7 +129,7 @@ def scan(
         check_sizes(config.hidden_size, length)
     run = measure(network, num_sequences=num_sequences, seq_len=length, seed=seed)
     task = run.summary.task or {}
-    sys.stdout.write(task_csv(task) if as_csv else render_task(task))
+    sys.stdout.write(task_csv(task) if as_csv else render_task(task, terminal_style()["width"]))
 
 
 def reproduce(
@@ -158,6 +159,7 @@ def reproduce(
     from sinkscope.experiments.trigger.recipe import Recipe
     from sinkscope.present.figures.canvas import available
     from sinkscope.present.figures.trigger import draw_study
+    from sinkscope.present.terminal.console import terminal_style
     from sinkscope.present.terminal.progress import training_bar
     from sinkscope.present.terminal.trigger import render_study
 
@@ -175,9 +177,8 @@ def reproduce(
     if not available():
         say("no figures: they need matplotlib (pip install 'sinkscope[figures]')")
     if not quiet:
-        sys.stdout.write(
-            render_study(study.model_table(trained), study.head_table(trained), study.verdict(trained), out)
-        )
+        tables = study.model_table(trained), study.head_table(trained)
+        sys.stdout.write(render_study(*tables, study.verdict(trained), out, terminal_style()["width"]))
 
 
 app.command("train", cls=Command)(guarded(train))

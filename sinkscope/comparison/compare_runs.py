@@ -11,6 +11,7 @@ from sinkscope.comparison.changes import Changes, Listed, head_changes
 from sinkscope.comparison.level_rows import Pair, concatenated, level_rows
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.per_sequence import LEVELS, chosen_metrics, domains, metric_names
+from sinkscope.runs.showing import ShownComparison
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
@@ -23,7 +24,7 @@ TABLES = {"summary": "summary", "layer": "layers", "head": "heads"}
 
 
 @dataclass
-class Comparison:
+class Comparison(ShownComparison):
     """What changed from run A to run B.
 
     Attributes:

@@ -21,6 +21,9 @@ from sinkscope.runs.averages import mean, sem
 CONFIDENCE = 0.95
 SIGNIFICANT = 0.05
 """A difference holds where its false discovery rate q is below this."""
+ROUNDING = 2.0**-20
+"""Share of the means below which a difference is rounding: eight steps of float32, in which values are measured.
+Without it, columns that are constant by definition, such as a layer's mean of honor, would differ "significantly"."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,8 @@ class Difference:
         sem: its standard error.
         low, high: the ends of its 95 % interval (Student's t, with the test's degrees of freedom), which leaves out 0
             exactly where p < 0.05; a single point where the standard error is 0.
-        p: p-value of the two-sided t-test of no difference; exactly 1 where the samples are equal, exactly 0 where they
-            differ by a constant.
+        p: p-value of the two-sided t-test of no difference; exactly 1 where the samples are equal or the difference is
+            rounding, exactly 0 where they differ by a constant.
     """
 
     a: np.ndarray
@@ -101,7 +104,9 @@ def _tested(a: np.ndarray, b: np.ndarray, difference: np.ndarray, error: np.ndar
     with np.errstate(all="ignore"):
         p = np.asarray(2 * t.sf(np.abs(difference / error), freedom), float)
         half = np.where(error == 0, 0.0, t.isf((1 - CONFIDENCE) / 2, freedom) * error)
-    p = np.where(error == 0, np.where(difference == 0, 1.0, 0.0), p)
+        rounded = np.abs(difference) <= ROUNDING * np.maximum(np.abs(a), np.abs(b))
+    half = np.where(rounded, np.maximum(half, np.abs(difference)), half)
+    p = np.where(rounded, 1.0, np.where(error == 0, 0.0, p))
     p = np.where(np.isnan(difference) | np.isnan(error), np.nan, p)
     return Difference(a, b, difference, error, difference - half, difference + half, p)
 

@@ -22,6 +22,7 @@ from sinkscope.runs.schema.summary import Summary
 from sinkscope.runs.sink_summary import add_sinks
 from sinkscope.runs.sink_tokens import token_table
 from sinkscope.runs.sinks import sink_table
+from sinkscope.runs.stretches import stretch_table
 from sinkscope.runs.strict_json import plain
 from sinkscope.runs.summary import domain_summaries, stream_summaries
 from sinkscope.runs.tables import curve_table, head_table, layer_table, position_table, sequence_table
@@ -55,6 +56,7 @@ def build_run(loop: Loop, manifest: Manifest, started: float, complete: bool) ->
         heads=heads,
         layers=layers,
         positions=positions,
+        stretches=stretch_table(domains, sites),
         length_curve=curve_table(domains, sites),
         sequences=sequence_table(domains, sites),
         domains=domains_compared,

@@ -12,7 +12,9 @@ from sinkscope.capture.kernels.sums import EARLY
 from sinkscope.capture.precision import float64
 from sinkscope.engine.sampling import Sampler
 from sinkscope.errors import SinkscopeError
-from sinkscope.metrics.quantities import QuantitySet, quantity_set
+from sinkscope.metrics import stretches
+from sinkscope.metrics.quantities import POSITIONS, STRETCHED, QuantitySet, quantity_set
+from sinkscope.metrics.stretches import over_sequences
 
 
 @dataclass
@@ -23,7 +25,8 @@ class Part:
         count: number of sequences.
         causal, queries, keys: those of the attention call.
         values: tensors by the name of the quantity, with its axes; a missing quantity has no entry. `commit` moves them
-            to the CPU, and sums those of a summed quantity over the sequences, which leaves a sequence axis of size 1.
+            to the CPU, and joins those of a summed quantity and of stretches over the sequences, which leaves a
+            sequence axis of size 1.
     """
 
     count: int
@@ -106,12 +109,18 @@ def check_lengths(asked: tuple[int, ...] | None, longest: int) -> None:
 
 
 def _to_cpu(part: Part, quantities: QuantitySet) -> Part:
-    summed = {each.name for each in quantities.quantities if each.summed}
-    return replace(
-        part, values={name: _summed(value) if name in summed else value.cpu() for name, value in part.values.items()}
-    )
+    dims = {each.name: each.dims for each in quantities.quantities}
+    return replace(part, values={name: _over_batch(dims[name], value).cpu() for name, value in part.values.items()})
 
 
-def _summed(values: Tensor) -> Tensor:
-    """Returns the sum over the sequences of a batch, [1, ...] float64 on the CPU."""
-    return float64(values).sum(0, keepdim=True).cpu()
+def _over_batch(dims: tuple[str, ...], values: Tensor) -> Tensor:
+    """Returns what is kept of a batch: for a quantity by position the sum over its sequences, [1, ...] float64.
+
+    By head, a long sequence has hundreds of megabytes of them: such sums are kept in float32, exact for one sequence.
+    """
+    if dims == STRETCHED:
+        return over_sequences(values)
+    if dims[-1] not in POSITIONS:
+        return values
+    total = float64(values).sum(0, keepdim=True)
+    return total.float() if "head" in dims and total.shape[-1] > stretches.EVERY else total

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from sinkscope.engine.collector import Part, Parts, prefixes
+from sinkscope.engine.totals import Total, new_total
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.quantities import EVENT, EVENT_FIELDS, Quantity, QuantitySet
 from sinkscope.runs.values import SiteValues
@@ -25,10 +26,32 @@ class Record:
         self._lengths = prefixes(length, quantities.lengths)
         self._quantities = quantities
         self._done: dict[int, tuple[int, Parts]] = {}
+        self._totals: dict[tuple[str, str], Total] = {}
+        self._unbroken: list[int] = []
+        self._count = 0
 
     def keep(self, start: int, count: int, parts: Parts) -> None:
-        """Keeps the batch of the sequences `start` to `start + count`."""
+        """Keeps the batch of the sequences `start` to `start + count`.
+
+        What is a mean over sequences is added to a running total once no sequence before it is missing: memory for it
+        does not grow with the number of batches, and the order of the sum is that of the sequences.
+        """
         self._done[start] = count, parts
+        while self._count in self._done:
+            count, parts = self._done[self._count]
+            rest = {name: [self._added(name, part) for part in own] for name, own in parts.items()}
+            self._done[self._count] = count, rest
+            self._unbroken.append(self._count)
+            self._count += count
+
+    def _added(self, site: str, part: Part) -> Part:
+        """Adds the part to the running totals and returns what is left of it."""
+        rest = dict(part.values)
+        for each in self._quantities.quantities:
+            total = new_total(each) if each.name in rest else None
+            if total is not None:
+                self._totals.setdefault((site, each.name), total).add(rest.pop(each.name), part.count)
+        return replace(part, values=rest)
 
     def gaps(self, total: int) -> list[tuple[int, int]]:
         """Returns (first, past the last) of each run of sequences below `total` that is still to be measured."""
@@ -38,26 +61,24 @@ class Record:
     @property
     def count(self) -> int:
         """Sequences kept without a gap from the first on: those that `values` holds."""
-        return sum(count for count, _ in self._unbroken())
-
-    def _unbroken(self) -> list[tuple[int, Parts]]:
-        kept: list[tuple[int, Parts]] = []
-        expected = 0
-        while expected in self._done:
-            kept.append(self._done[expected])
-            expected += kept[-1][0]
-        return kept
+        return self._count
 
     def values(self) -> dict[str, SiteValues]:
-        """Returns the values of the sequences before the first gap, by site name, in the order of the sequences."""
+        """Hands over the values of the sequences before the first gap, by site name, in the order of the sequences.
+
+        The record then holds none of them: of many sequences, both together would fill memory.
+        """
         joined: Parts = defaultdict(list)
-        for _, parts in self._unbroken():
+        for start in self._unbroken:
+            count, parts = self._done[start]
+            self._done[start] = count, {}
             for name, own in parts.items():
                 joined[name] += own
-        return {name: self._site(parts) for name, parts in joined.items()}
+        return {name: self._site(name, joined.pop(name)) for name in [*joined]}
 
-    def _site(self, parts: list[Part]) -> SiteValues:
+    def _site(self, site: str, parts: list[Part]) -> SiteValues:
         joined = {each.name: _join(each, parts) for each in self._quantities.quantities}
+        joined |= {name: total.result() for (own, name), total in self._totals.items() if own == site}
         return SiteValues(
             quantities=self._quantities,
             arrays={name: array for name, array in joined.items() if array is not None},
@@ -79,8 +100,6 @@ def _join(quantity: Quantity, parts: list[Part]) -> np.ndarray | None:
     present = [(part.values[quantity.name], part.count) for part in parts if quantity.name in part.values]
     if not present:
         return None
-    if quantity.summed:
-        return _mean_places(present)
     if quantity.dims[0] != "sequence":
         return torch.cat([values for values, _ in present]).numpy()
     shape = present[0][0].shape[1:]
@@ -102,17 +121,3 @@ def _numbered(name: str, parts: list[Part]) -> np.ndarray | None:
     ]
     shift = torch.tensor([field == "sequence" for field in EVENT_FIELDS], dtype=torch.float64)
     return torch.cat([events + start * shift for events, start in rows]).numpy() if rows else None
-
-
-def _mean_places(sums: list[tuple[Tensor, int]]) -> np.ndarray:
-    """Returns the mean over sequences at each position (the last axis), from (sum [1, ..., position], sequences).
-
-    At a position that some sequences do not reach, it is the mean over the others.
-    """
-    longest = max(part.shape[-1] for part, _ in sums)
-    total = torch.zeros(*sums[0][0].shape[1:-1], longest, dtype=torch.float64)
-    number = torch.zeros(longest, dtype=torch.float64)
-    for part, count in sums:
-        total[..., : part.shape[-1]] += part[0]
-        number[: part.shape[-1]] += count
-    return (total / number).numpy()

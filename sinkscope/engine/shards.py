@@ -27,7 +27,7 @@ from torch import Tensor
 
 from sinkscope.engine.collector import Part, Parts
 from sinkscope.errors import SinkscopeError
-from sinkscope.metrics.quantities import QuantitySet
+from sinkscope.metrics.quantities import STRETCHED, QuantitySet
 from sinkscope.runs import whole
 from sinkscope.runs.folder import KEY, UNFINISHED
 from sinkscope.runs.strict_json import plain, to_json
@@ -210,6 +210,7 @@ def _refuse_other_quantities(path: Path, theirs: dict[str, list[str]], own: dict
     if theirs == own:
         return
     differ = sorted(theirs.keys() ^ own.keys())
+    differ = [name for name in differ if {**theirs, **own}[name] != [*STRETCHED]] or differ  # those follow from others
     for name in theirs.keys() & own.keys():
         differ += sorted(f"{name}.{axis}" for axis in {*theirs[name]} ^ {*own[name]})
     shown = ", ".join(differ[:3]) + (", ..." if len(differ) > 3 else "") or "in another order"

@@ -9,6 +9,7 @@ The axes determine how its values are collected:
 - `metric` last: the columns of a table.
 - `event`, `field`: any number of rows from each batch, each with the fields of EVENT_FIELDS; a row of sinks.parquet.
 - `head`: --tp spreads this axis over processes.
+- `stretch`: stretches of positions, which `quantity_set` alone adds; see `stretches`.
 A (sequence, head, position) quantity is a column of positions.parquet, and a (sequence, head, length) quantity a column
 of length_curve.csv, unless it is declared internal.
 """
@@ -26,6 +27,7 @@ from torch import Tensor
 from sinkscope.capture.precision import wide
 from sinkscope.capture.view import LayerView, Missing
 from sinkscope.errors import SinkscopeError
+from sinkscope.metrics import stretches
 from sinkscope.metrics.registry import METRICS, Metric, MetricSet, formula_of, registered
 
 DIMS = (
@@ -34,6 +36,11 @@ DIMS = (
 )  # fmt: skip
 POSITIONS = ("key", "query", "early")
 """Axes whose size depends on the sequence length. `early` holds keys 0..63, over the first 64 queries."""
+
+STRETCHED = ("sequence", "head", "stretch", "coordinate")
+"""The axes of what is kept of a column of positions.parquet from position `stretches.EVERY` on."""
+WHOLE = ("alpha",)
+"""Columns of positions.parquet that are kept at every position all the same: heads.csv and the summary read them."""
 
 EVENT = ("event", "field")
 """The axes of a quantity whose values are events."""
@@ -77,6 +84,11 @@ class Quantity:
         """Whether batches are summed over their sequences, for a mean at each position."""
         return self.dims[-1] in POSITIONS
 
+    @property
+    def long(self) -> bool:
+        """Whether it is a column of positions.parquet that long sequences have a stretch of."""
+        return self.table == "positions" and self.dims[-1] != "early"
+
     def measure(self, view: LayerView, lengths: list[int]) -> Tensor | None:
         """The values of one view; None where they are missing.
 
@@ -85,7 +97,8 @@ class Quantity:
         """
         try:
             if self.dims[-1] != "length":
-                return self._checked(self.compute(view), view, self.dims)
+                values = self._checked(self.compute(view), view, self.dims)
+                return stretches.before(values) if self.long and self.name not in WHOLE else values
             rest = self.dims[:-1]
             reached = [self._checked(self.compute(view, n), view, rest) for n in lengths if n <= view.queries]
         except Missing:
@@ -173,7 +186,9 @@ def quantity_set(metrics: MetricSet | None = None, lengths: tuple[int, ...] | No
     metrics = registered().asked(()) if metrics is None else metrics
     heads = table_by_head("heads", metrics)
     layers = Quantity("layers", ("sequence", "metric"), partial(_layer_columns, metrics.tables["layers"]))
-    return QuantitySet(metrics, (heads, layers, *QUANTITIES.values()), lengths)
+    long = [each for each in QUANTITIES.values() if each.long]
+    beyond = (Quantity(stretches.name(each), STRETCHED, partial(stretches.of_quantity, each)) for each in long)
+    return QuantitySet(metrics, (heads, layers, *QUANTITIES.values(), *beyond), lengths)
 
 
 def table_by_head(table: str, metrics: MetricSet) -> Quantity:

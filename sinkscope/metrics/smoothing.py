@@ -31,21 +31,20 @@ HeadValues = Float[Tensor, " head"]
 def beta(folded: FoldedHeads) -> HeadValues:
     """mean (x_i - xbar).(z_i - zbar) / mean |z_i - zbar|^2 over i >= 1: the least-squares slope of x on z, the
     normalised token without the norm's gain; constant within a layer."""
-    tokens = folded.tokens - folded.tokens.mean(0)
-    return ((tokens * folded.centred).sum(-1).mean() / folded.spread).expand(folded.heads)
+    return folded.beta.expand(folded.heads)
 
 
 @smoothing_metric(unit="activation^2", range="(-inf, inf)", source=LAMPERT)
 def tr_bw(folded: FoldedHeads) -> HeadValues:
     """tr(B W) = mean (z_i - zbar)^T W (z_i - zbar) over i >= 1; z is without the norm's gain, W = W_O^h W_V^h
     diag(gain) holds it."""
-    return ((folded.centred @ folded.slices.mT) * folded.centred_values).sum(-1).mean(-1)
+    return folded.tr_bw
 
 
 @smoothing_metric(unit="activation^2", range="[0, inf)", source=LAMPERT)
 def tr_bwtw(folded: FoldedHeads) -> HeadValues:
     """tr(B W^T W) = mean |W (z_i - zbar)|^2 over i >= 1; z and W as in tr_bw."""
-    return folded.through_output(folded.centred_values).square().sum(-1).mean(-1)
+    return folded.tr_bwtw
 
 
 @smoothing_metric(unit="activation^2", range="(-inf, inf)", source=LAMPERT)
@@ -106,7 +105,7 @@ def relative_change(folded: FoldedHeads) -> HeadValues:
 def theory_residual(folded: FoldedHeads) -> HeadValues:
     """|xbar|^2 / (|xbar|^2 + tr Cov(x)) of the tokens i >= 1, the predicted avgcos_residual; constant within a
     layer."""
-    return _theory(folded.tokens.mean(0).square().sum(), folded.tokens.var(0, correction=0).sum()).expand(folded.heads)
+    return _theory(folded.tokens.mean(0).square().sum(), folded.tokens_spread).expand(folded.heads)
 
 
 @smoothing_metric(unit="cosine", range="[0, 1]", source=EQ2)
@@ -116,7 +115,8 @@ def theory_identity(folded: FoldedHeads) -> HeadValues:
     slope, m = beta(folded), folded.normalised.mean(0)
     u = folded.need(folded.values).mean(1, keepdim=True)
     through = torch.einsum("hv,hvd,d->h", u[:, 0], folded.slices, m)
-    mean = slope.square() * m.square().sum() + 2 * slope * through + folded.through_output(u)[:, 0].square().sum(-1)
+    size = folded.values_out.mean(1).square().sum(-1)
+    mean = slope.square() * m.square().sum() + 2 * slope * through + size
     variance = slope.square() * folded.spread + 2 * slope * tr_bw(folded) + tr_bwtw(folded)
     return _theory(mean, variance)
 
@@ -126,7 +126,7 @@ def rank_output(folded: FoldedHeads) -> HeadValues:
     """Stable rank |Y|_F^2 / |Y|_2^2 of the matrix Y with rows W_O^h w_i, i >= 1, as the head writes them (biases
     included in w, means not subtracted): 1 = the same direction for every token; empty where the head writes
     nothing."""
-    written = folded.through_output(folded.need(folded.written))
+    written = folded.written_out
     squares = torch.linalg.eigvalsh(written.mT @ written)  # float64: squaring loses no accuracy here
     return squares.sum(-1) / torch.where(squares[:, -1] > 0, squares[:, -1], torch.nan)
 

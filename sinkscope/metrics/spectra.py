@@ -16,10 +16,11 @@ STRIPS = 4
 """Strips in which a Gram matrix's lower triangle is formed: five eighths of all products, in pieces large enough to be
 fast."""
 
-SPECTRA_CUBES = 2**31
+SPECTRA_CUBES = 2**26
 FEWEST_SPECTRA = 2
 """By default a sampled metric is measured on the first n sequences of a domain: the largest n with
-n min(T, D)^3 <= SPECTRA_CUBES, and never fewer than FEWEST_SPECTRA."""
+n min(T, D)^3 <= SPECTRA_CUBES, and never fewer than FEWEST_SPECTRA. On two cores the eigenvalues of 32 sequences of 256
+tokens take 0.4 times as long as the forward passes of a model of 30 layers and 576 channels; those of 4 take 0.05."""
 
 WAITING_BYTES, HANDED_BYTES = 256 * 2**20, 2**32
 """About the most memory for matrices that wait for others, and for those that threads solve beside an accelerator."""

@@ -26,9 +26,15 @@ def sem(values: np.ndarray) -> np.ndarray:
 
 
 def pairwise_cosine(units: np.ndarray) -> float:
-    """Mean cosine over unordered pairs of rows, which must be unit vectors; NaN for fewer than two rows."""
+    """Mean cosine over unordered pairs of rows, [rows, channel]; NaN for fewer than two rows.
+
+    Rows that are unit vectors in float32 are so within its rounding alone: equal ones would have a cosine above 1.
+    """
     count = len(units)
     if count < 2:
         return float("nan")
+    units = units.astype(np.float64)
+    norms = np.linalg.norm(units, axis=1, keepdims=True)
+    units = units / np.where(norms > 0, norms, 1.0)
     total = units.sum(0)
     return float((total @ total - (units * units).sum()) / (count * (count - 1)))

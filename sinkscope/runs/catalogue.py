@@ -67,6 +67,12 @@ def find_column(manifest: Manifest, name: str, *tables: str) -> Column | None:
     return next((found[table] for table in tables if table in found), None)
 
 
+def elsewhere(manifest: Manifest, name: str) -> str:
+    """` (it is a column of smoothing)`, for a name that a table other than the one at hand has; empty for any other."""
+    tables = dict.fromkeys(each.table for each in columns_of(manifest) if each.name == name and each.shown)
+    return f" (it is a column of {' and '.join(tables)})" if tables else ""
+
+
 def per_sequence(table: str) -> frozenset[str]:
     """Names of a table's columns that are means over sequences; a position such as max_abs_token is not."""
     names = {per: {each.name for each in catalogue() if (each.table, each.per) == (table, per)} for per in PER}

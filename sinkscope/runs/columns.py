@@ -101,7 +101,7 @@ def peak_position(run: HeadRun) -> np.ndarray:
 @run_column("heads", unit="probability", range="[0, 1]", source="ours")
 def peak_score(run: HeadRun) -> np.ndarray:
     """max_k of the sequence-mean alpha_k, over keys k with at least T/4 query rows."""
-    return run.ranked_alpha().max(-1)
+    return run.ranked_alpha().max(-1).astype(float)
 
 
 @run_column("heads", unit="name", range="sink, diagonal, previous, uniform, mixed", source="ours")

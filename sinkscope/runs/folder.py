@@ -56,7 +56,9 @@ class FolderKind:
             )
         state, unfinished = self.finished(target), UNFINISHED in names
         if unfinished and not (force or resume):
-            raise SinkscopeError(f"{target} holds an unfinished scan: --resume goes on with it, --force starts anew")
+            raise SinkscopeError(
+                f"{target} holds an unfinished {self.name}: --resume goes on with it, --force starts anew"
+            )
         if state and not force and not unfinished:
             raise SinkscopeError(f"{target} holds a finished {self.name}: pass --force to replace it, or another --out")
         if names and not unfinished and state is None:

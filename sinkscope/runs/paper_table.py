@@ -10,7 +10,7 @@ import pandas as pd
 
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.averages import mean, sem
-from sinkscope.runs.catalogue import find_column
+from sinkscope.runs.catalogue import columns_of, elsewhere, find_column
 from sinkscope.runs.per_sequence import cells, domains, metric_names
 
 if TYPE_CHECKING:
@@ -47,12 +47,15 @@ class PaperTable:
         frame: the keys, then NAME, NAME_sem, NAME_low, NAME_high of each metric (low, high: 95 % Student's t interval
             over sequences); only NAME where there is no standard error.
         notes: one line per run: what was measured.
+        caption, label: of the table in a paper; None where the user gives none.
     """
 
     keys: list[str]
     columns: list[Column]
     frame: pd.DataFrame
     notes: list[str]
+    caption: str | None = None
+    label: str | None = None
 
 
 def paper_table(runs: list[Run], level: str | None = None, metrics: list[str] | None = None) -> PaperTable:
@@ -69,7 +72,8 @@ def paper_table(runs: list[Run], level: str | None = None, metrics: list[str] | 
         if not all(_has(run, level, name) for run in runs):
             known = [*runs[0].heads, *runs[0].layers]
             raise SinkscopeError(
-                f"no metric {name!r} at level {level}; `sinkscope metrics` lists all{did_you_mean(name, known)}"
+                f"no metric {name!r} at level {level}{elsewhere(runs[0].manifest, name)}; `sinkscope metrics` lists "
+                f"all{did_you_mean(name, known)}"
             )
     build = {"head": _rows, "layer": _rows, "model": _models}[level]
     frames = [build(run, level, names).assign(model=label) for run, label in zip(runs, model_labels(runs), strict=True)]
@@ -79,6 +83,14 @@ def paper_table(runs: list[Run], level: str | None = None, metrics: list[str] | 
     keys = [key for key in keys if not (droppable.get(key, False) and frame[key].nunique() == 1)]
     columns = [_column(runs[0].manifest, name, f"{name}_sem" in frame) for name in dict.fromkeys(names)]
     return PaperTable(keys, columns, frame[keys + _value_columns(columns)], [describe_run(run) for run in runs])
+
+
+def sources_table(runs: list[Run]) -> PaperTable:
+    """Every metric that all runs measured for heads or layers, without rows: for those who cite what a run measured."""
+    every = [column for column in columns_of(runs[0].manifest) if column.shown and column.table in ("heads", "layers")]
+    shared = [each for each in every if all(each.name in getattr(run, each.table) for run in runs)]
+    columns = [Column(each.name, each.unit, each.source, False) for each in shared]
+    return PaperTable([], columns, pd.DataFrame(), [describe_run(run) for run in runs])
 
 
 def _value_columns(columns: list[Column]) -> list[str]:
@@ -148,14 +160,25 @@ def _add_interval(frame: pd.DataFrame, name: str, average: Any, error: Any, coun
 
 
 def model_labels(runs: list[Run]) -> list[str]:
-    """A name for each run: the model's; where runs share it, with the dtype if that tells them apart, else a number."""
-    ids = [run.manifest.model.shown for run in runs]
-    long = [f"{name} ({run.manifest.model.dtype})" for name, run in zip(ids, runs, strict=True)]
-    numbered = [f"{name} (run {number})" for number, name in enumerate(ids, 1)]
-    return [
-        name if ids.count(name) == 1 else dtype if long.count(dtype) == 1 else last
-        for name, dtype, last in zip(ids, long, numbered, strict=True)
+    """A name for each run: the model's; where runs share it, with the dtype, the length or the text, whichever tells
+    them apart, else with a number."""
+    names = [run.manifest.model.shown for run in runs]
+    told = [
+        [str(run.manifest.model.dtype) for run in runs],
+        [" and ".join(dict.fromkeys(f"T = {data.seq_len}" for data in domains(run))) for run in runs],
+        [" and ".join(data.domain for data in domains(run)) for run in runs],
+        [f"run {number}" for number in range(1, len(runs) + 1)],
     ]
+    return [_label(names, told, place) for place in range(len(runs))]
+
+
+def _label(names: list[str], told: list[list[str]], place: int) -> str:
+    """The name of the run at `place`, with the first of the facts in which no run of the same name is like it."""
+    alike = [other for other, name in enumerate(names) if name == names[place]]
+    if len(alike) == 1:
+        return names[place]
+    apart = (facts[place] for facts in told if sum(facts[other] == facts[place] for other in alike) == 1)
+    return f"{names[place]} ({next(apart)})"
 
 
 def describe_run(run: Run) -> str:

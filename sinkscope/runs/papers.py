@@ -12,11 +12,13 @@ class Paper:
 
     Attributes:
         arxiv: its arXiv number, such as `2410.10781`.
-        first_author: the family name of its first author; None for a paper that PAPERS does not hold.
+        first_author, title: the family name of its first author, and its newest version's title; None for a paper that
+            PAPERS does not hold.
     """
 
     arxiv: str
     first_author: str | None = None
+    title: str | None = None
 
     @property
     def year(self) -> int:
@@ -32,20 +34,46 @@ class Paper:
 PAPERS = {
     paper.arxiv: paper
     for paper in (
-        Paper("2306.12929", "Bondarenko"),
-        Paper("2309.17453", "Xiao"),
-        Paper("2402.17762", "Sun"),
-        Paper("2410.10781", "Gu"),
-        Paper("2410.13835", "Guo"),
-        Paper("2410.13846", "Zhang"),
-        Paper("2410.17174", "Kaul"),
-        Paper("2411.07191", "Yu"),
-        Paper("2504.02732", "Barbero"),
-        Paper("2504.03889", "Sandoval-Segura"),
-        Paper("2510.06477", "Queipo-de-Llano"),
-        Paper("2512.22213", "Wong"),
-        Paper("2603.05498", "Sun"),
-        Paper("2605.08453", "Lampert"),
+        Paper(
+            "2306.12929",
+            "Bondarenko",
+            "Quantizable Transformers: Removing Outliers by Helping Attention Heads Do Nothing",
+        ),
+        Paper("2309.17453", "Xiao", "Efficient Streaming Language Models with Attention Sinks"),
+        Paper("2402.17762", "Sun", "Massive Activations in Large Language Models"),
+        Paper("2410.10781", "Gu", "When Attention Sink Emerges in Language Models: An Empirical View"),
+        Paper(
+            "2410.10819",
+            "Xiao",
+            "DuoAttention: Efficient Long-Context LLM Inference with Retrieval and Streaming Heads",
+        ),
+        Paper(
+            "2410.13835",
+            "Guo",
+            "Active-Dormant Attention Heads: Mechanistically Demystifying Extreme-Token Phenomena in LLMs",
+        ),
+        Paper("2410.13846", "Zhang", "SimLayerKV: A Simple Framework for Layer-Level KV Cache Reduction"),
+        Paper("2410.17174", "Kaul", "From Attention to Activation: Unravelling the Enigmas of Large Language Models"),
+        Paper("2411.07191", "Yu", "The Super Weight in Large Language Models"),
+        Paper("2503.22329", "Owen", "A Refined Analysis of Massive Activations in LLMs"),
+        Paper("2504.02732", "Barbero", "Why do LLMs attend to the first token?"),
+        Paper("2504.03889", "Sandoval-Segura", "Identifying and Evaluating Inactive Heads in Pretrained LLMs"),
+        Paper(
+            "2510.06477",
+            "Queipo-de-Llano",
+            "Attention Sinks and Compression Valleys in LLMs are Two Sides of the Same Coin",
+        ),
+        Paper("2512.22213", "Wong", "On the Existence and Behaviour of Secondary Attention Sinks"),
+        Paper(
+            "2603.05498",
+            "Sun",
+            "The Spike, the Sparse and the Sink: Anatomy of Massive Activations and Attention Sinks",
+        ),
+        Paper(
+            "2605.08453",
+            "Lampert",
+            "Sink vs. diagonal patterns as mechanisms for attention switch and oversmoothing prevention",
+        ),
     )
 }
 """Every paper that is the source of a metric or of a published number, by arXiv number."""

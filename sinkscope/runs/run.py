@@ -17,6 +17,7 @@ from sinkscope.runs.schema.manifest import SCHEMA_VERSION, Manifest, TableFacts
 from sinkscope.runs.schema.measures import MEASURED_TABLES
 from sinkscope.runs.schema.old import manifest_from_0_1
 from sinkscope.runs.schema.summary import Summary
+from sinkscope.runs.showing import ShownRun
 from sinkscope.runs.strict_json import to_json
 
 
@@ -26,9 +27,9 @@ def _with_measured(*tables: str, ending: str) -> tuple[str, ...]:
 
 
 CSV_TABLES = _with_measured("heads", "layers", "length_curve", "domains", "tokens", ending=".csv")
-PARQUET_TABLES = _with_measured("positions", "sequences", "sinks", ending=".parquet")
+PARQUET_TABLES = _with_measured("positions", "stretches", "sequences", "sinks", ending=".parquet")
 TABLES = CSV_TABLES + PARQUET_TABLES
-OPTIONAL = frozenset({"domains", "sinks", "tokens", *MEASURED_TABLES})
+OPTIONAL = frozenset({"domains", "stretches", "sinks", "tokens", *MEASURED_TABLES})
 """Tables that only some runs have; runs of an older sinkscope lack `sinks` and `tokens`."""
 
 FORMATS = ("csv", "parquet")
@@ -39,13 +40,14 @@ FILES = frozenset(
 
 
 @dataclass
-class Run:
+class Run(ShownRun):
     """The result of one scan. `sinkscope metrics` lists the columns, `sinkscope schema` those of every file.
 
     Attributes:
         heads: one row per (stream, layer, head): means over sequences with their standard errors, `<name>_sem`.
         layers: one row per (stream, layer), in the same form.
-        positions: alpha, bos_mass and bos_share at every position of every head.
+        positions: alpha, bos_mass and bos_share of every head at every position below 4,096.
+        stretches: the same from there on, for stretches of positions; None where no sequence is that long.
         length_curve: bos_mass, sink_score and sink_rate of prefixes of the sequence.
         sequences: every metric of every sequence; all means, errors and paired tests are computed from these.
         sinks: one row for every sink of every sequence. tokens: the tokens that are sinks, with their rates. Both are
@@ -65,6 +67,7 @@ class Run:
     summary: Summary
     manifest: Manifest
     domains: pd.DataFrame | None = None
+    stretches: pd.DataFrame | None = None
     sinks: pd.DataFrame | None = None
     tokens: pd.DataFrame | None = None
     measured: dict[str, pd.DataFrame] = field(default_factory=dict)

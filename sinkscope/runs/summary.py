@@ -24,7 +24,7 @@ from sinkscope.runs.schema.stream import (
     Windows,
 )
 from sinkscope.runs.schema.summary import DomainSummary
-from sinkscope.runs.values import Domain, Stream
+from sinkscope.runs.values import Domain, SiteValues, Stream
 from sinkscope.runs.words import in_words
 
 EPSILONS = (0.2, 0.3, 0.5, 0.8)
@@ -137,21 +137,28 @@ def _percent_above(values: np.ndarray, epsilon: float) -> float | None:
 def _top_positions(stream: Stream, tokens: list[str | None], epsilon: float) -> list[TopPosition]:
     """The key positions with the largest mean over heads of alpha_k, and in how many heads it exceeds epsilon."""
     keys = min(eligible_keys(v.queries, v.keys, v.causal) for _, parts in stream for v in parts)
-    alpha = np.concatenate([
-        np.average([v.alpha[:, :keys] for v in parts], axis=0, weights=[len(v.heads) for v in parts])
-        for _, parts in stream
-    ])  # fmt: skip
-    average = alpha.mean(0)
+    total, heads = np.zeros(keys), 0
+    for _, parts in stream:  # one site after the other: all heads of a long sequence together fill memory
+        for head in _mean_alpha(parts, keys):
+            total += head
+            heads += 1
+    average = total / heads
     order = np.argsort(-average, kind="stable")[:TOP_POSITIONS]
+    alpha = np.concatenate([_mean_alpha(parts, keys)[:, order] for _, parts in stream])
     return [
         TopPosition(
             position=int(k),
             token=token_at(tokens, int(k)),
             mean_alpha=float(average[k]),
-            heads_over_epsilon=int((alpha[:, k] > epsilon).sum()),
+            heads_over_epsilon=int((alpha[:, place] > epsilon).sum()),
         )
-        for k in order
+        for place, k in enumerate(order)
     ]
+
+
+def _mean_alpha(parts: list[SiteValues], keys: int) -> np.ndarray:
+    """[H, keys]: alpha_k of one site, mean over the sequences of all domains."""
+    return np.average([v.alpha[:, :keys] for v in parts], axis=0, weights=[len(v.heads) for v in parts])
 
 
 def _dormant(heads: pd.DataFrame, asked: Request) -> DormantHeads:

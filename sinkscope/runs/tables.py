@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.capture import Site
+from sinkscope.metrics import stretches
+from sinkscope.metrics.quantities import Quantity
 from sinkscope.runs.averages import mean, sem
 from sinkscope.runs.columns import RUN_COLUMNS, HeadRun, LayerRun
 from sinkscope.runs.request import Request
@@ -67,28 +69,36 @@ def layer_table(domains: list[Domain], sites: list[Site], heads: pd.DataFrame, a
 def position_table(domains: list[Domain], sites: list[Site], tokens: dict[str, list[str | None]]) -> pd.DataFrame:
     """positions.parquet: one row per (stream, layer, head, position), one column per quantity by position.
 
+    Positions from `stretches.EVERY` on are left to stretches.parquet.
     `tokens`: by domain, the token at each position; None where the sequences of the domain differ there.
     """
     frames = []
     for domain, site, values in sites_of(domains, sites):
-        heads, keys = site.heads, values.keys
-        shared = tokens[domain.name] if len(tokens[domain.name]) == keys else [None] * keys
+        heads, keys = site.heads, min(values.keys, stretches.EVERY)
+        known = len(tokens[domain.name]) == values.keys
+        shared = tokens[domain.name][:keys] if known else [None] * keys
         rows = domain_key(domains, domain) | site_keys(site)
         rows |= {"head": np.repeat(np.arange(heads), keys), "position": np.tile(np.arange(keys), heads)}
         rows |= {
-            column: _by_key(values.arrays.get(each.name), each.dims[-1], heads, keys).ravel()
+            column: _by_key(values, each, heads, keys).ravel()
             for column, each in values.quantities.shown_in("positions").items()
         }
         frames.append(pd.DataFrame(rows | {"token": pd.array(shared * heads, dtype="string")}))
     return pd.concat(frames, ignore_index=True)
 
 
-def _by_key(values: np.ndarray | None, dim: str, heads: int, keys: int) -> np.ndarray:
+def _by_key(values: SiteValues, each: Quantity, heads: int, keys: int) -> np.ndarray:
     """[H, K] from [H, position]; NaN at keys without a value, and for values by query where queries are no keys."""
     placed = np.full((heads, keys), np.nan)
-    if values is not None and (dim != "query" or values.shape[1] == keys):
-        placed[:, : values.shape[1]] = values[:, :keys]
+    found = values.arrays.get(each.name)
+    if found is not None and placed_at_keys(values, each):
+        placed[:, : found.shape[1]] = found[:, :keys]
     return placed
+
+
+def placed_at_keys(values: SiteValues, each: Quantity) -> bool:
+    """Whether a quantity by position has its values at the positions of keys; by query only where queries are keys."""
+    return each.dims[-1] != "query" or values.queries == values.keys
 
 
 def curve_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
@@ -159,32 +169,49 @@ def measured_curve(
 
 def sequence_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
     """sequences.parquet: every metric of every sequence; `head` is missing in rows that hold layer metrics."""
-    frames = []
+    frames, blocks = [], []
     for domain, site, values in sites_of(domains, sites):
-        count, heads, metrics = values.count, site.heads, values.quantities.metrics
         common = {"domain": domain.name, **site_keys(site), "module": site.name}
-        rows: dict[str, Any] = common | {
-            "sequence": np.repeat(np.arange(count), heads),
-            "document": pd.array(np.repeat(domain.documents[:count], heads), dtype="string"),
-            "head": pd.array(np.tile(np.arange(heads), count), dtype="Int64"),
-        }
-        rows |= _by_name(values.heads, metrics.names("heads"))
-        for table, measured in values.measured.items():
-            rows |= _by_name(measured, metrics.names(table))
-        frames.append(pd.DataFrame(rows))
-        rows = common | {
-            "sequence": np.arange(count),
-            "document": pd.array(domain.documents[:count], dtype="string"),
-            "head": pd.array([None] * count, dtype="Int64"),
-        }
-        frames.append(pd.DataFrame(rows | _by_name(values.layers, metrics.names("layers"))))
-    return pd.concat(frames, ignore_index=True)
+        of_heads = {"heads": values.heads} | values.measured
+        for tables, heads in ((of_heads, site.heads), ({"layers": values.layers}, None)):
+            frames.append(_sequence_keys(common, domain.documents[: values.count], heads))
+            blocks.append(_by_name(values, tables))
+    names = dict.fromkeys(name for block in blocks for name in block)
+    lengths = [len(frame) for frame in frames]
+    # Column by column, and not copied: of many sequences, one more copy of all their values would fill memory.
+    columns = {name: pd.concat([frame.pop(name) for frame in frames], ignore_index=True) for name in [*frames[0]]}
+    metrics = {name: _stacked([block.get(name) for block in blocks], lengths) for name in names}
+    return pd.DataFrame(columns | metrics, copy=False)
 
 
-def _by_name(values: np.ndarray, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """One column per metric from [N, H, metric] or [N, metric]; the heads of a sequence follow each other."""
-    flat = values.reshape(-1, values.shape[-1])
-    return {name: flat[:, index] for index, name in enumerate(names)}
+def _sequence_keys(common: dict[str, Any], documents: list[str], heads: int | None) -> pd.DataFrame:
+    """The columns that identify a site's rows: one for each sequence and head, or for each sequence."""
+    count, number = len(documents), 1 if heads is None else heads
+    head = [None] * count if heads is None else np.tile(np.arange(heads), count)
+    return pd.DataFrame(common | {
+        "sequence": np.repeat(np.arange(count), number),
+        "document": pd.array(np.repeat(documents, number), dtype="string"),
+        "head": pd.array(head, dtype="Int64"),
+    })  # fmt: skip
+
+
+def _by_name(values: SiteValues, tables: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The values of each metric [N, H] or [N]; `tables`: [N, H, metric] or [N, metric] by table."""
+    return {
+        name: found[..., index]
+        for table, found in tables.items()
+        for index, name in enumerate(values.quantities.metrics.names(table))
+    }
+
+
+def _stacked(blocks: list[np.ndarray | None], lengths: list[int]) -> np.ndarray:
+    """One column of blocks of rows, in which the heads of a sequence follow each other; NaN where a block is None."""
+    column = np.full(sum(lengths), np.nan)
+    ends = np.cumsum(lengths)
+    for block, length, end in zip(blocks, lengths, ends, strict=True):
+        if block is not None:
+            column[end - length : end] = block.ravel()
+    return column
 
 
 def sites_of(domains: list[Domain], sites: list[Site]) -> list[tuple[Domain, Site, SiteValues]]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.attend import attend_in_blocks as attend
 from sinkscope.capture.kernels.sums import block_edges
+from sinkscope.capture.kernels.walk import Walk
 from sinkscope.capture.masks.visibility import read_mask
 
 MASKS = ("causal", "full", "window", "bool", "additive", "alibi", "holes", "late")
@@ -169,6 +170,32 @@ def test_blocks_cover_every_query_once_with_an_edge_at_64() -> None:
             assert edges[-1][1] == queries
             assert all(a[1] == b[0] for a, b in pairwise(edges))
             assert queries < 64 or any(stop == 64 for _, stop in edges)
+
+
+def test_blocks_share_the_memory_of_the_first() -> None:
+    """Under a causal order each block is wider than the last: new memory for each would cost more than its numbers."""
+    query, key, value = (torch.randn(1, 2, 96, 8) for _ in range(3))
+    walk = Walk(AttentionCall(query, key, value, causal=True), 1, 2, 1, 96, 96)
+    places = set()
+    for start in range(0, 96, 16):
+        walk.block(start, start + 16)
+        assert walk.buffers is not None
+        places.add(walk.buffers[0].data_ptr())
+    assert len(places) == 1
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_gaps_of_keys_that_hardly_differ(causal: bool) -> None:
+    """Keys of norm 1000 that differ by 0.01: float32 logits would lose the gap, their mean key in float64 does not."""
+    generator = torch.Generator().manual_seed(0)
+    common = torch.randn(8, generator=generator) * 300
+    key = (common + 0.01 * torch.randn(1, 2, 150, 8, generator=generator)).float()
+    query = torch.randn(1, 4, 150, 8, generator=generator)
+    _, sums = attend(AttentionCall(query, key, key, causal=causal, scaling=0.5))
+    logits = query.double() @ key.double().repeat_interleave(2, 1).mT * 0.5
+    order = torch.ones(150, 150, dtype=torch.float64).tril() if causal else torch.ones(150, 150, dtype=torch.float64)
+    means = (logits * order).sum(-1) / order.sum(-1)
+    close(sums.logit_gap, logits[..., 0] - means, 1e-6)
 
 
 def test_memory_is_a_block_not_the_matrix() -> None:

@@ -529,7 +529,7 @@ def test_interruption_before_the_first_batch_leaves_nothing(
 def test_incomplete_run_may_be_replaced(option: str, tiny_folder: Path, scan_cli: Scan, patch_forward: Patch) -> None:
     patch_forward(interrupt_at(7))
     assert scan_cli(tiny_folder, *SIX).json("manifest")["complete"] is False
-    assert "unfinished scan" in scan_cli(tiny_folder, *SIX).stderr
+    assert "unfinished run" in scan_cli(tiny_folder, *SIX).stderr
     outcome = scan_cli(tiny_folder, *SIX, option)  # the calls go on counting: no second interruption
     assert outcome.code == 0, outcome.stderr
     assert outcome.json("manifest")["complete"] is True

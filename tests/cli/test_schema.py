@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from sinkscope.cli import app
 from sinkscope.comparison.baseline import baseline_of, baseline_text
+from sinkscope.metrics import stretches
 from sinkscope.present.terminal.schema import RECORDS
 from sinkscope.runs.run import load_run
 from sinkscope.runs.schema.arms_tables import ARMS_TABLES
@@ -46,7 +47,7 @@ def test_every_field_says_what_it_is(kind: type[Record]) -> None:
 def test_the_names_are_listed() -> None:
     lines = printed().splitlines()
     assert [line.split()[0] for line in lines] == [
-        *RECORDS, *TABLES, *MEASURED_TABLES, *TRAINING_TABLES, *ARMS_TABLES
+        *RECORDS, *TABLES, *MEASURED_TABLES, *TRAINING_TABLES, *ARMS_TABLES, "atlas"
     ]  # fmt: skip
     assert max(map(len, lines)) <= 80
 
@@ -59,7 +60,10 @@ def test_a_record_s_schema_names_every_field(name: str) -> None:
     }  # fmt: skip
 
 
-def test_the_tables_have_the_columns_of_their_schema(tiny_folder: Path, scan_cli: Scan) -> None:
+def test_the_tables_have_the_columns_of_their_schema(
+    tiny_folder: Path, scan_cli: Scan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stretches, "EVERY", 16)  # the sequences are long enough for stretches.parquet
     outcome = scan_cli(tiny_folder, "--data", "prose", "--data", "code", "--measure", "all")
     run = load_run(outcome.folder)
     tables: dict[str, Any] = run.tables()

@@ -67,6 +67,18 @@ def test_missing_sequences_are_left_out_and_missing_cells_stay_missing() -> None
     assert np.isnan([ours.p[1], ours.difference[1], ours.sem[1]]).all()
 
 
+def test_a_difference_within_rounding_is_none() -> None:
+    """A layer's mean of honor is 1 by definition, and -7e-9 of it was significant with so small an error."""
+    draw = np.random.default_rng(0)
+    a = 1 + draw.normal(0, 3e-9, (32, 3))
+    b = a + np.array([-7e-9, 5e-7, 1e-5]) + draw.normal(0, 2e-9, (32, 3))
+    for found in (paired_difference(a, b), welch_difference(a, b)):
+        assert (found.p[:2] == 1).all()
+        assert (found.low[:2] <= 0).all()
+        assert (found.high[:2] >= 0).all()
+        assert found.p[2] < 1e-9, "more than rounding"
+
+
 def test_equal_samples_have_p_one_and_constant_shifts_p_zero() -> None:
     assert (paired_difference(A, A).p == 1).all()
     exact = np.round(A * 64) / 64

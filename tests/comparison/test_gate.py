@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import Scan
 from desk import enlarged, hostile, scanned
 from junitparser import JUnitXml
 from scipy import stats
@@ -23,7 +24,7 @@ from sinkscope.comparison.policy import DEFAULT, Policy, Rule, read_policy
 from sinkscope.comparison.verdict import Verdict
 from sinkscope.errors import SinkscopeError
 from sinkscope.present.ci import github_annotations, junit_xml, markdown_verdict, render_verdict
-from sinkscope.runs.run import Run
+from sinkscope.runs.run import Run, load_run
 
 STRICT = Policy(rules=[Rule(metric="bos_mass", level="head", max_change=0.0)])
 
@@ -368,6 +369,24 @@ def test_junit_is_read_back(tmp_path: Path) -> None:
     failed = [case for case in suite if case.result]
     assert len(failed) == suite.failures
     assert "allowed" in failed[0].result[0].text
+
+
+@pytest.mark.slow
+def test_the_run_of_a_model_is_kept(tiny_folder: Path, scan_cli: Scan, tmp_path: Path) -> None:
+    """Also where the check fails; not where there is no new run, or no place for it."""
+    base = scan_cli(tiny_folder).folder
+    words = ["check", str(tiny_folder), "--baseline", str(base), "--quiet"]
+    kept = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "kept")])
+    assert kept.exit_code == 0, kept.output
+    pd.testing.assert_frame_equal(load_run(tmp_path / "kept").heads, load_run(base).heads)
+    for refused, said in (
+        ([*words, "--out", str(tmp_path / "kept")], "holds a finished run"),
+        (["check", str(base), "--baseline", str(base), "--out", str(tmp_path / "new")], "is a run folder already"),
+    ):
+        result = CliRunner().invoke(app, refused)
+        assert result.exit_code == 2
+        assert said in result.stderr
+    assert not (tmp_path / "new").exists()
 
 
 def test_github_gets_ten_errors_and_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ a table with the reason, and its error must say so.
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,20 @@ import pytest
 import torch
 import transformers
 from conftest import COUNTED
-from families import LENGTH, VOCABULARY, dense_maps, eager_maps, eager_outputs, speech_inputs, tiny_model, unaveraged
+from families import (
+    FAST_CAUSAL,
+    LENGTH,
+    VOCABULARY,
+    dense_maps,
+    eager_maps,
+    eager_outputs,
+    speech_inputs,
+    tiny_model,
+    unaveraged,
+)
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from maps import compare_maps
+from pictured import IMAGE_TOKENS
 from tiers import slow_but
 from torch import Tensor
 from transformers import CONFIG_MAPPING
@@ -40,12 +51,6 @@ SPEECH += ["lasr_ctc", "moonshine", "moonshine_streaming", "nemotron_asr_streami
 SPEECH += ["parakeet_ctc", "qwen2_audio_encoder", "sew", "sew-d", "speech_to_text", "speecht5", "unispeech"]
 SPEECH += ["unispeech-sat", "wav2vec2", "wav2vec2-bert", "wav2vec2-conformer", "wavlm", "whisper"]
 SPEECH = [family for family in SPEECH if family in CONFIG_MAPPING]
-FAST_CAUSAL = (
-    *("llama", "gemma3_text", "gpt_oss", "gemma2"),  # the interface: shared keys, windows, learned sinks, a soft cap
-    *("bloom", "gpt_neo", "xlnet"),  # inline: a bias added in the product, windows, einsum and two streams
-    *("deepseek_v3", "zamba", "mamba"),  # latent attention, one module called in several layers, no attention
-)
-"""One family for each way in which attention is done; the full tier reads all."""
 LISTS = {
     "causal language models": CAUSAL,
     "masked language models": MASKED,
@@ -53,8 +58,8 @@ LISTS = {
     "vision (a choice)": VISION,
     "speech (a choice)": SPEECH,
 }
-"""The rows of the table in docs/models.md."""
-READ = "read"
+"""The lists of docs/models.md whose every type a test of this file reads or refuses."""
+READ, REFUSED = "read", "refused"
 
 UNREADABLE = {
     **dict.fromkeys(("fnet", "longformer", "mra", "yoso"), NO_SOFTMAX),
@@ -295,20 +300,42 @@ def fate(family: str) -> str:
         return "not built"
     if family in NONE_AT_ALL:
         return "no softmax attention"
-    return "refused" if family in UNREADABLE else READ
+    return REFUSED if family in UNREADABLE else READ
 
 
-def test_the_page_s_table_is_what_these_tests_count() -> None:
-    """Types and types read of every row; where the lists are of the transformers that the page counts."""
-    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text("utf-8")
-    counted = re.search(r"every type that\s+transformers (\d+\.\d+) lists", text)
-    assert counted is not None
-    rows = dict(re.findall(r"^\| ([^|]+) \| (\d+ \| \d+) \|", text, re.MULTILINE))
-    if not transformers.__version__.startswith(counted[1] + "."):
-        pytest.skip(f"docs/models.md counts the types of transformers {counted[1]}")
-    for name, families in LISTS.items():
-        read = [family for family in families if fate(family) == READ]
-        assert rows[name] == f"{len(families)} | {len(read)}", name
+NOTES = {
+    "reformer": "chunks of hashed positions",
+    "gemma3n": "needs timm; gemma3n_text is read",
+    "gemma4_assistant": "takes keys and values of another model",
+    "gemma4_unified_assistant": "takes keys and values of another model",
+    "longformer": "bands of keys, and global ones apart",
+    "nemo_speechlm": "no tiny configuration",
+    "voxtral_realtime": "needs sound beside text",
+    "granite_speech5_ctc": "blocks of frames",
+    "speecht5": "its prenets stand outside the base model",
+}
+"""What docs/models.md says of a type beside its fate."""
+
+
+def record() -> dict[str, Any]:
+    """What docs/families.json holds, of which docs/models.md is written: each list's types by their fate, and notes."""
+    fates = {name: {family: fate(family) for family in families} for name, families in LISTS.items()}
+    fates["vision, windows or pooled keys (a choice)"] = dict.fromkeys(WINDOWED, REFUSED)
+    fates["vision-language (a choice)"] = dict.fromkeys(IMAGE_TOKENS, READ)
+    lists: dict[str, dict[str, list[str]]] = {}
+    for name, families in fates.items():
+        for family, what in sorted(families.items()):
+            lists.setdefault(name, {}).setdefault(what, []).append(family)
+    return {"transformers": ".".join(transformers.__version__.split(".")[:2]), "lists": lists, "notes": NOTES}
+
+
+def test_the_page_s_families_are_what_these_tests_read() -> None:
+    """Each family's own test holds its fate to what happens; `python tests/support/write_families.py` writes the
+    file."""
+    written = json.loads((Path(__file__).parents[2] / "docs" / "families.json").read_text("utf-8"))
+    if written["transformers"] != record()["transformers"]:
+        pytest.skip(f"docs/families.json lists the types of transformers {written['transformers']}")
+    assert written == record()
 
 
 def test_padding_that_an_attention_cannot_tell_is_refused() -> None:

@@ -150,7 +150,7 @@ def test_heads_of_all_processes_are_joined_along_their_axis() -> None:
     declare()
     table = Quantity("smoothing", ("sequence", "head", "metric"), lambda view: torch.zeros(0))
     own = quantity_set().extended([table])
-    sizes = dict(zip(quantities.DIMS, range(3, 15), strict=True)) | {"head": 4}
+    sizes = dict(zip((*quantities.DIMS, "stretch"), range(3, 16), strict=True)) | {"head": 4}
     dims = {each.name: each.dims for each in own.quantities if each.dims != EVENT}
     whole = {name: torch.randn([sizes[dim] for dim in own]) for name, own in dims.items()}
     axes = {name: own.index("head") if "head" in own else None for name, own in dims.items()}

@@ -19,6 +19,7 @@ import forked
 import pytest
 import torch
 from conftest import TABLES, Scan, Tell
+from random_share import share_of
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiers import slow_but
@@ -507,12 +508,15 @@ def run_files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(share_of(4)))
 @pytest.mark.parametrize("over", ["nothing", "a finished run"])
 def test_25_kills_at_random_moments_leave_one_whole_run(
     over: str, seed: int, tiny_folder: Path, unbroken: Path, tmp_path: Path, kills: Kills, tell: Tell
 ) -> None:
-    """200 in all. Over a finished run the scan begins with --force, and that run stays until the new one stands."""
+    """200 in all, unless a share is asked for.
+
+    Over a finished run the scan begins with --force, and that run stays until the new one stands.
+    """
     draw, out, old = random.Random(seed), tmp_path / "out" / "run", tmp_path / "old"
     words = ("scan", tiny_folder, *ARGS, "--quiet", "--out")
     assert kills.run(*words, old, "--seed", 1)[0] == 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +105,62 @@ def test_the_workflow_keeps_the_report_of_a_failure() -> None:
     assert all("uses" in step or "run" in step for step in steps())
     python = next(step for step in steps() if "setup-python" in step.get("uses", ""))
     assert python["with"]["cache-dependency-path"], "setup-python fails where no requirements file is found to hash"
+
+
+ACTION = EXAMPLES.parent / ".github" / "actions" / "check" / "action.yml"
+
+
+@pytest.mark.slow
+def test_the_action_runs(workplace: Path) -> None:
+    """Every `run:` block in order, with its variables as GitHub fills them in; the report is kept where it fails."""
+    made = bash(workplace, "-c", "sinkscope baseline model -o sinks.json")
+    assert made.returncode == 0, made.stderr
+    summary, output = workplace / "summary.md", workplace / "output"
+    blocks = [step for step in yaml.safe_load(ACTION.read_text("utf-8"))["runs"]["steps"] if "run" in step]
+    given = {"inputs.model": "model", "inputs.baseline": "sinks.json", "github.action_path": str(ACTION.parent)}
+
+    def run(temporary: str) -> subprocess.CompletedProcess[str]:
+        for step in blocks:
+            filled = {
+                name: re.sub(r"\$\{\{ (.+?) }}", lambda m: {"runner.temp": temporary, **given}.get(m[1], ""), text)
+                for name, text in step.get("env", {}).items()
+            }
+            filled |= {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary), "GITHUB_OUTPUT": str(output)}
+            done = bash(workplace, "-c", step["run"], **filled)
+        return done
+
+    passed = run("first")
+    assert passed.returncode == 0, passed.stderr
+    installed = (workplace / "pip.log").read_text().splitlines()
+    assert installed[-1] == f"install {ACTION.parent}/../../..[examples]"
+    assert summary.read_text().startswith("### sinkscope check: passed")
+    assert "## Attention sinks" in summary.read_text()
+    assert output.read_text() == "folder=first/sinks\n"
+    kept = {"report.html", "badge.svg", "card.md", "sinks.xml", "run"}
+    assert {path.name for path in (workplace / "first" / "sinks").iterdir()} == kept
+    spoil(workplace / "model")
+    failed = run("second")
+    assert failed.returncode == 1
+    assert "### sinkscope check: failed" in summary.read_text()
+    assert {path.name for path in (workplace / "second" / "sinks").iterdir()} == kept
+
+
+def test_no_input_of_the_action_becomes_a_command_and_every_action_is_pinned() -> None:
+    action = yaml.safe_load(ACTION.read_text("utf-8"))
+    used = [step["uses"] for step in action["runs"]["steps"] if "uses" in step]
+    assert used
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", each) for each in used)
+    for step in action["runs"]["steps"]:
+        assert "${{" not in step.get("run", ""), "an input in a script would be run as a part of it"
+    torch = re.search(r'"(torch[^"]+)"', (EXAMPLES.parent / "pyproject.toml").read_text("utf-8"))
+    assert torch is not None
+    assert f"'{torch[1]}'" in action["runs"]["steps"][0]["run"]
+
+
+def test_the_page_s_table_of_the_gate_has_the_rows_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    scenes = importlib.import_module("gate_power").scenes(layers=18, heads=4)
+    page = (EXAMPLES.parent / "docs" / "commands" / "check.md").read_text("utf-8")
+    rows = re.findall(r"^\| ([^|]+) \| (\d+) \| \d+ \|$", page, re.M)
+    assert rows == [(group, str(count)) for group, count in Counter(scene.group for scene in scenes).items()]
+    assert f"{len(scenes) + 1} scans" in page

@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from sinkscope.cli import app
+from sinkscope.runs.run import load_run
 
 WITH_COMMANDS = [page for page in PAGES if any(each.run for each in commands(page.read_text("utf-8")))]
 FIRST = "scan example:gemma-3-270m"
@@ -84,3 +85,35 @@ def test_the_first_run_answers_as_the_pages_say(tmp_path: Path, monkeypatch: pyt
     for page in (ROOT / "README.md", ROOT / "docs" / "first-run.md"):
         shown = answer(page.read_text("utf-8"), "example:gemma-3-270m")
         assert differences(printed, shown) == [], page.name
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_the_sinks_without_bos_are_those_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "tokens.md").read_text("utf-8")
+    title = "tokens that are sinks on prose bos=never"
+    asked = next(line for line in page.splitlines() if line.startswith("    sinkscope scan"))
+    printed = type_in(Command(tuple(asked.split()[1:]), None, True))
+    assert differences(printed[printed.index(title) :], answer(page, title)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_the_domains_that_differ_are_those_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Differences and their intervals, as the page's table has them."""
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "examples" / "gemma-3.md").read_text("utf-8")
+    (asked,) = [each for each in commands(page) if each.words[-1] == "runs/gemma-domains"]
+    type_in(asked)
+    found = load_run("runs/gemma-domains").domains
+    assert found is not None
+    largest = found.iloc[found["difference"].abs().argsort()[::-1][:6]]
+    rows = "".join(
+        f"| {row.layer}.{row.head} | {row.bos_mass_a:.3f} | {row.bos_mass_b:.3f} "
+        f"| {row.difference:+.3f} [{row.low:+.3f}, {row.high:+.3f}] |\n"
+        for row in largest.itertuples()
+    )
+    table = page.partition("| layer.head | prose | code | difference |")[2].partition("\n\n")[0]
+    assert differences(rows, "\n".join(table.splitlines()[2:])) == []
+    assert f"{(found['q'] < 0.05).sum()} of {len(found)} differ" in page

@@ -21,6 +21,7 @@ from typer.testing import CliRunner, Result
 from watched import find, hooks
 
 import sinkscope
+from sinkscope.cli.places import unfinished_folder
 from sinkscope.experiments.ablation.result import HIDDEN, RANDOM, UNABLATED, Arm, summarise
 from sinkscope.experiments.arms.head_choice import HeadTable, Score, read_fractions, read_score
 from sinkscope.experiments.arms.loss import next_token_losses
@@ -272,6 +273,48 @@ def test_command_writes_a_folder(
     )
     assert json.loads(again.stdout)["table"] == saved["table"]
     assert {name: (tmp_path / "ablation" / name).read_bytes() for name in first} == first
+
+
+def test_an_interrupted_ablation_goes_on(
+    tiny_folder: Path, tiny_run: Path, run_cli: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sinkscope.experiments.arms.engine.batch_size", lambda model, length: 1)
+    whole = sinkscope.ablate(str(tiny_folder), tiny_run, fractions=[0.25], **SMALL)
+    calls = 0
+    original = next_token_losses
+
+    def stop(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 6:  # four passes a sequence: within the second one
+            raise KeyboardInterrupt
+        return original(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sinkscope.experiments.arms.compared.next_token_losses", stop)
+        stopped = run_cli(tiny_folder, tiny_run)
+    assert stopped.exit_code == 130
+    folder = tmp_path / "ablation"
+    assert f"interrupted: 1 sequence is measured and kept in {folder}; --resume goes on" in stopped.stderr
+    refuse(run_cli(tiny_folder, tiny_run), "holds an unfinished ablation: --resume goes on with it")
+    refuse(run_cli(tiny_folder, tiny_run, "--fraction", "0.5", "--resume"), "measurement with another arms")
+    done = run_cli(tiny_folder, tiny_run, "--resume")
+    assert done.exit_code == 0, done.stderr
+    assert {path.name for path in folder.iterdir()} == FILES
+    losses = pd.read_csv(folder / "losses.csv", dtype={"draw": "Int64"})
+    pd.testing.assert_frame_equal(losses, whole.losses, check_dtype=False, rtol=1e-8)
+
+
+def test_the_folder_that_is_resumed_is_the_last_unfinished_one(tmp_path: Path) -> None:
+    base = tmp_path / "model-ablation"
+    assert unfinished_folder(base) == base
+    for name in ("model-ablation", "model-ablation-2", "model-ablation-3"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "ablation.json").touch()
+    (tmp_path / "model-ablation-2" / "shards").mkdir()
+    assert unfinished_folder(base) == tmp_path / "model-ablation-2"
+    shutil.rmtree(tmp_path / "model-ablation-2" / "shards")
+    assert unfinished_folder(base) == tmp_path / "model-ablation-4"
 
 
 def wrong(name: str, error: str) -> Any:

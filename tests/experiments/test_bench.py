@@ -19,7 +19,7 @@ from sinkscope.experiments.bench import bench as speed
 from sinkscope.experiments.bench.bench import bench
 from sinkscope.experiments.bench.contenders import Passes
 from sinkscope.experiments.bench.memory import free_bytes, peak_bytes
-from sinkscope.experiments.bench.result import BACKBONE, EAGER, PLAIN, SCAN, Cost, Speed
+from sinkscope.experiments.bench.result import BACKBONE, EAGER, LATER, PLAIN, SCAN, Cost, Speed
 from sinkscope.present.terminal.bench import render_bench
 
 CPU = torch.device("cpu")
@@ -33,12 +33,12 @@ def llama() -> Any:
 def test_each_contender_runs_in_each_round(llama: Any) -> None:
     told: list[tuple[str, int, int]] = []
     result = bench(llama, seq_len=32, batch_size=2, rounds=3, progress=lambda *news: told.append(news))
-    assert list(result.costs) == [PLAIN, BACKBONE, SCAN, EAGER]
+    assert list(result.costs) == [PLAIN, BACKBONE, SCAN, LATER, EAGER]
     assert all(len(cost.seconds) == 3 and min(cost.seconds) > 0 for cost in result.costs.values())
     assert result.batch_size == 2
     assert result.costs[SCAN].tokens_per_second > 0
-    assert [news for news in told if news[0] == "timing"] == [("timing", done, 16) for done in range(16)]
-    assert ("memory", 3, 4) in told
+    assert [news for news in told if news[0] == "timing"] == [("timing", done, 20) for done in range(20)]
+    assert ("memory", 4, 5) in told
     least, median, most = sorted(result.ratios[SCAN][PLAIN])
     assert result.ratios[SCAN][PLAIN] == (median, least, most)
     assert result.ratios[PLAIN][PLAIN] == (1.0, 1.0, 1.0)
@@ -46,7 +46,7 @@ def test_each_contender_runs_in_each_round(llama: Any) -> None:
 
 def test_a_model_without_a_next_token_head_has_no_plain_pass() -> None:
     result = bench(tiny_model(transformers.AutoModel, "bert"), seq_len=32, rounds=1)
-    assert list(result.costs) == [BACKBONE, SCAN, EAGER]
+    assert list(result.costs) == [BACKBONE, SCAN, LATER, EAGER]
     assert "/ plain" not in render_bench(result)
 
 
@@ -146,7 +146,8 @@ def test_the_screen_keeps_to_80_columns_and_escapes_names() -> None:
     shown = render_bench(
         Speed(
             "evil\x1b[2J/" + "model" * 8, "cpu", "float32", 2, 1024, 2, 0.25, 32768, 2**34,
-            {PLAIN: cost, BACKBONE: cost, SCAN: Cost([2.0, 3.0, 4.0], 617.2, None, None), EAGER: cost}, {},
+            {PLAIN: cost, BACKBONE: cost, SCAN: Cost([2.0, 3.0, 4.0], 617.2, None, None), LATER: cost, EAGER: cost},
+            {}, {"loading": 2.0, "hash": 1.5, "wait_for_hash": 0.25, "self_check": 0.5}, 2,
         )
     )  # fmt: skip
     assert max(map(len, shown.splitlines())) <= 80
@@ -156,6 +157,9 @@ def test_the_screen_keeps_to_80_columns_and_escapes_names() -> None:
     assert row.split() == ["scan", "3.000", "617", "1.50", "(1.00-2.00)", "1.50", "(1.00-2.00)", "-"]
     assert next(line for line in lines if line.startswith("plain ")).endswith("3,072 MiB")
     assert "16.0 GiB free" in shown
+    words = " ".join(shown.split())
+    assert "takes about 34 s here after its start, of which 6% for matrix_entropy" in words  # 16 batches of 2 s, 2 more
+    assert "loading 2.0 s, dry run 0.2 s, hash of the weights 1.5 s beside the loading, which waits 0.2 s" in words
     assert "scan unknown" in " ".join(shown.split())
     assert "32,768 tokens (the model's own limit)" in " ".join(shown.split())
 
@@ -166,7 +170,9 @@ def test_the_command(tmp_path: Path, llama: Any) -> None:
     result = CliRunner().invoke(app, [*arguments, "--json"])
     assert result.exit_code == 0, result.stderr
     facts = json.loads(result.stdout)
-    assert set(facts["costs"]) == {PLAIN, BACKBONE, SCAN, EAGER}
+    assert set(facts["costs"]) == {PLAIN, BACKBONE, SCAN, LATER, EAGER}
+    assert set(facts["start"]) == {"loading", "hash", "wait_for_hash", "self_check"}
+    assert 0 <= facts["start"]["wait_for_hash"] < facts["start"]["loading"]
     assert facts["contenders"][SCAN].startswith("backbone")
     result = CliRunner().invoke(app, arguments)
     assert "tokens/s" in result.stdout

@@ -10,7 +10,7 @@ from pathlib import Path
 CLEAN, FAILED_CHECK, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 LONGEST = 1000
 """Characters of a line on stderr, tmp paths included."""
-WARNING, USAGE = "sinkscope: warning:", "Usage: "
+WARNING, NEXT, USAGE = "sinkscope: warning:", "sinkscope: next:", "Usage: "
 Files = dict[str, str]
 
 
@@ -73,7 +73,8 @@ def _of_the_lines(case: Case, outcome: Outcome) -> list[str]:
     lines = outcome.stderr.splitlines()
     said = outcome.stderr.replace("Got unexpected extra argument", "")  # typer's words for one argument too many
     found = [f"{word!r} on stderr" for word in ("unexpected", "Traceback") if word in said]
-    told = [line for line in lines if not line.startswith(WARNING)]
+    beside = (WARNING, NEXT) if outcome.code == CLEAN else WARNING
+    told = [line for line in lines if not line.startswith(beside)]
     if told and told[0].startswith(USAGE):  # typer's three lines before its own error: usage, hint, blank
         told = [line for line in told[1:] if line and not line.startswith("Try ")]
     if len(told) > 1:

@@ -18,7 +18,7 @@ from sinkscope.comparison.baseline import baseline_of
 from sinkscope.comparison.compare_runs import compare
 from sinkscope.comparison.gate import check
 from sinkscope.comparison.policy import Policy, Rule
-from sinkscope.experiments.bench.result import BACKBONE, PLAIN, SCAN, Cost, Speed
+from sinkscope.experiments.bench.result import BACKBONE, LATER, PLAIN, SCAN, Cost, Speed
 from sinkscope.present.ci import markdown_verdict, render_verdict
 from sinkscope.present.figures.canvas import drawn
 from sinkscope.present.html.report import render_report
@@ -59,6 +59,18 @@ def test_published_numbers_stand_below_the_run_s_own() -> None:
     text = render_run(run, width=100)
     assert "published for this model" in text
     assert "99.02 %" in text
+    assert "not comparable" not in text
+
+
+def test_published_numbers_that_no_scan_measures_alike_are_counted() -> None:
+    run = scanned()
+    run.summary.published = published_for("meta-llama/Llama-3.1-8B")
+    text = " ".join(render_run(run, width=100).split())
+    assert (
+        "published, but not comparable with a scan: 1 x sink_rate, 1 x zeroable_heads_by_bos_mass, 1 x "
+        "zeroable_heads_by_honor (summary.json says why)" in text
+    )
+    assert "published for this model" not in text
 
 
 def test_a_run_whose_contrasts_have_no_table(domains: Run, tmp_path: Path) -> None:
@@ -123,10 +135,8 @@ def test_runs_that_cannot_be_compared_stand_side_by_side(tmp_path: Path) -> None
 
 
 def test_a_device_that_does_not_tell_its_memory() -> None:
-    cost = Cost([1.0], 1234.5, None, None)
-    text = render_bench(
-        Speed("tiny", "mps:0", "float32", 2, 64, 2, 0.25, 128, None, dict.fromkeys((PLAIN, BACKBONE, SCAN), cost), {})
-    )
+    costs = dict.fromkeys((PLAIN, BACKBONE, SCAN, LATER), Cost([1.0], 1234.5, None, None))
+    text = render_bench(Speed("tiny", "mps:0", "float32", 2, 64, 2, 0.25, 128, None, costs, {}))
     assert "What fits is not known: this device does not tell its memory." in text
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,7 +29,7 @@ from sinkscope.present.paper.format import find_format, format_names
 from sinkscope.present.paper.formats.latex import escape, latex_table
 from sinkscope.present.terminal.run import render_run
 from sinkscope.runs.head_selection import selected_heads
-from sinkscope.runs.paper_table import PaperTable, paper_table
+from sinkscope.runs.paper_table import PaperTable, model_labels, paper_table, sources_table
 
 EVIL = r"50%_of {a} \ $x^2$ & #1 ~ [b] <script>|"
 
@@ -153,12 +156,23 @@ def test_bibtex_names_every_paper_once() -> None:
     text = str(render(paper_table([scanned()], "head", ["sink_score", "sink_rate", "honor", "bos_mass"]), "bibtex"))
     assert text.count("@misc{arxiv2410-10781") == 1
     assert "author = {Gu and others}" in text
+    assert "title = {{When Attention Sink Emerges in Language Models: An Empirical View}}" in text
+    assert all("title" in entry for entry in text.split("@")[1:])
     assert "eprint = {2504.03889}" in text
     assert "@software{sinkscope" in text
     assert text.count("{") == text.count("}")
     assert text.index("% defines sink_score, sink_rate") < text.index("@misc{arxiv2410-10781")
     assert "note" not in text
     assert all("author" in entry or "key = " in entry for entry in text.split("@")[1:]), "BibTeX sorts by one of them"
+
+
+def test_bibtex_of_a_run_cites_every_paper_behind_its_metrics() -> None:
+    """Not only those of the few metrics that a table shows where none is named."""
+    found = sources_table([scanned()])
+    text = str(render(found, "bibtex"))
+    named = {column.name for column in found.columns}
+    assert {"bos_mass", "sink_margin", "honor", "max_abs"} <= named
+    assert len(set(re.findall(r"@misc\{arxiv([\d-]+)", text))) >= 8
 
 
 def test_heads_for_tools() -> None:
@@ -284,3 +298,51 @@ def test_a_name_is_neither_a_formula_nor_a_command(name: str) -> None:
         for line in render(paper_table([run, scanned()], "model", None), form).splitlines():
             assert not line.lstrip().startswith(("::", "##["))
     assert not render_run(run, [], width=80, color=None).lstrip().startswith(("::", "##["))
+
+
+# Tables in a paper
+
+
+def test_a_caption_and_a_label_make_a_table_of_their_own() -> None:
+    few, many = (
+        replace(paper_table([scanned()], "layer", names), caption="50 % of heads", label="tab:sinks")
+        for names in (["bos_mass"], None)
+    )
+    text = latex_table(few)
+    assert r"\caption{50 \% of heads}" in text
+    assert r"\label{tab:sinks}" in text
+    assert [line for line in text.splitlines() if "{table" in line] == [r"\begin{table}", r"\end{table}"]
+    assert r"\begin{table*}" in latex_table(many), "six metrics with intervals are wider than a column"
+    assert r"\begin{table" not in latex_table(replace(few, caption=None, label=None))
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--caption", "c"], "--caption belongs to --format latex"),
+        (["--label", "c", "--heads", "sink"], "--label belongs to --format latex"),
+        (["--label", "a{b", "--format", "latex"], "--label 'a{b': letters, digits"),
+        (["--metric", "tr_bw"], "no metric 'tr_bw' at level layer (it is a column of smoothing)"),
+    ],
+)
+def test_what_export_refuses(words: list[str], error: str, tmp_path: Path) -> None:
+    scanned().save(tmp_path / "run")
+    done = CliRunner().invoke(app, ["export", str(tmp_path / "run"), *words])
+    assert done.exit_code == 2
+    assert error in done.stderr
+
+
+def test_runs_of_one_model_are_told_apart_by_what_differs() -> None:
+    def run(**changes: Any) -> Any:
+        made = scanned()
+        made.manifest = copy.deepcopy(made.manifest)
+        made.manifest.data = [data.model_copy(update=changes) for data in made.manifest.data]
+        return made
+
+    name = scanned().manifest.model.shown
+    lengths = model_labels([run(seq_len=64), run(seq_len=256)])
+    assert lengths == [f"{name} (T = 64)", f"{name} (T = 256)"]
+    assert model_labels([run(), run()]) == [f"{name} (run 1)", f"{name} (run 2)"]
+    other = run()
+    other.manifest.model.dtype = "bfloat16"
+    assert model_labels([run(), other])[1] == f"{name} (bfloat16)"

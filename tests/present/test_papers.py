@@ -8,9 +8,11 @@ import pytest
 
 from sinkscope.present.terminal.metrics import metric_list
 from sinkscope.runs.papers import PAPERS, Paper, cited_papers
-from sinkscope.runs.published import rows
+from sinkscope.runs.published import published_numbers
 
-SOURCES = sorted({column["source"] for column in metric_list([])} | {row["source"] for row in rows()})
+SOURCES = sorted(
+    {column["source"] for column in metric_list([])} | {each.number.source for each in published_numbers()}
+)
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ Shown = Callable[[], str]
 
 
 @contextmanager
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shown]:
+def terminal(monkeypatch: pytest.MonkeyPatch, columns: int = 100) -> Iterator[Shown]:
     """Within the block stderr is a terminal, until the function is called: it closes it and returns what it showed.
 
     No fixture: pytest sets stderr anew between a fixture and its test.
@@ -46,7 +47,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shown]:
         return b"".join(parts).decode()
 
     with monkeypatch.context() as patch:
-        for name, value in {"TERM": "xterm", "COLUMNS": "100", "NO_COLOR": "1"}.items():
+        for name, value in {"TERM": "xterm", "COLUMNS": str(columns), "NO_COLOR": "1"}.items():
             patch.setenv(name, value)
         patch.setattr(sys, "stderr", stream)
         try:
@@ -89,6 +90,20 @@ def test_a_training_shows_its_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "softmax (1 of 2)" in text
     assert "50/100" in text
     assert "loss 1.0e-03  largest error 0.0200  BOS mass 0.900" in text
+
+
+@pytest.mark.parametrize("columns", [60, 90])
+def test_a_narrow_bar_keeps_the_count_and_the_time(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It showed `959/5...`: the name of the model is cut first, then the note."""
+    with terminal(monkeypatch, columns) as shown:
+        with training_bar(False) as (begin, report):
+            begin("learned-sink 4x4 seed 0, default self (1 of 2)", 50000)
+            time.sleep(0.02)
+            report(959, 1e-3, 0.02, 0.9)
+            time.sleep(0.15)
+        text = shown()
+    assert re.search(r"959/50000  \d+:\d\d left", text)
+    assert ("BOS mass 0.900" in text) == (columns == 90)
 
 
 @pytest.mark.parametrize("quiet", [True, False])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from desk import enlarged, hostile, scanned
 from typer.testing import CliRunner
@@ -16,9 +17,10 @@ from typer.testing import CliRunner
 from sinkscope.cli import app
 from sinkscope.cli.report import compared
 from sinkscope.comparison.compare_runs import compare
-from sinkscope.present.html.head_data import thinned
+from sinkscope.present.html.head_data import spread, thinned
 from sinkscope.present.html.packing import unpacked
-from sinkscope.present.html.report import embedded, render_report
+from sinkscope.present.html.page import embedded
+from sinkscope.present.html.report import render_report
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\x1b[1m\u2028"
 
@@ -248,3 +250,44 @@ def test_the_command(tmp_path: Path) -> None:
     assert "From A to B" in text
     first = Page(text)
     assert len(data_of(first)) == 2
+
+
+def test_tokens_and_switches_stand_where_a_run_has_them() -> None:
+    run = scanned()
+    run.tokens = None
+    assert "Tokens that are sinks" not in render_report([run])
+    token = {
+        "stream": "text", "kind": "attention", "token": "<i>", "region": "text", "first": False, "sinks": 3,
+        "occurrences": 8, "rate": 0.375, "heads": 2, "first_layer": 0, "last_layer": 1, "mean_alpha": 0.4,
+        "sink_share": 1.0,
+    }  # fmt: skip
+    run.tokens = pd.DataFrame([token, token | {"kind": "massive"}])
+    keys = run.heads[["stream", "layer", "head"]]
+    run.measured["switch"] = keys.assign(sink_rows=0.5, sink_rows_sem=0.01, off_rate=0.25, switch_phi=np.nan)
+    text = render_report([run])
+    assert text.count("3 of 8") == 1, "attention sinks alone"
+    assert "&lt;i&gt;" in text
+    assert text.count("sink rows 0.5, off 0.25, phi missing") == 12
+    data = data_of(Page(text))[0]
+    place = data["scores"].index("sink_rows")
+    assert (data["heads"][3]["scores"][place], data["heads"][3]["sems"][place]) == (0.5, 0.01)
+    assert data["columns"][place]["what"]
+
+
+def test_every_score_has_its_error_and_what_it_means() -> None:
+    run = scanned()
+    data = data_of(Page(render_report([run])))[0]
+    row, head = run.heads.iloc[6], data["heads"][6]
+    for place, name in enumerate(data["scores"]):
+        assert data["columns"][place]["what"], name
+        error = row.get(f"{name}_sem")
+        assert head["sems"][place] == (None if error is None else pytest.approx(error, rel=0.06)), name
+    assert [data["columns"][data["scores"].index("pattern")][end] for end in ("low", "high")] == [None, None]
+    assert [data["columns"][0][end] for end in ("low", "high")] == [0, 1]
+
+
+def test_many_sequences_are_shown_by_their_quantiles() -> None:
+    values = np.concatenate([np.linspace(0, 1, 101), [np.nan]])
+    assert spread(values, 5) == [0, 0.25, 0.5, 0.75, 1]
+    assert spread(values[:3][::-1], 5) == [0, 0.01, 0.02]
+    assert spread(np.array([np.nan]), 5) == []

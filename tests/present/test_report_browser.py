@@ -6,12 +6,15 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
 from desk import enlarged, hostile, scanned
 
 from sinkscope.comparison.compare_runs import compare
+from sinkscope.present.colors import CIVIDIS
 from sinkscope.present.html.report import render_report
+from sinkscope.runs.catalogue import catalogue
 from sinkscope.runs.run import Run
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (chromium, google-chrome on PATH)")
@@ -19,6 +22,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not instal
 EVIL = "</script><script>document.title = 'taken'</script><img src=x onerror=\"document.title = 'taken'\">"
 FOCUSED = "document.activeElement.dataset.head"
 HEADLINE = "document.querySelector('#detail-0 h4')?.textContent"
+FILLS = "[...document.querySelectorAll('rect[data-run=\"0\"]')].map(cell => cell.getAttribute('fill'))"
 PAPER = "getComputedStyle(document.body).backgroundColor"
 
 
@@ -52,11 +56,99 @@ def test_the_keyboard_opens_a_head(browser: Browser, tmp_path: Path) -> None:
     assert browser.get(HEADLINE) == "layer 1 head 1"
     assert browser.get("document.querySelector('rect.chosen').dataset.head") == "5"
     shown = browser.get("document.querySelector('#detail-0 table').rows[0].innerText").split()
-    assert shown == ["bos_mass", f"{run.heads.loc[5, 'bos_mass']:.3g}"]
+    row = run.heads.loc[5]
+    assert shown == ["bos_mass", f"{row['bos_mass']:.3g}", "±", f"{row['bos_mass_sem']:.2g}"]
     points = browser.get("document.querySelectorAll('#detail-0 svg')[1].querySelectorAll('circle').length")
     assert points == 48, "alpha of every key position"
     browser.press("Tab")
     assert browser.get(FOCUSED) is None, "one stop for the whole map"
+
+
+def choose(browser: Browser, column: str) -> None:
+    browser.get(
+        "(field => { field.value = [...field.options].find(each => each.text === '" + column + "').value; "
+        "field.dispatchEvent(new Event('change')); })(document.querySelector('#choose-0 select'))"
+    )
+
+
+@pytest.mark.slow
+def test_the_map_shows_any_score(browser: Browser, tmp_path: Path) -> None:
+    run = scanned()
+    run.heads.loc[3, "entropy"] = np.nan
+    browser.open(written(tmp_path, run))
+    before = browser.get(FILLS)
+    choose(browser, "entropy")
+    assert browser.get("document.getElementById('heading-0').textContent") == "entropy of every head"
+    fills = browser.get(FILLS)
+    assert fills[int(run.heads["entropy"].argmax())] == CIVIDIS[-1]
+    assert fills[int(run.heads["entropy"].argmin())] == CIVIDIS[0]
+    assert fills[3] == "none"
+    row = run.heads.loc[5]
+    title = browser.get("document.querySelector('rect[data-head=\"5\"] title').textContent")
+    assert title == f"layer 1, head 1: entropy {row['entropy']:.3g} ± {row['entropy_sem']:.2g}"
+    formula = next(each.formula for each in catalogue() if (each.table, each.name) == ("heads", "entropy"))
+    assert browser.get("document.querySelector('#choose-0 output').textContent") == formula
+    assert "entropy (nats)" in browser.get("document.querySelector('#maps-0 .legend').textContent")
+    choose(browser, "bos_mass")
+    assert [one == other for one, other in zip(browser.get(FILLS), before, strict=True)].count(True) >= 10, (
+        "to the three digits that the page holds"
+    )
+
+
+@pytest.mark.slow
+def test_a_head_shows_its_errors_its_sequences_and_what_its_scores_mean(browser: Browser, tmp_path: Path) -> None:
+    run = scanned()
+    run.positions["token"] = run.positions["token"].where(run.positions["position"] > 0, EVIL)
+    browser.open(written(tmp_path, run))
+    assert browser.get("document.querySelectorAll('#detail-0 .sequence').length") == 8
+    values = [float(value) for value in browser.get(
+        "[...document.querySelectorAll('#detail-0 .sequence title')].map(each => each.textContent)"
+    )]  # fmt: skip
+    strongest = run.heads.loc[run.heads["bos_mass"].idxmax()]
+    rows = run.sequences[(run.sequences["layer"] == strongest["layer"]) & (run.sequences["head"] == strongest["head"])]
+    assert values == pytest.approx(sorted(rows["sink_score"]), rel=5e-3)
+    assert browser.get("document.querySelectorAll('#detail-0 .error').length") >= 2, "of the curve, and of the mean"
+    assert "Mean over queries i = 1..T-1 of A[i,0]" in browser.get("document.querySelector('#detail-0 th').title")
+    first = browser.get("document.querySelectorAll('#detail-0 svg')[1].querySelector('circle title').textContent")
+    assert first.startswith(f"key position 0 '{EVIL}': ")
+    assert browser.get("document.images.length") == 0
+
+
+@pytest.mark.slow
+def test_all_heads_are_sorted_and_searched(browser: Browser, tmp_path: Path) -> None:
+    run = scanned()
+    browser.open(written(tmp_path, run))
+    assert browser.get("document.querySelectorAll('#all-0 tr').length") == 0, "built when it is opened"
+    browser.get("document.getElementById('all-0').open = true")
+    browser.wait("document.querySelectorAll('#all-0 tbody tr').length === 12")
+    names = "[...document.querySelectorAll('#all-0 tbody th')].map(cell => cell.textContent)"
+    order = run.heads.sort_values("bos_mass", ascending=False)
+    assert browser.get(names)[:3] == [f"layer {r['layer']} head {r['head']}" for _, r in order.head(3).iterrows()]
+    browser.get("[...document.querySelectorAll('#all-0 button')].find(each => each.textContent === 'entropy').click()")
+    top = run.heads.loc[run.heads["entropy"].idxmax()]
+    assert browser.get(names)[0] == f"layer {top['layer']} head {top['head']}"
+    bound = float(run.heads["bos_mass"].median())
+    browser.get(f"document.querySelector('#all-0 input').value = 'layer bos_mass>{bound:.6f}'")
+    browser.get("document.querySelector('#all-0 input').dispatchEvent(new Event('input'))")
+    assert browser.get("document.querySelector('#all-0 output').textContent") == "6 of 6 heads"
+    browser.get("document.querySelector('#all-0 tbody a').click()")
+    browser.wait(f"{HEADLINE} === document.querySelector('#all-0 tbody a').textContent")
+
+
+@pytest.mark.slow
+def test_an_address_opens_its_head(browser: Browser, tmp_path: Path) -> None:
+    browser.said.clear()
+    browser.open(written(tmp_path, scanned(), scanned("noise")))
+    browser.get("location.hash = '#1=' + encodeURIComponent('layer 2 head 3')")
+    browser.wait("document.querySelector('#detail-1 h4').textContent === 'layer 2 head 3'")
+    browser.get("location.reload()")
+    browser.wait("document.readyState === 'complete' && document.querySelectorAll('rect.chosen').length === 2")
+    assert browser.get("document.querySelector('#detail-1 h4').textContent") == "layer 2 head 3"
+    assert browser.get("document.querySelector('#detail-1 a').getAttribute('href')") == "#1=layer%202%20head%203"
+    for nothing in ("#7=layer%200%20head%200", "#0=nobody", "#0=%zz", "#other"):
+        browser.get(f"location.hash = {nothing!r}")
+    assert browser.get("document.querySelector('#detail-1 h4').textContent") == "layer 2 head 3"
+    assert not browser.said
 
 
 def test_names_and_tokens_stay_text(browser: Browser, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,54 +11,17 @@ import numpy as np
 import pandas as pd
 import pytest
 from desk import scanned
+from small_run import make_run
 
 from sinkscope.checkpoints.examples import EXAMPLES
 from sinkscope.comparison.compare_runs import compare
 from sinkscope.present.terminal.comparison import render_comparison
-from sinkscope.present.terminal.metrics import metric_list, render_examples, render_metrics
+from sinkscope.present.terminal.console import as_text
+from sinkscope.present.terminal.metrics import SYMBOLS, metric_list, render_examples, render_metrics
 from sinkscope.present.terminal.run import render_run
+from sinkscope.present.terminal.table import table
+from sinkscope.present.terminal.trigger import render_study
 from sinkscope.present.text import printable
-from sinkscope.runs.run import Run
-from sinkscope.runs.schema.manifest import DomainFacts, FirstToken, Manifest, ModelFacts
-from sinkscope.runs.schema.stream import Average, DormantHeads, MassiveActivations, PrefixValues, StreamSummary
-from sinkscope.runs.schema.summary import Summary
-
-
-def make_run(heads: int = 3, token: str = "<s>", domains: tuple[str, ...] = ()) -> Run:
-    """Two layers; head h of layer l has BOS mass (l + h / heads) / 2."""
-    rows = [
-        {
-            "stream": "text", "layer": layer, "head": head, "module": f"layers.{layer}.attn",
-            "kind": "sliding:16" if layer else "full", "bos_mass": (layer + head / heads) / 2, "bos_mass_sem": 0.01,
-            "sink_score": (layer + head / heads) / 2, "sink_margin": 1.5, "entropy": 0.25, "honor": 0.3 + layer,
-            "pattern": "mixed", "dormant": layer == 0,
-        } | ({"domain": domain} if domain else {})
-        for domain in domains or ("",)
-        for layer in range(2)
-        for head in range(heads)
-    ]  # fmt: skip
-    rate = PrefixValues(T=50.0, t64=None)
-    stream = StreamSummary.model_construct(
-        heads=2 * heads,
-        tokens_per_sequence=32,
-        sink_rate_percent={"0.2": rate, "0.3": rate},
-        uniform_alpha_0=PrefixValues(T=0.127, t64=None),
-        sink_score=Average(mean=0.4, sem=0.01),
-        dormant=DormantHeads(rule="honor<0.4", count=heads, heads=[(0, head) for head in range(heads)]),
-        massive_activations=MassiveActivations(present=False, layers=[], max_abs=1.0, layer=0, position=0, channel=3),
-        in_words=[f"Attention sink: 3 of {2 * heads} heads.", "No massive activation."],
-    )
-    first = FirstToken(id=1, text=token, distinct=1, is_bos=True)
-    summary = Summary.model_construct(epsilon=0.3, first_token=first, streams={"text": stream})
-    model = ModelFacts(
-        id="tiny", revision=None, weights_sha256=None, tokenizer=None, parameters=2_000_000, dtype="float32",
-        device="cpu", **{"class": "TinyModel"},
-    )  # fmt: skip
-    data = DomainFacts(domain="prose", spec="prose", fingerprint="", sequences=4, seq_len=32, bos="auto")
-    manifest = Manifest.model_construct(model=model, data=[data])
-    empty = pd.DataFrame()
-    return Run(pd.DataFrame(rows), empty, empty, empty, empty, summary, manifest)
-
 
 SCREEN = """\
 tiny  TinyModel, 2 M parameters, float32 on cpu
@@ -199,3 +163,49 @@ def test_examples_name_licence_and_package() -> None:
 
 def test_printable() -> None:
     assert printable("a▁é\t\x00") == "a▁é\\t\\x00"
+
+
+# Narrow terminals
+
+
+@pytest.mark.parametrize("width", [44, 60, 72, 80])
+def test_no_number_is_cut_or_broken(width: int) -> None:
+    """Words fold; where that does not do, the last columns are left out and named."""
+    text = render_run(make_run(), width=width)
+    assert "…" not in text
+    assert max(map(len, text.splitlines()[4:])) <= width
+    rows = re.findall(r"^1\.2 .*$", text, re.M)
+    assert rows[0].startswith("1.2         0.833 ± 0.010"), "mean and error stand on one line"
+    assert ("in a wider terminal also" in text) == (width < 72)
+    if width == 60:
+        assert "(in a wider terminal also pattern)" in text
+
+
+def test_a_long_name_of_a_domain_is_folded() -> None:
+    made = table("t", ["", "uniform", "layer.token.channel"], [("file:" + "x" * 60, "0.024", "3.0.17")], left=[""])
+    lines = as_text([made], 60, None).splitlines()
+    assert "layer.token.channel" in lines[1]
+    assert sum(line.count("x") for line in lines) == 60
+    assert any(line.endswith("0.024               3.0.17") for line in lines)
+
+
+def test_the_letters_of_a_formula_are_explained() -> None:
+    text = render_metrics(metric_list(["honor"]))
+    assert "w_i: what the output projection reads of the head" in text
+    assert "s_ij" not in text
+    every = render_metrics(metric_list([])).partition("\nSymbols\n")[2]
+    assert [symbol for symbol in SYMBOLS if f"\n  {symbol}: " not in every] == []
+
+
+def test_a_model_of_a_task_has_no_tokenizer() -> None:
+    run = make_run()
+    run.summary.task = {"name": "trigger", "attention": "softmax", "trigger_position": "3", "in_words": [],
+                        "columns": {}, "heads": []}  # fmt: skip
+    assert "the task's BOS" in render_run(run, width=80)
+
+
+def test_a_study_keeps_to_the_terminal() -> None:
+    columns = ["attention", "layers", "heads", "seed", "steps", "solved", "evaluation_error", "sinks"]
+    columns += ["published_sinks", *(f"{a}bos_mean_{b}" for a in ("", "published_") for b in ("min", "max"))]
+    text = render_study(pd.DataFrame(columns=columns), pd.DataFrame(), "word " * 40, Path("folder/" * 8), width=70)
+    assert max(map(len, text.splitlines())) <= 80, "only the table is wider"

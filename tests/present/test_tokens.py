@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from desk import scanned
-from test_terminal import make_run
+from small_run import make_run
 from typer.testing import CliRunner
 
 from sinkscope.cli import app

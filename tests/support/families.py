@@ -16,6 +16,12 @@ from sinkscope.checkpoints import wrap_model
 from sinkscope.checkpoints.forward import Forward
 
 LENGTH, VOCABULARY = 32, 99
+FAST_CAUSAL = (
+    *("llama", "gemma3_text", "gpt_oss", "gemma2"),  # the interface: shared keys, windows, learned sinks, a soft cap
+    *("bloom", "gpt_neo", "xlnet"),  # inline: a bias added in the product, windows, einsum and two streams
+    *("deepseek_v3", "zamba", "mamba"),  # latent attention, one module called in several layers, no attention
+)
+"""One family for each way in which attention is done; the full tier of `test_families` reads all."""
 
 SIZES: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "model_dim", "emb_dim", "embed_dim"), 32),

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -36,14 +36,17 @@ SUMS = ("first", "entropy", "margin", "learned_sink", "columns", "logit_gap", "d
 
 @pytest.fixture(autouse=True, scope="module")
 def _interpreter_mended() -> Iterator[None]:
+    with mended_interpreter() if INTERPRETED else nullcontext():
+        yield
+
+
+@contextmanager
+def mended_interpreter() -> Iterator[None]:
     """Mends two faults of Triton's interpreter.
 
     It multiplies bfloat16 numbers as the integers that store them, so they are made float32 first. Triton 3.6's loop
     bounds are arrays of one number, which numpy 2.4 no longer accepts as a number.
     """
-    if not INTERPRETED:
-        yield
-        return
     from triton.language import bfloat16, float32
     from triton.runtime import interpreter
 
@@ -315,8 +318,16 @@ def test_features_two_runs_are_the_same_bytes(dtype: torch.dtype) -> None:
         assert left.cpu().numpy().tobytes() == right.cpu().numpy().tobytes(), name
 
 
+def tables() -> Any:
+    """pandas; skips the test on a machine that lacks what a scan's tables need."""
+    for name in ("pydantic", "scipy", "pyarrow"):
+        pytest.importorskip(name)
+    return pytest.importorskip("pandas")
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss"])
 def test_models_a_scan_has_the_numbers_of_the_walk(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pd = tables()
     model, ids = tiny(family, num_hidden_layers=2, layer_types=None).to(DEVICE), random_ids(1, 70)
     monkeypatch.setattr(attention, "_compiles", lambda device: False)
     walked = sinkscope.scan(model, data=ids)
@@ -332,6 +343,7 @@ def test_models_a_scan_has_the_numbers_of_the_walk(family: str, monkeypatch: pyt
 
 def test_models_every_call_went_through_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scans above would also agree if the torch walk had computed both."""
+    tables()
     calls: list[Any] = []
     plain = triton_call.attend
     monkeypatch.setattr(attention, "_compiles", lambda device: True)

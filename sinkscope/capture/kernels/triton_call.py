@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
+from sinkscope.capture.kernels.gap import linear_gap
 from sinkscope.capture.kernels.sums import EARLY, AttentionSums, block_edges
 from sinkscope.capture.kernels.tiles import power, reach, tiles, visible_tiles, visible_tiles_without_mask
-from sinkscope.capture.kernels.walk import FLOOR, linear_gap
+from sinkscope.capture.kernels.walk import FLOOR
 from sinkscope.capture.masks.visibility import BlockMask, Visibility
 
 WIDEST = 256
@@ -176,7 +177,7 @@ class _Launch:
             margin=rows["margin"],
             learned_sink=rows["learned_sink"],
             first_is_largest=rows["largest"] > 0,
-            logit_gap=linear_gap(call) if call.linear else rows["logit_gap"],
+            logit_gap=linear_gap(call, torch.float32) if call.linear else rows["logit_gap"],
             columns=self.columns,
             early_columns=self.early,
             visible=call.visible.counts,

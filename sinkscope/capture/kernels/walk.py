@@ -13,18 +13,27 @@ import torch
 from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
+from sinkscope.capture.kernels.gap import linear_gap
 from sinkscope.capture.kernels.sums import EARLY, AttentionSums
 from sinkscope.capture.masks.visibility import BlockMask
-from sinkscope.capture.precision import wide
 
 FLOOR = -1e30
 """The logit of a masked key: finite, so that 0 * FLOOR is 0 and not NaN, and exp(FLOOR - max) is exactly 0."""
 
 UNDERFLOW = 1e-30
 
+BITS = 1 / math.log(2)
+"""Bits in a nat. A softmax's logits are formed in bits, so that exp2 gives the weights: on a CPU, torch's exp (MKL's)
+takes 40 times as long for a number whose exponential is not a normal float32, as a masked key's, and exp2 does not."""
+
 
 class Walk:
-    """The running sums of one call. Tensors are (B, G, R, ...), with R query heads in a group: head = g * R + r."""
+    """The running sums of one call. Tensors are (B, G, R, ...), with R query heads in a group: head = g * R + r.
+
+    `unit`: what the logits of `_begin` are multiplied by.
+    """
+
+    unit = BITS
 
     def __init__(self, call: AttentionCall, batch: int, groups: int, repeat: int, queries: int, keys: int) -> None:
         self.call, self.shape = call, (batch, groups, repeat)
@@ -36,7 +45,7 @@ class Walk:
         self.query = call.query.reshape(batch, groups, repeat, queries, -1)
         self.sinks = None
         if call.sinks is not None:
-            sinks = call.sinks.to(self.dtype)
+            sinks = call.sinks.to(self.dtype) * self.unit
             self.sinks = sinks.expand(-1, -1, queries, -1).unflatten(1, (groups, repeat))
 
         def rows() -> Tensor:
@@ -65,21 +74,21 @@ class Walk:
         if sink_logits is not None:
             peak = torch.maximum(peak, sink_logits.amax(-1, keepdim=True))
         logits.sub_(peak)
-        weights = torch.exp(logits, out=self._buffer(1, logits.shape))
+        weights = torch.exp2(logits, out=self._buffer(1, logits.shape))
         if self.call.visible.has_empty_rows:
             self._hide(weights, seen, 0.0)
-        taken = 0.0 if sink_logits is None else torch.exp(sink_logits - peak).sum(-1)
+        taken = 0.0 if sink_logits is None else torch.exp2(sink_logits - peak).sum(-1)
         rest = weights[..., 1:].sum(-1) + taken if reaches_first else weights.sum(-1) + taken
         norm = rest + weights[..., 0] if reaches_first else rest
         if self.call.visible.has_empty_rows:
             norm = norm.masked_fill(norm == 0, 1.0)
-        self._row_sums(rows, weights, logits, norm, taken)
         if reaches_first:
             self.first[..., rows] = weights[..., 0] / norm
             exps = logits if sink_logits is None else torch.cat([logits, sink_logits - peak], -1)
             self.margin[..., rows] = _margin(exps, rest).masked_fill_(~sees_first, torch.nan)
         else:
             self.margin[..., rows] = torch.nan
+        self._row_sums(rows, weights, logits, norm, taken)
         self._column_sums(seen, weights, norm, stop)
         self._output(rows, seen, weights, norm)
 
@@ -95,17 +104,18 @@ class Walk:
     def _logits(self, start: int, stop: int, seen: BlockMask) -> Tensor:
         batch, groups, repeat = self.shape
         count, width = stop - start, seen.high - seen.low
-        query = self.query[..., start:stop, :].to(self.dtype) * self.call.scaling
+        capped = self.call.softcap is not None
+        query = self.query[..., start:stop, :].to(self.dtype) * (self.call.scaling * (1.0 if capped else self.unit))
         query = query.reshape(batch * groups, repeat * count, -1)
         shape = (batch, groups, repeat, count, width)
         logits = self._buffer(0, shape)
         keys = self.key_rows[..., seen.low : seen.high]
         torch.bmm(query, keys, out=logits.view(batch * groups, repeat * count, width))
         if self.call.softcap is not None:
-            logits.div_(self.call.softcap).tanh_().mul_(self.call.softcap)
+            logits.div_(self.call.softcap).tanh_().mul_(self.call.softcap * self.unit)
         for bias in (seen.bias, self._bias_rows(start, stop, seen)):
             if bias is not None:
-                logits.add_(grouped(bias, self.shape))
+                logits.add_(grouped(bias, self.shape), alpha=self.unit)
         return logits
 
     def _hide(self, tensor: Tensor, seen: BlockMask, value: float) -> None:
@@ -125,15 +135,16 @@ class Walk:
             rows = torch.arange(start, start + logits.shape[-2], device=logits.device)
             hidden = (torch.arange(logits.shape[-1], device=logits.device) > rows[:, None])[None, None]
         if hidden is None:
-            return logits[..., 0] - logits.mean(-1)
+            return (logits[..., 0] - logits.mean(-1)) / self.unit
         kept = ~grouped(hidden, self.shape)
-        return logits[..., 0] - (logits * kept).sum(-1) / kept.sum(-1).clamp(min=1)
+        return (logits[..., 0] - (logits * kept).sum(-1) / kept.sum(-1).clamp(min=1)) / self.unit
 
     def _row_sums(self, rows: slice, weights: Tensor, logits: Tensor, norm: Tensor, taken: Tensor | float) -> None:
+        """Overwrites the logits: a product in place costs half of torch's vecdot, which allocates one."""
         share = taken / norm
         self.learned[..., rows] = share
-        log_norm = norm.log()
-        self.entropy[..., rows] = log_norm * (1 - share) - torch.linalg.vecdot(weights, logits) / norm
+        mean = logits.mul_(weights).sum(-1) / norm
+        self.entropy[..., rows] = norm.log() * (1 - share) - mean / self.unit
 
     def _column_sums(self, seen: BlockMask, weights: Tensor, norm: Tensor, stop: int) -> None:
         start = stop - weights.shape[-2]
@@ -159,11 +170,12 @@ class Walk:
         self.out[:, rows] = mixed.permute(0, 3, 1, 2, 4)
 
     def _buffer(self, which: int, shape: tuple[int, ...] | torch.Size) -> Tensor:
-        """One of two scratch buffers, which all blocks share and which are as large as the largest block so far."""
+        """One of two scratch buffers, which all blocks share. They have room for every key at once: under a causal
+        order each block is wider than the last, and new memory for each would cost as much as the exponentials."""
         size = math.prod(shape)
         if self.buffers is None or self.buffers[0].numel() < size:
-            device = self.call.query.device
-            area = partial(torch.empty, size, dtype=self.dtype, device=device)
+            device, room = self.call.query.device, math.prod(shape[:-1]) * self.keys
+            area = partial(torch.empty, room, dtype=self.dtype, device=device)
             self.buffers = (area(), area())
         return self.buffers[which][:size].view(shape)
 
@@ -172,7 +184,7 @@ class Walk:
             return values.flatten(1, 2)
 
         call = self.call
-        gap = heads(self.gap) if not call.linear else linear_gap(call)
+        gap = heads(self.gap) if not call.linear else linear_gap(call, self.dtype)
         sums = AttentionSums(
             first=heads(self.first),
             diagonal=heads(self.diagonal) if call.square else None,
@@ -196,35 +208,18 @@ def _sum_dtype(call: AttentionCall) -> torch.dtype:
 
 
 def _margin(exponents: Tensor, rest: Tensor) -> Tensor:
-    """log(A[i,0] / (1 - A[i,0])) from shifted logits (key 0 first) and `rest`, the summed exponentials of all others.
+    """log(A[i,0] / (1 - A[i,0])) in nats, from shifted logits in bits (key 0 first) and `rest`, the sum of the others'
+    exp2.
 
     Where `rest` underflows (margins past about 69 nats) it is recomputed relative to its own largest term. NaN for a
     query that sees only key 0.
     """
-    margin = exponents[..., 0] - rest.log()
+    margin = exponents[..., 0] / BITS - rest.log()
     lost = rest < UNDERFLOW
     if lost.any():
-        rows = exponents[lost]
+        rows = exponents[lost] / BITS
         margin[lost] = rows[:, 0] - rows[:, 1:].logsumexp(-1)
     return margin.masked_fill_(margin > -FLOOR / 2, torch.nan)
-
-
-def linear_gap(call: AttentionCall) -> Tensor:
-    """s_i0 - mean_j s_ij for plain scaled dot products: the mean of the logits is the logit of the mean key.
-
-    Where keys are similar, k_0 - mean k nearly cancels, so it is computed in float64. Its products with q are not.
-    """
-    batch, heads, queries, width = call.query.shape
-    groups, dtype = call.key.shape[1], _sum_dtype(call)
-    key = wide(call.key)
-    if call.visible.causal and call.square:
-        steps = torch.arange(1, queries + 1, device=key.device, dtype=key.dtype)
-        mean = key.cumsum(2).div_(steps[:, None])
-    else:
-        mean = key.mean(2, keepdim=True)
-    direction = (key[:, :, :1] - mean).to(dtype).unsqueeze(2)
-    query = call.query.reshape(batch, groups, heads // groups, queries, width).to(dtype)
-    return torch.linalg.vecdot(query, direction).flatten(1, 2) * call.scaling
 
 
 def grouped(tensor: Tensor, shape: tuple[int, int, int]) -> Tensor:

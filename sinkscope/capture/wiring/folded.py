@@ -14,9 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sinkscope.capture.precision import float64
-from sinkscope.capture.view import LayerView, Missing, inverse
-from sinkscope.capture.wiring.trace import Wiring
+from sinkscope.capture.view import Missing, inverse
 
 Tokens = Float[Tensor, "token channel"]
 Mixed = Float[Tensor, "head token vdim"]
@@ -32,6 +30,11 @@ class OutputWeights:
     def roots(self) -> Float[Tensor, "head rank vdim"]:
         """R_h with |R_h y| = |W_O^h y|: gives norms and spectra after W_O without a T x D tensor."""
         return torch.linalg.qr(self.slices.mT, mode="r").R
+
+    @cached_property
+    def sums(self) -> Float[Tensor, "head 1 vdim"]:
+        """W_O^hT of the vector of ones."""
+        return self.slices.sum(-1).unsqueeze(1)
 
 
 @dataclass
@@ -50,6 +53,12 @@ class FoldedHeads:
         written: w_i, what the output projection reads, biases included, (H, n, dv).
         margin: each head's sink margin, (H, n).
         scale: the factor s of the head's logits s z_i^T W_Q^T W_K z_j.
+        affine: (a, b) with z_i = a_i (x_i - b_i), each (n, 1).
+        first: u_0, (H, 1, dv), where `uniform` is the running mean from u_0 on.
+        offset: written - attended, as its two factors, (H, n, 1) and (H, 1, dv).
+
+    The last three save products: what W_O makes of z, `uniform` and `written` follows from what it makes of x, `values`
+    and `attended`. They may be None beside any other tensor.
     """
 
     heads: int
@@ -62,6 +71,9 @@ class FoldedHeads:
     written: Tensor | None = None
     margin: Tensor | None = None
     scale: float | None = None
+    affine: tuple[Tensor, Tensor] | None = None
+    first: Tensor | None = None
+    offset: tuple[Tensor, Tensor] | None = None
 
     def need(self, tensor: Tensor | None) -> Tensor:
         if tensor is None:
@@ -88,10 +100,30 @@ class FoldedHeads:
         return torch.where(spread > 0, spread, torch.nan)
 
     @cached_property
-    def centred_values(self) -> Mixed:
-        """u_i - ubar."""
-        values = self.need(self.values)
-        return values - values.mean(1, keepdim=True)
+    def beta(self) -> Float[Tensor, ""]:
+        """The least-squares slope of x on z."""
+        return (self.centred_tokens * self.centred).sum(-1).mean() / self.spread
+
+    @cached_property
+    def centred_tokens(self) -> Tokens:
+        """x_i - xbar."""
+        return self.tokens - self.tokens.mean(0)
+
+    @cached_property
+    def tokens_spread(self) -> Float[Tensor, ""]:
+        """tr Cov(x)."""
+        return self.centred_tokens.square().sum(-1).mean()
+
+    @cached_property
+    def tr_bw(self) -> Float[Tensor, " head"]:
+        """tr(B W) = mean (z_i - zbar).W_O^h (u_i - ubar)."""
+        read, values = self.normalised_read, self.need(self.values)
+        return ((read - read.mean(1, keepdim=True)) * values).sum(-1).mean(-1)
+
+    @cached_property
+    def tr_bwtw(self) -> Float[Tensor, " head"]:
+        """tr(B W^T W) = mean |W_O^h (u_i - ubar)|^2."""
+        return (self.values_out - self.values_out.mean(1, keepdim=True)).square().sum(-1).mean(-1)
 
     @cached_property
     def slices(self) -> Float[Tensor, "head vdim channel"]:
@@ -102,6 +134,39 @@ class FoldedHeads:
     def tokens_read(self) -> Mixed:
         """W_O^hT x_i."""
         return self.tokens @ self.slices.mT
+
+    @cached_property
+    def normalised_read(self) -> Mixed:
+        """W_O^hT z_i."""
+        if self.affine is None:
+            return self.normalised @ self.slices.mT
+        scale, shift = self.affine
+        return scale * (self.tokens_read - shift * self._weights.sums)
+
+    @cached_property
+    def values_out(self) -> Mixed:
+        """R_h u_i."""
+        return self.through_output(self.need(self.values))
+
+    @cached_property
+    def attended_out(self) -> Mixed:
+        """R_h sum_j A_ij u_j."""
+        return self.through_output(self.need(self.attended))
+
+    @cached_property
+    def uniform_out(self) -> Mixed:
+        """R_h of the uniform mix."""
+        if self.first is None:
+            return self.through_output(self.need(self.uniform))
+        return running_mean(torch.cat([self.through_output(self.first), self.values_out], 1))[:, 1:]
+
+    @cached_property
+    def written_out(self) -> Mixed:
+        """R_h w_i."""
+        if self.offset is None:
+            return self.through_output(self.need(self.written))
+        shares, constant = self.offset
+        return self.attended_out + shares * self.through_output(constant)
 
     @cached_property
     def token_top(self) -> Float[Tensor, ""]:
@@ -117,15 +182,15 @@ class FoldedHeads:
 
     @cached_property
     def cos_identity(self) -> Float[Tensor, " head"]:
-        return self.average_cosine(self.need(self.values))
+        return self.average_cosine(self.need(self.values), self.values_out)
 
     @cached_property
     def cos_attention(self) -> Float[Tensor, " head"]:
-        return self.average_cosine(self.need(self.attended))
+        return self.average_cosine(self.need(self.attended), self.attended_out)
 
     @cached_property
     def cos_uniform(self) -> Float[Tensor, " head"]:
-        return self.average_cosine(self.need(self.uniform))
+        return self.average_cosine(self.need(self.uniform), self.uniform_out)
 
     @property
     def _weights(self) -> OutputWeights:
@@ -137,64 +202,26 @@ class FoldedHeads:
         """R_h y_i, which has the same norms as W_O^h y_i and the same angles between tokens."""
         return mixed @ self._weights.roots.mT
 
-    def average_cosine(self, mixed: Mixed | None) -> Float[Tensor, " head"]:
-        """Mean cosine over unordered pairs i != j of x_i + W_O^h y_i, where y is `mixed`; for None of x_i alone.
+    def average_cosine(self, mixed: Mixed | None, out: Mixed | None = None) -> Float[Tensor, " head"]:
+        """Mean cosine over unordered pairs i != j of x_i + W_O^h y_i, where y is `mixed` and R_h y is `out`; for None
+        of x_i alone.
 
         It is (|sum of unit vectors|^2 - n) / (n (n - 1)); a zero vector has cosine 0 with every other.
         """
         squares = self.tokens.square().sum(-1).expand(self.heads, -1)
-        if mixed is not None:
-            squares = squares + 2 * (self.tokens_read * mixed).sum(-1) + self.through_output(mixed).square().sum(-1)
+        if mixed is not None and out is not None:
+            squares = squares + 2 * (self.tokens_read * mixed).sum(-1) + out.square().sum(-1)
         weights = inverse(squares.clamp(min=0.0).sqrt())
         total = weights @ self.tokens
         if mixed is not None:
-            total = total + torch.einsum("hn,hnv,hvd->hd", weights, mixed, self.slices)
+            total = total + (weights.unsqueeze(1) @ mixed @ self.slices)[:, 0]
         count = self.tokens.shape[0]
         if count < 2:
             return torch.full_like(total[:, 0], torch.nan)
         return (total.square().sum(-1) - (weights > 0).sum(-1)) / (count * (count - 1))
 
 
-def fold(view: LayerView, wiring: Wiring, weights: OutputWeights | None, sequence: int) -> FoldedHeads:
-    """Reads one sequence of a view. What the view or the wiring lacks stays None."""
-    site = view.site
-    folded = FoldedHeads(site.heads, margin=float64(view.attention.margin[sequence, :, 1:]), scale=wiring.scale)
-    x, z = view.residual_in, view.attention_input
-    if site.cross:  # W maps tokens of the other sequence, which is not z
-        return folded
-    if x is None or z is None or x.shape != z.shape or view.queries != view.keys or view.queries < 2:
-        return folded
-    folded.x = float64(x[sequence, 1:])
-    if wiring.norm is not None:
-        folded.z = wiring.norm.normalised(folded.x, float64(z[sequence, 1:]))
-    if weights is None or weights.slices.shape[-1] != x.shape[-1]:
-        return folded
-    folded.weights = weights
-    if view.raw_projected is not None:
-        folded.written = _by_head(view.raw_projected[sequence])[:, 1:]
-    if wiring.constant is not None and view.raw_value is not None:
-        _add_mixes(folded, view, wiring.constant, sequence)
-    return folded
-
-
-def _add_mixes(folded: FoldedHeads, view: LayerView, constant: Float[Tensor, "group vdim"], sequence: int) -> None:
-    repeat = view.site.heads // constant.shape[0]
-    constant = constant.repeat_interleave(repeat, dim=0).unsqueeze(1)
-    values = float64(view.value[sequence]).repeat_interleave(repeat, dim=0) - constant
-    folded.values = values[:, 1:]
-    if view.attention.causal:
-        steps = torch.arange(1, view.keys + 1, device=values.device, dtype=values.dtype)
-        folded.uniform = (values.cumsum(1) / steps[:, None])[:, 1:]
-    else:
-        folded.uniform = values.mean(1, keepdim=True).expand_as(values)[:, 1:]
-    output = view.output
-    plain = output is not None and view.raw_projected is not None and torch.equal(view.raw_projected, output)
-    if output is not None and plain:  # with a gate or norm after attention, the head does not add W sum_j A_ij z_j
-        sums = view.attention
-        total = 1 - sums.learned_sink if sums.row_total is None else sums.row_total
-        shares = float64(total[sequence]).unsqueeze(-1)
-        folded.attended = (_by_head(output[sequence]) - shares * constant)[:, 1:]
-
-
-def _by_head(rows: Float[Tensor, "token head vdim"]) -> Mixed:
-    return float64(rows).transpose(0, 1)
+def running_mean(rows: Mixed) -> Mixed:
+    """The mean of each row and those before it."""
+    steps = torch.arange(1, rows.shape[1] + 1, device=rows.device, dtype=rows.dtype)
+    return rows.cumsum(1).div_(steps[:, None])

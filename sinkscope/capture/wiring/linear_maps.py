@@ -48,14 +48,22 @@ class InputNorm:
     def normalised(
         self, x: Float[Tensor, "*batch token channel"], z: Float[Tensor, "*batch token channel"]
     ) -> Float[Tensor, "*batch token channel"]:
-        """n of every token, from x and z. Each token's number is the least-squares fit, which allows gains of 0."""
+        """n of every token, from x and z."""
         if self.absent:
             return x
-        tokens = x - x.mean(-1, keepdim=True) if self.centred else x
-        shaped = self.gain * tokens
+        scale, shift = self.affine(x, z)
+        return scale * (x - shift) if self.centred else scale * x
+
+    def affine(
+        self, x: Float[Tensor, "*batch token channel"], z: Float[Tensor, "*batch token channel"]
+    ) -> tuple[Float[Tensor, "*batch token 1"], Float[Tensor, "*batch token 1"]]:
+        """The numbers (a, b) of each token with n = a (x - b). a is the least-squares fit, which allows gains of 0."""
+        shift = x.mean(-1, keepdim=True) if self.centred else x.new_zeros(*x.shape[:-1], 1)
+        if self.absent:
+            return torch.ones_like(shift), shift
+        shaped = self.gain * (x - shift)
         size = shaped.square().sum(-1, keepdim=True)
-        scale = ((z - self.bias) * shaped).sum(-1, keepdim=True) / torch.where(size > 0, size, 1.0)
-        return scale * tokens
+        return ((z - self.bias) * shaped).sum(-1, keepdim=True) / torch.where(size > 0, size, 1.0), shift
 
 
 @dataclass(frozen=True)

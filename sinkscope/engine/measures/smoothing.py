@@ -8,14 +8,18 @@ from torch import Tensor
 
 from sinkscope.capture import LayerView, Missing
 from sinkscope.capture.precision import float64
-from sinkscope.capture.wiring.folded import FoldedHeads, OutputWeights, fold
+from sinkscope.capture.wiring.folded import FoldedHeads, OutputWeights
+from sinkscope.capture.wiring.folding import fold
 from sinkscope.capture.wiring.trace import output_slices
-from sinkscope.engine.measures.measurement import Findings, Measurement
+from sinkscope.engine.measures.measurement import Findings, Measurement, Subject
 from sinkscope.metrics.quantities import Quantity
 from sinkscope.runs.schema.stream import StreamSummary
 from sinkscope.runs.smoothing import NOTHING, add_verdicts, smoothing_table
 
 TABLE = "smoothing"
+
+KEPT_BYTES = 256 * 2**20
+"""The most memory for what is kept of each layer's output projection from one batch to the next."""
 
 
 class Smoothing(Measurement):
@@ -23,6 +27,10 @@ class Smoothing(Measurement):
 
     name = "smoothing"
     wired = True
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__(subject)
+        self._roots: dict[str, Tensor] = {}
 
     def quantities(self) -> tuple[Quantity, ...]:
         return (Quantity(TABLE, ("sequence", "head", "metric"), self._of_view),)
@@ -38,8 +46,16 @@ class Smoothing(Measurement):
         slices = output_slices(self.subject.model, view.site)
         home = float64(view.attention.first[:0]).device
         weights = None if slices is None else OutputWeights(slices.to(home))
+        if weights is not None and view.site.name in self._roots:
+            weights.roots = self._roots[view.site.name]
         wiring = self.wirings.get(view.site.name, NOTHING)
-        return torch.stack([self._columns(fold(view, wiring, weights, number)) for number in range(view.batch)])
+        rows = torch.stack([self._columns(fold(view, wiring, weights, number)) for number in range(view.batch)])
+        if weights is not None and "roots" in vars(weights) and self._room(weights.roots):
+            self._roots[view.site.name] = weights.roots
+        return rows
+
+    def _room(self, roots: Tensor) -> bool:
+        return sum(each.nbytes for each in self._roots.values()) + roots.nbytes <= KEPT_BYTES
 
     def _columns(self, folded: FoldedHeads) -> Tensor:
         columns = []

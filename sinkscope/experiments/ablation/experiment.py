@@ -13,6 +13,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.ablation.result import HIDDEN, RANDOM, UNABLATED, Ablation, Arm, summarise
 from sinkscope.experiments.arms.arm import Arm as EngineArm
 from sinkscope.experiments.arms.engine import measure
+from sinkscope.experiments.arms.finished import Finished, key_of
 from sinkscope.experiments.arms.head_choice import HeadTable, Score, check_fractions, head_table, read_score
 from sinkscope.experiments.arms.kinds.heads import ZeroedHeads
 from sinkscope.experiments.arms.kinds.keys import HiddenKeys
@@ -46,6 +47,8 @@ def ablate(
     revision: str | None = None,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
+    shards: str | Path | None = None,
+    resume: bool = False,
     progress: Progress | None = None,
 ) -> Ablation:
     """Zeroes the heads that scores of a run call dormant, and measures the loss on text that the run has not read.
@@ -63,9 +66,12 @@ def ablate(
         seq_len: tokens per sequence; None takes the run's.
         draws: number of random draws of as many heads, the control.
         seed: seeds the draws of heads and of documents.
+        shards: a folder that keeps every finished batch until the result is saved there. resume: continue from what
+            an earlier ablation of the same model, text and heads left there.
 
     Raises:
         SinkscopeError: one line, for anything that the user can correct.
+        KeyboardInterrupt: Ctrl-C; what was measured until then is in `shards`.
     """
     loaded = run if isinstance(run, Run) else load_run(run)
     chosen = [read_score(score) for score in dict.fromkeys(scores)]
@@ -84,15 +90,17 @@ def ablate(
     check_sites(setting.sites)
     hidden = HiddenKeys(Positions("first", 1))
     engine_arms: list[EngineArm] = [ZeroedHeads(_engine_name(arm), arm.heads) for arm in arms]
-    measured = measure(setting, [*engine_arms, hidden] if tokens else engine_arms, draws, report)
+    facts = facts_of(setting, corpus) | {
+        "scores": [score.name for score in chosen], "fractions": shares, "draws": draws, "seed": seed, "tokens": tokens,
+    }  # fmt: skip
+    zeroed = [*([arm.name, arm.heads] for arm in arms), *([HIDDEN] if tokens else [])]
+    kept = None if shards is None else Finished(Path(shards), key_of(facts | {"arms": zeroed}, setting), resume)
+    measured = measure(setting, [*engine_arms, hidden] if tokens else engine_arms, draws, report, kept)
     arms = [Arm(UNABLATED), *arms, *([Arm(HIDDEN)] if tokens else [])]
     for arm, one in zip(arms, measured, strict=True):
         arm.losses = one.values["loss"]
         if tokens and arm.name in (UNABLATED, HIDDEN):
             arm.sinks = {name: float(one.values[name].mean()) for name in ("sink_rate_first", "sink_rate_any")}
-    facts = facts_of(setting, corpus) | {
-        "scores": [score.name for score in chosen], "fractions": shares, "draws": draws, "seed": seed, "tokens": tokens,
-    }  # fmt: skip
     warnings = [*setting.checkpoint.warnings, *corpus.warnings, *setting.plan.failures]
     result = summarise(arms, corpus.documents, facts, warnings)
     result.arms = table_of(_once(arms, measured), _controls(arms))

@@ -85,10 +85,11 @@ class Ablation:
         }
 
     def save(
-        self, folder: str | Path, force: bool = False, draw: Callable[[Ablation], dict[str, bytes]] | None = None
-    ) -> list[Path]:
+        self, folder: str | Path, force: bool = False, draw: Callable[[Ablation], dict[str, bytes]] | None = None,
+        resume: bool = False,
+    ) -> list[Path]:  # fmt: skip
         """Writes ablation.csv, losses.csv, arms.csv, ablation.json and the figures of `draw`, by file name: all or
-        nothing.
+        nothing. `resume`: in the place of the batches that were kept there.
 
         Raises SinkscopeError as `Run.save` does.
         """
@@ -102,7 +103,7 @@ class Ablation:
             facts = self.as_dict() | {"files": sha256_of_files(work)}
             (work / "ablation.json").write_text(to_json(facts), encoding="utf-8")
 
-        return ABLATION_FOLDER.write(folder, force, fill)
+        return ABLATION_FOLDER.write(folder, force, fill, resume)
 
 
 def _state(folder: Path) -> bool | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -33,9 +34,20 @@ def measure(
     jobs: list[tuple[Arm, int | None]] = [(Unablated(), None)]
     for arm in arms:
         jobs += [(arm, draw) for draw in range(draws)] if arm.random else [(arm, None)]
+    with nullcontext() if finished is None else finished.kept():
+        values = np.concatenate(list(_batches(setting, jobs, report, finished)))
+    return [
+        Measured(arm.name, arm.family, arm.kept, draw, {name: values[:, job, at] for at, name in enumerate(MEASURES)})
+        for job, (arm, draw) in enumerate(jobs)
+    ]
+
+
+def _batches(
+    setting: Setting, jobs: list[tuple[Arm, int | None]], report: Progress, finished: Finished | None
+) -> Iterator[np.ndarray]:
+    """Numbers of batch after batch, [sequence, job, measure]: taken from `finished`, or measured and put there."""
     count, size = len(setting.ids), batch_size(setting.model, setting.ids.shape[1])
     total = len(jobs) * count
-    parts: list[np.ndarray] = []
     report("ablating", 0, total)
     for start in range(0, count, size):
         known = None if finished is None else finished.read(start, (min(size, count - start), len(jobs), len(MEASURES)))
@@ -44,13 +56,8 @@ def measure(
                 known = _batch(setting, jobs, start, size, report, total)
             if finished is not None:
                 finished.write(start, known)
-        parts.append(known)
+        yield known
         report("ablating", min(start + size, count) * len(jobs), total)
-    values = np.concatenate(parts)
-    return [
-        Measured(arm.name, arm.family, arm.kept, draw, {name: values[:, job, at] for at, name in enumerate(MEASURES)})
-        for job, (arm, draw) in enumerate(jobs)
-    ]
 
 
 def _batch(

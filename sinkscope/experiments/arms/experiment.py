@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import sinkscope
 from sinkscope.capture.alone import alone
 from sinkscope.checkpoints import LoadOptions
 from sinkscope.engine.loop import Progress
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Setting
 from sinkscope.experiments.arms.engine import measure
-from sinkscope.experiments.arms.finished import Finished
+from sinkscope.experiments.arms.finished import Finished, key_of
 from sinkscope.experiments.arms.grammar import read_arm
 from sinkscope.experiments.arms.measured import UNABLATED
 from sinkscope.experiments.arms.opening import Text, check_numbers, facts_of, opened
@@ -60,6 +59,7 @@ def arms(
 
     Raises:
         SinkscopeError: one line, for anything that the user can correct.
+        KeyboardInterrupt: Ctrl-C; what was measured until then is in `shards`.
     """
     asked = [read_arm(arm) if isinstance(arm, str) else arm for arm in arms]
     if not asked:
@@ -72,13 +72,8 @@ def arms(
     setting, corpus = opened(model, run, tokenizer, options, text, report)
     chosen, controls = expanded(asked, setting)
     facts = facts_of(setting, corpus) | {"arms": [arm.name for arm in chosen], "draws": draws, "seed": seed}
-    kept = None if shards is None else Finished(Path(shards), _key(facts, setting), resume)
-    try:
-        measured = measure(setting, chosen, draws, report, kept)
-    except BaseException:
-        if kept is not None:
-            kept.discard_if_empty()
-        raise
+    kept = None if shards is None else Finished(Path(shards), key_of(facts, setting), resume)
+    measured = measure(setting, chosen, draws, report, kept)
     warnings = [*setting.checkpoint.warnings, *corpus.warnings, *setting.plan.failures]
     return summarise(measured, controls, corpus.documents, facts, warnings)
 
@@ -104,21 +99,6 @@ def expanded(arms: Sequence[Arm], setting: Setting) -> tuple[list[Arm], dict[str
             if control.name not in found:
                 found[control.name] = control.ready(setting)
     return list(found.values()), controls
-
-
-def _key(facts: dict[str, Any], setting: Setting) -> dict[str, Any]:
-    """All that decides the numbers. The device and its libraries round in their own ways: these count too."""
-    run = facts["run"]
-    return {
-        "sinkscope": sinkscope.__version__,
-        "model": facts["model"],
-        "run": None if run is None else run["data"],
-        "data": facts["data"],
-        "arms": facts["arms"],
-        "draws": facts["draws"],
-        "seed": facts["seed"],
-        "epsilon": setting.epsilon,
-    }
 
 
 def _silent(stage: str, done: int, total: int) -> None:

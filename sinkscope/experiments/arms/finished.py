@@ -10,16 +10,28 @@ import contextlib
 import hashlib
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import sinkscope
 from sinkscope.errors import SinkscopeError
+from sinkscope.experiments.arms.arm import Setting
 from sinkscope.runs.folder import UNFINISHED, write_file
 from sinkscope.runs.strict_json import plain, to_json
 
 KEY = "key.json"
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, after `sequences` sequences were measured under every arm and kept in `folder`."""
+
+    def __init__(self, sequences: int, folder: Path) -> None:
+        counted = "1 sequence is" if sequences == 1 else f"{sequences} sequences are"
+        super().__init__(f"{counted} measured and kept in {folder}")
+        self.sequences, self.folder = sequences, folder
 
 
 class Finished:
@@ -44,23 +56,36 @@ class Finished:
         write_file(self._folder / KEY, to_json(own))
 
     def _check(self, own: dict[str, Any]) -> None:
-        try:
-            theirs = json.loads((self._folder / KEY).read_text("utf-8"))
-        except (OSError, ValueError):
-            theirs = {}
-        different = [name for name in own if not isinstance(theirs, dict) or theirs.get(name) != own[name]]
+        theirs = _content(self._folder / KEY)
+        different = [name for name in own if theirs.get(name) != own[name]]
         if different:
             raise SinkscopeError(
                 f"{self._folder.parent} holds an unfinished measurement with another {different[0]}: give another "
                 "--out, or --force to start anew"
             )
 
-    def discard_if_empty(self) -> None:
-        """Removes the folder where no batch is done."""
-        if not any(path.name != KEY for path in self._folder.glob("*.json")):
-            shutil.rmtree(self._folder, ignore_errors=True)
-            with contextlib.suppress(OSError):  # the result's own folder, where nothing else is in it
-                self._folder.parent.rmdir()
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Around the measurement. Where it ends early, no empty folder stays; Ctrl-C becomes Interrupted where batches
+        are done."""
+        try:
+            yield
+        except BaseException as error:
+            done = self._sequences()
+            if not done:
+                self._discard()
+            elif isinstance(error, KeyboardInterrupt):
+                raise Interrupted(done, self._folder.parent) from None
+            raise
+
+    def _sequences(self) -> int:
+        """How many sequences the batches hold that are done."""
+        return sum(len(_content(path).get("values", ())) for path in self._folder.glob("*.json") if path.name != KEY)
+
+    def _discard(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the result's own folder, where nothing else is in it
+            self._folder.parent.rmdir()
 
     def write(self, start: int, values: np.ndarray) -> None:
         """Keeps the numbers of the batch that begins with sequence `start`, [sequence, job, measure] float64."""
@@ -69,14 +94,38 @@ class Finished:
 
     def read(self, start: int, shape: tuple[int, ...]) -> np.ndarray | None:
         """The numbers of a batch; None where there is none that is whole and of this shape."""
+        content = _content(self._folder / f"{start:08}.json")
         try:
-            content = json.loads((self._folder / f"{start:08}.json").read_text("utf-8"))
             values = np.array(content["values"], dtype=float)
             sound = values.shape == shape and content["sha256"] == self._digest(start, values)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             return None
         return values if sound else None
 
     def _digest(self, start: int, values: np.ndarray) -> str:
         about = f"{start} {values.shape} {self._key}".encode()
         return hashlib.sha256(about + np.ascontiguousarray(values, "<f8").tobytes()).hexdigest()
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """What a JSON file holds; empty where it is damaged."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def key_of(facts: dict[str, Any], setting: Setting) -> dict[str, Any]:
+    """All that decides the numbers. The device and its libraries round in their own ways: these count too."""
+    run = facts["run"]
+    return {
+        "sinkscope": sinkscope.__version__,
+        "model": facts["model"],
+        "run": None if run is None else run["data"],
+        "data": facts["data"],
+        "arms": facts["arms"],
+        "draws": facts["draws"],
+        "seed": facts["seed"],
+        "epsilon": setting.epsilon,
+    }

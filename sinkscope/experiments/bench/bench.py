@@ -19,11 +19,13 @@ from sinkscope.checkpoints.forward import Forward
 from sinkscope.checkpoints.loading import unwrapped
 from sinkscope.engine.batch_size import chosen_batch, memory_needed
 from sinkscope.engine.loop import Progress
+from sinkscope.engine.self_check import self_check
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.bench.contenders import Passes
 from sinkscope.experiments.bench.memory import free_bytes
 from sinkscope.experiments.bench.result import EAGER, Cost, Speed
-from sinkscope.runs.defaults import check_not_too_large
+from sinkscope.metrics.spectra import cheap_spectra
+from sinkscope.runs.defaults import NUM_SEQUENCES, check_not_too_large
 
 SEQ_LEN, ROUNDS = 1024, 5
 SHORTEST = 32
@@ -68,6 +70,8 @@ def bench(
         for name, times in seconds.items():
             report("memory", len(costs), len(seconds))
             costs[name] = _cost(passes, name, times, ids, free, checkpoint.max_positions)
+        report("checking", 0, 0)
+        start = checkpoint.seconds | {"self_check": _check_seconds(passes, ids)}
     facts = checkpoint.facts
     return Speed(
         model=facts["id"],
@@ -81,6 +85,8 @@ def bench(
         free_bytes=free,
         costs=costs,
         left_out=left_out,
+        start=start,
+        first_batches=_first_batches(checkpoint, size, length),
     )
 
 
@@ -112,6 +118,20 @@ def random_ids(checkpoint: Checkpoint, count: int, length: int) -> Tensor:
     """Token ids [count, length] drawn with seed 0: the cost of a pass does not depend on them."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(checkpoint.vocabulary, (count, length), generator=generator).to(checkpoint.device)
+
+
+def _check_seconds(passes: Passes, ids: Tensor) -> float:
+    """Seconds of the self-check that precedes a scan."""
+    base = unwrapped(passes.model)
+    began = time.perf_counter()
+    self_check(base, passes.found, Forward(base), ids[:1])
+    return time.perf_counter() - began
+
+
+def _first_batches(checkpoint: Checkpoint, size: int, length: int) -> int:
+    """How many batches of a default scan measure matrix_entropy."""
+    width = getattr(checkpoint.model.config.get_text_config(), "hidden_size", length)  # type: ignore[union-attr, operator]
+    return -(-min(NUM_SEQUENCES, cheap_spectra(length, width)) // size)
 
 
 def _cost(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from sinkscope.checkpoints.loading import unwrapped
 from sinkscope.checkpoints.probes import DRY_RUN_TOKENS
 from sinkscope.engine.collector import Collector
 from sinkscope.experiments.bench.memory import peak_bytes
-from sinkscope.experiments.bench.result import BACKBONE, EAGER, PLAIN, SCAN
+from sinkscope.experiments.bench.result import BACKBONE, EAGER, LATER, PLAIN, SCAN
 from sinkscope.runs.defaults import EPSILON
 
 
@@ -37,8 +38,8 @@ class Passes:
         found = plan(base, lambda: forward(ids[:1, :DRY_RUN_TOKENS]))
         capture = Capture(base, found, lambda view, row: None, EPSILON)
 
-        def scan(ids: Tensor) -> None:
-            collector = Collector(ids.shape[1])
+        def scan(ids: Tensor, sampled: int | None = None) -> None:
+            collector = Collector(ids.shape[1], sampled=sampled)
             collector.begin()
             capture.on_layer = collector.add
             with capture.watching(None, ids.shape[1]):
@@ -50,7 +51,8 @@ class Passes:
                 return forward(ids, output_attentions=True)
 
         run: dict[str, Callable[[Tensor], Any]] = {PLAIN: whole} if has_head else {}
-        return cls(model, found, run | {BACKBONE: forward, SCAN: scan, EAGER: maps})
+        run |= {BACKBONE: forward, SCAN: scan, LATER: partial(scan, sampled=0), EAGER: maps}
+        return cls(model, found, run)
 
     def leave_out(self, count: int, length: int, vocabulary: int, free: int | None) -> dict[str, int]:
         """Removes the contenders that would not fit into memory; returns the bytes that each would need."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -29,7 +29,10 @@ class Speed:
     """The result of `bench`.
 
     Attributes:
-        set_up: seconds to find the attention calls, once per model.
+        set_up: seconds to find the attention calls, once per model: the dry run.
+        start: what else a scan does before its first batch, in seconds: `loading` in all, of which `wait_for_hash` for
+            the thread that hashes the weights for `hash` seconds beside it (none for a model object); `self_check`.
+        first_batches: how many batches of a default scan cost as much as `scan`; the others cost as much as `later`.
         positions: tokens per sequence that the model allows; None where it names no limit.
         left_out: bytes needed by each contender whose maps or logits alone would not fit into `free_bytes`.
     """
@@ -45,6 +48,8 @@ class Speed:
     free_bytes: int | None
     costs: dict[str, Cost]
     left_out: dict[str, int]
+    start: dict[str, float] = field(default_factory=dict)
+    first_batches: int = 1
 
     @property
     def ratios(self) -> dict[str, dict[str, tuple[float, float, float]]]:
@@ -63,10 +68,11 @@ def ratio(times: list[float], others: list[float]) -> tuple[float, float, float]
     return statistics.median(pairs), min(pairs), max(pairs)
 
 
-PLAIN, BACKBONE, SCAN, EAGER = "plain", "backbone", "scan", "eager"
+PLAIN, BACKBONE, SCAN, LATER, EAGER = "plain", "backbone", "scan", "later", "eager"
 CONTENDERS = {
     PLAIN: "model(ids), with logits",
     BACKBONE: "the same without the language-model head",
     SCAN: "backbone, capture and every metric of a scan's first batch",
+    LATER: "the same of a later batch, without matrix_entropy",
     EAGER: "backbone with eager attention and output_attentions=True",
 }

@@ -13,7 +13,7 @@ from sinkscope.present.colors import DIVERGING, LINES, MAP
 from sinkscope.present.figures.canvas import drawn, inches
 from sinkscope.present.identity import run_id
 from sinkscope.present.text import printable
-from sinkscope.runs.catalogue import find_column
+from sinkscope.runs.catalogue import elsewhere, find_column
 from sinkscope.runs.dormancy import parse_rule
 from sinkscope.runs.paper_table import describe_run
 from sinkscope.runs.per_sequence import domains
@@ -112,8 +112,8 @@ def _heatmap(canvas: Figure, run: Run, metric: str) -> None:
     rows = _first(run.heads)
     if metric not in rows or not np.issubdtype(rows[metric].to_numpy().dtype, np.number):
         raise SinkscopeError(
-            f"--metric {metric!r}: not a numeric column of heads.csv; `sinkscope metrics` lists the "
-            f"columns{did_you_mean(metric, rows)}"
+            f"--metric {metric!r}: not a numeric column of heads.csv{elsewhere(run.manifest, metric)}; `sinkscope "
+            f"metrics` lists the columns{did_you_mean(metric, rows)}"
         )
     grid = rows.pivot_table(index="layer", columns="head", values=metric, dropna=False)
     grid = grid.T if _lies(grid.shape) else grid

@@ -1,4 +1,5 @@
-"""What the report shows of a head that is clicked: scores, alpha_0 by length, alpha by position."""
+"""What the report's script knows of every head: scores with errors, alpha_0 by length and over sequences, alpha by
+position; and of every score what it means and which colours show it."""
 
 from __future__ import annotations
 
@@ -6,8 +7,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
+from sinkscope.present.colors import CIVIDIS
 from sinkscope.present.numbers import rounded
+from sinkscope.runs.catalogue import find_column
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
@@ -16,36 +20,113 @@ SCORES = (
     "bos_mass", "sink_score", "sink_rate", "sink_margin", "first_argmax", "entropy", "uniformity", "self_mass",
     "previous_mass", "honor", "residual_write_ln", "value_drain", "ov_drain", "gate_open", "pattern", "dormant",
 )  # fmt: skip
+SWITCH = ("sink_rows", "off_rate", "switch_phi", "communication", "from_sink")
+"""Columns of switch.csv that stand beside SCORES where a run has them."""
 POINTS = 64
 """Points of alpha by position that are kept for each head (see `thinned`)."""
+FULL, MANY, FEW = 32, 2048, 9
+"""Sequences of which a head's alpha_0 is kept one by one; with more heads than MANY, FEW quantiles stand for them."""
+FIXED = {"[0, 1]": (0.0, 1.0), "[-1, 1]": (-1.0, 1.0)}
+"""Ranges that the colours span whole; of any other the colours span the values of the run."""
 
 
 def head_data(run: Run) -> dict[str, Any]:
     """The scores and curves of every head, in the order of the head table."""
     heads = run.heads.reset_index(drop=True)
-    scores = [name for name in SCORES if name in heads]
     keys = [key for key in ("domain", "stream", "layer", "head") if key in heads and key in run.length_curve]
+    scored = _with_switch(run, heads, keys)
+    own = [name for name in run.manifest.metrics if name in heads]
+    scores = [name for name in (*SCORES, *own, *SWITCH) if name in scored]
     curves = dict(iter(run.length_curve.groupby(keys, sort=False)))
-    alphas = dict(iter(run.positions.groupby(keys, sort=False)["alpha"]))
+    alphas = dict(iter(_alpha_points(run, keys).groupby(keys, sort=False)))
+    spreads = _spreads(run, keys, FULL if len(heads) <= MANY else FEW)
     named = [key for key in keys if key != "stream" or heads[key].nunique() > 1]
+    groups = [tuple(row) for row in heads[keys[:-2]].drop_duplicates().itertuples(index=False)]
     rows = []
-    for row in heads.to_dict("records"):
+    for row in scored.to_dict("records"):
         place = tuple(row[key] for key in keys)
         curve = curves[place]
-        positions, values = thinned(alphas[place].to_numpy(float))
+        points = alphas[place]
+        places, values = thinned(points["alpha"].to_numpy(float))
         rows.append({
             "name": " ".join(f"{key} {row[key]}" for key in named),
+            "place": [int(row["layer"]), int(row["head"])],
+            "group": groups.index(place[:-2]),
             "scores": [rounded(row[name]) for name in scores],
+            "sems": [rounded(row.get(f"{name}_sem"), 2) for name in scores],
             "lengths": curve["length"].tolist(),
             "curve": [rounded(value) for value in curve["sink_score"]],
-            "positions": positions,
+            "curve_sem": [rounded(value, 2) for value in curve["sink_score_sem"]],
+            "spread": spreads.get(place, []),
+            "positions": points["position"].iloc[places].tolist(),
             "alpha": [rounded(value) for value in values],
         })  # fmt: skip
-    return {"scores": scores, "heads": rows}
+    return {
+        "scores": scores, "columns": [_column(run, scored, name) for name in scores], "scale": CIVIDIS,
+        "epsilon": run.summary.epsilon, "tokens": _tokens(run, keys[:-2]), "heads": rows,
+    }  # fmt: skip
+
+
+def _with_switch(run: Run, heads: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """The head table with the columns SWITCH, where the run measured them."""
+    switch = run.measured.get("switch")
+    if switch is None or not set(keys) <= set(switch):
+        return heads
+    columns = [each for name in SWITCH for each in (name, f"{name}_sem") if each in switch]
+    return heads.merge(switch[[*keys, *columns]], on=keys, how="left", validate="one_to_one")
+
+
+def _column(run: Run, heads: pd.DataFrame, name: str) -> dict[str, Any]:
+    """What a score means, and the values that its colours span; `low` is None where it is no number."""
+    found = find_column(run.manifest, name, "heads", "switch")
+    span: tuple[float | None, float | None] = (None, None)
+    if pd.api.types.is_float_dtype(heads[name]):
+        known = heads[name].dropna()
+        seen = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+        span = FIXED.get(found.range if found else "", seen)
+    unit, what = (found.unit, found.formula) if found else ("", "")
+    return {"unit": unit, "what": what, "low": rounded(span[0]), "high": rounded(span[1])}
+
+
+def _spreads(run: Run, keys: list[str], points: int) -> dict[tuple[Any, ...], list[Any]]:
+    """alpha_0 of each head's sequences, from the least to the largest."""
+    table = run.sequences[run.sequences["head"].notna()]
+    return {
+        tuple(int(part) if isinstance(part, float) else part for part in place): spread(values.to_numpy(float), points)
+        for place, values in table.groupby(keys, sort=False)["sink_score"]
+    }
+
+
+def spread(values: np.ndarray, points: int) -> list[Any]:
+    """The values in order, missing ones left out; where they are more than `points`, equally spaced quantiles, the
+    smallest and the largest among them."""
+    known = np.sort(values[~np.isnan(values)])
+    shown = known if len(known) <= points else np.quantile(known, np.linspace(0, 1, points))
+    return [rounded(float(value)) for value in shown]
+
+
+def _tokens(run: Run, keys: list[str]) -> list[dict[str, str]]:
+    """For each domain and stream: the tokens that all its sequences have, by position."""
+    groups = [rows for _, rows in run.positions.groupby(keys, sort=False)] if keys else [run.positions]
+    found = []
+    for rows in groups:
+        known = rows[["position", "token"]].drop_duplicates("position").dropna()
+        found.append({str(place): str(token) for place, token in zip(known["position"], known["token"], strict=True)})
+    return found
+
+
+def _alpha_points(run: Run, keys: list[str]) -> pd.DataFrame:
+    """Alpha by position; beyond positions.parquet the largest alpha of each stretch, at its position."""
+    wanted = [*keys, "position", "alpha"]
+    if run.stretches is None:
+        return run.positions[wanted]
+    beyond = run.stretches.dropna(subset="alpha_max").astype({"alpha_max_position": int})
+    found = beyond[[*keys, "alpha_max_position", "alpha_max"]].set_axis(wanted, axis=1)
+    return pd.concat([run.positions[wanted], found], ignore_index=True)
 
 
 def thinned(alpha: np.ndarray) -> tuple[list[int], list[float]]:
-    """Positions and alpha of at most POINTS points: the first 16, then the largest of each of some equal stretches."""
+    """Places and alpha of at most POINTS points: the first 16, then the largest of each of some equal stretches."""
     known = np.where(np.isnan(alpha), -np.inf, alpha)
     places = [start + int(known[start:end].argmax()) for start, end in _stretches(len(alpha))]
     return places, alpha[places].astype(float).tolist()

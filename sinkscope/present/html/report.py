@@ -1,34 +1,24 @@
-"""Runs as one HTML file that needs no network.
-
-A Content-Security-Policy allows only the file's own style and script, by their hashes.
-"""
+"""Runs as one HTML file that needs no network."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
+from sinkscope.present.answers import answers
 from sinkscope.present.colors import CIVIDIS, mixed
 from sinkscope.present.html.comparison import comparison_view
 from sinkscope.present.html.head_data import head_data
+from sinkscope.present.html.measured import groups, switch_charts, token_tables
 from sinkscope.present.html.packing import packed, parked
+from sinkscope.present.html.page import embedded, render_page, trusted
 from sinkscope.present.html.svg import Cell, Dot, Line, heat_map, legend, line_chart, number, scatter
 from sinkscope.present.identity import run_id
-from sinkscope.present.text import printable
 
 if TYPE_CHECKING:
-    from markupsafe import Markup
-
     from sinkscope.comparison.compare_runs import Comparison
     from sinkscope.runs.run import Run
 
 
-TEMPLATES = Path(__file__).parent / "templates"
 PROFILES = (
     ("alignment with the first token", "cosine", False,
      (("cos_first_residual", "cos(x_0, x_j)"), ("cos_first_input", "cos(z_0, z_j)"),
@@ -37,56 +27,24 @@ PROFILES = (
     ("massive activations", "largest |x|", True, (("inf_norm", "largest |x|"),)),
     ("attention on the first token", "probability", False, (("mean_bos_mass", "BOS mass"),)),
 )  # fmt: skip
+CHARTS = ("maps", "profiles", "scatter", "switch")
 LARGE = 3_000_000
 """Characters of charts and data past which the page holds both compressed, and its script draws the charts."""
 
 
 def render_report(runs: list[Run], comparison: Comparison | None = None) -> str:
     """The whole page. Names, tokens and paths are escaped as text, in markup and in the embedded JSON."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters["printable"] = lambda value: printable(str(value))
-    environment.filters["figure"] = number
-    style, script = ((TEMPLATES / name).read_text("utf-8") for name in ("report.css", "report.js"))
     views = [_view(run, index) for index, run in enumerate(runs)]
     compared = None if comparison is None else comparison_view(comparison)
     data = embedded([head_data(run) for run in runs])
-    charts = [chart for view in views for name in ("maps", "profiles", "scatter") for chart in view[name]]
+    charts = [chart for view in views for name in CHARTS for chart in view[name]]
     charts += compared["maps"] if compared else []
     large = len(data) + sum(len(chart["svg"]) for chart in charts) > LARGE
-    return environment.get_template("report.html").render(
-        style=_trusted(style),
-        script=_trusted(script),
-        policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; "
-        "form-action 'none'",
-        drawings=_trusted(packed(embedded(parked(charts)))) if large else "",
-        data=_trusted(packed(data) if large else data),
-        runs=views,
-        comparison=compared,
-        large=large,
-    )
-
-
-def _trusted(text: str) -> Markup:
-    from markupsafe import Markup
-
-    return Markup(text)
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def embedded(data: Any) -> str:
-    """JSON that may stand inside a script element: `<`, `>`, `&` and line separators are escaped."""
-    from sinkscope.runs.strict_json import plain
-
-    text = json.dumps(plain(data), allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return render_page(
+        "report.html", ("report.css",), "report.js",
+        drawings=trusted(packed(embedded(parked(charts)))) if large else "",
+        data=trusted(packed(data) if large else data), runs=views, comparison=compared, large=large,
+    )  # fmt: skip
 
 
 def _view(run: Run, index: int) -> dict[str, Any]:
@@ -109,41 +67,22 @@ def _view(run: Run, index: int) -> dict[str, Any]:
         "index": index,
         "name": model.shown.rstrip("/").rpartition("/")[2],
         "facts": facts,
-        "words": _words(run),
+        "words": answers(run),
         "warnings": summary.warnings,
         "maps": _maps(run, index),
         "profiles": _profiles(run),
         "scatter": _scatter(run),
+        "tokens": token_tables(run),
+        "switch": switch_charts(run),
         "domains": _domains(run),
         "mixed": summary.dormant_in_some_domains,
     }
 
 
-def _words(run: Run) -> list[tuple[str, list[str]]]:
-    """The answers, each below its name: of each stream; of each domain where there are several, since a mean over
-    different kinds of text answers nothing."""
-    summary = run.summary
-    if not summary.domains:
-        return [(stream, each.in_words) for stream, each in summary.streams.items()]
-    return [
-        (domain if len(entry.streams) == 1 else f"{domain}, {stream}", each.in_words)
-        for domain, entry in summary.domains.items()
-        for stream, each in entry.streams.items()
-    ]
-
-
-def _groups(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """Rows by (stream, domain), each with a caption that is empty where there is only one."""
-    keys = [key for key in ("stream", "domain") if key in table and table[key].nunique() > 1]
-    if not keys:
-        return [("", table)]
-    return [(", ".join(map(str, name)), rows) for name, rows in table.groupby(keys, sort=False)]
-
-
 def _maps(run: Run, index: int) -> list[dict[str, Any]]:
     heads = run.heads.reset_index(drop=True)
     maps = []
-    for caption, rows in _groups(heads):
+    for caption, rows in groups(heads):
         layers = list(dict.fromkeys(rows["layer"]))
         order = {layer: place for place, layer in enumerate(layers)}
         cells = [
@@ -160,7 +99,7 @@ def _maps(run: Run, index: int) -> list[dict[str, Any]]:
 
 def _profiles(run: Run) -> list[dict[str, Any]]:
     charts = []
-    for caption, rows in _groups(run.layers):
+    for caption, rows in groups(run.layers):
         x = [float(layer) for layer in rows["layer"]]
         for title, unit, log, columns in PROFILES:
             lines = [
@@ -177,7 +116,7 @@ def _profiles(run: Run) -> list[dict[str, Any]]:
 
 def _scatter(run: Run) -> list[dict[str, Any]]:
     charts = []
-    for caption, rows in _groups(run.heads):
+    for caption, rows in groups(run.heads):
         top = float(rows["layer"].max())
         dormant = rows["dormant"].fillna(False).astype(bool)
         dots = [

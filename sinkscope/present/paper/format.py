@@ -38,12 +38,15 @@ class Format:
         extensions: the file endings that mean this format, with their dot: `(".tex",)`.
         write: turns a table into text, or into bytes where `binary`.
         binary: the result is bytes, which do not go to stdout.
+        sources: it writes where metrics come from, not their values. Where none is named it gets all metrics of the
+            runs, in a table without rows.
     """
 
     name: str
     extensions: tuple[str, ...]
     write: Callable[[PaperTable], str | bytes]
     binary: bool = False
+    sources: bool = False
 
 
 def format_names() -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import textwrap
 
-from sinkscope.experiments.bench.result import BACKBONE, CONTENDERS, EAGER, PLAIN, SCAN, Speed
+from sinkscope.experiments.bench.result import BACKBONE, CONTENDERS, EAGER, LATER, PLAIN, SCAN, Speed
 from sinkscope.present.numbers import fixed, memory
 from sinkscope.present.terminal.table import aligned
 from sinkscope.present.text import printable
@@ -31,6 +31,7 @@ def render_bench(speed: Speed) -> str:
     wide = max(map(len, speed.costs))
     lines += [f"{name:{wide}}  {CONTENDERS[name]}" for name in speed.costs]
     lines += ["", *textwrap.wrap(f"ratios: median over rounds (least-most). {_scan_time(speed)}", WIDTH)]
+    lines += textwrap.wrap(_start(speed), WIDTH)
     for name, needed in speed.left_out.items():
         what = "attention maps" if name == EAGER else "logits"
         lines += textwrap.wrap(f"{name} is left out: its {what} alone would take {memory(needed, 'GiB')}.", WIDTH)
@@ -54,11 +55,25 @@ def _ratio(spread: tuple[float, float, float]) -> str:
 
 def _scan_time(speed: Speed) -> str:
     batches = -(-SEQUENCES // speed.batch_size)
-    seconds = batches * statistics.median(speed.costs[SCAN].seconds)
+    first, later = (statistics.median(speed.costs[name].seconds) for name in (SCAN, LATER))
+    spectra = min(batches, speed.first_batches) * max(0.0, first - later)
+    seconds = batches * min(first, later) + spectra
     return (
-        f"A scan of {SEQUENCES} sequences of {speed.seq_len} tokens takes about {seconds:.0f} s here, after loading, "
-        f"{speed.set_up:.1f} s for the dry run, and the self-check."
+        f"A scan of {SEQUENCES} sequences of {speed.seq_len} tokens takes about {seconds:.0f} s here after its start, "
+        f"of which {spectra / seconds:.0%} for matrix_entropy."
     )
+
+
+def _start(speed: Speed) -> str:
+    """Seconds before a scan's first batch."""
+    told = [f"dry run {speed.set_up:.1f} s"]
+    if "loading" in speed.start:
+        hashed, waited = speed.start["hash"], speed.start["wait_for_hash"]
+        told.insert(0, f"loading {speed.start['loading']:.1f} s")
+        told.append(f"hash of the weights {hashed:.1f} s beside the loading, which waits {waited:.1f} s for it")
+    if "self_check" in speed.start:
+        told.append(f"self-check {speed.start['self_check']:.1f} s")
+    return f"Start: {', '.join(told)}."
 
 
 def _what_fits(speed: Speed) -> str:

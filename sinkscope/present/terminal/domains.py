@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
@@ -127,14 +128,20 @@ def _strongest_pairs(run: Run, stream: str) -> list[RenderableType]:
 
 
 def published_rows(run: Run) -> list[RenderableType]:
-    """The model's own published numbers, one line each, with the text and setting they were measured on."""
-    rows = run.summary.published
-    if not rows:
-        return []
+    """The model's own published numbers, one line each, with the text and setting they were measured on; below them the
+    number of those that no scan measures alike."""
+    rows = [row for row in run.summary.published if not row.not_comparable]
+    others = Counter(row.metric for row in run.summary.published if row.not_comparable)
     headers = ("metric", "value", "text", "setting", "source")
     cells = [(row.metric, f"{row.value:g} {row.unit}", row.text, row.setting, row.source) for row in rows]
     left = [header for header in headers if header != "value"]
-    return [table("\npublished for this model", headers, cells, left=left, fold=True)]
+    shown: list[RenderableType] = []
+    if rows:
+        shown.append(table("\npublished for this model", headers, cells, left=left, fold=True))
+    if others:
+        named = ", ".join(f"{count} x {metric}" for metric, count in others.items())
+        shown.append(Text(f"\npublished, but not comparable with a scan: {named} (summary.json says why)", style=""))
+    return shown
 
 
 def _tested(run: Run, entry: DomainContrast, stream: str) -> int:

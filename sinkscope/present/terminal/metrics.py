@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,25 @@ MEANS = (
     "the sequences that reach the position, without an error. Those marked (sink) or (token) are values of one\n"
     "row of sinks.parquet or tokens.csv, and (kind) is a kind of row: what the column `kind` names."
 )
+SYMBOLS = {
+    "T": "number of tokens of the sequence. Positions are 0 to T-1; position 0 is the first token, BOS or not",
+    "i, j, k": "i is the position of a query, j and k are those of keys",
+    "A[i,j]": (
+        "attention probability of query i on key j, after mask, soft-cap, window and learned sink. In causal attention "
+        "j <= i. In attention without a softmax it is the score that multiplies the value"
+    ),
+    "s_ij": "logit of query i and key j, after scaling, soft-cap and bias",
+    "alpha_k": "mean of A[i,k] over the queries i that may see key k, query k included",
+    "epsilon": "threshold of a sink, 0.3 unless `--epsilon` says otherwise",
+    "q_i, k_j, v_j": "query, key and value as the softmax sees them, after position encoding and norms",
+    "o_i": "sum over j of A[i,j] v_j: what the attention call returns",
+    "w_i": "what the output projection reads of the head: o_i, unless a gate or a norm stands between",
+    "W_O^h": "slice of the output projection that reads head h",
+    "x_i": "residual stream that enters the block",
+    "z_i": "what the projections of queries, keys and values read: x_i after the norm of the block's input, if any",
+    "e_i": "residual stream that leaves the block",
+}
+"""What the letters of the formulas stand for."""
 FACTS = ("name", "table", "unit", "range", "formula", "source", "per", "measure")
 WIDTH = 100
 
@@ -75,7 +95,24 @@ def render_metrics(columns: list[dict[str, Any]]) -> str:
             for text in (column["formula"], f"Source: {column['source']}", *_address(column)):
                 lines += textwrap.wrap(text, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
         lines.append("")
-    return "\n".join([*lines, MEANS, ""])
+    return "\n".join([*lines, *_symbols(columns), MEANS, ""])
+
+
+def _symbols(columns: list[dict[str, Any]]) -> list[str]:
+    """What the letters in the formulas of these columns stand for."""
+    notes = {NOTATION.get(str(column["table"]), "") for column in columns}
+    formulas = " ".join([*(str(column["formula"]) for column in columns), *notes])
+    lines = ["Symbols", ""]
+    for symbol, what in SYMBOLS.items():
+        if _stands_in(symbol, formulas):
+            lines += textwrap.wrap(f"{symbol}: {what}", WIDTH, initial_indent="  ", subsequent_indent=" " * 6)
+    return [*lines, ""] if len(lines) > 2 else []
+
+
+def _stands_in(symbol: str, formulas: str) -> bool:
+    """Whether a symbol, or one of several, is written somewhere: `A[i,j]` as A[..., `k_j` as k_... or k alone."""
+    stems = (re.split(r"(?<!W)[_[]", each)[0] for each in symbol.split(", "))
+    return any(re.search(rf"(?<![\w'])(?<!W_){re.escape(stem)}(?:[_[]|(?!\w))", formulas) for stem in stems)
 
 
 def anchor(column: Column) -> str:

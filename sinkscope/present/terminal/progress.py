@@ -94,13 +94,14 @@ class Pace:
         return f"{self.done}/{self.total}"
 
     def state(self) -> str:
-        """Count, note or speed, and time left, or the time spent where the time left is not known."""
+        """Count, speed, and time left, or the time spent where that is not known; a note last, where a narrow terminal
+        cuts."""
         if not self.stage:
             return ""
         rate, left = self.rate(), self.left()
         speed = f"{rate:.1f} seq/s" if rate and self.stage in COUNTED else ""
         time_left = f"{duration(self.clock() - self.began)} so far" if left is None else f"{duration(left)} left"
-        return "  ".join(filter(None, (self.count(), self.note or speed, time_left)))
+        return "  ".join(filter(None, (self.count(), speed, time_left, self.note)))
 
 
 def duration(seconds: float) -> str:
@@ -179,7 +180,7 @@ def _bar(console: Console, pace: Pace) -> Iterator[None]:
 
     class Words(ProgressColumn):
         def render(self, task: Task) -> Text:
-            return Text(pace.words)
+            return Text(pace.words, no_wrap=True, overflow="ellipsis")
 
     class State(ProgressColumn):
         def render(self, task: Task) -> Text:
@@ -190,7 +191,7 @@ def _bar(console: Console, pace: Pace) -> Iterator[None]:
             task.total, task.completed = pace.total or None, pace.done
             return super().render(task)
 
-    line = [Words(Column(no_wrap=True)), Bar(bar_width=None), State(Column(no_wrap=True))]
+    line = [Words(Column()), Bar(bar_width=None), State(Column(no_wrap=True))]  # a narrow terminal cuts the words first
     with Live(*line, console=console, transient=True) as live:
         live.add_task("")
         pace.draw = live.refresh

@@ -78,7 +78,8 @@ def _title(run: Run) -> Text:
     if run.manifest.decoder_input is not None:
         text.append(f"decoder reads {printable(run.manifest.decoder_input)}\n", style="not bold")
     shown = "differs between sequences" if first.id is None else f"'{printable(str(first.text))}' (id {first.id})"
-    kind = {True: ", the tokenizer's BOS", False: ", not the tokenizer's BOS", None: ""}[first.is_bos]
+    whose = "task" if run.summary.task is not None else "tokenizer"
+    kind = {True: f", the {whose}'s BOS", False: f", not the {whose}'s BOS", None: ""}[first.is_bos]
     text.append(f"first token: {shown}{kind if first.id is not None else ''}\n", style="not bold")
     return text
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.arms_tables import ARMS_TABLES
+from sinkscope.runs.schema.atlas_table import ATLAS_TABLE
 from sinkscope.runs.schema.baseline import BaselineFile
 from sinkscope.runs.schema.manifest import Manifest
 from sinkscope.runs.schema.measures import MEASURED_TABLES
@@ -24,7 +25,7 @@ RECORDS: dict[str, tuple[type[BaseModel], str]] = {
     "baseline": (BaselineFile, "the file of `sinkscope baseline`"),
 }
 
-SHOWN = TABLES | MEASURED_TABLES | TRAINING_TABLES | ARMS_TABLES
+SHOWN = TABLES | MEASURED_TABLES | TRAINING_TABLES | ARMS_TABLES | {ATLAS_TABLE.name: ATLAS_TABLE}
 
 
 def render_schema(name: str | None) -> str:

@@ -2,9 +2,55 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
+
+NARROW, GAP = 12, 2
+"""Columns that words may be folded into, and blanks between two columns."""
+
+
+class Fitted(Table):
+    """A table that cuts no number and no header. Where the terminal is too narrow it folds words; where that does not
+    do, it leaves out its last columns and names them."""
+
+    natural: tuple[int, ...] = ()
+    """The width of each column: its longest cell."""
+    needed: tuple[int, ...] = ()
+    """The least width: the longest number, the longest word of the header, NARROW for other words."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths = fitting(self.natural, self.needed, options.max_width)
+        if widths == self.natural:
+            yield from super().__rich_console__(console, options)
+            return
+        narrow = copy.copy(self)
+        narrow.columns = [
+            replace(column, width=width, overflow="fold") for column, width in zip(self.columns, widths, strict=False)
+        ]
+        yield from Table.__rich_console__(narrow, console, options)
+        absent = [str(column.header) for column in self.columns[len(widths) :]]
+        if absent:
+            yield f"(in a wider terminal also {'; '.join(absent)})"
+
+
+def fitting(natural: tuple[int, ...], needed: tuple[int, ...], width: int) -> tuple[int, ...]:
+    """The widths of as many first columns as fit: the natural ones, of which the widest are narrowed to what they need.
+
+    The first two columns always stand.
+    """
+    count = len(natural)
+    while count > 2 and sum(needed[:count]) + GAP * (count - 1) > width:
+        count -= 1
+    widths, room = list(natural[:count]), width - GAP * (count - 1)
+    while sum(widths) > room and (wider := [place for place in range(count) if widths[place] > needed[place]]):
+        widest = max(wider, key=lambda place: widths[place])
+        widths[widest] -= 1
+    return tuple(widths)
 
 
 def table(
@@ -13,17 +59,24 @@ def table(
 ) -> Table:  # fmt: skip
     """A table without ruled lines, below its title.
 
-    Columns named in `left` are left-aligned, all others right-aligned. Columns named in `bold` are bold. `fold`: a cell
-    that is too long continues on the next line instead of being cut.
+    Columns named in `left` are left-aligned and may be folded, all others right-aligned. Columns named in `bold` are
+    bold. `fold`: also a cell of the others continues on the next line where it is too long.
     """
-    made = Table(box=None, pad_edge=False, title=title or None, title_justify="left", title_style=title_style)
+    cells = list(rows)
+    made = Fitted(box=None, pad_edge=False, title=title or None, title_justify="left", title_style=title_style)
     for header in headers:
         made.add_column(
             header, justify="left" if header in left else "right", style="bold" if header in bold else "",
-            overflow="fold" if fold else "ellipsis",
+            overflow="fold",
         )  # fmt: skip
-    for row in rows:
+    for row in cells:
         made.add_row(*row)
+    longest = [max(map(cell_len, column), default=0) for column in zip(*cells, strict=True)] or [0] * len(headers)
+    made.natural = tuple(max(cell_len(header), size) for header, size in zip(headers, longest, strict=True))
+    words = [max(map(cell_len, header.split()), default=0) for header in headers]
+    folds = [fold or header in left for header in headers]
+    least = [min(size, NARROW) if folded else size for size, folded in zip(longest, folds, strict=True)]
+    made.needed = tuple(map(max, words, least))
     return made
 
 

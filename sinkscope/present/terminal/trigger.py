@@ -54,7 +54,7 @@ def render_training(record: dict[str, Any], folder: Path) -> str:
     )
 
 
-def render_study(models: pd.DataFrame, heads: pd.DataFrame, verdict: str, out: Path) -> str:
+def render_study(models: pd.DataFrame, heads: pd.DataFrame, verdict: str, out: Path, width: int = WIDTH) -> str:
     """Our models beside the paper's: heads with a sink, and the extremes of mean BOS mass over non-trigger rows."""
     names = [
         "attention", "size", "seed", "steps", "solved", "eval error", "sinks", "published", "bos_mean", "published",
@@ -68,9 +68,11 @@ def render_study(models: pd.DataFrame, heads: pd.DataFrame, verdict: str, out: P
             _span(row["bos_mean_min"], row["bos_mean_max"]),
             _span(row["published_bos_mean_min"], row["published_bos_mean_max"]),
         ])  # fmt: skip
-    lines = ["sinks: heads with bos_mean >= 0.9; bos_mean: smallest .. largest head; published: one seed, off figures"]
-    lines += ["", *_table([names, *rows]), "", *(_wrapped(line, WIDTH) for line in verdict.splitlines()), ""]
-    lines.append(f"written to {printable(str(out))}: models.csv, heads.csv ({len(heads)} heads), forced_mass.csv")
+    notes = "sinks: heads with bos_mean >= 0.9; bos_mean: smallest .. largest head; published: one seed, off figures"
+    lines = [_wrapped(notes, width), "", *_table([names, *rows]), ""]
+    lines += [*(_wrapped(line, width) for line in verdict.splitlines()), ""]
+    written = f"written to {printable(str(out))}: models.csv, heads.csv ({len(heads)} heads), forced_mass.csv"
+    lines.append(_wrapped(written, width))
     return "\n".join(lines) + "\n"
 
 

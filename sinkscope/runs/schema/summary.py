@@ -77,6 +77,8 @@ class Published(Record):
     """Lengths, thresholds and the like."""
     source: str
     """The paper."""
+    not_comparable: str | None = None
+    """Why no column of a scan is measured alike; null where one is, and for runs of an older sinkscope."""
 
 
 class ImageTokens(Record):

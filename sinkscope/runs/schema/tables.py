@@ -81,6 +81,15 @@ def _error_of(column: ColumnSchema) -> ColumnSchema:
     return number(f"{column.name}_sem", column.unit, "[0, inf)", f"Standard error of {column.name} over sequences.")
 
 
+def _of_stretch(name: str, unit: str, what: str) -> tuple[ColumnSchema, ...]:
+    """The columns that a stretch has for a column of positions.parquet."""
+    return (
+        number(name, unit, "[0, 1]", f"Mean {what} in the stretch, over positions and sequences."),
+        number(f"{name}_max", unit, "[0, 1]", f"Largest {what} in the stretch, of any one sequence."),
+        key(f"{name}_max_position", "integer", f"The position that has {name}_max."),
+    )
+
+
 BOS_MASS = number("bos_mass", "probability", "[0, 1]", "Mean attention of queries 1.. on the first token.")
 SINK_SCORE = number("sink_score", "probability", "[0, 1]", "alpha_0 of the prefix, query 0 included.")
 SINK_RATE = number("sink_rate", "share", "[0, 1]", "Share of sequences whose alpha_0 exceeds epsilon.")
@@ -104,7 +113,7 @@ TABLES = {
             own=with_sem(BOS_MASS, SINK_SCORE, SINK_RATE),
         ),
         TableSchema(
-            "positions", "positions.parquet", "one (stream, layer, head, position)",
+            "positions", "positions.parquet", "one (stream, layer, head, position < 4,096)",
             (DOMAIN, STREAM, LAYER, HEAD, key("position", "integer", "The position, as a key and as a query.")),
             own=(
                 number("alpha", "probability", "[0, 1]", "Mean alpha_k of the key at the position."),
@@ -112,6 +121,20 @@ TABLES = {
                 number("bos_mass", "probability", "[0, 1]", "Mean A[i,0] of the query at the position."),
                 number("bos_share", "share", "[0, 1]", "Mean |A[i,0]| / sum_j |A[i,j]| of the query there."),
                 key("token", "string", "The token that all sequences of the domain have at the position."),
+            ),
+        ),
+        TableSchema(
+            "stretches", "stretches.parquet", "one (layer, head, stretch) from 4,096 on",
+            (
+                DOMAIN, STREAM, LAYER, HEAD,
+                key("first", "integer", "First position. There are 64 stretches of equal length from a power of two to "
+                    "the next."),
+                key("last", "integer", "Last position."),
+            ),
+            own=(
+                *_of_stretch("alpha", "probability", "alpha_k of the keys k"),
+                *_of_stretch("bos_mass", "probability", "A[i,0] of the queries i"),
+                *_of_stretch("bos_share", "share", "|A[i,0]| / sum_j |A[i,j]| of the queries i"),
             ),
         ),
         TableSchema(

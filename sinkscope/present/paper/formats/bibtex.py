@@ -19,7 +19,8 @@ def bibtex(table: PaperTable) -> str:
     """An entry for each arXiv paper that the metrics' sources cite, and one for sinkscope.
 
     A comment above each entry names the metrics that the paper defines; a note would be printed in the bibliography.
-    Metrics whose source is no paper come first, in comments. sinkscope does not know the papers' titles.
+    Metrics whose source is no paper come first, in comments. Of a paper that a user's own metric alone cites, neither
+    author nor title is known.
     """
     papers: dict[Paper, list[str]] = {}
     lines = []
@@ -37,6 +38,7 @@ def bibtex(table: PaperTable) -> str:
 def _paper(paper: Paper) -> str:
     fields = {
         "author": f"{paper.first_author} and others" if paper.first_author else None,
+        "title": f"{{{paper.title}}}" if paper.title else None,  # the braces keep capitals
         "key": None if paper.first_author else paper.arxiv,
         "year": str(paper.year),
         "eprint": paper.arxiv,
@@ -52,4 +54,4 @@ def _entry(kind: str, key: str, fields: dict[str, str | None] | dict[str, str]) 
     return f"@{kind}{{{key},\n{body}\n}}"
 
 
-FORMAT = Format("bibtex", (".bib",), bibtex)
+FORMAT = Format("bibtex", (".bib",), bibtex, sources=True)

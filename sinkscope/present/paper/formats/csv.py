@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sinkscope.present.paper.format import Format
 from sinkscope.runs.paper_table import PaperTable
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FORMULA, COMMAND = ("=", "+", "-", "@", "\t", "\r"), ("::", "##[")
 """Starts of a spreadsheet's formula, and of a line that a CI runner takes for a command."""
 
 
 def csv_table(table: PaperTable) -> str:
-    """The keys, then NAME, NAME_sem, NAME_low and NAME_high of each metric.
+    """The keys, then NAME, NAME_sem, NAME_low and NAME_high of each metric."""
+    return without_formulas(table.frame).to_csv(index=False, float_format="%.9g", lineterminator="\n")
 
-    A spreadsheet takes text that begins with one of FORMULA for a formula, so an apostrophe stands before it.
-    """
-    frame = table.frame.copy()
+
+def without_formulas(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with an apostrophe before text that a spreadsheet takes for a formula, or a CI runner for a command."""
+    frame = table.copy()
     for name in frame.select_dtypes(exclude="number"):
         frame[name] = frame[name].map(_plain)
-    return frame.to_csv(index=False, float_format="%.9g", lineterminator="\n")
+    return frame
 
 
 def _plain(cell: Any) -> Any:

@@ -14,6 +14,10 @@ SIGNS = {
 }  # fmt: skip
 
 
+WIDE = 3
+"""Most metrics, each with its interval, that fit one column of a page of two."""
+
+
 def escape(text: str) -> str:
     """LaTeX that prints the text as it is."""
     return "".join(SIGNS.get(char, char) for char in printable(text))
@@ -22,7 +26,8 @@ def escape(text: str) -> str:
 def latex_table(table: PaperTable) -> str:
     r"""A `tabular` to \input; the preamble needs \usepackage{booktabs,siunitx}.
 
-    Numbers stand in siunitx S columns as `mean \pm half width` of the 95 % interval.
+    Numbers stand in siunitx S columns as `mean \pm half width` of the 95 % interval. With a caption or a label the
+    tabular stands in a table of its own; one of more than WIDE metrics spans both columns of a page.
     """
     layout = [_layout(table, column) for column in table.columns]
     numbers = [is_number(table, key) for key in table.keys]
@@ -38,7 +43,19 @@ def latex_table(table: PaperTable) -> str:
         "\\midrule",
     ]
     lines += [_line(cells) for cells in written_rows(table, Writing(escape, "{--}", r" \pm "))]
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
+    lines += ["\\bottomrule", "\\end{tabular}"]
+    return "\n".join([*_floating(table, lines), ""])
+
+
+def _floating(table: PaperTable, lines: list[str]) -> list[str]:
+    """The lines within a table environment, where there is a caption or a label."""
+    if table.caption is None and table.label is None:
+        return lines
+    kind = "table*" if len(table.columns) > WIDE else "table"
+    head = [f"\\begin{{{kind}}}", "\\centering"]
+    head += [] if table.caption is None else [f"\\caption{{{escape(table.caption)}}}"]
+    head += [] if table.label is None else [f"\\label{{{table.label}}}"]
+    return [*head, *lines, f"\\end{{{kind}}}"]
 
 
 def _line(cells: list[str]) -> str:

@@ -1,0 +1,80 @@
+"""The SHA-256 of weight files, which a thread computes while the weights are loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+SHA256 = re.compile("[0-9a-f]{64}")
+PIECE = 2**20
+"""Bytes read at a time: hashing lets other threads run only for as long as one piece takes."""
+
+
+class Hashing:
+    """A `with` block in which one thread hashes files; leaving the block stops it.
+
+    Attributes:
+        waited: seconds that `joined` had to wait for the thread.
+    """
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        self.waited = 0.0
+        self._spent: dict[Path, float] = {}
+        self._left = threading.Event()
+        self._pool = ThreadPoolExecutor(1, "sinkscope-hash")
+        self._jobs: dict[Path, Future[str]] = {file: self._pool.submit(self._hash, file) for file in files}
+
+    def __enter__(self) -> Hashing:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._left.set()
+        self._pool.shutdown(cancel_futures=True)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that hashing took so far, beside other work or not."""
+        return sum(self._spent.values())
+
+    def joined(self, files: list[Path]) -> str | None:
+        """SHA-256 over the names and SHA-256 of the weight files; None where there are none. Files that the thread was
+        not given are hashed now."""
+        if not files:
+            return None
+        began = time.perf_counter()
+        digest = hashlib.sha256()
+        for file in files:
+            job = self._jobs.get(file)
+            digest.update(f"{file.name}:{self._hash(file) if job is None else job.result()}\n".encode())
+        self.waited += time.perf_counter() - began
+        return digest.hexdigest()
+
+    def _hash(self, file: Path) -> str:
+        began = time.perf_counter()
+        found = sha256_of_file(file, self._left)
+        self._spent[file] = time.perf_counter() - began
+        return found
+
+
+def sha256_of_file(file: Path, stopped: threading.Event | None = None) -> str:
+    """SHA-256 of a file; the hub's cache tells it in the name of the file that a link leads to.
+
+    Raises CancelledError once `stopped` is set.
+    """
+    content = file.resolve()
+    # The hub's cache holds snapshots/COMMIT/FILE, a link to blobs/SHA-256.
+    if content.parent == file.parent.parent.parent.resolve() / "blobs" and SHA256.fullmatch(content.name):
+        return content.name
+    digest, piece = hashlib.sha256(), memoryview(bytearray(PIECE))
+    with file.open("rb", buffering=0) as stream:
+        while size := stream.readinto(piece):
+            if stopped is not None and stopped.is_set():
+                raise CancelledError
+            digest.update(piece[:size])
+    return digest.hexdigest()

@@ -1,0 +1,42 @@
+"""`sinkscope atlas`: shows many runs side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sinkscope.cli.common import check_writable, say
+from sinkscope.runs.folder import write_file
+
+
+def atlas(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The HTML file to write.")] = Path(
+        "atlas.html"
+    ),
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the same rows as CSV.")] = None,
+) -> None:
+    """Write many runs into one table to sort and search, as an HTML page that needs no network: a row a run.
+
+    Published numbers of a model stand beside its own where T, text and first token are the same.
+
+    Example: sinkscope atlas runs/base runs/finetuned runs/minilm -o atlas.html --csv atlas.csv
+    """
+    from sinkscope.present.html.atlas import render_atlas
+    from sinkscope.present.paper.formats.csv import without_formulas
+    from sinkscope.runs.atlas import atlas as compiled
+    from sinkscope.runs.atlas import atlas_table
+    from sinkscope.runs.run import load_run
+
+    check_writable(out)
+    check_writable(csv)
+    entries = compiled([load_run(path) for path in runs])
+    page = render_atlas(entries)
+    if csv is not None:
+        table = without_formulas(atlas_table(entries))
+        write_file(csv, table.to_csv(index=False, float_format="%.9g", lineterminator="\n"))
+        say(f"wrote {csv}")
+    write_file(out, page)
+    say(f"wrote {out} ({len(page.encode()) / 1e6:.2f} MB)")

@@ -1,0 +1,48 @@
+"""`sinkscope card`: writes a run for a model card."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sinkscope.cli.common import check_writable, say
+from sinkscope.errors import SinkscopeError, did_you_mean
+from sinkscope.runs.folder import write_file
+
+PARTS = ("all", "markdown", "yaml")
+
+
+def card(
+    run: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")],
+    part: Annotated[
+        str, typer.Option(help="all; markdown: the block alone; yaml: the model-index alone.", metavar="PART")
+    ] = "all",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write to FILE instead of stdout.")
+    ] = None,
+    badge: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Write a badge for a README, too.")] = None,
+) -> None:
+    """Print a run for a model card: a Markdown block, below the model-index of the card's YAML head.
+
+    Example: sinkscope card runs/gemma -o card.md
+    """
+    from sinkscope.present.card import markdown_block, model_index, render_badge, render_card
+    from sinkscope.runs.run import load_run
+
+    if part not in PARTS:
+        raise SinkscopeError(f"--part {part!r}: choose one of {', '.join(PARTS)}{did_you_mean(part, PARTS)}")
+    check_writable(out)
+    check_writable(badge)
+    loaded = load_run(run)
+    text = {"all": render_card, "markdown": markdown_block, "yaml": model_index}[part](loaded)
+    if badge is not None:
+        write_file(badge, render_badge(loaded))
+        say(f"wrote {badge}")
+    if out is None:
+        sys.stdout.write(text)
+        return
+    write_file(out, text)
+    say(f"wrote {out}")

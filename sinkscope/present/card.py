@@ -1,0 +1,181 @@
+"""A run for a model card: a Markdown block, the `model-index` of its YAML head, and a badge."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.present.answers import answers
+from sinkscope.present.identity import run_id
+from sinkscope.present.numbers import estimate, fixed, is_missing
+from sinkscope.present.text import markdown_cell, printable
+from sinkscope.runs.atlas import Entry, atlas
+
+if TYPE_CHECKING:
+    from sinkscope.runs.run import Run
+
+METRICS = {
+    "sink_rate": "Sink rate (alpha_0 > 0.3), %",
+    "sink_rate_64": "Sink rate over the first 64 tokens (alpha_0 > 0.3), %",
+    "bos_mass": "BOS mass (mean attention on the first token)",
+    "alpha_0": "alpha_0 (Gu et al. 2410.10781)",
+    "inf_norm_peak": "Largest mean infinity norm of the residual stream",
+    "dormant": "Dormant heads",
+}
+"""The columns of the atlas that stand in the model-index, with their names there."""
+HEADS = ("text", "T", "sequences", "sink rate, %", "first 64, %", "mean alpha_0", "BOS mass", "dormant heads")
+HASH = 12
+"""Digits of the weights' SHA-256 that are shown."""
+
+
+def render_card(run: Run) -> str:
+    """The YAML head and the Markdown block, as a model card of their own."""
+    return f"---\n{model_index(run)}---\n\n{markdown_block(run)}"
+
+
+def markdown_block(run: Run) -> str:
+    """Answer, table, published numbers that were measured alike, and how it was measured. Raises SinkscopeError for an
+    interrupted run."""
+    entries = _whole(run)
+    manifest = run.manifest
+    parts = ["## Attention sinks", *_answers(run), _table(entries)]
+    parts += [f"Warning: {markdown_cell(warning)}" for warning in run.summary.warnings]
+    published = [_published(entry) for entry in entries if entry.published]
+    weights = (manifest.model.weights_sha256 or "")[:HASH]
+    facts = f"sinkscope {manifest.sinkscope}, {manifest.model.dtype} on {manifest.model.device}, run {run_id(run)}"
+    facts += f", weights {weights}" if weights else ""
+    facts += f"; self-check {manifest.self_check.status}"
+    return "\n\n".join([*parts, *published, f"Measured by {markdown_cell(facts)}."]) + "\n"
+
+
+def _whole(run: Run) -> list[Entry]:
+    if not run.manifest.complete:
+        raise SinkscopeError(f"the run of {run.manifest.model.shown} was interrupted: scan it to the end")
+    return atlas([run])
+
+
+def _answers(run: Run) -> Iterator[str]:
+    found = answers(run)
+    for name, words in found:
+        head = f"**{markdown_cell(name)}**: " if len(found) > 1 else ""
+        yield head + " ".join(markdown_cell(sentence) for sentence in words)
+
+
+def _table(entries: list[Entry]) -> str:
+    marks = ["---"] + ["---:"] * (len(HEADS) - 1)
+    rows = [HEADS, marks, *map(_cells, entries)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cells(entry: Entry) -> list[str]:
+    values = entry.values
+    shown = [fixed(values.get(name), 1) for name in ("sink_rate", "sink_rate_64")]
+    shown += [estimate(values.get(name), values.get(f"{name}_sem"), 3) for name in ("alpha_0", "bos_mass")]
+    counts = f"{values['dormant']} of {values['heads']} ({values['dormant_rule']})"
+    return [
+        markdown_cell(_place(entry)),
+        str(values["tokens"]),
+        str(values["sequences"]),
+        *shown,
+        markdown_cell(counts),
+    ]
+
+
+def _place(entry: Entry) -> str:
+    return entry.domain if len(entry.run.summary.streams) == 1 else f"{entry.domain}, {entry.stream}"
+
+
+def _published(entry: Entry) -> str:
+    lines = [
+        f"- {markdown_cell(METRICS.get(column, column))}: {each.number.value:g} {markdown_cell(each.number.unit)} on "
+        f"{markdown_cell(each.number.text)}, {markdown_cell(each.number.setting)} ({markdown_cell(each.number.source)})"
+        for column, numbers in entry.published.items()
+        for each in numbers
+    ]
+    return "\n".join([f"Published numbers, measured alike ({markdown_cell(_place(entry))}):", "", *lines])
+
+
+def model_index(run: Run) -> str:
+    """The `model-index` of a model card's YAML head; missing numbers are left out. Raises SinkscopeError for an
+    interrupted run."""
+    lines = ["model-index:", f"- name: {_scalar(_shown_name(run))}", "  results:"]
+    for entry in _whole(run):
+        lines += _result(run, entry)
+    return "\n".join([*lines, ""])
+
+
+def _shown_name(run: Run) -> str:
+    """The model's name without the folders above it, which nobody else has."""
+    name = run.manifest.model.shown
+    return PurePath(name).name if name.startswith(("/", ".", "~")) or "\\" in name else name
+
+
+def _result(run: Run, entry: Entry) -> list[str]:
+    stream = run.summary.streams[entry.stream]
+    task = "text-generation" if stream.causal and entry.stream == "text" else "feature-extraction"
+    lines = [
+        "  - task:", f"      type: {task}", "    dataset:", f"      name: {_scalar(_place(entry))}",
+        f"      type: {_scalar(entry.domain)}", "    metrics:",
+    ]  # fmt: skip
+    for column, name in METRICS.items():
+        value = entry.values.get(column)
+        if is_missing(value):
+            continue
+        arguments = {"seq_len": entry.values["tokens"], "num_sequences": entry.values["sequences"]}
+        lines += [
+            f"    - type: {column}", f"      name: {_scalar(name)}", f"      value: {_scalar(_rounded(value))}",
+            f"      args: {_scalar(arguments)}",
+        ]  # fmt: skip
+    return lines
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _scalar(value: Any) -> str:
+    """A value as JSON, which YAML reads as the same value; control characters are visible in text."""
+    return json.dumps(printable(value) if isinstance(value, str) else value)
+
+
+# The badge
+
+CHARACTER, PAD = 6.6, 10
+"""Width of a character and of the margins beside a word, in pixels."""
+
+
+def render_badge(run: Run) -> str:
+    """A badge as SVG: `attention sinks`, and how many heads have one. It needs no service and no script.
+
+    Raises SinkscopeError for an interrupted run.
+    """
+    from markupsafe import escape
+
+    entries = _whole(run)
+    words = ["attention sinks", _badge_words(entries)]
+    left, right = (round(CHARACTER * len(word)) + 2 * PAD for word in words)
+    title = escape(": ".join(words))
+    texts = "".join(
+        f'<text x="{x:g}" y="14">{escape(word)}</text>'
+        for x, word in zip((left / 2, left + right / 2), words, strict=True)
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img" '
+        f'aria-label="{title}"><title>{title}</title><rect width="{left}" height="20" fill="#3d4148"/>'
+        f'<rect x="{left}" width="{right}" height="20" fill="#0067a5"/>'
+        '<g fill="#fff" text-anchor="middle" font-family="Verdana,Geneva,sans-serif" font-size="11">'
+        f"{texts}</g></svg>\n"
+    )
+
+
+def _badge_words(entries: list[Entry]) -> str:
+    rates = [entry.values.get("sink_rate") for entry in entries]
+    known = sorted(float(rate) for rate in rates if rate is not None and not is_missing(rate))
+    if not known:
+        return "sink rate unknown"
+    ends = dict.fromkeys(fixed(rate, 1) for rate in (known[0], known[-1]))
+    lengths = sorted({entry.values["tokens"] for entry in entries})
+    return f"sink rate {' to '.join(ends)} % at T = {' to '.join(map(str, dict.fromkeys((lengths[0], lengths[-1]))))}"

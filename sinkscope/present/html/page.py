@@ -1,0 +1,64 @@
+"""A page of one file that needs no network: its policy allows only its own style and script, by their hashes."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sinkscope.present.html.svg import number
+from sinkscope.present.text import printable
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render_page(template: str, styles: tuple[str, ...], script: str, **shown: Any) -> str:
+    """Fills in a template. `styles`, `script`: files beside it. Every value that is no Markup is escaped as text."""
+    style = "".join((TEMPLATES / name).read_text("utf-8") for name in styles)
+    code = (TEMPLATES / script).read_text("utf-8")
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(code)}'; base-uri 'none'; "
+        "form-action 'none'"
+    )
+    return _filled(template, style=trusted(style), script=trusted(code), policy=policy, **shown)
+
+
+def render_fragment(template: str, **shown: Any) -> str:
+    """Fills in a template that is a part of another page, such as a notebook: it has a style and no script."""
+    return _filled(template, style=trusted((TEMPLATES / "cell.css").read_text("utf-8")), **shown)
+
+
+def _filled(template: str, **shown: Any) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters["printable"] = lambda value: printable(str(value))
+    environment.filters["figure"] = number
+    return environment.get_template(template).render(**shown)
+
+
+def trusted(text: str) -> Markup:
+    """Text that stands in the page as it is: only what this package wrote or escaped."""
+    from markupsafe import Markup
+
+    return Markup(text)
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def embedded(data: Any) -> str:
+    """JSON that may stand inside a script element: `<`, `>`, `&` and line separators are escaped."""
+    from sinkscope.runs.strict_json import plain
+
+    text = json.dumps(plain(data), allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
