@@ -12,7 +12,7 @@ from torch import Tensor
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.map_walk import AttentionMap
 from sinkscope.capture.kernels.sums import AttentionSums
-from sinkscope.capture.view import Site
+from sinkscope.capture.site import Site
 from sinkscope.errors import SinkscopeError
 
 Span = tuple[int, int]

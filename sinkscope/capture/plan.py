@@ -19,9 +19,9 @@ from sinkscope.capture.interface import shadowed
 from sinkscope.capture.kernels.attend import TORCH, kernel_of, read
 from sinkscope.capture.kernels.map_walk import map_sums
 from sinkscope.capture.output_projection import output_projection
+from sinkscope.capture.site import Site
 from sinkscope.capture.sites import block_of, head_counts, kind_of, stream_of
 from sinkscope.capture.unreadable import Seen, hidden_states, no_maps
-from sinkscope.capture.view import Site
 from sinkscope.errors import SinkscopeError
 
 INTERFACE, INLINE = "interface", "inline"

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from sinkscope.capture.view import Kind, Site
+from sinkscope.capture.site import Kind, Site
 
 CROSS_NAMES = ("encoder_attn", "encdecattention", "crossattention", "cross_attn", "cross_attention")
 HEAD_COUNTS = (

@@ -23,7 +23,8 @@ from sinkscope.capture.masks.lazy import lazy_masks
 from sinkscope.capture.output_projection import head_factors, projection_bias
 from sinkscope.capture.plan import Plan
 from sinkscope.capture.projected import keep_read, keep_written
-from sinkscope.capture.view import LayerView, Site
+from sinkscope.capture.site import Site
+from sinkscope.capture.view import LayerView
 from sinkscope.errors import SinkscopeError
 
 
@@ -33,8 +34,8 @@ class Capture:
 
     `on_call` receives each call before it is measured; it must not keep the call's tensors. `readers` read each call,
     or each sequence's part of a padded one. `head_mean`, `layer_heads`: see LayerView. `writing`: keep `raw_written`.
-    Use as `with capture.watching(): model(...)`. On exit, also after an exception, all our hooks are removed and the
-    attention registry is restored. A layer's tensors are released when its block has ended.
+    Use as `with capture.watching(): model(...)`. On exit, also after an exception, hooks are removed and the attention
+    registry is restored. A layer's tensors are released when its block ends.
     """
 
     model: nn.Module
@@ -185,18 +186,17 @@ class Capture:
     def _measure(self, site: Site, call: AttentionCall) -> tuple[Tensor, list[Part]]:
         if self.on_call is not None:
             self.on_call(site, call)
-        batch = call.query.shape[0]
+        batch, heads, queries, _ = call.query.shape
         if self.cuts is None:
             call = self._masks.read(call)
             output, sums = read(call, self.plan.failures)
             return output, [(slice(0, batch), None, sums, readings(self.readers, call))]
-        output = call.query.new_zeros(batch, call.query.shape[2], call.query.shape[1], call.value.shape[-1])
-        parts: list[Part] = []
+        output, parts = call.query.new_zeros(batch, queries, heads, call.value.shape[-1]), list[Part]()
         for cut in self.cuts:
-            cut.check(site.name, batch, output.shape[1], len(self.cuts))
+            cut.check(site.name, batch, queries, len(self.cuts))
             part = self._masks.read(cut.call(call), call.mask, cut.index)
             rows, sums = read(part, self.plan.failures)
-            output[cut.index, cut.rows(output.shape[1])] = rows[0]
+            output[cut.index, cut.rows(queries)] = rows[0]
             parts.append((cut.batch_row, cut, sums, readings(self.readers, part)))
         return output, parts
 

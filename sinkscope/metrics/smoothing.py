@@ -17,7 +17,6 @@ from torch import Tensor
 
 from sinkscope.capture.view import Missing
 from sinkscope.capture.wiring.folded import FoldedHeads
-from sinkscope.capture.wiring.largest import largest_eigenvalue
 from sinkscope.metrics.registry import smoothing_metric
 
 LAMPERT = "Lampert et al. 2605.08453"
@@ -128,8 +127,8 @@ def rank_output(folded: FoldedHeads) -> HeadValues:
     included in w, means not subtracted): 1 = the same direction for every token; empty where the head writes
     nothing."""
     written = folded.written_out
-    top = largest_eigenvalue(written.mT @ written)  # float64: squaring loses no accuracy here
-    return written.square().sum((1, 2)) / torch.where(top > 0, top, torch.nan)
+    squares = torch.linalg.eigvalsh(written.mT @ written)  # float64: squaring loses no accuracy here
+    return squares.sum(-1) / torch.where(squares[:, -1] > 0, squares[:, -1], torch.nan)
 
 
 @smoothing_metric(unit="cost", range="(0, inf)", source=COSTS)

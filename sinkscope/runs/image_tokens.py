@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sinkscope.capture import Site
-from sinkscope.capture.view import Kind
+from sinkscope.capture.site import Kind
 from sinkscope.runs.averages import mean
 from sinkscope.runs.schema.summary import ImageTokens
 from sinkscope.runs.values import Domain

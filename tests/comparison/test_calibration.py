@@ -17,7 +17,7 @@ from scipy.stats import binom
 from tiers import slow_but
 
 from sinkscope.capture import Site
-from sinkscope.capture.view import Kind
+from sinkscope.capture.site import Kind
 from sinkscope.comparison.baseline import baseline_of
 from sinkscope.comparison.changes import head_changes
 from sinkscope.comparison.differences import Difference, paired_difference, welch_difference

@@ -311,6 +311,6 @@ def test_the_kernels_are_rehearsed_in_the_interpreter(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_kernels_cases_are_run_by_pytest() -> None:
     pytest.importorskip("triton")
-    figures, passed = agreement.cases("equal_keys or every_call", "cpu")
+    figures, passed = agreement.cases("equal_keys", "cpu")
     assert passed, figures
-    assert figures == {"passed": 2, "failed": 0, "left out": 0}
+    assert figures == {"passed": 1, "failed": 0, "left out": 0}

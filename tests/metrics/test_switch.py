@@ -15,7 +15,8 @@ from tiers import slow_but
 
 import sinkscope
 from sinkscope.capture.kernels.sums import AttentionSums
-from sinkscope.capture.view import Kind, LayerView, Site
+from sinkscope.capture.site import Kind, Site
+from sinkscope.capture.view import LayerView
 from sinkscope.metrics import METRICS, switch
 from sinkscope.runs.run import Run, load_run
 

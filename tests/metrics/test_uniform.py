@@ -15,7 +15,7 @@ from tiers import slow_but
 from transformers import AutoModel
 
 import sinkscope
-from sinkscope.capture.view import Kind
+from sinkscope.capture.site import Kind
 from sinkscope.present.figures import run as run_figures
 from sinkscope.present.terminal.run import render_run
 from sinkscope.runs.image_tokens import uniform_mass

@@ -86,20 +86,22 @@ def test_a_single_layer_has_one_number_below_it() -> None:
 
 
 @pytest.mark.parametrize("size", WIDTHS)
-def test_nothing_is_cut_off_at_the_left(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    edges = []
+def test_nothing_is_cut_off_at_the_left_or_above(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    edges, tops = [], []
     save = Figure.savefig
 
     def seen(canvas: Figure, *args: object, **options: object) -> None:
         save(canvas, *args, **options)
         edges.extend(axes.get_tightbbox().x0 for axes in canvas.axes)
+        tops.extend(axes.get_ylim()[1] for axes in canvas.axes)
 
     monkeypatch.setattr(Figure, "savefig", seen)
     other = smoothed(1)
-    other.measured["switch"] = other.measured["switch"].assign(communication=0.93, sink_rows=0.9)
+    other.measured["switch"] = other.measured["switch"].assign(communication=1.4, sink_rows=0.9)
     draw_several([smoothed(), other], "switch", "png", size)
     assert len(edges) == 4
     assert min(edges) >= 0
+    assert max(tops) > 1.4
 
 
 def test_a_run_without_the_table_is_refused_with_the_remedy() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sinkscope.capture import Site
-from sinkscope.capture.view import Kind
+from sinkscope.capture.site import Kind
 from sinkscope.inputs import Corpus
 from sinkscope.metrics.quantities import EVENT_FIELDS, quantity_set
 from sinkscope.runs.places import Places, text_regions

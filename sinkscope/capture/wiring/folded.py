@@ -15,7 +15,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sinkscope.capture.view import Missing, inverse
-from sinkscope.capture.wiring.largest import largest_eigenvalue
 
 Tokens = Float[Tensor, "token channel"]
 Mixed = Float[Tensor, "head token vdim"]
@@ -174,7 +173,7 @@ class FoldedHeads:
         """|B|_2, the largest eigenvalue of the tokens' covariance (1/n)."""
         count, width = self.centred.shape
         gram = self.centred @ self.centred.mT if count <= width else self.centred.mT @ self.centred
-        return largest_eigenvalue(gram[None])[0] / count
+        return torch.linalg.eigvalsh(gram)[-1] / count
 
     @cached_property
     def token_rank(self) -> Float[Tensor, ""]:

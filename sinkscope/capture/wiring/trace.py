@@ -29,7 +29,7 @@ from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.output_projection import projection_weight
 from sinkscope.capture.plan import Plan
 from sinkscope.capture.precision import float64
-from sinkscope.capture.view import Site
+from sinkscope.capture.site import Site
 from sinkscope.capture.wiring.linear_maps import InputNorm, Record, find_norm, find_projection
 from sinkscope.capture.wiring.weights import one_factor, stable_rank, weight_cost
 

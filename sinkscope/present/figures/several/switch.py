@@ -41,7 +41,7 @@ def paint(series: Series, panels: list[Axes], named: bool) -> None:
                 markeredgewidth=0.6, label=label,
             )  # fmt: skip
     scatter.set(xlabel="sink rows", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), box_aspect=1)
-    moved.set_ylim(bottom=0)
+    moved.set_ylim(0, max(moved.get_ylim()[1], 1.05 * rows["communication"].max()))  # all series share the axis
     for axes in panels:  # labels that change with the panel's size would be cut off at the left edge
         axes.yaxis.set_major_locator(MultipleLocator(0.5))
     by_layer(moved)
