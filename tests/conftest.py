@@ -21,6 +21,7 @@ import torch
 import transformers
 import typer
 from hypothesis import settings
+from random_share import share_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaModel, PreTrainedTokenizerFast
 from transformers.utils import logging
@@ -33,7 +34,7 @@ command_of = functools.cache(typer.main.get_command)
 typer.testing._get_command = command_of
 
 settings.register_profile("fast", max_examples=25, deadline=None)
-settings.register_profile("full", max_examples=250, deadline=None)
+settings.register_profile("full", max_examples=share_of(250), deadline=None)
 settings.load_profile("fast")  # unless --hypothesis-profile asks for the other
 
 COUNTED = "family counted"

@@ -19,6 +19,7 @@ from sinkscope.metrics.registry import formula_of
 
 PerSequence = Float[Tensor, " sequence"]
 PerToken = Float[Tensor, "sequence token"]
+OfSequence = Float[Tensor, "sequence #token"]  # one number for each token, or for all of a sequence
 Counts = Int[Tensor, "sequence token"]
 
 LEVELS = 127
@@ -64,7 +65,7 @@ class Sizes:
         """Number of these that round to 0 with a scale for each token."""
         return self._lost(self.of_tokens)
 
-    def _lost(self, largest: PerToken) -> Counts:
+    def _lost(self, largest: OfSequence) -> Counts:
         """Ties round to the even 0."""
         small = torch.le(self.values, (largest / (2 * LEVELS)).unsqueeze(-1), out=self._flags).sum(-1).long()
         return (small - (self.values.shape[-1] - self.entries)).clamp(min=0)
