@@ -180,6 +180,7 @@ def test_a_lazy_mask_is_read_as_the_whole_one(implementation: str, attention_mas
             assert torch.equal(ours[1], other[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("padding", "family"), slow_but(product((False, True), FAMILIES), *FAST))
 def test_a_scan_with_lazy_masks_is_the_same(family: str, padding: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(transformers.AutoModel, family)

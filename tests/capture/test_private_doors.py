@@ -341,6 +341,7 @@ def private_names(tree: ast.AST) -> tuple[set[str], set[str]]:
     return own, {name for name in asked if re.match(r"_[a-z]", name)}
 
 
+@pytest.mark.slow
 def test_nothing_else_in_the_package_asks_for_a_private_part() -> None:
     """Two names are allowed: `os._exit` is documented, and transformers tells model authors to read
     `_attn_implementation`."""

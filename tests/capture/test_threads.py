@@ -72,6 +72,7 @@ def test_a_scan_in_a_second_thread_is_refused_and_the_first_one_ends_as_if_alone
     assert sinkscope.scan(other, data=ids).heads["bos_mass"].notna().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("same", [True, False], ids=["the same model", "another model"])
 def test_a_forward_pass_of_another_thread_is_not_measured(same: bool, implementation: str) -> None:

@@ -478,6 +478,7 @@ def test_revision_of_a_folder_is_refused(tiny_folder: Path, refused: Refused) ->
     assert "--revision" in refused(tiny_folder, "--revision", "v2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
 def test_dtype_is_obeyed_and_recorded(dtype: str, tiny_folder: Path, scan_cli: Scan) -> None:
     outcome = scan_cli(tiny_folder, "--dtype", dtype)
@@ -520,6 +521,7 @@ def test_things_that_are_no_model(thing: Any) -> None:
         scan(thing, data=[[3, 4, 5]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "limit"), [("llama", 64), ("gpt2", 64), ("bert", 64), ("roberta", 62)])
 def test_length_is_checked_against_the_positions(
     family: str, limit: int, tmp_path: Path, tokenizer: Any, refused: Refused, scan_cli: Scan

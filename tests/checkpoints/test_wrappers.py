@@ -274,6 +274,7 @@ def test_a_quantised_tensor_with_a_damaged_scale_is_refused_by_name() -> None:
 # Attention functions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_flex_attention_is_measured_as_sdpa(family: str) -> None:
     model = tiny(family, "flex_attention")

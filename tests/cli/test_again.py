@@ -17,6 +17,7 @@ def command(*words: object) -> Any:
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [("--bos", "always", "--bos", "never"), pytest.param(("--spectra", 1), marks=pytest.mark.slow), ("--seed", 3)],

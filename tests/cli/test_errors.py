@@ -143,6 +143,7 @@ def as_command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int | str | Non
     return ended
 
 
+@pytest.mark.slow
 def test_stdout_that_lacks_letters_gets_escapes(
     as_command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -634,6 +635,7 @@ def test_batch_is_halved_when_memory_runs_out(tiny_folder: Path, scan_cli: Scan,
     pd.testing.assert_frame_equal(load_run(outcome.folder).heads, load_run(single.folder).heads, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_batch_is_halved_not_nibbled_at(tiny_folder: Path, scan_cli: Scan, patch_forward: Patch) -> None:
     """Each failure costs a forward pass: 8, 4, 2, and the second domain starts at 2."""
     sizes: list[int] = []

@@ -307,6 +307,7 @@ def test_dormancy_by_rules_on_different_columns_is_not_compared() -> None:
     assert not places(result.changes)
 
 
+@pytest.mark.slow
 def test_what_one_run_lacks_is_left_out_of_the_default_and_told() -> None:
     softmax, relu = (sinkscope.scan(f"example:trigger-{kind}", num_sequences=20) for kind in ("softmax", "relu"))
     result = compare(softmax, relu)
@@ -443,6 +444,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert refused.exit_code == 2
 
 
+@pytest.mark.slow
 def test_a_model_in_a_runs_place_is_scanned_as_asked(tiny_folder: Path, scan_cli: Scan) -> None:
     run = str(scan_cli(tiny_folder).folder)
     for arguments in ([run, str(tiny_folder)], [str(tiny_folder), run]):

@@ -89,6 +89,7 @@ def test_files_of_one_name_are_not_paired(tiny_folder: Path, tmp_path: Path) -> 
     assert not paired(tiny_folder, *specs)
 
 
+@pytest.mark.slow
 def test_one_text_under_two_names_is_paired(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     specs = [jsonl(tmp_path / name, "boats") for name in ("a.jsonl", "b.jsonl")]
     assert paired(tiny_folder, *specs)
@@ -96,6 +97,7 @@ def test_one_text_under_two_names_is_paired(tiny_folder: Path, tmp_path: Path, m
     assert paired(tiny_folder, "a.jsonl#text", str(tmp_path / "b.jsonl"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["random", "x.jsonl", "x.txt"])
 def test_a_text_with_and_without_bos_is_paired(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str
@@ -106,6 +108,7 @@ def test_a_text_with_and_without_bos_is_paired(
     assert paired(tiny_folder, spec, bos=["always", "never"], num_sequences=5)
 
 
+@pytest.mark.slow
 def test_windows_of_a_text_that_share_no_token_are_not_paired(tiny_folder: Path, tmp_path: Path) -> None:
     """Each window with BOS is a token shorter: of windows of 4 tokens, the fourth ones have no token in common."""
     path = tmp_path / "x.txt"

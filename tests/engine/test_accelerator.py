@@ -104,6 +104,7 @@ def speech(family: str) -> tuple[nn.Module, Any]:
     return model, speech_inputs(family, model.config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow_but(OTHERS, "pictures", "code of its own"))
 def test_inputs_given_there_too(kind: str) -> None:
     model, data = OTHERS[kind]()
@@ -131,6 +132,7 @@ def test_spectra_beside_a_device_s_work(monkeypatch: pytest.MonkeyPatch) -> None
         same_tables(sinkscope.scan(model.to(device), data=ids, spectra=4, batch_size=2), plain)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_put_there(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a Mac: `auto` chooses mps; the scan, the ablation and the map of a head."""
     options: dict[str, Any] = {"num_sequences": 3, "seq_len": 24}

@@ -42,6 +42,7 @@ def plain(model: Path) -> Run:
     return scanned(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device_map", "device"),
     [

@@ -47,6 +47,7 @@ def test_short_sequences(family: str) -> None:
     assert run.positions["alpha_t64"].isna().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", slow_but(["llama", "mistral", "gpt_oss", "bert"], "mistral"))
 def test_sink_rate_is_gu_et_al_s_procedure(family: str) -> None:
     """Eager attentions, importance = column sum / (T - k), indicator per sequence, then the mean."""

@@ -79,6 +79,7 @@ def test_the_columns_against_the_tables_of_every_domain(tokenizer: Any) -> None:
     assert table["alpha_0_other_first_rate"].to_numpy() == pytest.approx(rate.to_numpy())
 
 
+@pytest.mark.slow
 def test_the_command_says_which(tiny_folder: Path, scan_cli: Scan) -> None:
     words = ("--first", "bos", "--first", "none", "--prepend", 0, "--prepend", 4, "--no-self-check")
     outcome = scan_cli(tiny_folder, *words)

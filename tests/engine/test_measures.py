@@ -150,6 +150,7 @@ def test_names_come_in_one_order_and_all_is_every_one() -> None:
         make_request(model="m", measures=["smooth"])
 
 
+@pytest.mark.slow
 def test_the_older_spelling_means_the_same(tiny_folder: Path, scan_cli: Scan) -> None:
     asked = []
     for number, words in enumerate((["--smoothing"], ["--measure", "smoothing"], ["--measure", "smoothing"] * 2)):

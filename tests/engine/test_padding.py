@@ -102,6 +102,7 @@ def test_masks_with_holes_are_refused() -> None:
         sinkscope.scan(tiny("llama"), data={"input_ids": ids, "attention_mask": mask})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", slow_but(["llama", "mistral", "gpt2", "bloom"], "bloom"))
 def test_packed_pieces_are_sequences_of_their_own(family: str) -> None:
     model, (long, short) = model_of(family), sequences()

@@ -317,6 +317,7 @@ def test_other_code_is_refused(
         _measure(tiny_folder, out, resume=True)
 
 
+@pytest.mark.slow
 def test_the_command_tells_how_to_go_on(scan_cli: Scan, tiny_folder: Path, tmp_path: Path, break_off: BreakOff) -> None:
     out = tmp_path / "run"
     break_off(tiny_folder, out, 2)

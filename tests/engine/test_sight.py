@@ -209,6 +209,7 @@ def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_folder_of_pictures_with_a_prompt(llava: Path, pictures: Path, scan_cli: Scan) -> None:
     outcome = scan_cli(llava, "--images", pictures, "--prompt", "What is this?", "--num-sequences", 3, seq_len=False)
     assert outcome.code == 0, outcome.stderr

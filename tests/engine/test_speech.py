@@ -127,6 +127,7 @@ def test_a_multilingual_whisper_is_told_its_language_and_task(
     assert language_and_task({"pretrained_model_name_or_path": folder}) == {"<|de|>": 12, "<|translate|>": 13}
 
 
+@pytest.mark.slow
 def test_an_encoder_reads_recordings_cut_to_the_shortest(
     tmp_path: Path, recordings: Path, scan_cli: Scan, refused: Refused
 ) -> None:

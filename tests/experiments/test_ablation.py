@@ -275,6 +275,7 @@ def test_command_writes_a_folder(
     assert {name: (tmp_path / "ablation" / name).read_bytes() for name in first} == first
 
 
+@pytest.mark.slow
 def test_an_interrupted_ablation_goes_on(
     tiny_folder: Path, tiny_run: Path, run_cli: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,6 +104,7 @@ class Tracker(TrainerCallback):
         self.open = False
 
 
+@pytest.mark.slow
 def test_the_last_step_is_logged_before_the_trackers_close(tmp_path: Path) -> None:
     tracker = Tracker()
     trained(tmp_path, [tracker, callback()], max_steps=3)
@@ -159,6 +160,7 @@ def test_a_setting_that_cannot_work_ends_the_training_before_its_first_step(tmp_
     assert noise.drawn == []
 
 
+@pytest.mark.slow
 def test_a_later_failure_is_a_warning_and_training_goes_on(tmp_path: Path) -> None:
     class Breaks(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -363,6 +363,7 @@ def test_special_tokens_of_an_encoder_surround_the_text() -> None:
 # Ids given by a caller
 
 
+@pytest.mark.slow
 def test_caller_may_give_ids_in_any_usual_form(tiny_model: Any) -> None:
     ids = torch.randint(3, VOCABULARY, (3, 24), generator=torch.Generator().manual_seed(0))
     forms: list[Any] = [ids, ids.numpy(), ids.tolist(), {"input_ids": ids}]

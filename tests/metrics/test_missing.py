@@ -19,6 +19,7 @@ from sinkscope.present.terminal.run import render_run
 OWN = ("self_mass", "previous_mass", "pattern")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", slow_but(["t5", "bart"], "t5"))
 def test_cross_attention_has_no_diagonal_however_long_the_encoder_s_text(family: str, tmp_path: Path) -> None:
     run = sinkscope.scan(tiny_model(AutoModel, family), data=random_ids(2, 20), self_check=False, smoothing=True)

@@ -53,6 +53,7 @@ def test_nothing_of_a_model_becomes_markup() -> None:
         assert not re.findall(r"url\(|@import|https?:", html)
 
 
+@pytest.mark.slow
 def test_a_large_run_leaves_the_map_to_plot() -> None:
     run = enlarged(scanned(), 33, 64)
     assert len(run.heads) > LARGE
@@ -61,6 +62,7 @@ def test_a_large_run_leaves_the_map_to_plot() -> None:
     assert "Too many heads for a map here" in html
 
 
+@pytest.mark.slow
 def test_a_figure_is_the_one_that_plot_draws(tmp_path: Path) -> None:
     run = scanned()
     found = run.plot("heatmap", metric="entropy", size="column")
