@@ -36,8 +36,6 @@ SCORES: dict[str, Score] = {"relu": relu, "sigmoid": sigmoid}
 class UnnormalisedWalk(Walk):
     """Sums of raw A. Entropy, margin and learned-sink mass are NaN: they have no meaning without a distribution."""
 
-    unit = 1.0
-
     def __init__(self, call: AttentionCall, *sizes: Any, score: Score) -> None:
         super().__init__(call, *sizes)
         self.score = score

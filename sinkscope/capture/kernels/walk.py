@@ -22,18 +22,13 @@ FLOOR = -1e30
 
 UNDERFLOW = 1e-30
 
-BITS = 1 / math.log(2)
-"""Bits in a nat. A softmax's logits are formed in bits, so that exp2 gives the weights: on a CPU, torch's exp (MKL's)
-takes 40 times as long for a number whose exponential is not a normal float32, as a masked key's, and exp2 does not."""
+LEAST = {torch.float32: -87.0, torch.float64: -708.0}
+"""The least logit, below its row's largest, whose exponential is a normal number. On a CPU, torch's exp (MKL's) takes
+40 times as long below it, as for masked keys; so logits are raised to it, and the weights of masked keys set to 0."""
 
 
 class Walk:
-    """The running sums of one call. Tensors are (B, G, R, ...), with R query heads in a group: head = g * R + r.
-
-    `unit`: what the logits of `_begin` are multiplied by.
-    """
-
-    unit = BITS
+    """The running sums of one call. Tensors are (B, G, R, ...), with R query heads in a group: head = g * R + r."""
 
     def __init__(self, call: AttentionCall, batch: int, groups: int, repeat: int, queries: int, keys: int) -> None:
         self.call, self.shape = call, (batch, groups, repeat)
@@ -45,7 +40,7 @@ class Walk:
         self.query = call.query.reshape(batch, groups, repeat, queries, -1)
         self.sinks = None
         if call.sinks is not None:
-            sinks = call.sinks.to(self.dtype) * self.unit
+            sinks = call.sinks.to(self.dtype)
             self.sinks = sinks.expand(-1, -1, queries, -1).unflatten(1, (groups, repeat))
 
         def rows() -> Tensor:
@@ -74,10 +69,11 @@ class Walk:
         if sink_logits is not None:
             peak = torch.maximum(peak, sink_logits.amax(-1, keepdim=True))
         logits.sub_(peak)
-        weights = torch.exp2(logits, out=self._buffer(1, logits.shape))
-        if self.call.visible.has_empty_rows:
-            self._hide(weights, seen, 0.0)
-        taken = 0.0 if sink_logits is None else torch.exp2(sink_logits - peak).sum(-1)
+        weights = torch.clamp(logits, min=LEAST[self.dtype], out=self._buffer(1, logits.shape)).exp_()
+        self._hide(weights, seen, 0.0)
+        if seen.bias is not None or self.call.bias is not None:
+            weights.masked_fill_(logits < FLOOR / 2, 0.0)
+        taken = 0.0 if sink_logits is None else torch.exp(sink_logits - peak).sum(-1)
         rest = weights[..., 1:].sum(-1) + taken if reaches_first else weights.sum(-1) + taken
         norm = rest + weights[..., 0] if reaches_first else rest
         if self.call.visible.has_empty_rows:
@@ -104,18 +100,17 @@ class Walk:
     def _logits(self, start: int, stop: int, seen: BlockMask) -> Tensor:
         batch, groups, repeat = self.shape
         count, width = stop - start, seen.high - seen.low
-        capped = self.call.softcap is not None
-        query = self.query[..., start:stop, :].to(self.dtype) * (self.call.scaling * (1.0 if capped else self.unit))
+        query = self.query[..., start:stop, :].to(self.dtype) * self.call.scaling
         query = query.reshape(batch * groups, repeat * count, -1)
         shape = (batch, groups, repeat, count, width)
         logits = self._buffer(0, shape)
         keys = self.key_rows[..., seen.low : seen.high]
         torch.bmm(query, keys, out=logits.view(batch * groups, repeat * count, width))
         if self.call.softcap is not None:
-            logits.div_(self.call.softcap).tanh_().mul_(self.call.softcap * self.unit)
+            logits.div_(self.call.softcap).tanh_().mul_(self.call.softcap)
         for bias in (seen.bias, self._bias_rows(start, stop, seen)):
             if bias is not None:
-                logits.add_(grouped(bias, self.shape), alpha=self.unit)
+                logits.add_(grouped(bias, self.shape))
         return logits
 
     def _hide(self, tensor: Tensor, seen: BlockMask, value: float) -> None:
@@ -135,16 +130,16 @@ class Walk:
             rows = torch.arange(start, start + logits.shape[-2], device=logits.device)
             hidden = (torch.arange(logits.shape[-1], device=logits.device) > rows[:, None])[None, None]
         if hidden is None:
-            return (logits[..., 0] - logits.mean(-1)) / self.unit
+            return logits[..., 0] - logits.mean(-1)
         kept = ~grouped(hidden, self.shape)
-        return (logits[..., 0] - (logits * kept).sum(-1) / kept.sum(-1).clamp(min=1)) / self.unit
+        return logits[..., 0] - (logits * kept).sum(-1) / kept.sum(-1).clamp(min=1)
 
     def _row_sums(self, rows: slice, weights: Tensor, logits: Tensor, norm: Tensor, taken: Tensor | float) -> None:
         """Overwrites the logits: a product in place costs half of torch's vecdot, which allocates one."""
         share = taken / norm
         self.learned[..., rows] = share
         mean = logits.mul_(weights).sum(-1) / norm
-        self.entropy[..., rows] = norm.log() * (1 - share) - mean / self.unit
+        self.entropy[..., rows] = norm.log() * (1 - share) - mean
 
     def _column_sums(self, seen: BlockMask, weights: Tensor, norm: Tensor, stop: int) -> None:
         start = stop - weights.shape[-2]
@@ -208,16 +203,15 @@ def _sum_dtype(call: AttentionCall) -> torch.dtype:
 
 
 def _margin(exponents: Tensor, rest: Tensor) -> Tensor:
-    """log(A[i,0] / (1 - A[i,0])) in nats, from shifted logits in bits (key 0 first) and `rest`, the sum of the others'
-    exp2.
+    """log(A[i,0] / (1 - A[i,0])) in nats, from shifted logits (key 0 first) and `rest`, the sum of the others' exp.
 
     Where `rest` underflows (margins past about 69 nats) it is recomputed relative to its own largest term. NaN for a
     query that sees only key 0.
     """
-    margin = exponents[..., 0] / BITS - rest.log()
+    margin = exponents[..., 0] - rest.log()
     lost = rest < UNDERFLOW
     if lost.any():
-        rows = exponents[lost] / BITS
+        rows = exponents[lost]
         margin[lost] = rows[:, 0] - rows[:, 1:].logsumexp(-1)
     return margin.masked_fill_(margin > -FLOOR / 2, torch.nan)
 
