@@ -29,7 +29,8 @@ def arms(
 
     value:POSITIONS: values set to 0; keys:POSITIONS: keys hidden from later queries
 
-    window:W+S, window:W+randomS, either with /full: queries see the last W keys and S first ones (or random ones)
+    window:W+S, window:W+randomS, either with /full, then with /SCORE:50% or /randomN: queries see the last W keys and S
+    first ones (or random ones), in all KV heads or in those that a score of the run, or chance, picks
 
     kv:BITS or kv:BITS+POSITIONS: keys and values rounded, some tokens kept in 16 bits
 
@@ -41,7 +42,7 @@ def arms(
 
     neuron:L.N or neuron:L.random: one neuron of the MLP of layer L set to 0
 
-    POSITIONS: firstN, middleN, recentN, randomN or sinks
+    POSITIONS: firstN, middleN, recentN, randomN, sinks or sink-tokens
 
     Example: sinkscope arms example:gemma-3-270m --arm keys:first1 --arm window:256+4 --arm kv:4+first1
     """

@@ -61,7 +61,8 @@ def ablate(
     Args:
         model: a name, or a causal language model in eval mode (then with `tokenizer`); the run must be of this model.
         run: the run, or its folder.
-        scores: columns of heads.csv or smoothing.csv: NAME, or NAME:low / NAME:high to say which end is dormant.
+        scores: columns of heads.csv, or of another table with a row a head (smoothing.csv): NAME, or NAME:low /
+            NAME:high to say which end is dormant.
         fractions: shares of all heads.
         tokens: "first" also measures the model with key 0 hidden from every query but query 0.
         data: one SPEC; what the run has read is left out.
@@ -85,7 +86,7 @@ def ablate(
     check_numbers(text, draws)
     if not chosen or not shares:
         raise SinkscopeError("nothing to zero: at least one score and one fraction are needed")
-    arms = _arms(head_table(loaded.heads, loaded.smoothing, chosen), chosen, shares, draws, seed)
+    arms = _arms(head_table(loaded, chosen), chosen, shares, draws, seed)
     report = progress or _silent
     report("loading", 0, 0)
     options = LoadOptions(

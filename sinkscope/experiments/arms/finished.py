@@ -118,11 +118,11 @@ def _content(path: Path) -> dict[str, Any]:
 
 def key_of(facts: dict[str, Any], setting: Setting) -> dict[str, Any]:
     """All that decides the numbers. The device and its libraries round in their own ways: these count too."""
-    run = facts["run"]
+    run = setting.run
     return {
         "sinkscope": sinkscope.__version__,
         "model": facts["model"],
-        "run": None if run is None else run["data"],
+        "run": None if run is None else {"data": facts["run"]["data"], "files": run.manifest.files},
         "data": facts["data"],
         "arms": facts["arms"],
         "draws": facts["draws"],
