@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
-import torch
-from torch import Tensor
 
 from sinkscope.capture import Site
 from sinkscope.errors import SinkscopeError
@@ -132,10 +130,10 @@ def group_of(site: Site, head: int) -> int:
     return head // (site.heads // site.kv_groups)
 
 
-def query_heads(site: Site, chosen: Iterable[KVHead]) -> Tensor:
-    """Which query heads of a site belong to chosen KV heads, bool [head]."""
+def query_heads(site: Site, chosen: Iterable[KVHead]) -> tuple[bool, ...]:
+    """Whether each query head of a site belongs to one of the chosen KV heads."""
     own = {group for name, group in chosen if name == site.name}
-    return torch.tensor([group_of(site, head) in own for head in range(site.heads)])
+    return tuple(group_of(site, head) in own for head in range(site.heads))
 
 
 def read_plan(text: str) -> CachePlan:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from sinkscope.capture import Site
@@ -83,19 +84,21 @@ class Window(Arm):
             return (columns > rows - self.size) | kept.to(rows.device)[..., columns[0]]
 
         whole = Narrowing(allowed)
-        some = {name: Narrowing(_in_heads(allowed, own)) for name, own in heads.items()}
+        some: dict[tuple[bool, ...], Narrowing] = {}  # layers in which the same heads evict share a mask
 
         def windowed(site: Site, call: AttentionCall) -> AttentionCall:
-            if not self._concerns(site) or (site.name in heads and not heads[site.name].any()):
+            own = heads.get(site.name, (True,))
+            if not self._concerns(site) or not any(own):
                 return call
-            all_heads = site.name not in heads or bool(heads[site.name].all())
-            return whole(call) if all_heads else some[site.name](call)
+            if all(own):
+                return whole(call)
+            return some.setdefault(own, Narrowing(_in_heads(allowed, own)))(call)
 
         with one.changed(windowed):
             yield
 
-    def _heads(self, one: Pass) -> dict[str, Tensor]:
-        """Which query heads see the window, bool [head] by site; empty where all do."""
+    def _heads(self, one: Pass) -> dict[str, tuple[bool, ...]]:
+        """Whether each query head sees the window, by site; empty where all do."""
         if self.plan is None:
             return {}
         chosen = list(self.plan.chosen(one))
@@ -110,9 +113,9 @@ class Window(Arm):
         return None if control is None else replace(self, sinks=control)
 
 
-def _in_heads(allowed: Allowed, heads: Tensor) -> Allowed:
-    """Hides keys as `allowed` does, from these heads alone."""
-    others = ~heads[:, None, None]
+def _in_heads(allowed: Allowed, heads: tuple[bool, ...]) -> Allowed:
+    """Hides keys as `allowed` does, from the heads that are True alone."""
+    others = ~torch.tensor(heads)[:, None, None]
     return lambda rows, columns: allowed(rows, columns) | others.to(rows.device)
 
 
