@@ -190,7 +190,8 @@ def test_a_failure_of_one_process_ends_all(tiny_folder: Path, tmp_path: Path) ->
 def test_an_ablation_in_two_processes(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sinkscope.scan(str(tiny_folder), seq_len=24, num_sequences=4, self_check=False).save(tmp_path / "scanned")
     words = ("--run", tmp_path / "scanned", "--num-sequences", "3", "--draws", "2", "--fraction", "0.25", "--quiet")
-    assert launch(FAULTY, "none", "ablate", tiny_folder, *words, "--out", tmp_path / "two") == (0, "", "")
+    # Without `--`, torchrun's own parser takes --run for the beginning of one of its options.
+    assert launch("--", FAULTY, "none", "ablate", tiny_folder, *words, "--out", tmp_path / "two") == (0, "", "")
     monkeypatch.setattr(engine, "batch_size", lambda model, length: 1)
     alone = sinkscope.ablate(str(tiny_folder), tmp_path / "scanned", num_sequences=3, draws=2, fractions=[0.25])
     alone.save(tmp_path / "one")
