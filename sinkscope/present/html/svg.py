@@ -156,14 +156,16 @@ class Plane:
 
 
 def line_chart(lines: list[Line], x_label: str, y_label: str, log: bool = False) -> Markup:
-    """Lines with dots; a dot shows its value on hover. A missing value has no dot; the line joins its neighbours."""
+    """Lines with dots; a dot shows its value on hover. A missing value has no dot, and the line breaks there."""
     plane = Plane([x for line in lines for x in line.x], [y for line in lines for y in line.y], log)
     parts = [_open(y_label), plane.axes(x_label, y_label)]
     for order, line in enumerate(lines):
-        shown = [(x, y) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y) and (y > 0 or not log)]
-        path = "".join(f"{'ML'[i > 0]}{plane.x(x):.1f} {plane.y(y):.1f}" for i, (x, y) in enumerate(shown))
+        known = [math.isfinite(y) and (y > 0 or not log) for y in line.y]
+        joined = [False, *known[:-1]]
+        shown = [each for each, there in zip(zip(line.x, line.y, joined, strict=True), known, strict=True) if there]
+        path = "".join(f"{'ML'[joins]}{plane.x(x):.1f} {plane.y(y):.1f}" for x, y, joins in shown)
         parts.append(f'<path class="line c{order}" d="{path}"/>')
-        for x, y in shown:
+        for x, y, _ in shown:
             title = f"{line.label}, {x_label} {x:g}: {number(y)}"
             parts.append(
                 f'<circle class="dot c{order}" cx="{plane.x(x):.1f}" cy="{plane.y(y):.1f}" r="2.5">'
