@@ -41,7 +41,7 @@ def render_report(runs: list[Run], comparison: Comparison | None = None) -> str:
     charts += compared["maps"] if compared else []
     large = len(data) + sum(len(chart["svg"]) for chart in charts) > LARGE
     return render_page(
-        "report.html", ("report.css",), "report.js",
+        "report.html", ("page.css", "report.css"), ("report.js",),
         drawings=trusted(packed(embedded(parked(charts)))) if large else "",
         data=trusted(packed(data) if large else data), runs=views, comparison=compared, large=large,
     )  # fmt: skip
