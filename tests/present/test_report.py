@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from arm_folders import write_arms
 from desk import enlarged, hostile, scanned
 from typer.testing import CliRunner
 
 from sinkscope.cli import app
 from sinkscope.cli.report import compared
 from sinkscope.comparison.compare_runs import compare
+from sinkscope.experiments.saved_arms import load_arms, placed
 from sinkscope.present.html.head_data import spread, thinned
 from sinkscope.present.html.packing import unpacked
 from sinkscope.present.html.page import embedded
@@ -305,6 +307,43 @@ def test_tokens_and_switches_stand_where_a_run_has_them() -> None:
     place = data["scores"].index("sink_rows")
     assert (data["heads"][3]["scores"][place], data["heads"][3]["sems"][place]) == (0.5, 0.01)
     assert data["columns"][place]["what"]
+
+
+def test_arms_stand_below_their_run(tmp_path: Path) -> None:
+    """The one that costs most first; a control is no row of its own; names stay text."""
+    run = scanned()
+    assert "under arms" not in render_report([run])
+    folder = write_arms(tmp_path / "arms", run)
+    text = render_report([run], None, placed([load_arms(folder)], [run]))
+    rows = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', text[text.index('class="nowrap arms"') :])
+    assert [name for name, _ in rows] == ["keys:first1", "value:&lt;b&gt;1&lt;/b&gt;", "kv:4"]
+    table = load_arms(folder).table.set_index("arm")
+    first, control = table.loc["keys:first1"], table.loc["keys:random1"]
+    cells = re.sub(r"<svg.*?</svg>|<span.*?</span>", "", rows[0][1])
+    assert re.findall("<td>(.*?)</td>", cells)[:5] == [
+        f"{first['increase']:+.4f}", f"{first['increase_low']:+.4f} to {first['increase_high']:+.4f}", "",
+        f"{control['increase']:+.4f} ",
+        f"{first['versus_random']:+.4f} ± {first['versus_random_sem']:.4f}, p {first['versus_random_p']:.2g}",
+    ]  # fmt: skip
+    assert "keys:random1 (2 draws)" in rows[0][1]
+    assert [drawing.count("<circle") for _, drawing in rows] == [2, 2, 1]
+    page = Page(text)
+    assert not page.all("b")
+    assert "costs MORE than random" in page.words
+
+
+def test_the_command_takes_arms_of_its_runs_alone(tmp_path: Path) -> None:
+    run = scanned()
+    run.save(tmp_path / "run")
+    own = write_arms(tmp_path / "arms", run)
+    foreign = write_arms(tmp_path / "foreign", run, id="other")
+    words = ["report", str(tmp_path / "run"), "-o", str(tmp_path / "r.html"), "--arms"]
+    refused = CliRunner().invoke(app, [*words, str(foreign)])
+    assert (refused.exit_code, len(refused.stderr.splitlines())) == (2, 1)
+    assert "no run is of that model" in refused.stderr
+    assert not (tmp_path / "r.html").exists()
+    assert CliRunner().invoke(app, [*words, str(own)]).exit_code == 0
+    assert "keys:first1" in (tmp_path / "r.html").read_text()
 
 
 def test_every_score_has_its_error_and_what_it_means() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sinkscope.present.answers import answers
 from sinkscope.present.colors import CIVIDIS, mixed
+from sinkscope.present.html.arms import arms_view
 from sinkscope.present.html.comparison import comparison_view
 from sinkscope.present.html.head_data import head_data
 from sinkscope.present.html.heat_map import Cell, heat_map, points
@@ -17,6 +19,7 @@ from sinkscope.present.identity import run_id
 
 if TYPE_CHECKING:
     from sinkscope.comparison.compare_runs import Comparison
+    from sinkscope.experiments.saved_arms import SavedArms
     from sinkscope.runs.run import Run
 
 
@@ -33,14 +36,21 @@ LARGE = 2_500_000
 """Characters of data past which the page holds data and charts compressed, and its script unpacks what is looked at."""
 
 
-def render_report(runs: list[Run], comparison: Comparison | None = None) -> str:
-    """The whole page. Names, tokens and paths are escaped as text, in markup and in the embedded JSON."""
+def render_report(
+    runs: list[Run], comparison: Comparison | None = None, arms: Sequence[Sequence[SavedArms]] = ()
+) -> str:  # fmt: skip
+    """The whole page. `arms`: what was measured of each run's model under arms; none by default.
+
+    Names, tokens and paths are escaped as text, in markup and in the embedded JSON.
+    """
     known = [head_data(run) for run in runs]
     curves = [[embedded(block) for block in blocks(run.pop("curves"))] for run in known]
     data = embedded(known)
     large = len(data) + sum(len(block) for of_run in curves for block in of_run) > LARGE
     views = [_view(run, index, large) for index, run in enumerate(runs)]
     compared = None if comparison is None else comparison_view(comparison, large)
+    for view, saved in zip(views, arms, strict=False):
+        view["arms"] = [arms_view(each) for each in saved]
     drawings = ""
     if large:
         charts = [chart for view in views for name in CHARTS for chart in view[name]]
@@ -80,6 +90,7 @@ def _view(run: Run, index: int, dense: bool) -> dict[str, Any]:
         "scatter": _scatter(run, dense),
         "tokens": token_tables(run),
         "switch": switch_charts(run, dense),
+        "arms": [],
         "domains": _domains(run),
         "mixed": summary.dormant_in_some_domains,
     }
