@@ -285,7 +285,9 @@ def test_a_large_map_follows_the_pointer_and_the_keys(
 def test_ten_thousand_heads_open_with_few_elements(browser: Browser, tmp_path: Path) -> None:
     """What a browser lays out does not grow with the heads, and each head costs few bytes."""
     browser.said.clear()
-    path = written(tmp_path, enlarged(scanned(), 80, 128, sequences=2))
+    run = enlarged(scanned(), 80, 128, sequences=2)
+    run.heads["bos_mass"] = np.random.default_rng(0).uniform(0, 1, len(run.heads))  # every colour there is
+    path = written(tmp_path, run)
     assert path.stat().st_size < 350 * 80 * 128
     large(browser, path)
     assert browser.get("document.querySelectorAll('*').length") < 6000
@@ -295,6 +297,12 @@ def test_ten_thousand_heads_open_with_few_elements(browser: Browser, tmp_path: P
     browser.get("document.querySelector('#all-0 .more').click()")
     assert browser.get("document.querySelectorAll('#all-0 tbody tr').length") == 400
     assert browser.get("document.querySelector('#all-0 output').textContent") == "400 of 10240 heads"
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    browser.call("Emulation.setDeviceMetricsOverride", width=718, height=900, deviceScaleFactor=1, mobile=False)
+    right = "[...document.querySelectorAll('.map, .all table')].map(each => each.getBoundingClientRect().right)"
+    assert max(browser.get(right)) <= 718, "the width of a page of A4"
+    browser.call("Emulation.clearDeviceMetricsOverride")
+    browser.call("Emulation.setEmulatedMedia", media="")
     browser.get("location.hash = '#0=' + encodeURIComponent('layer 79 head 127')")
     browser.wait(f"{HEADLINE} === 'layer 79 head 127'")
     assert not browser.said
