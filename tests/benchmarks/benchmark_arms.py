@@ -3,7 +3,7 @@
     pytest -s -o addopts= tests/benchmarks/benchmark_arms.py
 
 Runs one sequence of 4,096 tokens of prose through Gemma-3-270M, with its next-token head, under each arm and under none
-as `arms` does. Each of three rounds runs all of them, every other round in reverse; the ratios are of the same round.
+as `arms` does. Each of two rounds runs all of them, the second in reverse; the ratios are of the same round.
 Counts the processor's time of this process on one thread. A mask of all queries and keys ends the benchmark. Prints
 seconds and ratios, median and range over rounds.
 """
@@ -25,7 +25,7 @@ from sinkscope.experiments.arms.grammar import read_arm
 from sinkscope.experiments.arms.opening import Text, opened
 from sinkscope.experiments.arms.sinks import SinkCount
 
-LENGTH, ROUNDS, BOUND = 4096, 3, 3.0
+LENGTH, ROUNDS, BOUND = 4096, 2, 3.0
 NAMES = ("window:256+4", "window:256+4/full", "window:256+4/random9", "keys:first1", "kv:4", "kv:4+first1")
 
 
