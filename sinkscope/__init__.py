@@ -87,7 +87,7 @@ _PUBLIC = {
         "experiments.training.callback",
         "measures sinks while a model trains and logs them beside the loss; for the Trainer or a loop of your own",
     ),
-    "start_processes": ("engine.launch", "joins the processes that torchrun started, so that they share one scan"),
+    "start_processes": ("engine.launch", "joins the processes that torchrun started, so that they share the work"),
     "head_metric": ("metrics.registry", "makes your own function a column of heads.csv"),
     "layer_metric": ("metrics.registry", "makes your own function a column of layers.csv"),
     "LayerView": ("capture.view", "what a metric reads: one attention layer's numbers for a batch of sequences"),

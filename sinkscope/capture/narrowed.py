@@ -14,8 +14,8 @@ from sinkscope.capture.masks.lazy import LazyMask, identity, made_in_strips
 from sinkscope.capture.masks.visibility import strip
 
 Allowed = Callable[[Tensor, Tensor], Tensor]
-"""Takes query numbers (rows, 1) and key numbers (1, keys); returns which keys they may see, bool (b | 1, 1, rows,
-keys)."""
+"""Takes query numbers (rows, 1) and key numbers (1, keys); returns which keys they may see, bool (b | 1, h | 1,
+rows, keys)."""
 
 
 class Narrowing:

@@ -7,43 +7,19 @@ from typing import Annotated
 
 import typer
 
-from sinkscope.cli.arms_job import (
-    ArmsJob,
-    AsJson,
-    Data,
-    Draws,
-    Force,
-    Model,
-    NumSequences,
-    Quiet,
-    Resume,
-    RunFolder,
-    Seed,
-    SeqLen,
-)
-from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Revision, TrustRemoteCode, slug
+from sinkscope.cli.arms_job import Model, RunFolder, TextLoss, Written, prepared
+from sinkscope.cli.options import slug, with_options
 
 
+@with_options
 def arms(
     model: Model,
     arm: Annotated[list[str], typer.Option(metavar="ARM", help="KIND:REST, see above; may be repeated.")],
     run: RunFolder = None,
-    data: Data = "prose",
-    seq_len: SeqLen = None,
-    num_sequences: NumSequences = 16,
-    draws: Draws = 5,
-    seed: Seed = 0,
-    device: Device = "auto",
-    device_map: DeviceMap = None,
-    dtype: Dtype = "auto",
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
-    allow_pickle: AllowPickle = False,
+    *,
+    text: TextLoss,
     out: Annotated[Path | None, typer.Option(help="Folder of the results. [default: runs/MODEL-SLUG-arms]")] = None,
-    resume: Resume = False,
-    force: Force = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    written: Written,
 ) -> None:
     """Measure what a model loses under interventions (arms), each beside its random control.
 
@@ -53,7 +29,8 @@ def arms(
 
     value:POSITIONS: values set to 0; keys:POSITIONS: keys hidden from later queries
 
-    window:W+S, window:W+randomS, either with /full: queries see the last W keys and S first ones (or random ones)
+    window:W+S, window:W+randomS, either with /full, then with /SCORE:50% or /randomN: queries see the last W keys and S
+    first ones (or random ones), in all KV heads or in those that a score of the run, or chance, picks
 
     kv:BITS or kv:BITS+POSITIONS: keys and values rounded, some tokens kept in 16 bits
 
@@ -65,17 +42,15 @@ def arms(
 
     neuron:L.N or neuron:L.random: one neuron of the MLP of layer L set to 0
 
-    POSITIONS: firstN, middleN, recentN, randomN or sinks
+    POSITIONS: firstN, middleN, recentN, randomN, sinks or sink-tokens
 
     Example: sinkscope arms example:gemma-3-270m --arm keys:first1 --arm window:256+4 --arm kv:4+first1
     """
+    from sinkscope.experiments.arms.result import ARMS_FOLDER
+
+    job = prepared(model, lambda: out or Path("runs") / f"{slug(model)}-arms", ARMS_FOLDER, text, written)
+    from sinkscope.experiments.arms.experiment import arms as measure
     from sinkscope.present.figures.arms import draw_arms
     from sinkscope.present.terminal.arms import render_arms
 
-    options = {
-        "run": run, "data": data, "seq_len": seq_len, "num_sequences": num_sequences, "draws": draws, "seed": seed,
-        "device": device, "device_map": device_map, "dtype": dtype, "revision": revision,
-        "trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle,
-    }  # fmt: skip
-    job = ArmsJob(out or Path("runs") / f"{slug(model)}-arms", resume, force, as_json, quiet)
-    job.measure(model, arm, options, draw_arms, render_arms)
+    job.measure(measure, draw_arms, render_arms, arms=list(dict.fromkeys(arm)), run=run)

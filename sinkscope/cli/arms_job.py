@@ -1,20 +1,23 @@
-"""What `arms`, `evict` and `quant` share: their options, the measurement, and what is written and printed."""
+"""What `ablate`, `arms`, `evict` and `quant` share: options, the measurement, and what is written and printed."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import typer
 
 from sinkscope.cli.common import INTERRUPTED, say
+from sinkscope.cli.early import check_early
+from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Revision, TrustRemoteCode
 
 if TYPE_CHECKING:
-    from sinkscope.experiments.arms.result import Arms
+    from sinkscope.engine.launch import Processes
+    from sinkscope.runs.folder import FolderKind
 
 Model = Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or example:NAME.", metavar="MODEL")]
 RunFolder = Annotated[
@@ -22,58 +25,123 @@ RunFolder = Annotated[
     typer.Option("--run", help="Run folder of this model, which arms may ask; its text is left out.", metavar="RUN"),
 ]
 Data = Annotated[str, typer.Option(metavar="SPEC", help="Text to measure the loss on, without what the run read.")]
-SeqLen = Annotated[int | None, typer.Option(help="Tokens per sequence. [default: the run's, or 256]")]
+SeqLen = Annotated[int | None, typer.Option(help="Tokens per sequence. [default: the run's; 256 without one]")]
 NumSequences = Annotated[int, typer.Option(help="Sequences; every arm is measured on the same ones.")]
 Draws = Annotated[int, typer.Option(help="Draws of every random arm, the control.")]
 Seed = Annotated[int, typer.Option(help="Seed that draws the documents and the random arms.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with an unfinished measurement in --out.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace a finished measurement.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print arms.json alone to stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only: no progress, warnings or table.")]
+
+
+@dataclass(frozen=True)
+class TextLoss:
+    """How these commands read text, load the model and draw. Each field is an option of all of them."""
+
+    data: Data = "prose"
+    seq_len: SeqLen = None
+    num_sequences: NumSequences = 16
+    draws: Draws = 5
+    seed: Seed = 0
+    device: Device = "auto"
+    device_map: DeviceMap = None
+    dtype: Dtype = "auto"
+    revision: Revision = None
+    trust_remote_code: TrustRemoteCode = False
+    allow_pickle: AllowPickle = False
+
+    def settings(self) -> dict[str, Any]:
+        """The options under the names that `sinkscope.arms` and `sinkscope.ablate` take."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True)
+class GridLoss(TextLoss):
+    """The same for a grid, which has a random arm in most cells."""
+
+    draws: Draws = 2
+
+
+@dataclass(frozen=True)
+class Written:
+    """What these commands write and print. Each field is an option of all of them."""
+
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted measurement.")] = False
+    force: Annotated[bool, typer.Option("--force", help="Replace a finished measurement.")] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON alone to stdout.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only: no progress, warnings or table.")] = False
+
+
+class Result(Protocol):
+    """What a measurement returns."""
+
+    warnings: list[str]
+
+    def as_dict(self) -> dict[str, Any]: ...
+
+    def save(self, folder: Path, force: bool, draw: Any, resume: bool) -> list[Path]: ...
+
+
+R = TypeVar("R", bound=Result)
 
 
 @dataclass(frozen=True)
 class ArmsJob:
-    """Where the results go, and what is printed."""
+    """A measurement that may start: its folder can be written, and its options fit some model."""
 
+    model: str
     target: Path
-    resume: bool
-    force: bool
-    as_json: bool
-    quiet: bool
+    text: TextLoss
+    written: Written
+    processes: Processes
 
     def measure(
         self,
-        model: str,
-        arms: Iterable[str],
-        options: dict[str, Any],
-        draw: Callable[[Arms], dict[str, bytes]],
-        render: Callable[[Arms, Iterable[Path]], str],
+        experiment: Callable[..., R],
+        draw: Callable[[R], dict[str, bytes]],
+        render: Callable[[R, list[Path]], str],
+        **asked: Any,
     ) -> None:
-        """Measures the arms, writes the folder and prints the result."""
-        from sinkscope.experiments.arms.result import ARMS_FOLDER
+        """Runs the experiment in all processes with what is asked of it; the main one saves and prints the result.
 
-        ARMS_FOLDER.check(self.target, self.force, self.resume)
-        from sinkscope.experiments.arms.experiment import arms as measure
+        `draw` makes the figures, by file name.
+        """
         from sinkscope.present.figures.canvas import available
         from sinkscope.present.terminal.progress import progress_bar
 
-        with progress_bar(self.quiet) as progress, resumable():
-            result = measure(
-                model, list(dict.fromkeys(arms)), shards=self.target, resume=self.resume, progress=progress, **options
-            )
+        with progress_bar(self.written.quiet) as progress, resumable():
+            result = experiment(
+                self.model, **asked, **self.text.settings(), shards=self.target, resume=self.written.resume,
+                progress=progress, processes=self.processes,
+            )  # fmt: skip
         if not available():
             say("no figure: it needs matplotlib (pip install 'sinkscope[figures]')")
-        written = result.save(self.target, self.force, draw if available() else None, resume=True)
-        if not self.quiet:
+        figures = draw if available() else None
+        files = self.processes.on_main(lambda: result.save(self.target, self.written.force, figures, resume=True))
+        if not self.written.quiet:
             for warning in result.warnings:
                 say(f"warning: {warning}")
-        if self.as_json:
+        if self.written.as_json:
             from sinkscope.runs.strict_json import to_json
 
             sys.stdout.write(to_json(result.as_dict()))
-        elif not self.quiet:
-            sys.stdout.write(render(result, written))
+        elif not self.written.quiet:
+            sys.stdout.write(render(result, files))
+
+
+def prepared(
+    model: str, target: Callable[[], Path], kind: FolderKind, text: TextLoss, written: Written
+) -> ArmsJob:  # fmt: skip
+    """Joins the processes of the launch and refuses, before the model is loaded, what is wrong for any model.
+
+    `target`: chooses the folder, in the main process. Raises SinkscopeError.
+    """
+    from sinkscope.engine.launch import start_processes
+
+    processes = start_processes(text.device)
+    folder = processes.on_main(target)
+    processes.on_main(lambda: kind.check(folder, written.force, written.resume))
+    asked = text.settings()
+    asked = {name: asked[name] for name in ("seq_len", "num_sequences", "seed", "dtype", "revision", "allow_pickle")}
+    processes.run(lambda: check_early([model], data=[text.data], **asked))
+    return ArmsJob(model, folder, text, written, processes)
 
 
 @contextmanager

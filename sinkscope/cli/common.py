@@ -38,8 +38,8 @@ def guarded(command: Callable[P, R], spreads: bool = False) -> Callable[P, R]:
         try:
             if size() > 1 and not spreads:
                 raise SinkscopeError(
-                    f"only `scan` runs in several processes ({told_by()}): start this command without a launcher, or "
-                    "unset these variables"
+                    f"only scan, ablate, arms, evict and quant run in several processes ({told_by()}): start this "
+                    "command without a launcher, or unset these variables"
                 )
             return command(*args, **kwargs)
         except typer.Exit:  # the command's own exit code; typer derives it from RuntimeError

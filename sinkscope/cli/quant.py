@@ -8,24 +8,11 @@ from typing import Annotated
 
 import typer
 
-from sinkscope.cli.arms_job import (
-    ArmsJob,
-    AsJson,
-    Data,
-    Draws,
-    Force,
-    Model,
-    NumSequences,
-    Quiet,
-    Resume,
-    RunFolder,
-    Seed,
-    SeqLen,
-    numbers,
-)
-from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Revision, TrustRemoteCode, slug
+from sinkscope.cli.arms_job import GridLoss, Model, RunFolder, Written, numbers, prepared
+from sinkscope.cli.options import slug, with_options
 
 
+@with_options
 def quant(
     model: Model,
     run: RunFolder = None,
@@ -35,22 +22,10 @@ def quant(
         str | None,
         typer.Option(metavar="B,B,...", help="Also round activations to these bits, by tensor and token."),
     ] = None,
-    data: Data = "prose",
-    seq_len: SeqLen = None,
-    num_sequences: NumSequences = 16,
-    draws: Draws = 2,
-    seed: Seed = 0,
-    device: Device = "auto",
-    device_map: DeviceMap = None,
-    dtype: Dtype = "auto",
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
-    allow_pickle: AllowPickle = False,
+    *,
+    text: GridLoss,
     out: Annotated[Path | None, typer.Option(help="Folder of the results. [default: runs/MODEL-SLUG-quant]")] = None,
-    resume: Resume = False,
-    force: Force = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    written: Written,
 ) -> None:
     """Measure what a model loses where its KV cache, or its activations, are rounded to few bits.
 
@@ -58,14 +33,8 @@ def quant(
 
     Example: sinkscope quant example:gemma-3-270m --bits 3,4 --kept 0,1,4 --acts 8
     """
-    from sinkscope.present.figures.arms import draw_grid
-    from sinkscope.present.terminal.arms import render_grid
+    from sinkscope.experiments.arms.result import ARMS_FOLDER
 
-    options = {
-        "run": run, "data": data, "seq_len": seq_len, "num_sequences": num_sequences, "draws": draws, "seed": seed,
-        "device": device, "device_map": device_map, "dtype": dtype, "revision": revision,
-        "trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle,
-    }  # fmt: skip
     grid = [
         f"kv:{width}" + (f"+first{count}" if count else "")
         for width in numbers(bits, "bits", 1)
@@ -73,8 +42,10 @@ def quant(
     ]
     if acts is not None:
         grid += [f"acts:{width}/{step}" for width in numbers(acts, "acts", 2) for step in ("tensor", "token")]
-    job = ArmsJob(out or Path("runs") / f"{slug(model)}-quant", resume, force, as_json, quiet)
-    job.measure(
-        model, grid, options, partial(draw_grid, kept="first tokens kept in 16 bits"),
-        lambda result, written: render_grid(result, "kept", written),
-    )  # fmt: skip
+    job = prepared(model, lambda: out or Path("runs") / f"{slug(model)}-quant", ARMS_FOLDER, text, written)
+    from sinkscope.experiments.arms.experiment import arms
+    from sinkscope.present.figures.arms import draw_grid
+    from sinkscope.present.terminal.arms import render_grid
+
+    draw = partial(draw_grid, kept="first tokens kept in 16 bits")
+    job.measure(arms, draw, lambda result, files: render_grid(result, "kept", files), arms=grid, run=run)

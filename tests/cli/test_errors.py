@@ -202,7 +202,7 @@ def test_a_launch_that_there_is_not_is_one_line(
         monkeypatch.setenv(name, value)
     assert as_command(*words) == 2
     told = capsys.readouterr().err
-    assert ("only `scan` runs in several processes" if words[0] == "check" else "or unset LOCAL_RANK") in told
+    assert ("evict and quant run in several processes" if words[0] == "check" else "or unset LOCAL_RANK") in told
     assert "LOCAL_RANK=0, RANK=0, WORLD_SIZE=2" in told
     assert len(told.splitlines()) == 1
 

@@ -32,6 +32,7 @@ from sinkscope.experiments.arms.calls import watched
 from sinkscope.experiments.arms.compared import Reference
 from sinkscope.experiments.arms.engine import measure, run
 from sinkscope.experiments.arms.experiment import expanded
+from sinkscope.experiments.arms.finished import key_of
 from sinkscope.experiments.arms.grammar import KINDS, read_arm
 from sinkscope.experiments.arms.kinds import massive
 from sinkscope.experiments.arms.kinds.keys import HiddenKeys
@@ -129,6 +130,87 @@ def test_the_loss_is_that_of_a_plain_implementation(family: str) -> None:
             expected = losses(model, IDS)
         assert (expected - unablated).abs().min() > 1e-4, name
         torch.testing.assert_close(measured_loss(setting, name), expected, rtol=0, atol=2e-6, msg=name)
+
+
+def scored_run(setting: Setting, **columns: list[float]) -> Any:
+    """What a plan asks of a run: a score of each head, in a table that was measured beside heads.csv."""
+    rows = [(site.stream, site.layer, site.name, head) for site in setting.sites for head in range(site.heads)]
+    heads = pd.DataFrame(rows, columns=["stream", "layer", "module", "head"])
+    return SimpleNamespace(heads=heads, measured={"streaming": heads.assign(**columns)})
+
+
+@pytest.mark.parametrize("family", slow_but(["llama", "gemma3"], "gemma3"))
+def test_a_plan_evicts_in_the_kv_heads_with_the_lowest_scores(family: str) -> None:
+    """A KV head counts as much as the busiest of its query heads: here 0.0, 0.1 | 0.3, 0.2 | 0.0, 0.9."""
+    model = causal(family)
+    setting = setting_of(model, IDS)
+    busy = [0.0, 0.0, 0.0, 0.1, 0.3, 0.0, 0.2, 0.0, 0.0, 0.0, 0.0, 0.9]
+    setting.run = scored_run(setting, distant_write=busy)
+    arm: Any = read_arm("window:8+2/distant_write:50%").ready(setting)
+    assert arm.plan.heads == (("layers.0.self_attn", 0), ("layers.2.self_attn", 0), ("layers.0.self_attn", 1))
+
+    def change(layer: int, key: Tensor, value: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        seen = seen.expand(-1, 4, -1, -1).clone()
+        heads = {0: [0, 1, 2, 3], 1: [], 2: [0, 1]}[layer]
+        seen[:, heads] = window(8, 2)(layer, key, value, seen[:, heads])[2]
+        return key, value, seen
+
+    with attention_by_hand(model, change):
+        expected = losses(model, IDS)
+    assert (expected - losses(model, IDS)).abs().min() > 1e-4
+    torch.testing.assert_close(measured_loss(setting, arm), expected, rtol=0, atol=2e-6)
+    whole = measured_loss(setting, "window:8+2")
+    assert (measured_loss(setting, "window:8+2/random6") == whole).all()
+    assert (measured_loss(setting, "window:8+2/distant_write:100%") == whole).all()
+
+
+def test_a_plan_is_held_against_random_ones_of_its_size() -> None:
+    setting = setting_of(causal("gemma3").float(), IDS)
+    setting.run = scored_run(setting, distant_write=[0.1 * place for place in range(12)])
+    arms, controls = expanded([read_arm("window:8+2/distant_write:50%")], setting)
+    assert [arm.name for arm in arms] == ["window:8+2/distant_write:low50%", "window:8+2/random3"]
+    assert controls == {arms[0].name: arms[1].name}
+    drawn: Any = arms[1]
+    draws = [list(drawn.plan.chosen(Pass(setting, IDS, draw=draw))) for draw in range(6)]
+    assert all(len(set(heads)) == 3 for heads in draws)
+    assert len({tuple(heads) for heads in draws}) > 1
+    assert drawn.plan.chosen(Pass(setting, IDS[1:], 1, 0)) == draws[0], "one plan for all sequences"
+    full: Any = read_arm("window:8+2/full/distant_write:50%").ready(setting)
+    assert full.plan.heads == (("layers.1.self_attn", 0),), "of the full layer's KV heads alone"
+    setting.run.measured["streaming"]["distant_write"] = np.nan
+    with pytest.raises(sinkscope.SinkscopeError, match="only 0 of 6 KV heads have a value of distant_write"):
+        expanded([read_arm("window:8+2/distant_write:50%")], setting)
+
+
+def test_sink_tokens_are_those_of_the_run_wherever_they_stand() -> None:
+    model = causal("llama")
+    ids = IDS.clone()
+    ids[:, 0], ids[0, 9], ids[1, 20:22], ids[1, 30] = 5, 7, 7, 5
+    tokens = pd.DataFrame(
+        [("attention", 5, True), ("attention", 7, False), ("massive", 9, False), ("attention", None, False)],
+        columns=["kind", "id", "first"],
+    ).astype({"id": "Int64"})
+    setting = setting_of(model, ids, SimpleNamespace(tokens=tokens, path=Path("old")))
+    kept = ids == 7
+    kept[:, 0] = True
+    one = Pass(setting, ids)
+    assert torch.equal(Positions("sink-tokens").mask(one), kept)
+    drawn = Positions("random-sink-tokens").mask(one)
+    assert drawn.sum(1).tolist() == kept.sum(1).tolist()
+    assert not drawn[:, 0].any()
+
+    def change(layer: int, key: Tensor, value: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return levels(key.double(), 3, 2, kept), levels(value.double(), 3, 3, kept), seen
+
+    with attention_by_hand(model, change):
+        expected = losses(model, ids)
+    torch.testing.assert_close(measured_loss(setting, "kv:3+sink-tokens"), expected, rtol=0, atol=2e-6)
+    setting.run.tokens = tokens[tokens["kind"] == "massive"]
+    with pytest.raises(sinkscope.SinkscopeError, match=r"no token is an attention sink in tokens\.csv of old"):
+        expanded([read_arm("keys:sink-tokens")], setting)
+    setting.run.tokens = None
+    with pytest.raises(sinkscope.SinkscopeError, match="old holds no tokens"):
+        expanded([read_arm("keys:sink-tokens")], setting)
 
 
 def on_rounded(original: Callable[[Tensor], Tensor], axes: tuple[int, ...], bits: int, first: int) -> Any:
@@ -307,7 +389,15 @@ def test_no_key_a_wide_window_and_16_bits_change_nothing(family: str) -> None:
 def test_large_masks_stay_strips(monkeypatch: pytest.MonkeyPatch) -> None:
     """No arm makes a mask of all queries and keys, and a mask in strips gives the same bits."""
     setting = setting_of(causal("gemma3").float(), IDS)
-    names = ("window:8+2", "window:8+random2", "keys:first1", "keys:random3", "window:5+1/full")
+    names = (
+        "window:8+2",
+        "window:8+random2",
+        "window:8+2/random3",
+        "window:8+random2/random3",
+        "keys:first1",
+        "keys:random3",
+        "window:5+1/full",
+    )
     dense = [measured_loss(setting, name) for name in names]
     monkeypatch.setattr(lazy, "LARGE", 1)
 
@@ -324,7 +414,7 @@ def test_large_masks_stay_strips(monkeypatch: pytest.MonkeyPatch) -> None:
 
 EVERY_KIND = (
     "heads:1.0", "heads:random3", "value:first1", "keys:first1", "keys:random2", "window:8+2", "kv:3+first1",
-    "acts:4/tensor", "first-token:random", "neuron:1.7", "massive:zero", "massive:random",
+    "acts:4/tensor", "first-token:random", "neuron:1.7", "massive:zero", "massive:random", "window:8+2/random3",
 )  # fmt: skip
 
 
@@ -437,7 +527,8 @@ def test_what_sinks_cost_and_what_is_destroyed() -> None:
         "heads:honor:low5%", "heads:3.1+4.0", "heads:random7", "dynamic:bos_mass:high2.5%", "value:first1",
         "keys:sinks", "keys:recent4", "window:256+4", "window:256+0/full", "window:8+random2/full", "kv:4",
         "kv:4+first1", "kv:2+sinks", "acts:8/tensor", "acts:4/token+random3", "massive:zero", "massive:mean/first",
-        "first-token:<pad>", "first-token:random", "neuron:2.31", "neuron:2.random",
+        "first-token:<pad>", "first-token:random", "neuron:2.31", "neuron:2.random", "window:8+2/distant_write:low50%",
+        "window:8+0/full/random3", "window:8+random2/honor:high5%", "kv:4+sink-tokens", "keys:random-sink-tokens",
     ],
 )  # fmt: skip
 def test_an_arm_is_named_as_it_is_written(text: str) -> None:
@@ -458,7 +549,9 @@ def test_short_forms() -> None:
         ("heads:honor:0%", "names no heads"), ("heads:honor:500%", "names no heads"),
         ("heads:qk_cos_first:5%", "which end is dormant"), ("keys:last4", "names no positions; write keys:POSITIONS"),
         ("keys:first0", "from 1 to"), ("window:0+4", "the window '0' is no whole number from 1"),
-        ("window:256", "is no window"), ("window:8+random0", "from 1 to"), ("kv:0", "BITS '0'"),
+        ("window:256", "is no window"), ("window:256+4/half", "names no heads; write window:W+S"),
+        ("window:256+4/random0", "the number of KV heads"), ("kv:4+", "names no positions"),
+        ("window:8+random0", "from 1 to"), ("kv:0", "BITS '0'"),
         ("kv:17", "from 1 to 16"),
         ("kv:4+all", "names no positions"), ("acts:1/tensor", "from 2 to 16"), ("acts:8", "rounds nothing"),
         ("massive:one", "replaces nothing"), ("first-token:", "no token is named"), ("neuron:1", "names no neuron"),
@@ -481,6 +574,9 @@ def test_what_the_grammar_refuses(text: str, error: str) -> None:
         ("llama", "dynamic:honor:25%", "give --run"), ("llama", "heads:1.4", "no head 4 in layer 1"),
         ("llama", "heads:random13", "only 12 heads"), ("llama", "neuron:3.1", "no layer 3"),
         ("llama", "neuron:1.96", "only 96 neurons"), ("llama", "keys:first41", "only 40 such positions"),
+        ("llama", "window:8+1/random7", "there are only 6 KV heads"),
+        ("llama", "window:8+1/honor:50%", "a score of a run chooses these heads: give --run"),
+        ("llama", "kv:4+sink-tokens", "sink-tokens: tokens.csv of a run names these tokens: give --run"),
         ("llama", "keys:random40", "only 39 such positions"), ("llama", "first-token:e", "has no tokenizer"),
         ("gpt_oss", "acts:8/tensor", "multiplies by a matrix that is no linear module's"),
         ("gpt_oss", "neuron:1.1", "0 projections from neurons"),
@@ -576,6 +672,17 @@ def test_an_interrupted_measurement_goes_on(tiny_folder: Path, tmp_path: Path, m
     pd.testing.assert_frame_equal(result.sequences, whole.sequences, check_exact=True)
     result.save(tmp_path / "a", resume=True)
     assert {path.name for path in (tmp_path / "a").iterdir()} == {"arms.csv", "arm_sequences.csv", "arms.json"}
+
+
+def test_another_run_is_another_measurement() -> None:
+    """Also one of the same text, whose scores were measured in another way."""
+    setting = setting_of(causal("llama").float(), IDS)
+    facts: dict[str, Any] = dict.fromkeys(("model", "data", "arms", "draws", "seed"))
+    keys = []
+    for digest in ("a", "b", "b"):
+        setting.run = SimpleNamespace(manifest=SimpleNamespace(files={"streaming.csv": digest}))  # type: ignore[assignment]
+        keys.append(key_of(facts | {"run": {"data": ["the same"]}}, setting))
+    assert keys[0] != keys[1] == keys[2]
 
 
 def test_nothing_is_left_of_a_measurement_that_failed_at_once(tiny_folder: Path, tmp_path: Path) -> None:

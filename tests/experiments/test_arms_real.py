@@ -49,3 +49,16 @@ def test_gemma_needs_a_sink_beside_its_window() -> None:
     none, one = found_losses.values()
     assert none.mean() > one.mean()
     assert stats.ttest_rel(none, one).pvalue < 0.01
+
+
+def test_gemma_forgets_cheaper_where_distant_keys_write_little() -> None:
+    """Half of the KV heads with a window: a plan from a run beside random plans of its size."""
+    read = sinkscope.scan(
+        GEMMA, seq_len=192, num_sequences=3, measure="streaming", window=16, sinks=4, self_check=False
+    )  # fmt: skip
+    plan = "window:16+4/distant_write:low50%"
+    rows: Any = sinkscope.arms(GEMMA, [plan], run=read, num_sequences=4, draws=2).table.set_index("arm")
+    control = rows.loc[rows["control"][plan]]
+    assert control["size"] == rows["size"][plan] == 4
+    assert rows["increase"][plan] < 0.75 * control["increase"]
+    assert rows["kl"][plan] < 0.75 * control["kl"]

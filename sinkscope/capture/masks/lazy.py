@@ -33,7 +33,7 @@ LARGE = 8 * 2**20
 """A mask with fewer elements (up to about 2,900 queries and keys) stays as transformers makes it."""
 
 Strip = Callable[[int, int, int, int], Tensor]
-"""Takes (start, stop, low, high); returns rows start..stop and keys low..high of a mask, (b, 1, rows, keys)."""
+"""Takes (start, stop, low, high); returns rows start..stop and keys low..high of a mask, (b, h | 1, rows, keys)."""
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -59,7 +59,7 @@ class _Source:
 
 
 class LazyMask(Tensor):
-    """A mask (b, 1, query, key) without storage, made in strips on demand."""
+    """A mask (b, h | 1, query, key) without storage, made in strips on demand."""
 
     _source: _Source
     _ranges: Ranges
@@ -171,10 +171,11 @@ def _lazily(original: Callable[..., Tensor | None], large: int) -> Callable[...,
 
 
 def made_in_strips(part: Strip, batch: int, queries: int, keys: int) -> LazyMask:
-    """The mask (batch, 1, queries, keys) whose strips `part` makes, each for one sequence where all share them."""
+    """The mask (batch, h | 1, queries, keys) whose strips `part` makes, each for one sequence where all share them."""
     corner = part(0, 1, 0, 1)
     source = _Source(part, queries, keys)
-    return LazyMask(source, ((0, batch), (0, 1), (0, queries), (0, keys)), corner.dtype, corner.device)
+    ranges = ((0, batch), (0, corner.shape[1]), (0, queries), (0, keys))
+    return LazyMask(source, ranges, corner.dtype, corner.device)
 
 
 def _strip_maker(original: Callable[..., Tensor | None], given: dict[str, Any]) -> Strip:

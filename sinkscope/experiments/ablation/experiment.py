@@ -8,6 +8,7 @@ from typing import Any
 
 from sinkscope.capture.alone import alone
 from sinkscope.checkpoints import LoadOptions
+from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loop import Progress
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.ablation.result import HIDDEN, RANDOM, UNABLATED, Ablation, Arm, summarise
@@ -18,7 +19,7 @@ from sinkscope.experiments.arms.head_choice import HeadTable, Score, check_fract
 from sinkscope.experiments.arms.kinds.heads import ZeroedHeads
 from sinkscope.experiments.arms.kinds.keys import HiddenKeys
 from sinkscope.experiments.arms.measured import Measured
-from sinkscope.experiments.arms.opening import Text, check_numbers, facts_of, opened
+from sinkscope.experiments.arms.opening import Text, check_numbers, facts_of, opened_by_all
 from sinkscope.experiments.arms.positions import Positions
 from sinkscope.experiments.arms.statistics import table_of
 from sinkscope.experiments.arms.zeroing import check_sites
@@ -50,6 +51,7 @@ def ablate(
     shards: str | Path | None = None,
     resume: bool = False,
     progress: Progress | None = None,
+    processes: Processes = ALONE,
 ) -> Ablation:
     """Zeroes the heads that scores of a run call dormant, and measures the loss on text that the run has not read.
 
@@ -59,7 +61,8 @@ def ablate(
     Args:
         model: a name, or a causal language model in eval mode (then with `tokenizer`); the run must be of this model.
         run: the run, or its folder.
-        scores: columns of heads.csv or smoothing.csv: NAME, or NAME:low / NAME:high to say which end is dormant.
+        scores: columns of heads.csv, or of another table with a row a head (smoothing.csv): NAME, or NAME:low /
+            NAME:high to say which end is dormant.
         fractions: shares of all heads.
         tokens: "first" also measures the model with key 0 hidden from every query but query 0.
         data: one SPEC; what the run has read is left out.
@@ -68,12 +71,13 @@ def ablate(
         seed: seeds the draws of heads and of documents.
         shards: a folder that keeps every finished batch until the result is saved there. resume: continue from what
             an earlier ablation of the same model, text and heads left there.
+        processes: as for `sinkscope.arms`.
 
     Raises:
         SinkscopeError: one line, for anything that the user can correct.
         KeyboardInterrupt: Ctrl-C; what was measured until then is in `shards`.
     """
-    loaded = run if isinstance(run, Run) else load_run(run)
+    loaded = processes.run(lambda: run if isinstance(run, Run) else load_run(run))
     chosen = [read_score(score) for score in dict.fromkeys(scores)]
     shares = check_fractions(list(fractions))
     if tokens is not None and tokens not in TOKENS:
@@ -82,11 +86,13 @@ def ablate(
     check_numbers(text, draws)
     if not chosen or not shares:
         raise SinkscopeError("nothing to zero: at least one score and one fraction are needed")
-    arms = _arms(head_table(loaded.heads, loaded.smoothing, chosen), chosen, shares, draws, seed)
+    arms = _arms(head_table(loaded, chosen), chosen, shares, draws, seed)
     report = progress or _silent
     report("loading", 0, 0)
-    options = LoadOptions(revision, device, device_map, dtype, trust_remote_code, allow_pickle, head=True)
-    setting, corpus = opened(model, loaded, tokenizer, options, text, report)
+    options = LoadOptions(
+        revision, processes.device(device), device_map, dtype, trust_remote_code, allow_pickle, head=True
+    )
+    setting, corpus = opened_by_all(model, loaded, tokenizer, options, text, report, processes)
     check_sites(setting.sites)
     hidden = HiddenKeys(Positions("first", 1))
     engine_arms: list[EngineArm] = [ZeroedHeads(_engine_name(arm), arm.heads) for arm in arms]
@@ -94,8 +100,9 @@ def ablate(
         "scores": [score.name for score in chosen], "fractions": shares, "draws": draws, "seed": seed, "tokens": tokens,
     }  # fmt: skip
     zeroed = [*([arm.name, arm.heads] for arm in arms), *([HIDDEN] if tokens else [])]
-    kept = None if shards is None else Finished(Path(shards), key_of(facts | {"arms": zeroed}, setting), resume)
-    measured = measure(setting, [*engine_arms, hidden] if tokens else engine_arms, draws, report, kept)
+    key = key_of(facts | {"arms": zeroed}, setting)
+    kept = processes.on_main(lambda: None if shards is None else Finished(Path(shards), key, resume))
+    measured = measure(setting, [*engine_arms, hidden] if tokens else engine_arms, draws, report, kept, processes)
     arms = [Arm(UNABLATED), *arms, *([Arm(HIDDEN)] if tokens else [])]
     for arm, one in zip(arms, measured, strict=True):
         arm.losses = one.values["loss"]

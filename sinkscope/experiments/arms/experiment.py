@@ -8,6 +8,7 @@ from typing import Any
 
 from sinkscope.capture.alone import alone
 from sinkscope.checkpoints import LoadOptions
+from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loop import Progress
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Setting
@@ -15,7 +16,7 @@ from sinkscope.experiments.arms.engine import measure
 from sinkscope.experiments.arms.finished import Finished, key_of
 from sinkscope.experiments.arms.grammar import read_arm
 from sinkscope.experiments.arms.measured import UNABLATED
-from sinkscope.experiments.arms.opening import Text, check_numbers, facts_of, opened
+from sinkscope.experiments.arms.opening import Text, check_numbers, facts_of, opened_by_all
 from sinkscope.experiments.arms.result import Arms, summarise
 from sinkscope.runs.run import Run
 
@@ -41,6 +42,7 @@ def arms(
     shards: str | Path | None = None,
     resume: bool = False,
     progress: Progress | None = None,
+    processes: Processes = ALONE,
 ) -> Arms:
     """Measures what a causal language model loses under each arm, on text that the run has not read.
 
@@ -56,6 +58,8 @@ def arms(
         seed: seeds the random arms and the draw of documents.
         shards: a folder that keeps every finished batch until the result is saved there. resume: continue from what
             an earlier measurement of the same model, text and arms left there.
+        processes: the result of `start_processes`, in a script that a launcher runs in several processes: they share
+            the work, and all get the same tables.
 
     Raises:
         SinkscopeError: one line, for anything that the user can correct.
@@ -68,14 +72,16 @@ def arms(
     check_numbers(text, draws)
     report = progress or _silent
     report("loading", 0, 0)
-    options = LoadOptions(revision, device, device_map, dtype, trust_remote_code, allow_pickle, head=True)
-    setting, corpus = opened(model, run, tokenizer, options, text, report)
-    chosen, controls = expanded(asked, setting)
+    options = LoadOptions(
+        revision, processes.device(device), device_map, dtype, trust_remote_code, allow_pickle, head=True
+    )
+    setting, corpus = opened_by_all(model, run, tokenizer, options, text, report, processes)
+    chosen, controls = processes.run(lambda: expanded(asked, setting))
     facts = facts_of(setting, corpus) | {"arms": [arm.name for arm in chosen], "draws": draws, "seed": seed}
-    kept = None if shards is None else Finished(Path(shards), key_of(facts, setting), resume)
-    measured = measure(setting, chosen, draws, report, kept)
+    kept = processes.on_main(lambda: None if shards is None else Finished(Path(shards), key_of(facts, setting), resume))
+    measured = measure(setting, chosen, draws, report, kept, processes)
     warnings = [*setting.checkpoint.warnings, *corpus.warnings, *setting.plan.failures]
-    return summarise(measured, controls, corpus.documents, facts, warnings)
+    return processes.run(lambda: summarise(measured, controls, corpus.documents, facts, warnings))
 
 
 def expanded(arms: Sequence[Arm], setting: Setting) -> tuple[list[Arm], dict[str, str]]:

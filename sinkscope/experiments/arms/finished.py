@@ -65,16 +65,16 @@ class Finished:
             )
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        """Around the measurement. Where it ends early, no empty folder stays; Ctrl-C becomes Interrupted where batches
-        are done."""
+    def kept(self, main: bool = True) -> Iterator[None]:
+        """Around the measurement. Where it ends early, no empty folder stays, and Ctrl-C becomes Interrupted where
+        batches are done. `main`: whether this is the main process of the launch, which alone removes the folder."""
         try:
             yield
         except BaseException as error:
             done = self._sequences()
-            if not done:
+            if not done and main:
                 self._discard()
-            elif isinstance(error, KeyboardInterrupt):
+            elif done and isinstance(error, KeyboardInterrupt):
                 raise Interrupted(done, self._folder.parent) from None
             raise
 
@@ -118,11 +118,11 @@ def _content(path: Path) -> dict[str, Any]:
 
 def key_of(facts: dict[str, Any], setting: Setting) -> dict[str, Any]:
     """All that decides the numbers. The device and its libraries round in their own ways: these count too."""
-    run = facts["run"]
+    run = setting.run
     return {
         "sinkscope": sinkscope.__version__,
         "model": facts["model"],
-        "run": None if run is None else run["data"],
+        "run": None if run is None else {"data": facts["run"]["data"], "files": run.manifest.files},
         "data": facts["data"],
         "arms": facts["arms"],
         "draws": facts["draws"],

@@ -1,8 +1,10 @@
-"""Chooses the heads to zero: those at the dormant end of a score, or a random draw. Fractions are of all heads."""
+"""Chooses heads by a score of a run, from its dormant end, or at random. Fractions are of all heads."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -10,9 +12,13 @@ import pandas as pd
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.dormancy import SCORES
 
+if TYPE_CHECKING:
+    from sinkscope.runs.run import Run
+
 LOW = (
     *(name for name, end in SCORES.items() if end == "low"),
     *("entropy", "residual_write", "value_drain", "ov_drain", "gate_open", "uniformity"),
+    *("distant_write", "distant_mass"),
 )
 HIGH = (
     *(name for name, end in SCORES.items() if end == "high"),
@@ -22,12 +28,14 @@ HIGH = (
 """Scores whose low, or high, end counts as dormant. SCORES are those of Sandoval-Segura et al. 2504.03889; for the
 others, a head is dormant where it has a sink or writes little."""
 
+SHARE = re.compile(r"(low|high)?(\d+(?:\.\d+)?)%")
+
 PLACE = ["stream", "layer", "module", "head"]
 
 
 @dataclass(frozen=True)
 class Score:
-    """A column of heads.csv or smoothing.csv, and whether its low or its high values mean dormant."""
+    """A column of heads.csv, or of another table with a row a head, and whether its low or high values mean dormant."""
 
     column: str
     low: bool
@@ -55,6 +63,15 @@ def read_score(text: str) -> Score:
         )
     low = end == "low" if end else column in LOW or (column not in HIGH and plain in LOW)
     return Score(column, low)
+
+
+def read_scored(rest: str) -> tuple[Score, float]:
+    """Reads SCORE:5%, SCORE:low5% or SCORE:low:5%. Raises SinkscopeError for any other text."""
+    name, _, share = rest.rpartition(":")
+    found = SHARE.fullmatch(share)
+    if not name or found is None or not 0 < float(found[2]) <= 100:
+        raise SinkscopeError(f"{rest[:40]!r} names no heads")
+    return read_score(f"{name}:{found[1]}" if found[1] else name), float(found[2]) / 100
 
 
 def read_fractions(text: str) -> list[float]:
@@ -108,12 +125,13 @@ class HeadTable:
         return scored.sort_values(score.column, ascending=score.low, kind="stable")
 
 
-def head_table(heads: pd.DataFrame, smoothing: pd.DataFrame | None, scores: list[Score]) -> HeadTable:
+def head_table(run: Run, scores: list[Score]) -> HeadTable:
     """The scores of a run's heads. Raises SinkscopeError for a score that is not a numeric column of the heads."""
-    merged = heads
-    if smoothing is not None:
-        keys = [*PLACE, *(["domain"] if "domain" in heads else [])]
-        merged = heads.merge(smoothing[[*keys, *(c for c in smoothing if c not in heads)]], on=keys, how="left")
+    keys = [*PLACE, *(["domain"] if "domain" in run.heads else [])]
+    merged = run.heads
+    for table in run.measured.values():
+        if set(keys) <= set(table) and not table.duplicated(keys).any():
+            merged = merged.merge(table[[*keys, *(c for c in table if c not in merged)]], on=keys, how="left")
     for score in scores:
         known = score.column in merged and pd.api.types.is_float_dtype(merged[score.column])
         if not known or score.column.endswith("_sem"):

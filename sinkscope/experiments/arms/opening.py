@@ -13,6 +13,7 @@ from sinkscope.capture import Plan, plan
 from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.checkpoints.probes import probe
+from sinkscope.engine.launch import Processes
 from sinkscope.engine.loop import Progress
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Setting
@@ -67,6 +68,22 @@ def opened(
     corpus = held_out(text.data, checkpoint, manifest, text.seq_len, text.num_sequences, text.seed)
     epsilon = EPSILON if manifest is None else manifest.request.epsilon
     return Setting(checkpoint, base, found, torch.from_numpy(corpus.ids), loaded, text.seed, epsilon), corpus
+
+
+def opened_by_all(
+    model: Any, run: Run | str | Path | None, tokenizer: Any, options: LoadOptions, text: Text, report: Progress,
+    processes: Processes,
+) -> tuple[Setting, Corpus]:  # fmt: skip
+    """As `opened`, in every process of a launch.
+
+    Raises SinkscopeError also where the processes cannot share the work, or read other weights or text.
+    """
+    if processes.tensor:
+        raise SinkscopeError("--tp spreads the heads of a scan; arms are shared by processes without it")
+    processes.check(model, options.device_map)
+    setting, corpus = processes.run(lambda: opened(model, run, tokenizer, options, text, report))
+    processes.require_same([setting.checkpoint.facts["weights_sha256"], corpus.fingerprint])
+    return setting, corpus
 
 
 def _same_model(checkpoint: Checkpoint, run: Run) -> None:

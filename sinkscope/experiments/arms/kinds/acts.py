@@ -14,12 +14,10 @@ from transformers.pytorch_utils import Conv1D
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
 from sinkscope.experiments.arms.grammar import arm_kind, number
-from sinkscope.experiments.arms.positions import GRAMMAR, Positions, read_positions
+from sinkscope.experiments.arms.positions import GRAMMAR, SINKS, Positions, read_kept
 from sinkscope.experiments.arms.rounding import WHOLE, around_zero
 
 LINEAR = (nn.Linear, Conv1D)
-NONE = Positions("first", 0)
-SINKS = Positions("sinks")
 
 
 @dataclass(frozen=True)
@@ -32,8 +30,7 @@ class RoundedActivations(Arm):
 
     @property
     def name(self) -> str:
-        kept = f"+{self.positions.name}" if self.positions.count != 0 else ""
-        return f"acts:{self.bits}/{'token' if self.per_token else 'tensor'}{kept}"
+        return f"acts:{self.bits}/{'token' if self.per_token else 'tensor'}{self.positions.plus}"
 
     @property
     def random(self) -> bool:
@@ -54,7 +51,7 @@ class RoundedActivations(Arm):
     def companions(self) -> list[Arm]:
         """The same with the sinks in 16 bits: the difference is what sinks cost (d_sink)."""
         whole = self.positions.count == 0 and self.bits < WHOLE
-        return [RoundedActivations(self.bits, self.per_token, SINKS)] if whole else []
+        return [RoundedActivations(self.bits, self.per_token, Positions(SINKS))] if whole else []
 
     @contextmanager
     def applied(self, one: Pass) -> Iterator[None]:
@@ -93,5 +90,4 @@ def read_acts(rest: str) -> Arm:
     found = re.fullmatch(r"(\d+)/(tensor|token)(?:\+(.+))?", rest)
     if found is None:
         raise SinkscopeError(f"{rest[:40]!r} rounds nothing")
-    positions = read_positions(found[3]) if found[3] else NONE
-    return RoundedActivations(number(found[1], "BITS", 2, WHOLE), found[2] == "token", positions)
+    return RoundedActivations(number(found[1], "BITS", 2, WHOLE), found[2] == "token", read_kept(found[3]))

@@ -14,8 +14,7 @@ from torch import Tensor
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
 from sinkscope.experiments.arms.grammar import arm_kind
-from sinkscope.experiments.arms.head_choice import Score
-from sinkscope.experiments.arms.kinds.heads import read_scored
+from sinkscope.experiments.arms.head_choice import Score, read_scored
 from sinkscope.experiments.arms.zeroing import check_sites, zeroed_by_sequence
 from sinkscope.runs.run import Run
 

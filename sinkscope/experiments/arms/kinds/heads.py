@@ -12,10 +12,8 @@ import pandas as pd
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
 from sinkscope.experiments.arms.grammar import arm_kind, number
-from sinkscope.experiments.arms.head_choice import PLACE, Heads, HeadTable, Score, head_table, read_score
+from sinkscope.experiments.arms.head_choice import PLACE, Heads, HeadTable, Score, head_table, read_scored
 from sinkscope.experiments.arms.zeroing import check_sites, zeroed
-
-SHARE = re.compile(r"(low|high)?(\d+(?:\.\d+)?)%")
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class ScoredHeads(Arm):
         check_sites(setting.sites)
         if setting.run is None:
             raise SinkscopeError(f"--arm {self.name}: its heads are chosen by a score of a run: give --run")
-        table = head_table(setting.run.heads, setting.run.smoothing, [self.score])
+        table = head_table(setting.run, [self.score])
         return ZeroedHeads(self.name, table.dormant(self.score, table.count(self.share)), table)
 
     def applied(self, one: Pass) -> AbstractContextManager[Any]:
@@ -137,12 +135,3 @@ def read_heads(rest: str) -> Arm:
     if rest.startswith("random"):
         return RandomHeads(number(rest.removeprefix("random"), "the number of heads", 1))
     return ScoredHeads(*read_scored(rest))
-
-
-def read_scored(rest: str) -> tuple[Score, float]:
-    """Reads SCORE:5%, SCORE:low5% or SCORE:low:5%. Raises SinkscopeError for any other text."""
-    name, _, share = rest.rpartition(":")
-    found = SHARE.fullmatch(share)
-    if not name or found is None or not 0 < float(found[2]) <= 100:
-        raise SinkscopeError(f"{rest[:40]!r} names no heads")
-    return read_score(f"{name}:{found[1]}" if found[1] else name), float(found[2]) / 100

@@ -11,10 +11,8 @@ from sinkscope.capture.calls import AttentionCall
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
 from sinkscope.experiments.arms.calls import check_calls
 from sinkscope.experiments.arms.grammar import arm_kind, number
-from sinkscope.experiments.arms.positions import GRAMMAR, Positions, read_positions
+from sinkscope.experiments.arms.positions import GRAMMAR, Positions, read_kept
 from sinkscope.experiments.arms.rounding import WHOLE, between_ends
-
-NONE = Positions("first", 0)
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class RoundedCache(Arm):
 
     @property
     def name(self) -> str:
-        return f"kv:{self.bits}" + (f"+{self.positions.name}" if self.positions.count != 0 else "")
+        return f"kv:{self.bits}{self.positions.plus}"
 
     @property
     def random(self) -> bool:
@@ -70,4 +68,4 @@ def read_kv(rest: str) -> Arm:
     after rotary embeddings, values between the ends of each token. Those of some positions stay in 16 bits and have no
     part in the ends. 16 bits change nothing."""
     bits, plus, positions = rest.partition("+")
-    return RoundedCache(number(bits, "BITS", 1, WHOLE), read_positions(positions) if plus else NONE)
+    return RoundedCache(number(bits, "BITS", 1, WHOLE), read_kept(positions if plus else None))

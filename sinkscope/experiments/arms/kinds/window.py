@@ -1,19 +1,21 @@
-"""StreamingLLM's window: every query sees its last keys and a few first ones."""
+"""StreamingLLM's window: every query sees its last keys and a few first ones, in all heads or in those of a plan."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from sinkscope.capture import Site
 from sinkscope.capture.calls import AttentionCall
-from sinkscope.capture.narrowed import Narrowing
+from sinkscope.capture.narrowed import Allowed, Narrowing
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
+from sinkscope.experiments.arms.cache_plan import CachePlan, query_heads, read_plan
 from sinkscope.experiments.arms.calls import check_calls
 from sinkscope.experiments.arms.grammar import arm_kind, number
 from sinkscope.experiments.arms.positions import Positions
@@ -26,16 +28,17 @@ class Window(Arm):
     """Query i sees keys i-size+1..i and those of `sinks`, of the keys that the model's own mask shows it.
 
     Keys keep their positions, as in a cache that evicts without renumbering. `full`: only in layers without a window or
-    chunks of their own.
+    chunks of their own. `plan`: only in these KV heads; None for all.
     """
 
     size: int
     sinks: Positions
     full: bool = False
+    plan: CachePlan | None = None
 
     @property
     def family(self) -> str | None:
-        return None if self.random else f"window:{self.size}{FULL * self.full}"
+        return None if self.random else f"window:{self.size}{self._where}"
 
     @property
     def kept(self) -> int | None:
@@ -43,49 +46,91 @@ class Window(Arm):
 
     @property
     def name(self) -> str:
-        sinks = self.sinks.name if self.random else str(self.sinks.count)
-        return f"window:{self.size}+{sinks}{FULL * self.full}"
+        sinks = self.sinks.name if self.sinks.random else str(self.sinks.count)
+        return f"window:{self.size}+{sinks}{self._where}"
+
+    @property
+    def _where(self) -> str:
+        return FULL * self.full + ("" if self.plan is None else f"/{self.plan.name}")
 
     @property
     def random(self) -> bool:
-        return self.sinks.random
+        return self.sinks.random or (self.plan is not None and self.plan.random)
 
     def ready(self, setting: Setting) -> Arm:
         check_calls(setting)
         self.sinks.check(setting)
-        if self.full and not any(site.kind.name == "full" for site in setting.sites):
+        sites = [site for site in setting.sites if self._concerns(site)]
+        if not sites:
             raise SinkscopeError(f"--arm {self.name}: the model has no full layer; leave out {FULL}")
-        return self
+        if self.plan is None:
+            return self
+        try:
+            return replace(self, plan=self.plan.ready(setting, sites))
+        except SinkscopeError as error:
+            raise SinkscopeError(f"--arm {self.name}: {error}") from None
+
+    def _concerns(self, site: Site) -> bool:
+        return not self.full or site.kind.name == "full"
 
     @contextmanager
     def applied(self, one: Pass) -> Iterator[None]:
-        chosen = self.sinks.mask(one)
-        one.touches(chosen.sum(-1))
-        chosen = (chosen if self.random else chosen[:1])[:, None, None, :]
+        kept = self.sinks.mask(one)
+        one.touches(kept.sum(-1))
+        kept = (kept if self.sinks.random else kept[:1])[:, None, None, :]
+        heads = self._heads(one)
 
         def allowed(rows: Tensor, columns: Tensor) -> Tensor:
-            return (columns > rows - self.size) | chosen.to(rows.device)[..., columns[0]]
+            return (columns > rows - self.size) | kept.to(rows.device)[..., columns[0]]
 
-        narrow = Narrowing(allowed)
+        whole = Narrowing(allowed)
+        some: dict[tuple[bool, ...], Narrowing] = {}  # layers in which the same heads evict share a mask
 
         def windowed(site: Site, call: AttentionCall) -> AttentionCall:
-            return call if self.full and site.kind.name != "full" else narrow(call)
+            own = heads.get(site.name, (True,))
+            if not self._concerns(site) or not any(own):
+                return call
+            if all(own):
+                return whole(call)
+            return some.setdefault(own, Narrowing(_in_heads(allowed, own)))(call)
 
         with one.changed(windowed):
             yield
 
+    def _heads(self, one: Pass) -> dict[str, tuple[bool, ...]]:
+        """Whether each query head sees the window, by site; empty where all do."""
+        if self.plan is None:
+            return {}
+        chosen = list(self.plan.chosen(one))
+        return {site.name: query_heads(site, chosen) for site in one.setting.sites}
+
     def control(self) -> Arm | None:
+        if self.random:
+            return None
+        if self.plan is not None:
+            return replace(self, plan=self.plan.control())
         control = self.sinks.control()
-        return None if control is None else Window(self.size, control, self.full)
+        return None if control is None else replace(self, sinks=control)
 
 
-@arm_kind("window", "window:W+S, window:W+randomS, either with /full", "Xiao et al. 2309.17453 (StreamingLLM)")
+def _in_heads(allowed: Allowed, heads: tuple[bool, ...]) -> Allowed:
+    """Hides keys as `allowed` does, from the heads that are True alone."""
+    others = ~torch.tensor(heads)[:, None, None]
+    return lambda rows, columns: allowed(rows, columns) | others.to(rows.device)
+
+
+@arm_kind(
+    "window",
+    "window:W+S, window:W+randomS, either with /full, then with /SCORE:50% or /randomN",
+    "Xiao et al. 2309.17453 (StreamingLLM), 2410.10819 (DuoAttention: the plan)",
+)
 def read_window(rest: str) -> Arm:
     """Every query sees the last W keys and the first S (or S random ones): what a cache that evicts all others would
-    see. With /full only in layers that have no window of their own."""
-    found = re.fullmatch(r"(\d+)\+(random)?(\d+)(/full)?", rest)
+    see. With /full only in layers that have no window of their own. With a plan only in some KV heads: those that a
+    score of the run calls most dormant, or N random ones; the others keep their cache."""
+    found = re.fullmatch(r"(\d+)\+(random)?(\d+)(/full)?(?:/(.+))?", rest)
     if found is None:
         raise SinkscopeError(f"{rest[:40]!r} is no window")
     size = number(found[1], "the window", 1)
     sinks = Positions(found[2] or "first", number(found[3], "the number of sinks", 1 if found[2] else 0))
-    return Window(size, sinks, found[4] is not None)
+    return Window(size, sinks, found[4] is not None, read_plan(found[5]) if found[5] else None)
