@@ -101,10 +101,12 @@ def _by_sequence(read: Any, batch: Batch) -> Tensor | None:
 
 
 def _measured(read: Tensor, batch: Batch) -> dict[str, Tensor]:
-    """The columns [sequence, column] and the position of the largest entry [sequence], on the CPU."""
-    if batch.spans is None:
+    """The columns [sequence, column] and the position of the largest entry [sequence], on the CPU. A CPU takes one
+    sequence at a time, which its caches hold."""
+    if batch.spans is None and read.device.type != "cpu":
         return _of(read)
-    each = [_of(read[row : row + 1, first:past]) for row, (first, past) in enumerate(batch.spans)]
+    spans = batch.spans or [(0, read.shape[1])] * len(read)
+    each = [_of(read[row : row + 1, first:past]) for row, (first, past) in enumerate(spans)]
     return {name: torch.cat([part[name] for part in each]) for name in (VALUES, PLACES)}
 
 
