@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jaxtyping import Float
 from torch import Tensor
 
 from sinkscope.capture.precision import float64
-from sinkscope.capture.view import LayerView
-from sinkscope.capture.wiring.folded import FoldedHeads, Mixed, OutputWeights, running_mean
+from sinkscope.capture.view import LayerView, need
+from sinkscope.capture.wiring.folded import FoldedHeads, OutputWeights, running_mean
 from sinkscope.capture.wiring.trace import Wiring
 
 
@@ -20,38 +22,45 @@ def fold(view: LayerView, wiring: Wiring, weights: OutputWeights | None, sequenc
         return folded
     if x is None or z is None or x.shape != z.shape or view.queries != view.keys or view.queries < 2:
         return folded
-    folded.x = float64(x[sequence, 1:])
+    folded.x = need(x[sequence, 1:])
     if wiring.norm is not None:
-        scale, shift = folded.affine = wiring.norm.affine(folded.x, float64(z[sequence, 1:]))
-        folded.z = scale * (folded.x - shift)
+        norm = replace(wiring.norm, gain=wiring.norm.gain.to(folded.x), bias=wiring.norm.bias.to(folded.x))
+        scale, shift = norm.affine(folded.x, need(z[sequence, 1:]))
+        folded.affine = (scale, shift if norm.centred else None)
+        folded.z = folded.x if norm.absent else scale * (folded.x - shift if norm.centred else folded.x)
     if weights is None or weights.slices.shape[-1] != x.shape[-1]:
         return folded
     folded.weights = weights
     if view.raw_projected is not None:
-        folded.written = _by_head(view.raw_projected[sequence, 1:])
+        folded.written = view.projected[sequence, 1:].transpose(0, 1)
+        folded.written_out = view.written[sequence, :, 1:]
     if wiring.constant is not None and view.raw_value is not None:
-        _add_mixes(folded, view, wiring.constant, sequence)
+        _add_mixes(folded, weights, view, wiring.constant.to(folded.x), sequence)
     return folded
 
 
-def _add_mixes(folded: FoldedHeads, view: LayerView, constant: Float[Tensor, "group vdim"], sequence: int) -> None:
-    repeat = view.site.heads // constant.shape[0]
-    constant = constant.repeat_interleave(repeat, dim=0).unsqueeze(1)
-    values = float64(view.value[sequence]).repeat_interleave(repeat, dim=0) - constant
-    folded.values = values[:, 1:]
+def _add_mixes(
+    folded: FoldedHeads, weights: OutputWeights, view: LayerView, constant: Float[Tensor, "group vdim"], sequence: int
+) -> None:
+    """Adds the mixes of u = v - constant. What W_O makes of v and of w, the view knows already."""
+    values, out = view.value[sequence], view.written_values[sequence]
+    offset = weights.through(constant.unsqueeze(1)) if constant.any() else None
+    if offset is not None:
+        values, out = values - constant.unsqueeze(1), out - offset
+    folded.values, folded.values_out = values[:, 1:], out[:, 1:]
     if view.attention.causal:
-        folded.first = values[:, :1]
-        folded.uniform = running_mean(values)[:, 1:]
+        folded.uniform, folded.uniform_out = running_mean(values)[:, 1:], running_mean(out)[:, 1:]
     else:
-        folded.uniform = values.mean(1, keepdim=True).expand_as(values)[:, 1:]
-    if folded.written is not None and view.plain:
-        # With a gate or norm after attention, the head does not add W sum_j A_ij z_j.
+        folded.uniform, folded.uniform_out = (
+            each.mean(1, keepdim=True).expand_as(each)[:, 1:] for each in (values, out)
+        )
+    if folded.written is None or folded.written_out is None or not view.plain:
+        return  # with a gate or norm after attention, the head does not add W sum_j A_ij z_j
+    folded.attended, folded.attended_out = folded.written, folded.written_out
+    if offset is not None:
         sums = view.attention
         total = 1 - sums.learned_sink if sums.row_total is None else sums.row_total
-        shares = float64(total[sequence, :, 1:]).unsqueeze(-1)
-        folded.offset = (shares, constant)
-        folded.attended = folded.written - shares * constant
-
-
-def _by_head(rows: Float[Tensor, "token head vdim"]) -> Mixed:
-    return float64(rows).transpose(0, 1)
+        shares = total[sequence, :, 1:].unsqueeze(-1)
+        repeated = constant.repeat_interleave(folded.heads // len(constant), dim=0).unsqueeze(1)
+        folded.attended = folded.written - shares * repeated
+        folded.attended_out = folded.written_out - shares * offset
