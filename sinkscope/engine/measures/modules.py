@@ -101,17 +101,15 @@ def _by_sequence(read: Any, batch: Batch) -> Tensor | None:
 
 
 def _measured(read: Tensor, batch: Batch) -> dict[str, Tensor]:
-    """The columns [sequence, column] and the position of the largest entry [sequence], on the CPU. A CPU takes one
-    sequence at a time, which its caches hold."""
-    if batch.spans is None and read.device.type != "cpu":
+    """The columns [sequence, column] and the position of the largest entry [sequence], on the CPU."""
+    if batch.spans is None:
         return _of(read)
-    spans = batch.spans or [(0, read.shape[1])] * len(read)
-    each = [_of(read[row : row + 1, first:past]) for row, (first, past) in enumerate(spans)]
+    each = [_of(read[row : row + 1, first:past]) for row, (first, past) in enumerate(batch.spans)]
     return {name: torch.cat([part[name] for part in each]) for name in (VALUES, PLACES)}
 
 
 def _of(read: Tensor) -> dict[str, Tensor]:
-    sizes = Sizes((read if read.dtype == torch.float64 else read.float()).abs())
+    sizes = Sizes.of(read)
     values = torch.stack([column.compute(sizes) for column in INPUT_COLUMNS.values()], -1)
     return {VALUES: values.cpu(), PLACES: sizes.of_tokens.argmax(-1).float().cpu()}
 
