@@ -1,42 +1,69 @@
-"""Reads one sequence of a LayerView into FoldedHeads."""
+"""Reads the sequences of a LayerView into FoldedHeads."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from sinkscope.capture.precision import float64
-from sinkscope.capture.view import LayerView, need
+from sinkscope.capture.view import LayerView
 from sinkscope.capture.wiring.folded import FoldedHeads, OutputWeights, running_mean
+from sinkscope.capture.wiring.linear_maps import InputNorm
 from sinkscope.capture.wiring.trace import Wiring
 
 
-def fold(view: LayerView, wiring: Wiring, weights: OutputWeights | None, sequence: int) -> FoldedHeads:
-    """Reads one sequence of a view. What the view or the wiring lacks stays None."""
-    site = view.site
-    folded = FoldedHeads(site.heads, margin=float64(view.attention.margin[sequence, :, 1:]), scale=wiring.scale)
+def fold(view: LayerView, wiring: Wiring, weights: OutputWeights | None) -> Iterator[FoldedHeads]:
+    """Reads each sequence of a view. What the view or the wiring lacks stays None."""
+    margins = float64(view.attention.margin[..., 1:])
+    sequences = [FoldedHeads(view.site.heads, margin=margin, scale=wiring.scale) for margin in margins]
     x, z = view.residual_in, view.attention_input
-    if site.cross:  # W maps tokens of the other sequence, which is not z
-        return folded
+    if view.site.cross:  # W maps tokens of the other sequence, which is not z
+        return iter(sequences)
     if x is None or z is None or x.shape != z.shape or view.queries != view.keys or view.queries < 2:
-        return folded
-    folded.x = need(x[sequence, 1:])
-    if wiring.norm is not None:
-        norm = replace(wiring.norm, gain=wiring.norm.gain.to(folded.x), bias=wiring.norm.bias.to(folded.x))
-        scale, shift = norm.affine(folded.x, need(z[sequence, 1:]))
-        folded.affine = (scale, shift if norm.centred else None)
-        folded.z = folded.x if norm.absent else scale * (folded.x - shift if norm.centred else folded.x)
-    if weights is None or weights.slices.shape[-1] != x.shape[-1]:
-        return folded
-    folded.weights = weights
-    if view.raw_projected is not None:
-        folded.written = view.projected[sequence, 1:].transpose(0, 1)
-        folded.written_out = view.written[sequence, :, 1:]
-    if wiring.constant is not None and view.raw_value is not None:
-        _add_mixes(folded, weights, view, wiring.constant.to(folded.x), sequence)
-    return folded
+        return iter(sequences)
+    return _folded(sequences, view, wiring, weights)
+
+
+def _folded(
+    sequences: list[FoldedHeads], view: LayerView, wiring: Wiring, weights: OutputWeights | None
+) -> Iterator[FoldedHeads]:
+    """Adds tokens and mixes."""
+    norm, constant = wiring.norm, wiring.constant
+    if norm is not None:
+        norm = replace(norm, gain=norm.gain.to(view.x), bias=norm.bias.to(view.x))
+    if weights is not None and weights.slices.shape[-1] != view.x.shape[-1]:
+        weights = None
+    mixed = weights is not None and constant is not None and view.raw_value is not None
+    read = _read(view.x[:, 1:], weights) if mixed and weights is not None else None
+    for number, folded in enumerate(sequences):
+        folded.x, folded.weights = view.x[number, 1:], weights
+        if norm is not None:
+            _normalise(folded, folded.x, view.z[number, 1:], norm)
+        if weights is not None and view.raw_projected is not None:
+            folded.written = view.projected[number, 1:].transpose(0, 1)
+            folded.written_out = view.written[number, :, 1:]
+        if weights is not None and constant is not None and read is not None:
+            folded.x_out = read[number]
+            _add_mixes(folded, weights, view, constant.to(view.x), number)
+        yield folded
+
+
+def _read(x: Float[Tensor, "batch token channel"], weights: OutputWeights) -> Float[Tensor, "batch head more vdim"]:
+    """`FoldedHeads.x_out` of each sequence, in one product."""
+    mean = x.mean(1, keepdim=True)
+    return weights.read(torch.cat([x - mean, mean], 1))
+
+
+def _normalise(
+    folded: FoldedHeads, x: Float[Tensor, "token channel"], z: Float[Tensor, "token channel"], norm: InputNorm
+) -> None:
+    scale, shift = norm.affine(x, z)
+    folded.affine = (scale, shift if norm.centred else None)
+    folded.z = x if norm.absent else scale * (x - shift if norm.centred else x)
 
 
 def _add_mixes(

@@ -40,7 +40,7 @@ class Smoothing(Measurement):
         weights = None if slices is None else OutputWeights(slices.to(view.attention.first.device), view.factors)
         wiring = self.wirings.get(view.site.name, NOTHING)
         return torch.stack(
-            [self._columns(fold(view, wiring, weights, number), number < view.sampled) for number in range(view.batch)]
+            [self._columns(folded, number < view.sampled) for number, folded in enumerate(fold(view, wiring, weights))]
         )
 
     def _columns(self, folded: FoldedHeads, sampled: bool) -> Tensor:
