@@ -24,8 +24,8 @@ Counts = Int[Tensor, "sequence token"]
 
 LEVELS = 127
 ANNIHILATED = 0.9
-FLAGS = 2**17
-"""Flags that a CPU sets before it counts them: 512 KiB."""
+FLAGS = 2**16
+"""Flags that a CPU sets before it counts them: 256 KiB."""
 OURS = "ours"
 
 
