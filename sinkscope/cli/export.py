@@ -6,7 +6,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,10 +14,6 @@ from sinkscope.cli.common import check_writable, say
 from sinkscope.errors import SinkscopeError
 from sinkscope.present.paper.format import Format, find_format, format_names, format_of_file
 from sinkscope.runs.folder import write_file
-
-if TYPE_CHECKING:
-    from sinkscope.runs.run import Run
-
 
 DEFAULT = "markdown"
 STREAMING, DUO = "streaming", "duo"
@@ -64,41 +60,43 @@ def export(
 
     Example: sinkscope export runs/gemma --format latex --metric bos_mass --metric entropy -o table.tex
     """
-    from sinkscope.runs.paper_table import paper_table, sources_table
-    from sinkscope.runs.run import load_run
-
     if form == DATASET:
         write_dataset(runs, out, bool(heads or tokens or level or metric))
-        return
-    if heads == STREAMING or form == DUO:
+    elif heads == STREAMING or form == DUO:
         write_streaming(runs, heads, form, out, bool(level or metric))
-        return
-    lists = {"--heads": heads, "--tokens": tokens}
-    asked = [option for option, selection in lists.items() if selection is not None]
-    if len(asked) > 1:
-        raise SinkscopeError("--heads and --tokens write a list each: give one of them")
-    if form == IDS and tokens is None:
-        raise SinkscopeError(f"--format {IDS} writes the ids of --tokens: give sink, state or massive")
-    if asked and ((form and (asked[0], form) != ("--tokens", IDS)) or level or metric):
-        raise SinkscopeError(f"{asked[0]} writes a list, not a table: it takes no --format, --level or --metric")
-    chosen = None if asked else choose_format(form, out)
-    if chosen is not None and chosen.binary and out is None:
-        raise SinkscopeError(f"--format {chosen.name} is binary: name a file with -o")
-    check_floating(chosen, caption, label)
-    check_writable(out)
-    loaded = [load_run(path) for path in runs]
-    content: str | bytes
-    if chosen is None:
-        content = list_of(loaded, asked[0], str(lists[asked[0]]), plain=form == IDS)
+    elif heads is not None or tokens is not None or form == IDS:
+        check_floating(None, caption, label)
+        put(out, list_of(runs, out, heads, tokens, form, bool(level or metric)))
     else:
-        whole = chosen.sources and not (level or metric)
-        table = sources_table(loaded) if whole else paper_table(loaded, level, metric)
-        content = chosen.write(replace(table, caption=caption, label=label))
+        put(out, table_of(runs, out, form, level, metric, caption, label))
+
+
+def put(out: Path | None, content: str | bytes) -> None:
+    """Writes to the file, or to stdout where none is named."""
     if out is not None:
         write_file(out, content)
         say(f"wrote {out}")
     else:
         sys.stdout.write(content if isinstance(content, str) else content.decode())
+
+
+def table_of(
+    runs: list[Path], out: Path | None, form: str | None, level: str | None, metric: list[str] | None,
+    caption: str | None, label: str | None,
+) -> str | bytes:  # fmt: skip
+    """The runs as a table in a format. Raises SinkscopeError for options that clash, or a file not to be written."""
+    from sinkscope.runs.paper_table import paper_table, sources_table
+    from sinkscope.runs.run import load_run
+
+    chosen = choose_format(form, out)
+    if chosen.binary and out is None:
+        raise SinkscopeError(f"--format {chosen.name} is binary: name a file with -o")
+    check_floating(chosen, caption, label)
+    check_writable(out)
+    loaded = [load_run(path) for path in runs]
+    whole = chosen.sources and not (level or metric)
+    table = sources_table(loaded) if whole else paper_table(loaded, level, metric)
+    return chosen.write(replace(table, caption=caption, label=label))
 
 
 def check_floating(chosen: Format | None, caption: str | None, label: str | None) -> None:
@@ -157,20 +155,30 @@ def write_dataset(runs: list[Path], out: Path | None, more: bool) -> None:
     say(f"wrote {out}")
 
 
-def list_of(runs: list[Run], option: str, selection: str, plain: bool = False) -> str:
-    """The selected heads or tokens of one run, with model and rule, as JSON; `plain`: the tokens' ids, one a line.
-
-    Raises SinkscopeError for several runs, and for plain ids of several streams, which may have other vocabularies.
-    """
+def list_of(
+    runs: list[Path], out: Path | None, heads: str | None, tokens: str | None, form: str | None, table: bool
+) -> str:
+    """The selected heads or tokens of one run, with model and rule, as JSON; with the format `ids`, the tokens' ids,
+    one a line. Raises SinkscopeError for options that clash, for several runs, and for ids of several streams, which
+    may have other vocabularies."""
     from sinkscope.runs.head_selection import described_heads
+    from sinkscope.runs.run import load_run
     from sinkscope.runs.strict_json import to_json
     from sinkscope.runs.token_selection import selected_tokens
 
+    if heads is not None and tokens is not None:
+        raise SinkscopeError("--heads and --tokens write a list each: give one of them")
+    if form == IDS and tokens is None:
+        raise SinkscopeError(f"--format {IDS} writes the ids of --tokens: give sink, state or massive")
+    option = "--tokens" if heads is None else "--heads"
+    if form not in (None, IDS) or table:
+        raise SinkscopeError(f"{option} writes a list, not a table: it takes no --format, --level or --metric")
+    check_writable(out)
     if len(runs) > 1:
         raise SinkscopeError(f"{option} takes one run")
-    select = described_heads if option == "--heads" else selected_tokens
-    found = select(runs[0], selection)
-    if not plain:
+    run = load_run(runs[0])
+    found = selected_tokens(run, str(tokens)) if heads is None else described_heads(run, heads)
+    if form is None:
         return to_json(found)
     if len(found) > 1:
         raise SinkscopeError(

@@ -20,24 +20,32 @@ def report(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The HTML file to write.")] = Path(
         "sinkscope.html"
     ),
+    arms: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FOLDER", help="What arms, evict, quant or ablate wrote for the model of a run; may be repeated."
+        ),
+    ] = None,
 ) -> None:
     """Write one HTML file that needs no network: answers, heat maps, profiles, every head's curves, a comparison.
 
     Example: sinkscope report runs/gemma -o gemma.html
     """
     from sinkscope.errors import SinkscopeError
+    from sinkscope.experiments.saved_arms import load_arms, placed
     from sinkscope.present.html.report import render_report
     from sinkscope.runs.run import load_run
 
     check_writable(out)
     loaded = [load_run(path) for path in runs]
+    saved = placed([load_arms(path) for path in arms or []], loaded)
     result = None
     if len(loaded) == 2:
         try:
             result = compared(*loaded)
         except SinkscopeError as error:
             say(f"warning: the runs are not compared: {error}")
-    page = render_report(loaded, result)
+    page = render_report(loaded, result, saved)
     write_file(out, page)
     say(f"wrote {out} ({len(page.encode()) / 1e6:.2f} MB)")
 

@@ -58,6 +58,14 @@ def paired_difference(a: np.ndarray, b: np.ndarray) -> Difference:
     return _tested(mean(a), mean(b), mean(gaps), error, present.sum(0) - 1.0)
 
 
+def from_means(
+    a: np.ndarray, b: np.ndarray, difference: np.ndarray, error: np.ndarray, freedom: np.ndarray
+) -> Difference:
+    """The t-test of a difference whose standard error and degrees of freedom are known. `a`, `b`: the means, which say
+    whether the difference is rounding."""
+    return _tested(a, b, difference, error, freedom)
+
+
 def welch_difference(a: np.ndarray, b: np.ndarray) -> Difference:
     """Welch's t-test of two separate samples, [N, ...] and [M, ...]."""
     return from_moments(mean(a), sem(a), (~np.isnan(a)).sum(0), mean(b), sem(b), (~np.isnan(b)).sum(0))

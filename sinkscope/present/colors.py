@@ -18,7 +18,7 @@ because a cell without a value stays blank."""
 
 LINES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 """Okabe and Ito's colours for lines in figures, safe for colour-blind readers. The report's lines have their own, in
-report.css: darker on white paper and lighter on dark, so that thin lines keep their contrast."""
+page.css: darker on white paper and lighter on dark, so that thin lines keep their contrast."""
 
 CONTROL = "#595959"
 """The colour of a control's line, whatever the other lines' colours."""

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.present.answers import answers
 from sinkscope.present.html.comparison import comparison_view
+from sinkscope.present.html.heat_map import Cell, heat_map
 from sinkscope.present.html.page import render_fragment
-from sinkscope.present.html.svg import Cell, heat_map, legend, number
+from sinkscope.present.html.svg import legend, number
 from sinkscope.present.numbers import parameters
 from sinkscope.runs.folder import write_file
 from sinkscope.runs.per_sequence import domains

@@ -9,6 +9,7 @@ import pandas as pd
 
 from sinkscope.capture import Site
 from sinkscope.inputs.chats import REGIONS
+from sinkscope.inputs.messages import ROLES
 from sinkscope.runs.averages import mean, sem
 from sinkscope.runs.schema.measures import MEASURED_TABLES
 from sinkscope.runs.schema.stream import StreamSummary
@@ -67,8 +68,9 @@ def add_regions(streams: dict[str, StreamSummary], table: pd.DataFrame) -> None:
         }
         shown = ", ".join(f"{region} {means.loc[region, 'bos_mass']:.3f}" for region in means.index)
         most = str(means["marker_mass"].idxmax())
+        markers = "The template's markers" if {*ROLES} & {*means.index} else "Special tokens"
         found["in_words"] = (
-            f"BOS mass by whose words the query is: {shown}. The template's markers get most from {most} "
+            f"BOS mass by whose words the query is: {shown}. {markers} get most from {most} "
             f"({means.loc[most, 'marker_mass']:.3f})."
         )
         stream.measured["regions"] = found

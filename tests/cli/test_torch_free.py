@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from arm_folders import write_arms
 from desk import scanned
 
 from sinkscope.present.figures.run import draw
@@ -36,11 +37,12 @@ def test_a_saved_run_is_read_without_torch(tmp_path: Path) -> None:
     """And a figure is the same bytes as in a process that has scanned: its unit and bounds hang on no import."""
     run = scanned()
     run.save(tmp_path / "run")
+    write_arms(tmp_path / "arms", run)
     commands = [
         ["compare", "run", "run", "--json"],
         ["export", "run", "--format", "latex", "--metric", "sink_heads"],
         ["export", "run", "--format", "bibtex"],
-        ["report", "run", "run", "-o", "report.html"],
+        ["report", "run", "run", "--arms", "arms", "-o", "report.html"],
         ["export", "run", "--format", "hf-dataset", "-o", "dataset"],
         ["atlas", "run", "run", "-o", "atlas.html", "--csv", "atlas.csv"],
         ["card", "run", "--badge", "badge.svg"],

@@ -102,20 +102,3 @@ def test_rows_are_searched(browser: Browser, page: Path) -> None:
     )
     assert browser.get("[...document.querySelectorAll('.atlas tbody tr')].filter(row => !row.hidden).length") == 1
     assert browser.get("document.getElementById('count').textContent") == "1 of 4"
-
-
-@pytest.mark.slow
-@without_chromium
-@pytest.mark.parametrize("width", [360, 1400])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_complains_and_the_page_never_scrolls_sideways(
-    browser: Browser, page: Path, tmp_path: Path, width: int, scheme: str
-) -> None:
-    browser.said.clear()
-    browser.open(page, scheme)
-    browser.picture(tmp_path / "page.png", width)
-    assert browser.get("document.documentElement.scrollWidth") <= width
-    assert browser.get("document.title").startswith("Attention sinks: an atlas of 4 runs")
-    assert browser.get("document.scripts.length") == 1
-    assert browser.get("performance.getEntriesByType('resource').length") == 0
-    assert not browser.said

@@ -111,6 +111,16 @@ def test_a_chart_of_one_place_without_a_number(log: bool) -> None:
     assert "nan" not in chart.lower()
 
 
+@pytest.mark.parametrize(("log", "missing"), [(False, float("nan")), (True, 0.0)])
+def test_a_line_breaks_where_a_value_is_missing(log: bool, missing: float) -> None:
+    """A stroke across the gap would show values that nobody measured."""
+    values = [missing, 1.0, 2.0, missing, 3.0, missing]
+    chart = line_chart([Line("norm", [0.0, 1.0, 2.0, 3.0, 4.0, 5.0], values)], "layer", "value", log=log)
+    (path,) = re.findall(r'<path class="line c0" d="([^"]*)"', chart)
+    assert re.findall("[ML]", path) == ["M", "L", "M"]
+    assert chart.count("<circle") == 3
+
+
 def test_a_page_of_runs_of_other_shapes_has_no_map_of_differences(tmp_path: Path) -> None:
     small, large = scanned(layers=2), scanned()
     result = compare(small, large)

@@ -76,7 +76,7 @@ def test_no_screen_takes_helpers_from_another_screen() -> None:
     root = Path(sinkscope.__file__).parent / "present"
     shared = {"numbers", "colors", "labels", "text", "identity", "table", "head_map", "console", "canvas", "svg"}
     shared |= {"maps", "grid", "series", "kind", "several", "head_data", "answers"}
-    shared |= {"listing", "packing", "paper", "cells", "format", "measured", "page"}
+    shared |= {"heat_map", "listing", "packing", "paper", "cells", "format", "measured", "page"}
     parts = ("render_", "_view", "_rows", "_answers")
     for path in set(root.rglob("*.py")) - {root / "notebook.py"}:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

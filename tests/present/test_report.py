@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from arm_folders import write_arms
 from desk import enlarged, hostile, scanned
 from typer.testing import CliRunner
 
 from sinkscope.cli import app
 from sinkscope.cli.report import compared
 from sinkscope.comparison.compare_runs import compare
+from sinkscope.experiments.saved_arms import load_arms, placed
 from sinkscope.present.html.head_data import spread, thinned
 from sinkscope.present.html.packing import unpacked
 from sinkscope.present.html.page import embedded
@@ -56,14 +58,19 @@ class Page(HTMLParser):
 
 
 def data_of(page: Page) -> Any:
-    kind = page.all("script")[0]["type"]
-    return json.loads(page.scripts[0] if kind == "application/json" else unpacked(page.scripts[0]))
+    """The data of every run, with the curves of every head in their order."""
+    scripts = {script.get("id"): text for script, text in zip(page.all("script"), page.scripts, strict=True)}
+    runs = json.loads(unpacked(scripts["data"]) if "drawings" in scripts else scripts["data"])
+    for run, blocks in zip(runs, json.loads(scripts["curves"]), strict=True):
+        found = [json.loads(unpacked(block)) if isinstance(block, str) else block for block in blocks]
+        run["curves"] = [head for block in found for head in block]
+    return runs
 
 
-def drawings_of(page: Page) -> list[str]:
+def drawings_of(page: Page) -> list[dict[str, Any]]:
     """The charts of a large report, in their order."""
     (place,) = [place for place, script in enumerate(page.all("script")) if script.get("id") == "drawings"]
-    drawings: list[str] = json.loads(unpacked(page.scripts[place]))
+    drawings: list[dict[str, Any]] = json.loads(unpacked(page.scripts[place]))
     return drawings
 
 
@@ -77,10 +84,11 @@ def test_the_data_of_every_head() -> None:
     assert head["name"] == "layer 1 head 2"
     row = run.heads.iloc[6]
     assert head["scores"][0] == pytest.approx(row["bos_mass"], rel=5e-3)
-    assert head["lengths"] == [48]
-    assert head["curve"][0] == pytest.approx(row["sink_score"], rel=5e-3)
-    assert head["positions"] == list(range(48))
-    assert head["alpha"][0] == pytest.approx(row["sink_score"], rel=5e-3)
+    curves = data["curves"][6]
+    assert curves["lengths"] == [48]
+    assert curves["curve"][0] == pytest.approx(row["sink_score"], rel=5e-3)
+    assert curves["positions"] == list(range(48))
+    assert curves["alpha"][0] == pytest.approx(row["sink_score"], rel=5e-3)
     squares = [rect for rect in page.all("rect") if "data-head" in rect]
     assert sorted(int(str(rect["data-head"])) for rect in squares) == list(range(12))
     assert f"layer 1, head 2: BOS mass {row['bos_mass']:.4g}" in page.words
@@ -91,11 +99,11 @@ def test_names_tokens_and_paths_stay_text() -> None:
     evil = hostile(scanned(), EVIL)
     text = render_report([evil, evil], compare(evil, evil))
     page = Page(text)
-    assert len(page.scripts) == 2
+    assert len(page.scripts) == 3
     assert not page.all("img")
     assert "alert(1)" in page.words
     assert "\x1b" not in text
-    assert "alert" not in page.scripts[1]
+    assert "alert" not in page.scripts[2]
     names = {name for _, attributes in page.elements for name in attributes}
     assert not {name for name in names if name.startswith("on")}
 
@@ -138,7 +146,7 @@ def test_keyboard_reaches_every_map_and_dark_is_known() -> None:
     assert len(reachable) == 1
     assert "prefers-color-scheme: dark" in text
     assert "@media print" in text
-    assert "ArrowRight" in page.scripts[1]
+    assert "ArrowRight" in page.scripts[2]
 
 
 @pytest.mark.slow
@@ -172,24 +180,51 @@ def test_thirteen_thousand_heads_stay_under_five_megabytes() -> None:
     text = render_report([enlarged(scanned(), 200, 64, sequences=1)])
     page = Page(text)
     assert len(text.encode()) < 5_000_000
-    assert len(data_of(page)[0]["heads"]) == 200 * 64
-    assert drawings_of(page)[0].count("data-head=") == 200 * 64
+    data = data_of(page)[0]
+    assert len(data["heads"]) == len(data["curves"]) == 200 * 64
+    drawing = drawings_of(page)[0]
+    assert [point[2] for point in drawing["points"]] == list(range(200 * 64))
+    assert drawing["svg"].count("<path") < 600, "one for each colour"
     assert not [rect for rect in page.all("rect") if "data-head" in rect]
 
 
 @pytest.mark.usefixtures("packs_every_report")
 def test_a_large_report_holds_what_a_small_one_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [scanned(), scanned("noise")]
+    runs[0].heads.loc[2, "bos_mass"] = np.nan
     result = compare(*runs)
     large = Page(render_report(runs, result))
     monkeypatch.setattr("sinkscope.present.html.report.LARGE", 10**9)
-    text = render_report(runs, result)
-    assert data_of(large) == data_of(Page(text))
+    small = Page(render_report(runs, result))
+    assert data_of(large) == data_of(small)
     drawings = drawings_of(large)
     places = [int(str(each["data-drawing"])) for each in large.all("div") if "data-drawing" in each]
     assert places == list(range(len(drawings)))
-    assert [text.count(drawing) > 0 for drawing in drawings] == [True] * len(drawings)
-    assert sum(drawing.count("<rect") for drawing in drawings) == 2 * 12 + 12 * 4
+    shown = [title for drawing in drawings for *_, title in drawing["points"] if isinstance(title, str)]
+    assert len(shown) == 2 * 12 - 1 + 12 * len(result.metrics), "dots of heads and squares of differences"
+    assert [title for title in shown if title not in small.words] == []
+    assert squares_of(drawings) == [
+        (float(str(rect["x"])), float(str(rect["y"])), str(rect["fill"])) for rect in small.all("rect") if "y" in rect
+        and rect["height"] != "12"
+    ]  # fmt: skip
+
+
+def squares_of(drawings: list[dict[str, Any]]) -> list[tuple[float, float, str]]:
+    """Place and colour of every square of every map, in the order of the points."""
+    found = []
+    for drawing in drawings:
+        if 'class="map"' not in drawing["svg"]:
+            continue
+        size = int(re.findall(r'data-size="(\d+)"', drawing["svg"])[0])
+        fills = {
+            place: fill
+            for fill, squares in re.findall(r'<path fill="([^"]+)" d="([^"]+)"', drawing["svg"])
+            for place in re.findall(rf"M(\d+) (\d+)h{size - 1}v{size - 1}h-{size - 1}z", squares)
+        }
+        places = [(44 + size * column, 16 + size * row) for column, row, _ in drawing["points"]]
+        assert len(places) == len(fills)
+        found += [(float(x), float(y), fills[str(x), str(y)]) for x, y in places]
+    return found
 
 
 @pytest.mark.usefixtures("packs_every_report")
@@ -197,9 +232,9 @@ def test_what_a_large_report_draws_is_escaped() -> None:
     evil = hostile(scanned(), EVIL)
     text = render_report([evil, evil], compare(evil, evil))
     page = Page(text)
-    assert len(page.scripts) == 3
+    assert len(page.scripts) == 4
     for drawing in drawings_of(page):
-        inside = Page(drawing)
+        inside = Page(drawing["svg"])
         assert {tag for tag, _ in inside.elements} <= {"svg", "g", "rect", "circle", "path", "text", "title"}
         assert not [name for _, attributes in inside.elements for name in attributes if name.startswith("on")]
 
@@ -272,6 +307,43 @@ def test_tokens_and_switches_stand_where_a_run_has_them() -> None:
     place = data["scores"].index("sink_rows")
     assert (data["heads"][3]["scores"][place], data["heads"][3]["sems"][place]) == (0.5, 0.01)
     assert data["columns"][place]["what"]
+
+
+def test_arms_stand_below_their_run(tmp_path: Path) -> None:
+    """The one that costs most first; a control is no row of its own; names stay text."""
+    run = scanned()
+    assert "under arms" not in render_report([run])
+    folder = write_arms(tmp_path / "arms", run)
+    text = render_report([run], None, placed([load_arms(folder)], [run]))
+    rows = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', text[text.index('class="nowrap arms"') :])
+    assert [name for name, _ in rows] == ["keys:first1", "value:&lt;b&gt;1&lt;/b&gt;", "kv:4"]
+    table = load_arms(folder).table.set_index("arm")
+    first, control = table.loc["keys:first1"], table.loc["keys:random1"]
+    cells = re.sub(r"<svg.*?</svg>|<span.*?</span>", "", rows[0][1])
+    assert re.findall("<td>(.*?)</td>", cells)[:5] == [
+        f"{first['increase']:+.4f}", f"{first['increase_low']:+.4f} to {first['increase_high']:+.4f}", "",
+        f"{control['increase']:+.4f} ",
+        f"{first['versus_random']:+.4f} ± {first['versus_random_sem']:.4f}, p {first['versus_random_p']:.2g}",
+    ]  # fmt: skip
+    assert "keys:random1 (2 draws)" in rows[0][1]
+    assert [drawing.count("<circle") for _, drawing in rows] == [2, 2, 1]
+    page = Page(text)
+    assert not page.all("b")
+    assert "costs MORE than random" in page.words
+
+
+def test_the_command_takes_arms_of_its_runs_alone(tmp_path: Path) -> None:
+    run = scanned()
+    run.save(tmp_path / "run")
+    own = write_arms(tmp_path / "arms", run)
+    foreign = write_arms(tmp_path / "foreign", run, id="other")
+    words = ["report", str(tmp_path / "run"), "-o", str(tmp_path / "r.html"), "--arms"]
+    refused = CliRunner().invoke(app, [*words, str(foreign)])
+    assert (refused.exit_code, len(refused.stderr.splitlines())) == (2, 1)
+    assert "no run is of that model" in refused.stderr
+    assert not (tmp_path / "r.html").exists()
+    assert CliRunner().invoke(app, [*words, str(own)]).exit_code == 0
+    assert "keys:first1" in (tmp_path / "r.html").read_text()
 
 
 def test_every_score_has_its_error_and_what_it_means() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -155,7 +156,7 @@ def test_names_and_tokens_stay_text(browser: Browser, tmp_path: Path) -> None:
     evil = hostile(scanned(), EVIL)
     browser.open(written(tmp_path, evil, evil))
     assert browser.get("document.title").startswith("Attention sinks: ")
-    assert browser.get("document.scripts.length") == 2
+    assert browser.get("document.scripts.length") == 3
     assert browser.get("document.images.length") == 0
     assert EVIL in browser.get("document.body.innerText")
 
@@ -169,15 +170,6 @@ def test_light_and_dark_and_nothing_complains(browser: Browser, tmp_path: Path) 
         papers.append(browser.get(PAPER))
     assert papers == ["rgb(255, 255, 255)", "rgb(21, 23, 27)"]
     assert not browser.said, "no error, and nothing that the page's own policy blocked"
-
-
-@pytest.mark.parametrize("width", [360, 1100])
-def test_the_page_never_scrolls_sideways(browser: Browser, tmp_path: Path, width: int) -> None:
-    """Wide maps and tables scroll in their own box."""
-    run = enlarged(scanned(), 3, 32)
-    browser.open(written(tmp_path, run, run))
-    browser.picture(tmp_path / "page.png", width)
-    assert browser.get("document.documentElement.scrollWidth") <= width
 
 
 def test_print_is_dark_on_white(browser: Browser, tmp_path: Path) -> None:
@@ -199,18 +191,118 @@ def test_a_thousand_heads_answer_at_once(browser: Browser, tmp_path: Path) -> No
     assert len(data[0]["heads"]) == 1024
 
 
-def test_a_large_report_draws_the_same_page(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its charts and data are unpacked by the script; the pictures are equal to the pixel."""
+def large(browser: Browser, path: Path) -> None:
+    """Opens a page whose charts its script draws, and waits for them."""
+    browser.open(path)
+    browser.wait(
+        "document.querySelectorAll('[data-drawing]').length === 0 && document.querySelector('rect.chosen') !== null"
+    )
+
+
+@pytest.mark.slow
+def test_a_large_report_says_what_a_small_one_says(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its charts and data are unpacked by the script."""
     browser.said.clear()
-    runs = [scanned(), scanned("noise")]
-    pictures = []
+    shown = []
     for limit in (10**9, 0):
         monkeypatch.setattr("sinkscope.present.html.report.LARGE", limit)
-        browser.open(written(tmp_path, *runs))
+        large(browser, written(tmp_path, scanned(), scanned("noise")))
         browser.wait("document.querySelectorAll('rect.chosen').length === 2")
-        browser.picture(tmp_path / "page.png")
-        pictures.append((tmp_path / "page.png").read_bytes())
         assert browser.get(HEADLINE) is not None
-    assert pictures[0] == pictures[1]
-    assert browser.get("document.querySelectorAll('[data-drawing]').length") == 0
+        sizes = "[...document.querySelectorAll('svg')].map(each => [each.clientWidth, each.clientHeight])"
+        shown.append((browser.get("document.body.innerText"), browser.get(sizes)))
+    assert shown[0] == shown[1]
+    assert not browser.said
+
+
+AT = "document.querySelector('#maps-0 .square')"
+
+
+def point_at(browser: Browser, target: str, kind: str = "mouseMoved", **button: object) -> None:
+    """Moves the pointer to the middle of what a JavaScript expression [x, y, side] in the map's units says."""
+    x, y = browser.get(
+        f"(([svg, x, y]) => {{ svg.scrollIntoView({{block: 'center'}}); const p = new DOMPoint(x, y)"
+        f".matrixTransform(svg.getScreenCTM()); return [p.x, p.y]; }})({target})"
+    )
+    browser.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **button)
+
+
+@pytest.mark.slow
+def test_a_large_map_follows_the_pointer_and_the_keys(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sinkscope.present.html.report.LARGE", 0)
+    run, other = scanned(), scanned("noise")
+    run.heads.loc[3, "entropy"] = np.nan
+    large(browser, written(tmp_path, run, other))
+    for _ in range(6):
+        browser.press("Tab")
+        if browser.get(FOCUSED) is not None:
+            break
+    assert browser.get(FOCUSED) == "0"
+    for key in ("ArrowDown", *["ArrowRight"] * 4):
+        browser.press(key)
+    assert browser.get(FOCUSED) == "7", "the map ends at its right"
+    browser.press("Enter")
+    browser.wait(f"{HEADLINE} === 'layer 1 head 3'")
+    assert browser.get(f"Number(document.querySelector('rect.chosen').getAttribute('y')) === {16 + 24}")
+    place = "[document.querySelector('#maps-0 .map'), 44 + 24 * 2 + 12, 16 + 24 * 2 + 12]"
+    point_at(browser, place)
+    row = run.heads.loc[10]
+    title = f"layer 2, head 2: bos_mass {row['bos_mass']:.3g} ± {row['bos_mass_sem']:.2g}"
+    assert browser.get(f"{AT}.querySelector('title').textContent") == title
+    for kind in ("mousePressed", "mouseReleased"):
+        point_at(browser, place, kind, button="left", clickCount=1)
+    browser.wait(f"{HEADLINE} === 'layer 2 head 2'")
+    assert browser.get("location.hash") == "#0=layer%202%20head%202"
+    choose(browser, "entropy")
+    fills = {
+        tuple(map(int, place)): fill
+        for fill, squares in browser.get(
+            "[...document.querySelectorAll('#maps-0 .map path')].map(path => ['fill', 'd'].map(name => "
+            "path.getAttribute(name)))"
+        )
+        for place in re.findall(r"M(\d+) (\d+)h", squares)
+    }
+    assert len(fills) == 12
+    assert fills[44 + 24 * 3, 16] == "none"
+    most = run.heads.loc[run.heads["entropy"].idxmax()]
+    assert fills[44 + 24 * most["head"], 16 + 24 * most["layer"]] == CIVIDIS[-1]
+    assert browser.get(f"{AT}.querySelector('title').textContent").startswith("layer 2, head 2: entropy ")
+    point_at(browser, "[[...document.querySelectorAll('.map')].at(-1), 50, 20]")
+    words = browser.get("[...document.querySelectorAll('.map')].at(-1).querySelector('.square title').textContent")
+    assert words.startswith("layer 0, head 0: ")
+    assert " to " in words
+    chart = "[...document.querySelectorAll('h3')].find(h => h.textContent.startsWith('Dormant')).nextElementSibling"
+    first = f"{chart}.querySelector('.head').getAttribute('d').slice(1).split(/[ a]/).map(Number)"
+    point_at(browser, f"[{chart}.querySelector('svg'), {first}[0] + 3.5, {first}[1]]")
+    assert browser.get(f"{chart}.querySelector('.near title').textContent").startswith("layer 0, head ")
+
+
+@pytest.mark.slow
+def test_ten_thousand_heads_open_with_few_elements(browser: Browser, tmp_path: Path) -> None:
+    """What a browser lays out does not grow with the heads, and each head costs few bytes."""
+    browser.said.clear()
+    run = enlarged(scanned(), 80, 128, sequences=2)
+    run.heads["bos_mass"] = np.random.default_rng(0).uniform(0, 1, len(run.heads))  # every colour there is
+    path = written(tmp_path, run)
+    assert path.stat().st_size < 350 * 80 * 128
+    large(browser, path)
+    assert browser.get("document.querySelectorAll('*').length") < 6000
+    assert browser.get("document.querySelectorAll('#maps-0 .map *').length") < 800
+    browser.get("document.getElementById('all-0').open = true")
+    browser.wait("document.querySelectorAll('#all-0 tbody tr').length === 200")
+    browser.get("document.querySelector('#all-0 .more').click()")
+    assert browser.get("document.querySelectorAll('#all-0 tbody tr').length") == 400
+    assert browser.get("document.querySelector('#all-0 output').textContent") == "400 of 10240 heads"
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    browser.call("Emulation.setDeviceMetricsOverride", width=718, height=900, deviceScaleFactor=1, mobile=False)
+    right = "[...document.querySelectorAll('.map, .all table')].map(each => each.getBoundingClientRect().right)"
+    assert max(browser.get(right)) <= 718, "the width of a page of A4"
+    browser.call("Emulation.clearDeviceMetricsOverride")
+    browser.call("Emulation.setEmulatedMedia", media="")
+    browser.get("location.hash = '#0=' + encodeURIComponent('layer 79 head 127')")
+    browser.wait(f"{HEADLINE} === 'layer 79 head 127'")
     assert not browser.said

@@ -161,7 +161,7 @@ def test_the_report_draws_a_peak_beyond_the_positions(run: Run) -> None:
     beyond = run.stretches.copy()
     peak = (beyond["head"] == 0) & (beyond["first"] == 112)
     beyond.loc[peak, ["alpha_max", "alpha_max_position"]] = [0.875, 117]
-    head = head_data(replace(run, stretches=beyond))["heads"][0]
+    head = head_data(replace(run, stretches=beyond))["curves"][0]
     assert dict(zip(head["positions"], head["alpha"], strict=True))[117] == 0.875
 
 

@@ -61,7 +61,7 @@ def render_atlas(entries: list[Entry]) -> str:
         for entry in entries
     ]  # fmt: skip
     return render_page(
-        "atlas.html", ("report.css", "atlas.css"), "atlas.js",
+        "atlas.html", ("page.css", "atlas.css"), ("atlas.js",),
         runs=len({id(entry.run) for entry in entries}), heads=heads, rows=rows,
         legend=legend((0, 1), "BOS mass of a layer"),
         published=any(entry.published for entry in entries),

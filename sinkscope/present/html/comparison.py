@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sinkscope.present.colors import DIVERGING
-from sinkscope.present.html.svg import Cell, heat_map, legend
+from sinkscope.present.html.heat_map import Cell, heat_map, points
+from sinkscope.present.html.svg import legend
 from sinkscope.present.labels import CHANGED, within_noise
 from sinkscope.present.numbers import change, interval, probability, signed, significant
 
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
     from sinkscope.comparison.compare_runs import Comparison
 
 
-def comparison_view(result: Comparison) -> dict[str, Any]:
-    """What the template shows: rows of the summary, a map of each metric's differences, the heads that changed."""
+def comparison_view(result: Comparison, dense: bool = False) -> dict[str, Any]:
+    """What the template shows: rows of the summary, a map of each metric's differences, the heads that changed.
+    `dense`: the maps are of many heads."""
     rows = [
         {"place": _where(result.summary, row["domain"], row["stream"]) or row["domain"], "metric": row["metric"],
          "a": significant(row["a"]), "b": significant(row["b"]),
@@ -26,7 +28,7 @@ def comparison_view(result: Comparison) -> dict[str, Any]:
     ]  # fmt: skip
     how = "Paired: the same token sequences in both" if result.paired else "Separate samples: Welch's test"
     return {
-        "a": result.a, "b": result.b, "how": how, "notes": result.notes, "rows": rows, "maps": _maps(result),
+        "a": result.a, "b": result.b, "how": how, "notes": result.notes, "rows": rows, "maps": _maps(result, dense),
         "changes": _changes(result) if result.same_shape else [],
     }  # fmt: skip
 
@@ -45,7 +47,7 @@ def _where(rows: pd.DataFrame, domain: str, stream: str) -> str:
     return ", ".join(name for key, name in (("domain", domain), ("stream", stream)) if rows[key].nunique() > 1)
 
 
-def _maps(result: Comparison) -> list[dict[str, Any]]:
+def _maps(result: Comparison, dense: bool) -> list[dict[str, Any]]:
     """A map for each metric; only a caption where no head differs."""
     maps: list[dict[str, Any]] = []
     if not len(result.heads):
@@ -65,6 +67,8 @@ def _maps(result: Comparison) -> list[dict[str, Any]]:
             for row in rows.to_dict("records")
         ]  # fmt: skip
         bounds = (-most, most)
-        drawn = heat_map(cells, [str(layer) for layer in layers], int(rows["head"].max()) + 1, bounds, label, DIVERGING)
-        maps.append({"caption": label, "svg": drawn, "legend": legend(bounds, f"{metric}, B - A", DIVERGING)})
+        names, most = [str(layer) for layer in layers], int(rows["head"].max()) + 1
+        drawn = heat_map(cells, names, most, bounds, label, DIVERGING, dense=dense)
+        maps.append({"caption": label, "svg": drawn, "points": points(cells) if dense else [],
+                     "legend": legend(bounds, f"{metric}, B - A", DIVERGING)})  # fmt: skip
     return maps

@@ -31,7 +31,7 @@ FIXED = {"[0, 1]": (0.0, 1.0), "[-1, 1]": (-1.0, 1.0)}
 
 
 def head_data(run: Run) -> dict[str, Any]:
-    """The scores and curves of every head, in the order of the head table."""
+    """The scores (`heads`) and the curves (`curves`) of every head, both in the order of the head table."""
     heads = run.heads.reset_index(drop=True)
     keys = [key for key in ("domain", "stream", "layer", "head") if key in heads and key in run.length_curve]
     scored = _with_switch(run, heads, keys)
@@ -42,7 +42,7 @@ def head_data(run: Run) -> dict[str, Any]:
     spreads = _spreads(run, keys, FULL if len(heads) <= MANY else FEW)
     named = [key for key in keys if key != "stream" or heads[key].nunique() > 1]
     groups = [tuple(row) for row in heads[keys[:-2]].drop_duplicates().itertuples(index=False)]
-    rows = []
+    rows, drawn = [], []
     for row in scored.to_dict("records"):
         place = tuple(row[key] for key in keys)
         curve = curves[place]
@@ -54,6 +54,8 @@ def head_data(run: Run) -> dict[str, Any]:
             "group": groups.index(place[:-2]),
             "scores": [rounded(row[name]) for name in scores],
             "sems": [rounded(row.get(f"{name}_sem"), 2) for name in scores],
+        })  # fmt: skip
+        drawn.append({
             "lengths": curve["length"].tolist(),
             "curve": [rounded(value) for value in curve["sink_score"]],
             "curve_sem": [rounded(value, 2) for value in curve["sink_score_sem"]],
@@ -63,7 +65,7 @@ def head_data(run: Run) -> dict[str, Any]:
         })  # fmt: skip
     return {
         "scores": scores, "columns": [_column(run, scored, name) for name in scores], "scale": CIVIDIS,
-        "epsilon": run.summary.epsilon, "tokens": _tokens(run, keys[:-2]), "heads": rows,
+        "epsilon": run.summary.epsilon, "tokens": _tokens(run, keys[:-2]), "heads": rows, "curves": drawn,
     }  # fmt: skip
 
 

@@ -50,8 +50,9 @@ def _token(row: dict[Any, Any]) -> dict[str, str]:
     }  # fmt: skip
 
 
-def switch_charts(run: Run) -> list[dict[str, Any]]:
-    """Every head's share of rows in the sink against its share of rows that are off; none without `switch`."""
+def switch_charts(run: Run, dense: bool = False) -> list[dict[str, Any]]:
+    """Every head's share of rows in the sink against its share of rows that are off; none without `switch`.
+    `dense`: the charts are of many heads."""
     table = run.measured.get("switch")
     charts = []
     for caption, rows in groups(table) if table is not None else []:
@@ -62,6 +63,6 @@ def switch_charts(run: Run) -> list[dict[str, Any]]:
             for layer, head, sunk, off, phi in zip(
                 *(rows[name] for name in ("layer", "head", "sink_rows", "off_rate", "switch_phi")), strict=True)
         ]  # fmt: skip
-        chart = scatter(dots, "rows with A[i,0] >= 0.9 (share)", "rows that are off (share)")
-        charts.append({"caption": caption, "svg": chart, "legend": legend((0, top), "layer")})
+        chart, found = scatter(dots, "rows with A[i,0] >= 0.9 (share)", "rows that are off (share)", dense)
+        charts.append({"caption": caption, "svg": chart, "points": found, "legend": legend((0, top), "layer")})
     return charts

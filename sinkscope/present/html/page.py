@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def render_page(template: str, styles: tuple[str, ...], script: str, **shown: Any) -> str:
-    """Fills in a template. `styles`, `script`: files beside it. Every value that is no Markup is escaped as text."""
+def render_page(template: str, styles: tuple[str, ...], scripts: tuple[str, ...], **shown: Any) -> str:
+    """Fills in a template. `styles`, `scripts`: files beside it. Every value that is no Markup is escaped as text."""
     style = "".join((TEMPLATES / name).read_text("utf-8") for name in styles)
-    code = (TEMPLATES / script).read_text("utf-8")
+    code = "".join((TEMPLATES / name).read_text("utf-8") for name in scripts)
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(code)}'; base-uri 'none'; "
         "form-action 'none'"

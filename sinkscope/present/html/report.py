@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sinkscope.present.answers import answers
 from sinkscope.present.colors import CIVIDIS, mixed
+from sinkscope.present.html.arms import arms_view
 from sinkscope.present.html.comparison import comparison_view
 from sinkscope.present.html.head_data import head_data
+from sinkscope.present.html.heat_map import Cell, heat_map, points
 from sinkscope.present.html.measured import groups, switch_charts, token_tables
-from sinkscope.present.html.packing import packed, parked
+from sinkscope.present.html.packing import blocks, listed, packed, parked
 from sinkscope.present.html.page import embedded, render_page, trusted
-from sinkscope.present.html.svg import Cell, Dot, Line, heat_map, legend, line_chart, number, scatter
+from sinkscope.present.html.svg import Dot, Line, legend, line_chart, number, scatter
 from sinkscope.present.identity import run_id
 
 if TYPE_CHECKING:
     from sinkscope.comparison.compare_runs import Comparison
+    from sinkscope.experiments.saved_arms import SavedArms
     from sinkscope.runs.run import Run
 
 
@@ -28,27 +32,39 @@ PROFILES = (
     ("attention on the first token", "probability", False, (("mean_bos_mass", "BOS mass"),)),
 )  # fmt: skip
 CHARTS = ("maps", "profiles", "scatter", "switch")
-LARGE = 3_000_000
-"""Characters of charts and data past which the page holds both compressed, and its script draws the charts."""
+LARGE = 2_500_000
+"""Characters of data past which the page holds data and charts compressed, and its script unpacks what is looked at."""
 
 
-def render_report(runs: list[Run], comparison: Comparison | None = None) -> str:
-    """The whole page. Names, tokens and paths are escaped as text, in markup and in the embedded JSON."""
-    views = [_view(run, index) for index, run in enumerate(runs)]
-    compared = None if comparison is None else comparison_view(comparison)
-    data = embedded([head_data(run) for run in runs])
-    charts = [chart for view in views for name in CHARTS for chart in view[name]]
-    charts += compared["maps"] if compared else []
-    large = len(data) + sum(len(chart["svg"]) for chart in charts) > LARGE
+def render_report(
+    runs: list[Run], comparison: Comparison | None = None, arms: Sequence[Sequence[SavedArms]] = ()
+) -> str:  # fmt: skip
+    """The whole page. `arms`: what was measured of each run's model under arms; none by default.
+
+    Names, tokens and paths are escaped as text, in markup and in the embedded JSON.
+    """
+    known = [head_data(run) for run in runs]
+    curves = [[embedded(block) for block in blocks(run.pop("curves"))] for run in known]
+    data = embedded(known)
+    large = len(data) + sum(len(block) for of_run in curves for block in of_run) > LARGE
+    views = [_view(run, index, large) for index, run in enumerate(runs)]
+    compared = None if comparison is None else comparison_view(comparison, large)
+    for view, saved in zip(views, arms, strict=False):
+        view["arms"] = [arms_view(each) for each in saved]
+    drawings = ""
+    if large:
+        charts = [chart for view in views for name in CHARTS for chart in view[name]]
+        drawings = packed(embedded(parked([*charts, *(compared["maps"] if compared else [])])))
+        data, curves = packed(data), [[embedded(packed(block)) for block in of_run] for of_run in curves]
     return render_page(
-        "report.html", ("report.css",), "report.js",
-        drawings=trusted(packed(embedded(parked(charts)))) if large else "",
-        data=trusted(packed(data) if large else data), runs=views, comparison=compared, large=large,
+        "report.html", ("page.css", "report.css"), ("charts.js", "maps.js", "report.js"), data=trusted(data),
+        curves=trusted(listed(listed(of_run) for of_run in curves)), drawings=trusted(drawings), runs=views,
+        comparison=compared, large=large,
     )  # fmt: skip
 
 
-def _view(run: Run, index: int) -> dict[str, Any]:
-    """What the template shows of one run."""
+def _view(run: Run, index: int, dense: bool) -> dict[str, Any]:
+    """What the template shows of one run. `dense`: its maps and charts are of many heads."""
     manifest, summary = run.manifest, run.summary
     model, first = manifest.model, summary.first_token
     facts = {
@@ -69,17 +85,18 @@ def _view(run: Run, index: int) -> dict[str, Any]:
         "facts": facts,
         "words": answers(run),
         "warnings": summary.warnings,
-        "maps": _maps(run, index),
+        "maps": _maps(run, index, dense),
         "profiles": _profiles(run),
-        "scatter": _scatter(run),
+        "scatter": _scatter(run, dense),
         "tokens": token_tables(run),
-        "switch": switch_charts(run),
+        "switch": switch_charts(run, dense),
+        "arms": [],
         "domains": _domains(run),
         "mixed": summary.dormant_in_some_domains,
     }
 
 
-def _maps(run: Run, index: int) -> list[dict[str, Any]]:
+def _maps(run: Run, index: int, dense: bool) -> list[dict[str, Any]]:
     heads = run.heads.reset_index(drop=True)
     maps = []
     for caption, rows in groups(heads):
@@ -92,8 +109,9 @@ def _maps(run: Run, index: int) -> list[dict[str, Any]]:
                 rows.index, *(rows[name] for name in ("layer", "head", "bos_mass", "sink_score")), strict=True)
         ]  # fmt: skip
         names, most = [str(layer) for layer in layers], int(rows["head"].max()) + 1
-        drawn = heat_map(cells, names, most, (0, 1), f"BOS mass {caption}", run=index)
-        maps.append({"caption": caption, "svg": drawn, "legend": legend((0, 1), "BOS mass (probability)")})
+        drawn = heat_map(cells, names, most, (0, 1), f"BOS mass {caption}", run=index, dense=dense)
+        maps.append({"caption": caption, "svg": drawn, "points": points(cells) if dense else [],
+                     "legend": legend((0, 1), "BOS mass (probability)")})  # fmt: skip
     return maps
 
 
@@ -114,7 +132,7 @@ def _profiles(run: Run) -> list[dict[str, Any]]:
     return charts
 
 
-def _scatter(run: Run) -> list[dict[str, Any]]:
+def _scatter(run: Run, dense: bool) -> list[dict[str, Any]]:
     charts = []
     for caption, rows in groups(run.heads):
         top = float(rows["layer"].max())
@@ -125,8 +143,8 @@ def _scatter(run: Run) -> list[dict[str, Any]]:
             for layer, head, mass, honor, marked in zip(
                 *(rows[name] for name in ("layer", "head", "bos_mass", "honor")), dormant, strict=True)
         ]  # fmt: skip
-        chart = scatter(dots, "BOS mass (probability)", "HONOR (ratio)")
-        charts.append({"caption": caption, "svg": chart, "legend": legend((0, top), "layer")})
+        chart, found = scatter(dots, "BOS mass (probability)", "HONOR (ratio)", dense)
+        charts.append({"caption": caption, "svg": chart, "points": found, "legend": legend((0, top), "layer")})
     return charts
 
 

@@ -1,4 +1,4 @@
-"""Small charts as SVG: heat map, lines, dots. Text is escaped. Colours that show a value are attributes, others CSS."""
+"""Small charts as SVG: lines, dots, a legend. Text is escaped. Colours that show a value are attributes, others CSS."""
 
 from __future__ import annotations
 
@@ -8,62 +8,19 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup, escape
 
-from sinkscope.present.colors import CIVIDIS, color_at, mixed
+from sinkscope.present.colors import CIVIDIS, mixed
 from sinkscope.present.numbers import significant
 from sinkscope.present.text import printable
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 460, 220, 58, 34, 8
 
+Point = tuple[float, float, str | int]
+"""A place in a drawing, and what stands there: words, or the row of a head in the embedded data."""
+
 
 def number(value: float | None) -> str:
     """A value as tooltips and tables on the page show it."""
     return significant(value, missing="missing")
-
-
-def _fill(value: float | None, bounds: tuple[float, float], scale: Sequence[str]) -> str:
-    return color_at(value, *bounds, scale) or "none"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One square of a heat map. `index`: its row in the embedded data; None where a click shows nothing."""
-
-    row: int
-    column: int
-    value: float | None
-    title: str
-    index: int | None = None
-
-
-def heat_map(
-    cells: list[Cell], rows: list[str], columns: int, bounds: tuple[float, float], label: str,
-    scale: Sequence[str] = CIVIDIS, run: int = 0,
-) -> Markup:  # fmt: skip
-    """Layers down, heads across; each square shows its title on hover."""
-    size = max(8, min(24, 760 // max(columns, 1)))
-    left, top = 44, 16
-    width, height = left + size * columns + 8, top + size * len(rows) + 6
-    parts = [
-        f'<svg class="map" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="group" '
-        f'aria-label="{escape(printable(label))}">'
-    ]
-    step = max(1, math.ceil(24 / size))
-    for column in range(0, columns, step):
-        parts.append(f'<text x="{left + size * (column + 0.5):g}" y="11" class="tick mid">{column}</text>')
-    for row, name in enumerate(rows):
-        if row % max(1, math.ceil(11 / size)) == 0:
-            y = top + size * (row + 0.5) + 3.5
-            parts.append(f'<text x="{left - 5}" y="{y:g}" class="tick end">{escape(printable(name))}</text>')
-    for cell in cells:
-        focus = ""
-        if cell.index is not None:
-            tab = 0 if cell is cells[0] else -1
-            focus = f' tabindex="{tab}" role="button" data-run="{run}" data-head="{cell.index}"'
-        parts.append(
-            f'<rect x="{left + size * cell.column}" y="{top + size * cell.row}" width="{size - 1}" height="{size - 1}" '
-            f'fill="{_fill(cell.value, bounds, scale)}"{focus}><title>{escape(printable(cell.title))}</title></rect>'
-        )
-    return Markup("".join([*parts, "</svg>"]))
 
 
 def legend(bounds: tuple[float, float], label: str, scale: Sequence[str] = CIVIDIS) -> Markup:
@@ -156,14 +113,16 @@ class Plane:
 
 
 def line_chart(lines: list[Line], x_label: str, y_label: str, log: bool = False) -> Markup:
-    """Lines with dots; a dot shows its value on hover. A missing value has no dot; the line joins its neighbours."""
+    """Lines with dots; a dot shows its value on hover. A missing value has no dot, and the line breaks there."""
     plane = Plane([x for line in lines for x in line.x], [y for line in lines for y in line.y], log)
     parts = [_open(y_label), plane.axes(x_label, y_label)]
     for order, line in enumerate(lines):
-        shown = [(x, y) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y) and (y > 0 or not log)]
-        path = "".join(f"{'ML'[i > 0]}{plane.x(x):.1f} {plane.y(y):.1f}" for i, (x, y) in enumerate(shown))
+        known = [math.isfinite(y) and (y > 0 or not log) for y in line.y]
+        joined = [False, *known[:-1]]
+        shown = [each for each, there in zip(zip(line.x, line.y, joined, strict=True), known, strict=True) if there]
+        path = "".join(f"{'ML'[joins]}{plane.x(x):.1f} {plane.y(y):.1f}" for x, y, joins in shown)
         parts.append(f'<path class="line c{order}" d="{path}"/>')
-        for x, y in shown:
+        for x, y, _ in shown:
             title = f"{line.label}, {x_label} {x:g}: {number(y)}"
             parts.append(
                 f'<circle class="dot c{order}" cx="{plane.x(x):.1f}" cy="{plane.y(y):.1f}" r="2.5">'
@@ -181,18 +140,34 @@ class Dot:
     marked: bool = False
 
 
-def scatter(dots: list[Dot], x_label: str, y_label: str) -> Markup:
-    """One dot per head; a marked dot has a ring."""
+def scatter(dots: list[Dot], x_label: str, y_label: str, dense: bool = False) -> tuple[Markup, list[Point]]:
+    """One dot per head; a marked dot has a ring. With `dense` one path for each colour holds its dots, and the points
+    say what a script shows on hover; without, each dot has its title and there are no points."""
     dots = [dot for dot in dots if math.isfinite(dot.x) and math.isfinite(dot.y)]
     plane = Plane([0.0, *(dot.x for dot in dots)], [0.0, *(dot.y for dot in dots)])
     parts = [_open(y_label), plane.axes(x_label, y_label)]
+    if dense:
+        paths: dict[tuple[str, str], list[str]] = {}
+        for dot in dots:
+            left, middle = round(plane.x(dot.x) - 3.5, 1), round(plane.y(dot.y), 1)
+            circle = f"M{left:g} {middle:g}a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0"
+            paths.setdefault((_kind(dot), dot.fill), []).append(circle)
+        parts += [f'<path class="{kind}" fill="{fill}" d="{"".join(d)}"/>' for (kind, fill), d in paths.items()]
+        return Markup("".join([*parts, "</svg>"])), [_point(dot, plane) for dot in dots]
     for dot in dots:
-        kind = "head marked" if dot.marked else "head"
         parts.append(
-            f'<circle class="{kind}" cx="{plane.x(dot.x):.1f}" cy="{plane.y(dot.y):.1f}" r="3.5" fill="{dot.fill}">'
-            f"<title>{escape(printable(dot.title))}</title></circle>"
+            f'<circle class="{_kind(dot)}" cx="{plane.x(dot.x):.1f}" cy="{plane.y(dot.y):.1f}" r="3.5" '
+            f'fill="{dot.fill}"><title>{escape(printable(dot.title))}</title></circle>'
         )
-    return Markup("".join([*parts, "</svg>"]))
+    return Markup("".join([*parts, "</svg>"])), []
+
+
+def _point(dot: Dot, plane: Plane) -> Point:
+    return round(plane.x(dot.x), 1), round(plane.y(dot.y), 1), printable(dot.title)
+
+
+def _kind(dot: Dot) -> str:
+    return "head marked" if dot.marked else "head"
 
 
 def _open(label: str) -> str:

@@ -1,0 +1,95 @@
+"""Every page that is written, in headless Chromium: none scrolls sideways, complains or fetches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from arm_folders import write_arms
+from browser import CHROMIUM, Browser
+from desk import enlarged, hostile, scanned
+
+import sinkscope
+from sinkscope.comparison.compare_runs import compare
+from sinkscope.experiments.saved_arms import load_arms, placed
+from sinkscope.present.html.atlas import render_atlas
+from sinkscope.present.html.report import render_report
+from sinkscope.runs.atlas import atlas
+from sinkscope.runs.run import Run
+
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (chromium, google-chrome on PATH)"),
+    pytest.mark.slow,
+]
+
+LONG = "a-very-long-name-" * 12
+CELL = '<!doctype html><meta name="viewport" content="width=device-width"><title>cell</title><body>'
+
+
+def rich(folder: Path) -> str:
+    """A report of all that a run may have: several texts, switches, tokens, arms."""
+    run = scanned()
+    token = {
+        "stream": "text", "kind": "attention", "token": LONG, "region": "text", "first": False, "sinks": 3,
+        "occurrences": 8, "rate": 0.375, "heads": 2, "first_layer": 0, "last_layer": 1, "mean_alpha": 0.4,
+        "sink_share": 1.0,
+    }  # fmt: skip
+    run.tokens = pd.DataFrame([token])
+    keys = run.heads[["stream", "layer", "head"]]
+    run.measured["switch"] = keys.assign(sink_rows=0.5, sink_rows_sem=0.01, off_rate=0.25, switch_phi=np.nan)
+    arms = load_arms(write_arms(folder / "arms", run))
+    return render_report([run], None, placed([arms], [run]))
+
+
+def several(folder: Path) -> str:
+    names = [scanned(), scanned("noise")]
+    for place, run in enumerate(names):
+        run.path = Path(f"/runs/{LONG}{place}")
+    return render_atlas(atlas([*names, hostile(scanned(), LONG)]))
+
+
+def compared(folder: Path) -> str:
+    run: Run = enlarged(scanned(), 3, 32)
+    return render_report([run, run], compare(run, run))
+
+
+def dense(folder: Path) -> str:
+    run = hostile(enlarged(scanned(), 8, 128, sequences=2), LONG)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sinkscope.present.html.report.LARGE", 0)
+        return render_report([run, run], compare(run, run))
+
+
+PAGES: dict[str, Callable[[Path], str]] = {
+    "rich": rich,
+    "compared": compared,
+    "dense": dense,
+    "atlas": several,
+    "cell of a run": lambda folder: CELL + str(hostile(enlarged(scanned(), 3, 32), LONG)._repr_html_()),
+    "cell of a comparison": lambda folder: CELL + str(sinkscope.compare(scanned(), scanned("noise"))._repr_html_()),
+}
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_a_page_fits_a_phone_and_a_desk_and_nothing_complains(browser: Browser, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(PAGES[kind](tmp_path), encoding="utf-8")
+    for scheme in ("light", "dark"):
+        for width in (390, 1400):
+            browser.said.clear()
+            browser.open(path, scheme)
+            browser.wait("!document.getElementById('data') || document.querySelector('rect.chosen') !== null")
+            browser.get("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+            browser.picture(tmp_path / "page.png", width)
+            assert browser.get("document.documentElement.scrollWidth") <= width, (scheme, width)
+            assert browser.get("performance.getEntriesByType('resource').length") == 0
+            assert not browser.said
