@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sinkscope.capture.precision import float64
+from sinkscope.capture.precision import float64, like
 from sinkscope.capture.view import Missing, inverse
 
 Tokens = Float[Tensor, "token channel"]
@@ -228,7 +228,7 @@ class FoldedHeads:
     @cached_property
     def cos_residual(self) -> Float[Tensor, " head"]:
         weights = inverse(self.token_squares.sqrt())[None]
-        return self._mean_cosine(weights, squares(weights.to(self.tokens) @ self.tokens)).expand(self.heads)
+        return self._mean_cosine(weights, squares(like(weights, self.tokens) @ self.tokens)).expand(self.heads)
 
     @cached_property
     def cos_identity(self) -> Float[Tensor, " head"]:
@@ -265,7 +265,7 @@ class FoldedHeads:
         inside = inside + float64(share(self.mean_read, mixed))
         sizes = self.token_squares + 2 * inside + squares(out)
         weights = inverse(sizes.clamp(min=0.0).sqrt())
-        own = weights.to(self.tokens)
+        own = like(weights, self.tokens)
         moved = (own.unflatten(0, (len(mixed), -1)) @ mixed).flatten(0, 1)
         read = (own.unsqueeze(1) @ self.centred_read)[:, 0] + own.sum(-1, keepdim=True) * self.mean_read
         total = squares(own @ self.tokens) + 2 * float64((read * moved).sum(-1))

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sinkscope.capture.precision import float64
+from sinkscope.capture.precision import float64, like
 from sinkscope.capture.view import LayerView
 from sinkscope.capture.wiring.folded import FoldedHeads, OutputWeights, running_mean
 from sinkscope.capture.wiring.linear_maps import InputNorm
@@ -34,7 +34,7 @@ def _folded(
     """Adds tokens and mixes."""
     norm, constant = wiring.norm, wiring.constant
     if norm is not None:
-        norm = replace(norm, gain=norm.gain.to(view.x), bias=norm.bias.to(view.x))
+        norm = replace(norm, gain=like(norm.gain, view.x), bias=like(norm.bias, view.x))
     if weights is not None and weights.slices.shape[-1] != view.x.shape[-1]:
         weights = None
     mixed = weights is not None and constant is not None and view.raw_value is not None
@@ -48,7 +48,7 @@ def _folded(
             folded.written_out = view.written[number, :, 1:]
         if weights is not None and constant is not None and read is not None:
             folded.x_out = read[number]
-            _add_mixes(folded, weights, view, constant.to(view.x), number)
+            _add_mixes(folded, weights, view, like(constant, view.x), number)
         yield folded
 
 
