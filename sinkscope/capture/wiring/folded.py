@@ -6,7 +6,8 @@ are left out.
 
 Tensors of tokens and channels stay in the view's dtype, float32 or wider: one number comes from one sum of a few
 hundred products, whose rounding is some 1e-7 of its terms. What nearly cancels is centred before it is multiplied (x
-around its mean, u around its mean), and every sum over tokens of such numbers is in float64.
+around its mean, u around its mean). Norms and sums of the tokens themselves are float64, so that what a head adds is
+not lost beside a large x, and so is every sum over tokens of single numbers.
 """
 
 from __future__ import annotations
@@ -228,7 +229,7 @@ class FoldedHeads:
     @cached_property
     def cos_residual(self) -> Float[Tensor, " head"]:
         weights = inverse(self.token_squares.sqrt())[None]
-        return self._mean_cosine(weights, squares(like(weights, self.tokens) @ self.tokens)).expand(self.heads)
+        return self._mean_cosine(weights, squares(weights @ self.exact_tokens)).expand(self.heads)
 
     @cached_property
     def cos_identity(self) -> Float[Tensor, " head"]:
@@ -243,9 +244,14 @@ class FoldedHeads:
         return self.average_cosine(self.need(self.uniform), self.uniform_out)
 
     @cached_property
+    def exact_tokens(self) -> Tokens:
+        """x_i in float64: where a head adds little to x, cosines under two mixes differ by less than float32 rounds."""
+        return float64(self.tokens)
+
+    @cached_property
     def token_squares(self) -> Float[Tensor, " token"]:
         """|x_i|^2."""
-        return squares(self.tokens)
+        return squares(self.exact_tokens)
 
     @property
     def _weights(self) -> OutputWeights:
@@ -268,7 +274,7 @@ class FoldedHeads:
         own = like(weights, self.tokens)
         moved = (own.unflatten(0, (len(mixed), -1)) @ mixed).flatten(0, 1)
         read = (own.unsqueeze(1) @ self.centred_read)[:, 0] + own.sum(-1, keepdim=True) * self.mean_read
-        total = squares(own @ self.tokens) + 2 * float64((read * moved).sum(-1))
+        total = squares(weights @ self.exact_tokens) + 2 * float64((read * moved).sum(-1))
         return self._mean_cosine(weights, total + squares((own.unsqueeze(1) @ out)[:, 0]))
 
     def _mean_cosine(self, weights: Rows, total: Float[Tensor, " head"]) -> Float[Tensor, " head"]:
