@@ -70,8 +70,11 @@ def most_dormant(heads: pd.DataFrame, score: str, count: int) -> list[Head]:
 
     `heads`: rows of one stream with `layer`, `head` and the score. Heads without the score are left out.
     """
-    ranked = heads.dropna(subset=[score]).sort_values(score, ascending=SCORES[score] == "low", kind="stable")
-    return [(int(layer), int(head)) for layer, head in ranked[["layer", "head"]].head(count).to_numpy()]
+    values = heads[score].to_numpy(float, na_value=np.nan)
+    known = np.flatnonzero(~np.isnan(values))
+    order = np.argsort(values[known] if SCORES[score] == "low" else -values[known], kind="stable")
+    layers, numbers = heads["layer"].to_numpy(), heads["head"].to_numpy()
+    return [(int(layers[row]), int(numbers[row])) for row in known[order][:count]]
 
 
 def overlap(first: list[Head], second: list[Head]) -> float:
@@ -101,8 +104,9 @@ def agreement(heads: pd.DataFrame) -> DormancyScores:
 
 
 def _varies(values: pd.Series) -> bool:
-    known = values.dropna()
-    return len(known) > 0 and float(known.max() - known.min()) > SAME * float(known.abs().max())
+    numbers = values.to_numpy(float, na_value=np.nan)
+    known = numbers[~np.isnan(numbers)]
+    return len(known) > 0 and bool(np.ptp(known) > SAME * np.abs(known).max())
 
 
 def dormant_in_some(heads: pd.DataFrame) -> list[MixedHead]:

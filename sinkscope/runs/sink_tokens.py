@@ -49,12 +49,14 @@ def sink_tokens(domains: list[Domain], sites: list[Site], sinks: pd.DataFrame, p
         token=("token", "first"), first_layer=("layer", "min"), last_layer=("layer", "max"),
         mean_alpha=("alpha", "mean"), mass=("alpha", "sum"),
     )  # fmt: skip
-    occurrence = ["domain", "sequence", "position"]
-    table["sinks"] = _distinct(events, occurrence)
-    table["sequences"] = _distinct(events, ["domain", "sequence"])
-    table["heads"] = _distinct(events[events["head"].notna()], ["layer", "head"])
-    table["lifetime"] = _distinct(events, [*occurrence, "layer"]) / table["sinks"]
     table = table.reset_index()
+    events["row"] = grouped.ngroup()  # of the table
+    occurrence = ["domain", "sequence", "position"]
+    table["sinks"] = _distinct(events, occurrence, len(table))
+    table["sequences"] = _distinct(events, ["domain", "sequence"], len(table))
+    heads = _distinct(events[events["head"].notna()], ["layer", "head"], len(table))
+    table["heads"] = heads.where(heads > 0)
+    table["lifetime"] = _distinct(events, [*occurrence, "layer"], len(table)) / table["sinks"]
     attention = table["kind"] == "attention"
     total = table[attention].groupby("stream")["mass"].transform("sum")
     table["sink_share"] = (table["mass"] / total).where(attention)
@@ -68,11 +70,10 @@ def sink_tokens(domains: list[Domain], sites: list[Site], sinks: pd.DataFrame, p
     return table[list(COLUMNS)].astype(COLUMNS)
 
 
-def _distinct(events: pd.DataFrame, names: list[str]) -> pd.Series:
-    """The number of distinct combinations of these columns, for each row of the table."""
-    return events[[*KEYS, *(name for name in names if name not in KEYS)]].drop_duplicates().groupby(
-        KEYS, sort=False, dropna=False
-    ).size()  # fmt: skip
+def _distinct(events: pd.DataFrame, names: list[str], rows: int) -> pd.Series:
+    """The number of distinct combinations of these columns among the events of each of the table's rows."""
+    once = events[["row", *names]].drop_duplicates()
+    return pd.Series(np.bincount(once["row"], minlength=rows))
 
 
 def _occurrences(table: pd.DataFrame, domains: list[Domain], sites: list[Site], places: PlacesOf) -> list[int]:

@@ -436,6 +436,7 @@ def test_full_disk_leaves_no_file_of_a_run_and_resumes(
     assert scan_cli(tiny_folder, "--resume").code == 0
 
 
+@pytest.mark.slow
 def test_full_disk_keeps_the_run_that_was_to_be_replaced(
     tiny_folder: Path, scan_cli: Scan, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -526,7 +527,7 @@ def test_interruption_before_the_first_batch_leaves_nothing(
     assert listing(outcome.folder.parent) == []
 
 
-@pytest.mark.parametrize("option", ["--resume", "--force"])
+@pytest.mark.parametrize("option", slow_but(["--resume", "--force"], "--resume"))
 def test_incomplete_run_may_be_replaced(option: str, tiny_folder: Path, scan_cli: Scan, patch_forward: Patch) -> None:
     patch_forward(interrupt_at(7))
     assert scan_cli(tiny_folder, *SIX).json("manifest")["complete"] is False
@@ -664,6 +665,7 @@ def test_memory_that_runs_out_half_way_keeps_what_was_measured(
     np.testing.assert_allclose(values(outcome.folder), values(whole.folder), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_one_sequence_too_large_says_what_would_fit(tiny_folder: Path, refused: Refused, patch_forward: Patch) -> None:
     patch_forward(too_large(0, tokens=150))
     message = refused(tiny_folder, "--seq-len", 200)
@@ -695,6 +697,7 @@ def test_memory_error_of_the_host(tiny_folder: Path, scan_cli: Scan, patch_forwa
     assert outcome.json("manifest")["batch_size"] == 1
 
 
+@pytest.mark.slow
 def test_a_small_domain_does_not_shrink_the_batches_of_the_next(
     tiny_folder: Path, scan_cli: Scan, patch_forward: Patch, tmp_path: Path
 ) -> None:

@@ -103,6 +103,7 @@ for line, words in json.loads(sys.argv[1]).items():
 """
 
 
+@pytest.mark.slow
 def test_what_is_wrong_for_any_model_is_refused_without_torch(tmp_path: Path) -> None:
     """With a near name where there is one. The hub is not asked: it is offline here."""
     scanned().save(tmp_path / "run")

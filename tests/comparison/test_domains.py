@@ -83,6 +83,7 @@ def paired(folder: Path, *specs: str, **options: Any) -> bool:
     return entry.paired
 
 
+@pytest.mark.slow
 def test_files_of_one_name_are_not_paired(tiny_folder: Path, tmp_path: Path) -> None:
     """Unrelated texts in a/x.jsonl and b/x.jsonl: row 1 of one has nothing to do with row 1 of the other."""
     specs = [jsonl(tmp_path / name / "x.jsonl", subject) for name, subject in (("a", "boats"), ("b", "dogs"))]
@@ -303,6 +304,7 @@ def test_massive_channels_are_named_with_their_positions() -> None:
     assert massive.over_token_median > 1000
 
 
+@pytest.mark.slow
 def test_repeated_tokens_without_positions_attend_uniformly() -> None:
     model = tiny("gpt2")
     with torch.no_grad():

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import VOCABULARY, Refused, Scan, make_model
+from tiers import slow_but
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import sinkscope
@@ -39,7 +40,7 @@ def planted(where: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("where", ["position", "token", "both", "none"])
+@pytest.mark.parametrize("where", slow_but(["position", "token", "both", "none"], "token", "both"))
 def test_a_planted_sink_gets_its_verdict(where: str, tokenizer: Any) -> None:
     run = sinkscope.scan(planted(where), tokenizer=tokenizer, data="prose", self_check=False, **ASKED)
     table = run.measured["first"]

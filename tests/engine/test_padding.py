@@ -25,7 +25,7 @@ from sinkscope.metrics import registered
 
 EVERY = registered().asked(())
 LENGTHS = (70, 41)
-FAST_PADDING = (("left", "llama"), ("right", "bloom"), ("left", "gpt_oss"))
+FAST_PADDING = (("left", "llama"), ("right", "bloom"))
 
 
 def model_of(family: str) -> Any:
@@ -63,6 +63,7 @@ def test_padding_counts_nowhere(family: str, side: str) -> None:
         assert_same(run, number, row, model, f"{family} {side}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", slow_but(["bart", "llama4_text"], "llama4_text"))
 def test_positions_that_count_padding(family: str) -> None:
     """BART embeds the place in the row, and Llama-4 scales queries by it: neither takes position ids for that."""
@@ -117,6 +118,7 @@ def test_packed_pieces_are_sequences_of_their_own(family: str) -> None:
         assert_same(run, number, row, model, f"{family} packed")
 
 
+@pytest.mark.slow
 def test_a_packed_pass_of_the_model_s_own_gives_the_same_mass() -> None:
     """Without a mask and a cache, transformers itself keeps packed pieces apart: its eager maps are the reference."""
     rows = sequences()
@@ -159,6 +161,7 @@ HALF = {torch.bfloat16: 3e-3, torch.float16: 4e-4}
 """How far a half-precision model's mean BOS masses may stand from the float32 model's (measured: 9.4e-4 and 1.1e-4)."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "dtype"),
     slow_but(

@@ -91,6 +91,7 @@ def test_half_precision_that_strays_is_a_warning(monkeypatch: pytest.MonkeyPatch
     assert "more than the 1e-09 that half precision explains; try --dtype float32" in told
 
 
+@pytest.mark.slow
 def test_an_interrupted_scan_does_not_replace_a_finished_run(
     tiny_folder: Path, scan_cli: Scan, patch_forward: Any
 ) -> None:

@@ -97,6 +97,7 @@ def test_a_start_token_alone_is_one_query_and_named(whisper: Path, recordings: P
     assert ["start token alone" in warning for warning in outcome.warnings] == [True]
 
 
+@pytest.mark.slow
 def test_a_multilingual_whisper_is_told_its_language_and_task(
     whisper: Path, recordings: Path, scan_cli: Scan, tmp_path: Path
 ) -> None:

@@ -377,6 +377,7 @@ def test_no_run_and_nothing_left_to_read(tiny_folder: Path, run_cli: Callable[..
     refuse(run_cli(tiny_folder, tmp_path / "all", "--data", text), "the run has read it all")
 
 
+@pytest.mark.slow
 def test_windows_of_a_long_text_that_the_run_did_not_read(tiny_folder: Path, tmp_path: Path) -> None:
     text = tmp_path / "long.txt"
     text.write_text("\n\n".join(corpus_texts("prose")[:3]))

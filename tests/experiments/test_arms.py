@@ -548,6 +548,7 @@ ARMS = ["keys:first1", "kv:2+first1", "window:8+2"]
 SMALL: dict[str, Any] = {"num_sequences": 4, "seq_len": 24, "draws": 2}
 
 
+@pytest.mark.slow
 def test_an_interrupted_measurement_goes_on(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sinkscope.experiments.arms.engine.batch_size", lambda model, length: 1)
     options = SMALL | {"shards": tmp_path / "a", "resume": True}

@@ -34,7 +34,8 @@ class Noise(TrainerCallback):
         self.drawn.append((float(torch.rand(())), float(np.random.rand())))
 
 
-@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
 def test_training_is_the_same_to_the_last_bit(tmp_path: Path, checkpointing: bool) -> None:
     noise, beside = Noise(), Noise()
     models = [causal_llama(), causal_llama()]
@@ -136,6 +137,7 @@ def test_the_model_inside_wrappers_is_measured() -> None:
     assert [own.measure(0, each) == plain for each in wrapped] == [True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # peft calls what transformers has renamed
 def test_adapters_are_measured_with_the_model() -> None:
     import peft

@@ -123,7 +123,7 @@ def test_gradients_flow_into_every_parameter(attention: str) -> None:
         assert parameter.grad.abs().sum() > 0, name
 
 
-@pytest.mark.parametrize("attention", slow_but(KINDS, "learned-sink", "relu"))
+@pytest.mark.parametrize("attention", slow_but(KINDS, "learned-sink"))
 def test_scan_measures_what_the_model_does(attention: str, tmp_path: Path) -> None:
     """The capture against the model's own maps; the self-check; save and load; inputs as documented."""
     model = model_of(attention)
@@ -320,6 +320,7 @@ def test_a_kill_in_the_first_save_leaves_a_folder_to_start_in(tmp_path: Path) ->
     assert train(Recipe(steps=2), tmp_path, resume=True).config.training["steps"] == 2
 
 
+@pytest.mark.slow
 def test_resumed_training_is_the_uninterrupted_one(tmp_path: Path) -> None:
     recipe = Recipe("learned-sink", layers=2, heads=2, dim=6, length=6, seed=3, steps=60)
     whole = Training(recipe)

@@ -553,6 +553,7 @@ def test_plans() -> None:
             experiment.plans(**wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_study_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plans = experiment.plans(["constant"], ["softmax", "relu"], [2], 2, 3)
     first = experiment.study(tmp_path, plans)

@@ -432,6 +432,7 @@ def test_text_needs_a_tokenizer(tiny_model: Any) -> None:
         scan(tiny_model, data="prose")
 
 
+@pytest.mark.slow
 def test_model_object_with_tokenizer_equals_the_folder(tiny_model: Any, tokenizer: Any, tiny_folder: Path) -> None:
     options: dict[str, Any] = {"data": ["prose", "code"], "seq_len": 48, "num_sequences": 3}
     by_object, by_name = scan(tiny_model, tokenizer=tokenizer, **options), scan(str(tiny_folder), **options)

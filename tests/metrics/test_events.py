@@ -33,7 +33,7 @@ def loud(family: str, **sizes: Any) -> tuple[Any, torch.Tensor]:
     return model, ids
 
 
-@pytest.mark.parametrize("family", slow_but(["llama", "gemma3", "bert", "gpt_oss"], "llama", "bert"))
+@pytest.mark.parametrize("family", slow_but(["llama", "gemma3", "bert", "gpt_oss"], "llama"))
 def test_every_sink_against_whole_maps(family: str) -> None:
     model, ids = loud(family)
     if family != "gpt_oss":  # its experts' grouped matrix product knows no float64 on a CPU
@@ -128,6 +128,7 @@ def test_no_sink_and_too_short_to_tell() -> None:
     assert short.heads["sink_elsewhere"].isna().all()
 
 
+@pytest.mark.slow
 def test_padding_batches_and_own_metrics_change_no_sink(tmp_path: Path) -> None:
     """Padded rows beside a user's metric, in batches of two, give the sinks of the sequences one by one."""
     own = tmp_path / "own.py"
@@ -157,6 +158,7 @@ def test_padding_batches_and_own_metrics_change_no_sink(tmp_path: Path) -> None:
         pd.testing.assert_frame_equal(ours.astype({"sequence": "int32"}), alone, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_sinks_survive_a_resume_and_a_saved_run(tmp_path: Path) -> None:
     model, ids = loud("llama", num_hidden_layers=1)
     asked: dict[str, Any] = {"data": ids, "self_check": False, "epsilon": 0.05, "batch_size": 1}

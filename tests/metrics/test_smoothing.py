@@ -101,6 +101,7 @@ def test_other_families_are_read_too(family: str) -> None:
         assert run.smoothing["beta"].to_numpy() == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", slow_but(["llama", "gpt_neox"], "llama"))
 def test_padding_and_batches_change_nothing(family: str) -> None:
     model, ids = tiny(family), random_ids(4, 24)
@@ -234,6 +235,7 @@ def test_pruned_heads_have_no_rank_and_no_sign() -> None:
     assert stream.in_words[-1].startswith("rank_w is empty in 2 of 12 heads: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", slow_but(["qwen3", "gpt2"], "qwen3"))
 def test_half_precision_moves_nothing_far(family: str) -> None:
     ids = random_ids(2, 40)

@@ -58,6 +58,7 @@ def test_every_column_in_float32(family: str) -> None:
     compare(measured(model, ids), model, ids, 1e-4, 1e-5)
 
 
+@pytest.mark.slow
 def test_padding_and_batches_change_nothing() -> None:
     model, ids = tiny("llama"), random_ids(3, 24)
     mask = torch.ones_like(ids)

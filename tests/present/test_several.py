@@ -85,7 +85,7 @@ def test_a_single_layer_has_one_number_below_it() -> None:
     assert [tick for tick in axes.get_xticks() if low <= tick <= high] == [3]
 
 
-@pytest.mark.parametrize("size", WIDTHS)
+@pytest.mark.parametrize("size", slow_but(WIDTHS, "page"))
 def test_nothing_is_cut_off_at_the_left_or_above(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
     edges, tops = [], []
     save = Figure.savefig

@@ -56,13 +56,10 @@ def one_whole_run(out: Path, old: Files, new: Files, settled: bool = False) -> s
     return "new" if found == new else "old" if found else "none"
 
 
-@pytest.mark.parametrize(
-    ("old", "shards", "plain"),
-    slow_but(
-        [(old, shards, plain) for plain in ("exchange", "plain") for shards in ("-", "shards") for old in ("-", "old")],
-        ("old", "shards", "exchange"),
-    ),
-)  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("plain", ["exchange", "plain"])
+@pytest.mark.parametrize("shards", ["-", "shards"])
+@pytest.mark.parametrize("old", ["-", "old"])
 def test_a_kill_at_every_step_of_a_save(
     old: str, shards: str, plain: str, runs: Path, tmp_path: Path, tell: Tell
 ) -> None:
