@@ -345,7 +345,7 @@ def measure_gemma(folder: Folder, sequences: int, texts: Iterable[str] = TEXTS) 
     fewer, fewest = (max(2, sequences // share) for share in (4, 16))
     for text in texts:
         subject = f"Gemma-3, {text}"
-        found = folder.scan(f"gemma-{text}", data=text, num_sequences=sequences, **BOTH)
+        found = folder.scan(f"gemma-{text}", data=text, num_sequences=sequences, spectra=sequences, **BOTH)
         told = folder.scan(f"gemma-{text}-first", data=text, num_sequences=fewer, first=["bos", "none"], prepend=[0, 8])
         for name, tell in ABOUT_A_RUN.items():
             tables.setdefault(name, {})[subject] = tell(found)

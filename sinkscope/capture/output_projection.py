@@ -87,22 +87,22 @@ def projection_weight(projection: nn.Module, width: int) -> Float[Tensor, "out w
             if type(projection).forward is Conv1D.forward:
                 return weight.detach().mT
     with torch.no_grad():
-        eye = _rows_for(projection, width)
+        eye = torch.eye(width, **_home(projection))
         return (_applied(projection, eye) - _applied(projection, torch.zeros_like(eye))).mT
 
 
 def projection_bias(projection: nn.Module, width: int) -> Float[Tensor, " out"]:
     """What the projection returns for 0: its bias, whatever kind of layer it is."""
     with torch.no_grad():
-        return _applied(projection, torch.zeros_like(_rows_for(projection, width)[:1]))[0]
+        return _applied(projection, torch.zeros(1, width, **_home(projection)))[0]
 
 
-def _rows_for(projection: nn.Module, width: int) -> Tensor:
-    """The identity in the dtype and on the device that the projection computes in."""
+def _home(projection: nn.Module) -> dict[str, Any]:
+    """The dtype and the device that the projection computes in."""
     held = [*projection.parameters(), *projection.buffers()]
     dtype = next((tensor.dtype for tensor in held if _wide(tensor)), torch.float32)
     device = next((tensor.device for tensor in held if not tensor.is_meta), torch.device("cpu"))
-    return torch.eye(width, device=device, dtype=dtype)
+    return {"device": device, "dtype": dtype}
 
 
 def _applied(projection: nn.Module, rows: Tensor) -> Tensor:

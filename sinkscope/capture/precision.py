@@ -17,5 +17,11 @@ def float64(tensor: Tensor) -> Tensor:
     return tensor.double() if has_float64(tensor.device) else tensor.cpu().double()
 
 
+def like(tensor: Tensor, other: Tensor) -> Tensor:
+    """The tensor in the other's dtype and on its device; it changes type before it moves, as a device without float64
+    asks."""
+    return tensor.to(other.dtype).to(other.device)
+
+
 def has_float64(device: torch.device) -> bool:
     return device.type != "mps"

@@ -28,6 +28,7 @@ class LayerView:
     projection returns less its bias, summed over all heads (B, T, D), kept where a measurement asks for it. Each may be
     None: use the properties, or `need`, which raise Missing. `head_mean` turns the mean over this process's heads into
     that over all `layer_heads` of the layer; None where it holds them all. `readings`: what readers made of the call.
+    `sampled`: number of its first sequences that columns too slow for every sequence are measured on.
     """
 
     site: Site
@@ -46,6 +47,7 @@ class LayerView:
     head_mean: Callable[[Site, Tensor], Tensor] | None = None
     readings: Mapping[str, Any] = field(default_factory=dict)
     layer_heads: int = 0
+    sampled: int = 0
     _kept: dict[Callable[[LayerView], Tensor], Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -133,7 +135,8 @@ class LayerView:
 
     @property
     def writes(self) -> bool:
-        """Whether a measurement reads what heads write again, so that `written` is worth its memory."""
+        """Whether a measurement reads what heads write again, so that `written` and `written_values` are worth their
+        memory."""
         return self.raw_written is not None
 
     def _through_output(self) -> Float[Tensor, "batch head query rank"]:

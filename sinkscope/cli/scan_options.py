@@ -122,7 +122,7 @@ class MoreOfScan:
         int | None,
         typer.Option(
             metavar="N",
-            help="Measure matrix_entropy on the first N sequences. [default: as many as are cheap]",
+            help="Measure what needs spectra on the first N sequences. [default: as many as are cheap]",
             rich_help_panel=MEASURED,
         ),
     ] = None

@@ -12,12 +12,13 @@ from sinkscope.comparison.differences import beyond, false_discovery
 from sinkscope.comparison.policy import DEFAULT, Policy, Rule
 from sinkscope.comparison.verdict import Breach, Tally, Verdict
 from sinkscope.errors import SinkscopeError
+from sinkscope.runs.catalogue import catalogue
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
 
 
-SAMPLED = ("matrix_entropy",)
+SAMPLED = frozenset(column.name for column in catalogue() if column.sampled)
 """Columns measured on some of the sequences only: two scans of the same text may have measured different ones."""
 
 

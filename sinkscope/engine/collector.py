@@ -61,9 +61,10 @@ class Collector:
 
     def add(self, view: LayerView, row: int = 0) -> None:
         """Measures a view. `row`: the batch's row that it begins at."""
+        view.sampled = self._sampler.count(view, self._start + row)
         measured = {each.name: each.measure(view, self._lengths) for each in self._quantities.quantities}
         values = {name: value for name, value in measured.items() if value is not None}
-        self._sampler.add(view, self._start + row, values["layers"])
+        self._sampler.add(view, values["layers"])
         self._batch[view.site.name].append(Part(view.batch, view.attention.causal, view.queries, view.keys, values))
 
     def drop(self) -> None:

@@ -39,15 +39,18 @@ class Sampler:
         self._longest, self._count = longest, count
         self._begun: list[_Begun] = []
 
-    def add(self, view: LayerView, number: int, layers: Tensor) -> None:
-        """Begins the sampled metrics of a view whose first sequence has this `number` in its domain.
+    def count(self, view: LayerView, number: int) -> int:
+        """How many first sequences of a view to measure; its first sequence has this `number` in its domain."""
+        return max(0, min(view.batch, self._wanted(view) - number))
+
+    def add(self, view: LayerView, layers: Tensor) -> None:
+        """Begins the sampled metrics of a view's first `LayerView.sampled` sequences.
 
         The values go to `layers`, [sequence, metric], at the latest when `settle` returns.
         """
-        count = min(view.batch, self._wanted(view) - number)
-        if count <= 0:
+        if not view.sampled:
             return
-        sampled = view.rows(count)
+        sampled = view.rows(view.sampled)
         for place, metric in self._sampled:
             self._measure(metric, sampled, layers[:, place])
         waiting = [each.work for each in self._begun]

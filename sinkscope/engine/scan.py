@@ -110,7 +110,8 @@ def scan(
         epsilon: the sink threshold. dormant_rule: "NAME<x" on a head column. smoothing: True adds measure="smoothing".
         measure: what to measure on request (`Run.measured`): names of `sinkscope scan --help`, or "all".
         window, sinks: keys that a streaming cache keeps, the last and the first; for measure="streaming".
-        spectra: how many first sequences of each domain matrix_entropy is measured on; None = as many as are cheap.
+        spectra: how many first sequences of each domain matrix_entropy, and what needs spectra in smoothing.csv, is
+            measured on; None = as many as are cheap.
         lengths: the prefixes of length_curve.csv and cosine_curve.csv; None = 64, 128, 256, ... T comes last always.
         metrics: your own functions, decorated with `head_metric` or `layer_metric`, or Python files that define some,
             which are run; they are measured in addition to sinkscope's.

@@ -9,70 +9,81 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from sinkscope.metrics.median import median_abs
 from sinkscope.metrics.registry import formula_of
 
 PerSequence = Float[Tensor, " sequence"]
 PerToken = Float[Tensor, "sequence token"]
-OfSequence = Float[Tensor, "sequence #token"]  # one number for each token, or for all of a sequence
+Inputs = Float[Tensor, "sequence token feature"]
 Counts = Int[Tensor, "sequence token"]
 
 LEVELS = 127
 ANNIHILATED = 0.9
+FLAGS = 2**16
+"""Flags that a CPU sets before it counts them: 256 KiB."""
 OURS = "ours"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Sizes:
-    """The absolute values of a module's input, [sequence, token, feature] in float32 or wider, and what columns share.
+    """What columns share of a module's input, [sequence, token, feature].
 
-    Numbers below 2^24 are counted in floats: summing booleans takes eight times as long on a CPU.
+    Attributes:
+        of_tokens, of_features: the largest |x| of each token, of each feature.
+        entries: number of a token's entries other than 0.
+        lost_in_tensor: number of these that round to 0 with one scale for the whole tensor.
+        lost_in_token: number of these that round to 0 with a scale for each token.
     """
 
-    values: Float[Tensor, "sequence token feature"]
+    of_tokens: PerToken
+    of_features: Float[Tensor, "sequence feature"]
+    entries: Counts
+    lost_in_tensor: Counts
+    lost_in_token: Counts
 
-    @cached_property
-    def of_tokens(self) -> PerToken:
-        """Each token's largest |x|."""
-        return self.values.amax(-1)
+    @classmethod
+    def of(cls, read: Inputs) -> Sizes:
+        """Reads an input of any float type. A CPU takes one sequence at a time, which its caches hold."""
+        each = [_read(part) for part in (read.split(1) if read.device.type == "cpu" else (read,))]
+        return cls(*(torch.cat(parts) for parts in zip(*each, strict=True)))
 
-    @cached_property
-    def of_features(self) -> Float[Tensor, "sequence feature"]:
-        """Each feature's largest |x|."""
-        return self.values.amax(1)
-
-    @cached_property
+    @property
     def largest(self) -> PerSequence:
         return self.of_tokens.amax(-1)
 
-    @cached_property
-    def entries(self) -> Counts:
-        """Number of a token's entries other than 0."""
-        return torch.gt(self.values, 0, out=self._flags).sum(-1).long()
 
-    @cached_property
-    def lost_in_tensor(self) -> Counts:
-        """Number of these that round to 0 with one scale for the whole tensor."""
-        return self._lost(self.largest[:, None])
+def _read(read: Inputs) -> tuple[Tensor, ...]:
+    """The fields of Sizes."""
+    values = (read if read.dtype == torch.float64 else read.float()).abs()
+    of_tokens, width = values.amax(-1), values.shape[-1]
+    if values.device.type == "cpu" and bool((values.amin(-1) > 0).all()):  # a GPU would have to be waited for
+        entries = torch.full(of_tokens.shape, width)
+    else:
+        entries = _count(torch.gt, values, torch.zeros_like(of_tokens))
 
-    @cached_property
-    def lost_in_token(self) -> Counts:
-        """Number of these that round to 0 with a scale for each token."""
-        return self._lost(self.of_tokens)
-
-    def _lost(self, largest: OfSequence) -> Counts:
+    def lost(largest: PerToken) -> Counts:
         """Ties round to the even 0."""
-        small = torch.le(self.values, (largest / (2 * LEVELS)).unsqueeze(-1), out=self._flags).sum(-1).long()
-        return (small - (self.values.shape[-1] - self.entries)).clamp(min=0)
+        return (_count(torch.le, values, largest / (2 * LEVELS)) - (width - entries)).clamp(min=0)
 
-    @cached_property
-    def _flags(self) -> Tensor:
-        return torch.empty_like(self.values)
+    whole = lost(of_tokens.amax(-1, keepdim=True).expand_as(of_tokens))
+    return of_tokens, values.amax(1), entries, whole, lost(of_tokens)
+
+
+def _count(compare: Callable[..., Tensor], values: Inputs, bounds: PerToken) -> Counts:
+    """Number of each token's values that compare with its bound; some tokens at a time, so that caches hold the flags.
+
+    Flags are floats, which count exactly below 2^24: summing booleans takes eight times as long on a CPU.
+    """
+    rows = max(1, FLAGS // values.shape[-1]) if values.device.type == "cpu" else values.shape[1]
+    pieces = zip(values.split(rows, 1), bounds.unsqueeze(-1).split(rows, 1), strict=True)
+    flags = torch.empty_like(values[:, :rows])
+    found = [compare(piece, bound, out=flags[:, : piece.shape[1]]).sum(-1) for piece, bound in pieces]
+    return torch.cat(found, 1).long()
 
 
 @dataclass(frozen=True)
@@ -147,5 +158,5 @@ def amax_other(sizes: Sizes) -> PerSequence:
 
 
 def _dispersion(peaks: Float[Tensor, "sequence any"]) -> PerSequence:
-    middle = peaks.quantile(0.5, dim=-1)
+    middle = median_abs(peaks)
     return peaks.amax(-1) / torch.where(middle > 0, middle, torch.nan)

@@ -49,7 +49,7 @@ class Metric:
         table: `heads` ([sequence, head] values), `layers` ([sequence] values), or a table that a measurement writes on
             request; what `compute` takes and returns is then the measurement's own matter.
         shown: whether the tables show it. Positions such as max_abs_token are kept per sequence only.
-        sampled: True for a layer metric too slow for every sequence: a scan measures it on the first sequences of each
+        sampled: True for a metric too slow for every sequence: a scan measures it on the first sequences of each
             domain (option --spectra) and leaves it empty for the others.
         begin: starts the work of `compute` without waiting for it; the result's `tensor()` returns the same values.
         measure: the measurement (`--measure NAME`) that has to be asked for; None for a metric of every scan.
@@ -168,23 +168,26 @@ def layer_metric(
 
 
 def measured_metric(
-    table: Table, *, unit: str, range: str, source: str = "ours", measure: str | None = None
+    table: Table, *, unit: str, range: str, source: str = "ours", measure: str | None = None, sampled: bool = False
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Declares a function as a column with one value for each sequence, in a table that a measurement writes.
 
-    The measurement decides what the function takes and returns. `measure`: its name; None = the table's name.
+    The measurement decides what the function takes and returns, and leaves a `sampled` column empty from sequence
+    `LayerView.sampled` on. `measure`: its name; None = the table's name.
     """
 
     def declare(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
         metric = _describe(compute, table, unit, range, source)
-        return _declare(compute, replace(metric, measure=measure or table))
+        return _declare(compute, replace(metric, measure=measure or table, sampled=sampled))
 
     return declare
 
 
-def smoothing_metric(*, unit: str, range: str, source: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+def smoothing_metric(
+    *, unit: str, range: str, source: str, sampled: bool = False
+) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Declares a function FoldedHeads -> [head] as a column of smoothing.csv."""
-    return measured_metric("smoothing", unit=unit, range=range, source=source)
+    return measured_metric("smoothing", unit=unit, range=range, source=source, sampled=sampled)
 
 
 def over_layer(compute: Compute) -> Compute:

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sinkscope.capture.view import Missing
-from sinkscope.capture.wiring.folded import FoldedHeads
+from sinkscope.capture.wiring.folded import FoldedHeads, squares
 from sinkscope.metrics.registry import smoothing_metric
 
 LAMPERT = "Lampert et al. 2605.08453"
@@ -57,7 +57,7 @@ def beta_tr_bw(folded: FoldedHeads) -> HeadValues:
 def avgcos_residual(folded: FoldedHeads) -> HeadValues:
     """Mean cosine over pairs i != j, both >= 1, of x_i and x_j, before the head adds anything; constant within
     a layer."""
-    return folded.average_cosine(None)
+    return folded.cos_residual
 
 
 @smoothing_metric(unit="cosine", range="[-1, 1]", source=LAMPERT)
@@ -105,52 +105,49 @@ def relative_change(folded: FoldedHeads) -> HeadValues:
 def theory_residual(folded: FoldedHeads) -> HeadValues:
     """|xbar|^2 / (|xbar|^2 + tr Cov(x)) of the tokens i >= 1, the predicted avgcos_residual; constant within a
     layer."""
-    return _theory(folded.tokens.mean(0).square().sum(), folded.tokens_spread).expand(folded.heads)
+    return _theory(squares(folded.tokens.mean(0)), folded.tokens_spread).expand(folded.heads)
 
 
 @smoothing_metric(unit="cosine", range="[0, 1]", source=EQ2)
 def theory_identity(folded: FoldedHeads) -> HeadValues:
     """|(beta I + W) m|^2 / (|(beta I + W) m|^2 + tr((beta I + W) B (beta I + W)^T)), m = zbar: the predicted
     avgcos_identity; z, W and B as in tr_bw; inexact where x is not beta z."""
-    slope, m = beta(folded), folded.normalised.mean(0)
-    u = folded.need(folded.values).mean(1, keepdim=True)
-    through = torch.einsum("hv,hvd,d->h", u[:, 0], folded.slices, m)
-    size = folded.values_out.mean(1).square().sum(-1)
-    mean = slope.square() * m.square().sum() + 2 * slope * through + size
+    slope, size = beta(folded), squares(folded.known_values_out.mean(1))
+    mean = slope.square() * squares(folded.normalised.mean(0)) + 2 * slope * folded.mean_through + size
     variance = slope.square() * folded.spread + 2 * slope * tr_bw(folded) + tr_bwtw(folded)
     return _theory(mean, variance)
 
 
-@smoothing_metric(unit="rank", range="[1, head dim]", source="ours, comparable to Lampert et al. fig. 12")
+@smoothing_metric(unit="rank", range="[1, head dim]", source="ours, comparable to Lampert et al. fig. 12", sampled=True)
 def rank_output(folded: FoldedHeads) -> HeadValues:
     """Stable rank |Y|_F^2 / |Y|_2^2 of the matrix Y with rows W_O^h w_i, i >= 1, as the head writes them (biases
     included in w, means not subtracted): 1 = the same direction for every token; empty where the head writes
-    nothing."""
-    written = folded.written_out
-    squares = torch.linalg.eigvalsh(written.mT @ written)  # float64: squaring loses no accuracy here
-    return squares.sum(-1) / torch.where(squares[:, -1] > 0, squares[:, -1], torch.nan)
+    nothing. Measured on the first n sequences only, as matrix_entropy is."""
+    written = folded.exact_written_out
+    values = torch.linalg.eigvalsh(written.mT @ written)  # float64: squaring loses no accuracy here
+    return values.sum(-1) / torch.where(values[:, -1] > 0, values[:, -1], torch.nan)
 
 
-@smoothing_metric(unit="cost", range="(0, inf)", source=COSTS)
+@smoothing_metric(unit="cost", range="(0, inf)", source=COSTS, sampled=True)
 def cost_sink_lower(folded: FoldedHeads) -> HeadValues:
     """kappa C / (2 s D), a lower bound on the cost of a sink. kappa = the head's own sink margin in nats (mean over
     i >= 1; sequences where it is not above 0 have no cost and are left out); C = 1, since all tokens of the text count
     as one group; D = width of z, which is |z|^2 behind a norm; s = the factor of the head's logits, s z_i^T W_Q^T W_K
-    z_j."""
+    z_j. All four bounds are measured on the first n sequences only, as matrix_entropy is."""
     return _kappa(folded) * GROUPS / (2 * _reach(folded))
 
 
-@smoothing_metric(unit="cost", range="(0, inf)", source=COSTS)
+@smoothing_metric(unit="cost", range="(0, inf)", source=COSTS, sampled=True)
 def cost_sink_upper(folded: FoldedHeads) -> HeadValues:
     """12 kappa C / (s D) + 5 (r + C), an upper bound on the cost of a sink. r = stable rank tr B / |B|_2 of the tokens
-    around their mean; kappa, C, s, D as in cost_sink_lower."""
+    around their mean; kappa, C, s, D and the sequences as in cost_sink_lower."""
     return 12 * _kappa(folded) * GROUPS / _reach(folded) + 5 * (folded.token_rank + GROUPS)
 
 
-@smoothing_metric(unit="cost", range="(0, inf)", source=f"{COSTS}; this bound is ours")
+@smoothing_metric(unit="cost", range="(0, inf)", source=f"{COSTS}; this bound is ours", sampled=True)
 def cost_diagonal_lower(folded: FoldedHeads) -> HeadValues:
     """kappa / (s |B'|_2), a lower bound on the cost of a diagonal pattern of the same margin; B' = B n/(n-1); kappa, s
-    as in cost_sink_lower.
+    and the sequences as in cost_sink_lower.
 
     For every pair, s (z_i - z_j)^T W (z_i - z_j) >= 2 kappa, where W = W_Q^T W_K; the mean over pairs is
     2 s tr(W B'), and tr(W B') <= |W|_* |B'|_2 <= |B'|_2 (|W_Q|_F^2 + |W_K|_F^2) / 2. Nothing may be added for the first
@@ -162,11 +159,12 @@ def cost_diagonal_lower(folded: FoldedHeads) -> HeadValues:
     return _kappa(folded) * (count - 1) / (folded.scale * count * folded.token_top)
 
 
-@smoothing_metric(unit="cost", range="(0, inf)", source=COSTS)
+@smoothing_metric(unit="cost", range="(0, inf)", source=COSTS, sampled=True)
 def cost_diagonal_upper(folded: FoldedHeads) -> HeadValues:
     """13 kappa C / (s D) + 4 kappa r / (s Delta) + 3 (r + C), an upper bound on the cost of a diagonal pattern of the
     same margin. Delta = mean over pairs i != j of (z_i - zbar).(z_i - z_j) = n/(n-1) tr B. The theorem asks for the
-    smallest gap, not the mean, so this is an estimate and no guarantee. kappa, C, s, D, r as in cost_sink_upper."""
+    smallest gap, not the mean, so this is an estimate and no guarantee. kappa, C, s, D, r and the sequences as in
+    cost_sink_upper."""
     kappa, reach, rank = _kappa(folded), _reach(folded), folded.token_rank
     count, width = folded.normalised.shape
     gap = folded.spread * count / max(count - 1, 1)

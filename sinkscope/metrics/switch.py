@@ -103,10 +103,12 @@ def communication(view: LayerView) -> HeadValues:
     """Sum over i >= 1 of norm(W_O^h (o_i - A[i,0] v_0 - A[i,i] v_i))^2, over sum norm(W_O^h o_i)^2: what the head
     moves between tokens. 0 is an MLP; it may exceed 1. Empty in cross-attention."""
     own, first = (weights[..., 1:].unsqueeze(-1) for weights in (_diagonal(view), view.attention.first))
-    values = view.written_values
-    moved = torch.addcmul(attended(view), own, values[..., 1:, :], value=-1)
-    moved = torch.addcmul(moved, first, values[..., :1, :], value=-1)
-    return wide(torch.linalg.vector_norm(moved, dim=-1)).square().sum(-1) / written_energy(view)
+    parts, norms = (attended(view), view.written_values, own, first), []
+    for rows, values, to_self, to_first in zip(*(each.split(_together(view)) for each in parts), strict=True):
+        moved = torch.addcmul(rows, to_self, values[..., 1:, :], value=-1)
+        moved.addcmul_(to_first, values[..., :1, :], value=-1)
+        norms.append(torch.linalg.vector_norm(moved, dim=-1))
+    return wide(torch.cat(norms)).square().sum(-1) / written_energy(view)
 
 
 @measured_metric(NAME, unit="share", range="[0, 1]", source="Sun et al. 2402.17762 (sinks as biases); estimator ours")
@@ -206,6 +208,11 @@ def quantile(ordered: Float[Tensor, "*batch row"], share: float) -> Float[Tensor
     low = int(place)
     high = min(low + 1, ordered.shape[-1] - 1)
     return _known(torch.lerp(ordered[..., low], ordered[..., high], place - low), ordered[..., -1:])
+
+
+def _together(view: LayerView) -> int:
+    """How many sequences to take together: a CPU takes one at a time, which its caches hold."""
+    return 1 if view.attention.first.device.type == "cpu" else view.batch
 
 
 def _diagonal(view: LayerView) -> Float[Tensor, "batch head query"]:

@@ -71,7 +71,8 @@ class Request(Record):
     dormant_rule: str = _decides("columns", DORMANT_RULE)
     """Which heads are dormant: NAME<x or NAME>x, applied to the mean of a column of heads.csv."""
     spectra: int | None = _decides("columns")
-    """Number of first sequences of each domain that matrix_entropy is measured on; null = as many as are cheap."""
+    """Number of first sequences of each domain that matrix_entropy, and what needs spectra in smoothing.csv, is
+    measured on; null = as many as are cheap."""
     lengths: tuple[int, ...] | None = _decides("columns")
     """The prefixes of the length curve, ascending; null = 64, 128, 256, ... The whole sequence is added to them."""
     measures: tuple[str, ...] = _decides("columns", ())

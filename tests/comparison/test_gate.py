@@ -227,12 +227,15 @@ def test_what_cannot_be_judged_is_refused() -> None:
         check(cut, baseline_of(scanned()))
 
 
-def test_spectra_of_other_sequences_are_no_breach() -> None:
-    """The same text, but matrix_entropy on fewer of its sequences: nothing moved, and no verdict can be given."""
-    run, policy = scanned(), Policy(rules=[Rule(metric="matrix_entropy", level="layer", max_change=1e-9)])
+@pytest.mark.parametrize("name", ["matrix_entropy", "rank_output"])
+def test_spectra_of_other_sequences_are_no_breach(name: str) -> None:
+    """The same text, but spectra of fewer of its sequences: nothing moved, and no verdict can be given."""
+    run, policy = scanned(), Policy(rules=[Rule(metric=name, level="layer", max_change=1e-9)])
+    if name not in run.sequences:
+        run.sequences[name] = run.sequences["bos_mass"]
     baseline = baseline_of(run)
-    assert check(scanned(), baseline, policy).passed
-    run.sequences.loc[run.sequences["sequence"] >= 2, "matrix_entropy"] = np.nan
+    assert check(run, baseline, policy).passed
+    run.sequences.loc[run.sequences["sequence"] >= 2, name] = np.nan
     with pytest.raises(SinkscopeError, match="scan with the baseline's --spectra, or write a new baseline"):
         check(run, baseline, policy)
 

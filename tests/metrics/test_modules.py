@@ -116,12 +116,12 @@ def test_closed_forms() -> None:
     sizes = torch.ones(1, 5, 10, dtype=torch.float64)
     sizes[0, 2, 3] = 254.0
     sizes[0, 4, 0] = 0.0
-    found = {name: float(column.compute(Sizes(sizes))) for name, column in INPUT_COLUMNS.items()}
+    found = {name: float(column.compute(Sizes.of(sizes))) for name, column in INPUT_COLUMNS.items()}
     assert found == pytest.approx({
         "row_dispersion": 254, "column_dispersion": 254, "underflow_tensor": 48 / 49, "underflow_token": 9 / 49,
         "annihilated": 0.8, "amax_first": 1, "amax_other": 254,
     })  # fmt: skip
-    quiet = {name: float(column.compute(Sizes(torch.zeros(1, 2, 3)))) for name, column in INPUT_COLUMNS.items()}
+    quiet = {name: float(column.compute(Sizes.of(torch.zeros(1, 2, 3)))) for name, column in INPUT_COLUMNS.items()}
     assert {name for name, value in quiet.items() if value == value} == {"amax_first", "amax_other"}
 
 

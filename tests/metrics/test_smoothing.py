@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from watched import hooks
 
 import sinkscope
 from sinkscope.capture.wiring.folded import FoldedHeads, OutputWeights
+from sinkscope.engine.measures import smoothing as measure
 from sinkscope.metrics import METRICS
 from sinkscope.metrics import smoothing as columns
 from sinkscope.runs.columns import RUN_COLUMNS
@@ -362,3 +364,57 @@ def test_maps_are_found_behind_a_massive_activation(family: str) -> None:
         assert_close(run.smoothing[name].to_numpy(), values.ravel(), name, 1e-7, 0.0)
     for name in ("tr_bw", "tr_bwtw", "rank_output"):
         assert_close(run.smoothing[name].to_numpy(), expected[name].mean(0).ravel(), name, 1e-3, 1e-6)
+
+
+def in_float64(folded: FoldedHeads) -> FoldedHeads:
+    """The same tokens, values and weights in float64, and nothing that follows from them."""
+    known = {each.name: getattr(folded, each.name) for each in fields(folded) if not each.name.endswith("_out")}
+    wide = {name: value.double() for name, value in known.items() if isinstance(value, torch.Tensor)}
+    if folded.affine is not None:
+        a, b = folded.affine
+        wide["affine"] = (a.double(), None if b is None else b.double())
+    if folded.weights is not None:
+        wide["weights"] = OutputWeights(folded.weights.slices.double())
+    return FoldedHeads(**known | wide)
+
+
+@pytest.mark.parametrize("family", slow_but(["gpt2", "qwen3", "massive"], "qwen3", "massive"))
+def test_products_in_float32_are_as_exact_as_in_float64(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also behind a massive activation: normalised tokens have nearly one direction, and what is left is small.
+    relative_change, which divides one column by another, has no bound where that is near 0."""
+    model = with_massive_activation("gpt2") if family == "massive" else with_sink(family)
+    ids = random_ids(2, 40)
+    ids[:, 0] = 5
+    ours = sinkscope.scan(model, data=ids, self_check=False, smoothing=True).smoothing
+    fold = measure.fold
+    monkeypatch.setattr(measure, "fold", lambda *read: map(in_float64, fold(*read)))
+    exact = sinkscope.scan(model, data=ids, self_check=False, smoothing=True).smoothing
+    for name in set(NAMES) - {"relative_change"}:
+        size = exact[name].abs().max() if name in ("tr_bw", "beta_tr_bw") else 1.0  # a trace may lie near 0
+        assert_close(ours[name].to_numpy() / size, exact[name].to_numpy() / size, name, 1e-5, 1e-6)
+    for name in ("attention_minus_identity", "uniform_minus_attention"):  # small where a head adds little to x
+        size = exact.groupby("layer")[name].transform(lambda values: values.abs().max())
+        bound = np.maximum(1e-3 * size, 1e-10).to_numpy()
+        assert_close(ours[name].to_numpy(), exact[name].to_numpy(), name, 0.0, bound)
+
+
+def test_spectra_are_measured_on_the_first_sequences_alone() -> None:
+    """Whatever the batches and the padding; the costs are compared over these sequences, all other columns over all."""
+    model, ids = with_sink("gpt2"), random_ids(5, 28)
+    ids[:, 0] = 5
+    mask = torch.ones_like(ids)
+    mask[1, 20:] = 0
+    data = {"input_ids": ids, "attention_mask": mask}
+    for options in ({"batch_size": 2}, {}):
+        run = sinkscope.scan(model, data=data, self_check=False, smoothing=True, spectra=3, **options)
+        found = table(run, [*NAMES, "honor"], heads=True)
+        for name in ("rank_output", "avgcos_attention", "beta", "honor"):
+            there = ~np.isnan(found[name]).all((1, 2))
+            assert there.tolist() == [name != "rank_output" or number < 3 for number in range(5)], name
+        known = [~np.isnan(found[name]) for name in COSTS]
+        assert known[0].any()
+        assert not known[0][3:].any()
+        assert all((each == known[0]).all() for each in known)
+    none = sinkscope.scan(model, data=data, self_check=False, smoothing=True, spectra=0).smoothing
+    assert none[["rank_output", *COSTS, "cheaper"]].isna().all(axis=None)
+    assert none[["verdict", "rank_w"]].notna().all(axis=None)

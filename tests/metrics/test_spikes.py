@@ -15,7 +15,7 @@ import sinkscope
 from sinkscope.capture.wiring.parts import Parts, find_parts
 from sinkscope.checkpoints import LoadOptions, open_checkpoint
 from sinkscope.engine.measures import refuse_spread
-from sinkscope.engine.measures.spikes import Spikes
+from sinkscope.engine.measures.spikes import Spikes, _Peaks
 from sinkscope.errors import SinkscopeError
 
 CHANNEL, NEURON, WEIGHT = 7, 13, 3e4
@@ -126,11 +126,11 @@ def test_every_number_against_plain_hooks(family: str) -> None:
     assert hooks(model) == 0
 
 
-def lengths_read(model: Any) -> tuple[list[int], Any]:
-    """How many tokens each pass over one batch of 40 read, with a spike at token 4; and the table."""
+def lengths_read(model: Any, place: int = 4) -> tuple[list[int], Any]:
+    """How many tokens each pass over one batch of 40 read, with a spike at this token; and the table."""
     ids = random_ids(2, 40)
     ids[ids == 5] = 6
-    ids[:, 4] = 5
+    ids[:, place] = 5
     with torch.no_grad():
         model.get_input_embeddings().weight[5, CHANNEL] = 1000.0
     seen: list[int] = []
@@ -153,6 +153,20 @@ def test_a_causal_model_reads_no_further_than_the_spike(monkeypatch: pytest.Monk
         numbers = short[name].dtype.kind == "f"
         assert doubted[name].tolist() == (pytest.approx(short[name].tolist(), rel=1e-5, nan_ok=True) if numbers else
                                           short[name].tolist())  # fmt: skip
+
+
+def test_spikes_at_the_first_token_take_no_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, once = lengths_read(tiny("llama"), 0)
+    assert read == [16, 40], "the first is the dry run"
+    elsewhere = property(lambda self: torch.full((2,), -1), lambda self, starts: None)
+    monkeypatch.setattr(_Peaks, "starts", elsewhere, raising=False)
+    read, twice = lengths_read(tiny("llama"), 0)
+    assert read[-2:] == [40, 16]
+    assert (set(once["position"]), set(twice["position"])) == ({0}, {1}), "the position counts from the start"
+    for name in once.drop(columns="position"):
+        numbers = once[name].dtype.kind == "f"
+        assert once[name].tolist() == (pytest.approx(twice[name].tolist(), rel=1e-5, nan_ok=True) if numbers else
+                                       twice[name].tolist())  # fmt: skip
 
 
 @pytest.mark.slow

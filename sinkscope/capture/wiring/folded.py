@@ -3,6 +3,11 @@
 W z = W_O^h W_V^h diag(gain) z equals W_O^h applied to the value v without its constant part. The attention call's
 values and output are therefore enough, and no T x D tensor of a head is formed. Biases (of the norm, of W_V, of W_O)
 are left out.
+
+Tensors of tokens and channels stay in the view's dtype, float32 or wider: one number comes from one sum of a few
+hundred products, whose rounding is some 1e-7 of its terms. What nearly cancels is centred before it is multiplied (x
+around its mean, u around its mean). Norms and sums of the tokens themselves are float64, so that what a head adds is
+not lost beside a large x, and so is every sum over tokens of single numbers.
 """
 
 from __future__ import annotations
@@ -13,52 +18,70 @@ from functools import cached_property
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
+from sinkscope.capture.precision import float64, like
 from sinkscope.capture.view import Missing, inverse
 
 Tokens = Float[Tensor, "token channel"]
-Mixed = Float[Tensor, "head token vdim"]
+Mixed = Float[Tensor, "group token vdim"]
+Rows = Float[Tensor, "head token"]
+"""Numbers of each head and token, float64."""
+
+BLOCK = 16
+"""Rows that are summed at once."""
 
 
 @dataclass
 class OutputWeights:
-    """W_O^hT of every head, and what follows from it, computed once for all sequences of a batch."""
+    """W_O^hT of every head, and what follows from it, computed once for all sequences of a view.
+
+    `factors`: R_h with |R_h y| = |W_O^h y|, where they are known.
+    """
 
     slices: Float[Tensor, "head vdim channel"]
+    factors: Float[Tensor, "head rank vdim"] | None = None
 
     @cached_property
     def roots(self) -> Float[Tensor, "head rank vdim"]:
-        """R_h with |R_h y| = |W_O^h y|: gives norms and spectra after W_O without a T x D tensor."""
-        return torch.linalg.qr(self.slices.mT, mode="r").R
+        """R_h: gives norms and spectra after W_O without a T x D tensor."""
+        return torch.linalg.qr(self.slices.mT, mode="r").R if self.factors is None else self.factors
 
     @cached_property
-    def sums(self) -> Float[Tensor, "head 1 vdim"]:
+    def sums(self) -> Float[Tensor, "head vdim"]:
         """W_O^hT of the vector of ones."""
-        return self.slices.sum(-1).unsqueeze(1)
+        return self.slices.sum(-1)
+
+    def read(self, tokens: Float[Tensor, "*batch token channel"]) -> Float[Tensor, "*batch head token vdim"]:
+        """W_O^hT t of every token t."""
+        heads = self.slices.shape[0]
+        return (tokens @ self.slices.flatten(0, 1).mT).unflatten(-1, (heads, -1)).transpose(-3, -2)
+
+    def through(self, mixed: Mixed) -> Float[Tensor, "head token rank"]:
+        """R_h y_i, which has the same norms as W_O^h y_i and the same angles between tokens."""
+        return (mixed.unsqueeze(1) @ self.roots.unflatten(0, (len(mixed), -1)).mT).flatten(0, 1)
 
 
 @dataclass
 class FoldedHeads:
-    """The tokens and heads of one layer and sequence, in float64.
+    """The tokens and heads of one layer and sequence.
 
     There are n = T - 1 tokens, i = 1..T-1; token 0 takes part in the mixes only. Below, u_j = W_V diag(gain) z_j.
-    Any tensor may be None; `need` then raises Missing.
+    Mixes that the heads of a group share are there once for each of G groups. Any tensor may be None; `need` then
+    raises Missing.
 
     Attributes:
         x, z: tokens and normalised tokens, (n, D).
         weights: the output projection.
-        values: u_i, (H, n, dv).
+        values: u_i, (G, n, dv).
         attended: sum_j A_ij u_j, (H, n, dv).
-        uniform: the mean of u_j over j <= i (over all j in a bidirectional layer), (H, n, dv).
+        uniform: the mean of u_j over j <= i (over all j in a bidirectional layer), (G, n, dv).
         written: w_i, what the output projection reads, biases included, (H, n, dv).
-        margin: each head's sink margin, (H, n).
+        margin: each head's sink margin, (H, n), float64.
         scale: the factor s of the head's logits s z_i^T W_Q^T W_K z_j.
-        affine: (a, b) with z_i = a_i (x_i - b_i), each (n, 1).
-        first: u_0, (H, 1, dv), where `uniform` is the running mean from u_0 on.
-        offset: written - attended, as its two factors, (H, n, 1) and (H, 1, dv).
-
-    The last three save products: what W_O makes of z, `uniform` and `written` follows from what it makes of x, `values`
-    and `attended`. They may be None beside any other tensor.
+        affine: (a, b) with z_i = a_i (x_i - b_i), each (n, 1); None for a b of 0.
+        values_out, attended_out, uniform_out, written_out: R_h of each mix, (H, n, rank), where they are known.
+        x_out: W_O^hT (x_i - xbar), and behind the last token W_O^hT xbar, (H, n + 1, dv), where they are known.
     """
 
     heads: int
@@ -71,9 +94,12 @@ class FoldedHeads:
     written: Tensor | None = None
     margin: Tensor | None = None
     scale: float | None = None
-    affine: tuple[Tensor, Tensor] | None = None
-    first: Tensor | None = None
-    offset: tuple[Tensor, Tensor] | None = None
+    affine: tuple[Tensor, Tensor | None] | None = None
+    values_out: Tensor | None = None
+    attended_out: Tensor | None = None
+    uniform_out: Tensor | None = None
+    written_out: Tensor | None = None
+    x_out: Tensor | None = None
 
     def need(self, tensor: Tensor | None) -> Tensor:
         if tensor is None:
@@ -96,13 +122,13 @@ class FoldedHeads:
     @cached_property
     def spread(self) -> Float[Tensor, ""]:
         """tr B = mean |z_i - zbar|^2; NaN where it is 0, since the metrics divide by it."""
-        spread = self.centred.square().sum(-1).mean()
+        spread = squares(self.centred).mean()
         return torch.where(spread > 0, spread, torch.nan)
 
     @cached_property
     def beta(self) -> Float[Tensor, ""]:
         """The least-squares slope of x on z."""
-        return (self.centred_tokens * self.centred).sum(-1).mean() / self.spread
+        return float64((self.centred_tokens * self.centred).sum(-1)).mean() / self.spread
 
     @cached_property
     def centred_tokens(self) -> Tokens:
@@ -112,67 +138,87 @@ class FoldedHeads:
     @cached_property
     def tokens_spread(self) -> Float[Tensor, ""]:
         """tr Cov(x)."""
-        return self.centred_tokens.square().sum(-1).mean()
+        return squares(self.centred_tokens).mean()
 
     @cached_property
     def tr_bw(self) -> Float[Tensor, " head"]:
         """tr(B W) = mean (z_i - zbar).W_O^h (u_i - ubar)."""
-        read, values = self.normalised_read, self.need(self.values)
-        return ((read - read.mean(1, keepdim=True)) * values).sum(-1).mean(-1)
+        values = self.need(self.values)
+        if self.affine is None:
+            return dots(self._weights.read(self.centred), values).mean(-1)
+        scale = float64(self.affine[0][:, 0])
+        varied = (scale - scale.mean()) * float64(share(self.mean_read, values))
+        if self.affine[1] is not None:
+            shift = scale * float64(self.affine[1][:, 0])
+            varied = varied - (shift - shift.mean()) * float64(share(self._weights.sums, values))
+        inside = (scale * self.values_read + varied).mean(-1)
+        return inside - (float64(self.scaled_read) * self.mean_value).sum(-1)
 
     @cached_property
     def tr_bwtw(self) -> Float[Tensor, " head"]:
         """tr(B W^T W) = mean |W_O^h (u_i - ubar)|^2."""
-        return (self.values_out - self.values_out.mean(1, keepdim=True)).square().sum(-1).mean(-1)
+        out = self.known_values_out
+        return squares(out - out.mean(1, keepdim=True)).mean(-1)
 
     @cached_property
-    def slices(self) -> Float[Tensor, "head vdim channel"]:
-        """W_O^hT."""
-        return self._weights.slices
-
-    @cached_property
-    def tokens_read(self) -> Mixed:
-        """W_O^hT x_i."""
-        return self.tokens @ self.slices.mT
-
-    @cached_property
-    def normalised_read(self) -> Mixed:
-        """W_O^hT z_i."""
+    def mean_through(self) -> Float[Tensor, " head"]:
+        """zbar.W zbar."""
         if self.affine is None:
-            return self.normalised @ self.slices.mT
-        scale, shift = self.affine
-        return scale * (self.tokens_read - shift * self._weights.sums)
+            return (float64(self._weights.read(self.normalised.mean(0)[None])[:, 0]) * self.mean_value).sum(-1)
+        scale = float64(self.affine[0][:, 0])
+        read = float64(self.scaled_read) + scale.mean() * float64(self.mean_read)
+        if self.affine[1] is not None:
+            read = read - (scale * float64(self.affine[1][:, 0])).mean() * float64(self._weights.sums)
+        return (read * self.mean_value).sum(-1)
 
     @cached_property
-    def values_out(self) -> Mixed:
-        """R_h u_i."""
-        return self.through_output(self.need(self.values))
+    def mean_value(self) -> Float[Tensor, "head vdim"]:
+        """ubar of every head, float64."""
+        values = self.need(self.values)
+        return float64(values.mean(1)).repeat_interleave(self.heads // len(values), dim=0)
 
     @cached_property
-    def attended_out(self) -> Mixed:
-        """R_h sum_j A_ij u_j."""
-        return self.through_output(self.need(self.attended))
+    def read(self) -> Float[Tensor, "head token vdim"]:
+        """W_O^hT (x_i - xbar), and behind the last token W_O^hT xbar."""
+        if self.x_out is not None:
+            return self.x_out
+        return self._weights.read(torch.cat([self.centred_tokens, self.tokens.mean(0, keepdim=True)]))
+
+    @property
+    def centred_read(self) -> Float[Tensor, "head token vdim"]:
+        return self.read[:, :-1]
+
+    @property
+    def mean_read(self) -> Float[Tensor, "head vdim"]:
+        return self.read[:, -1]
 
     @cached_property
-    def uniform_out(self) -> Mixed:
-        """R_h of the uniform mix."""
-        if self.first is None:
-            return self.through_output(self.need(self.uniform))
-        return running_mean(torch.cat([self.through_output(self.first), self.values_out], 1))[:, 1:]
+    def scaled_read(self) -> Float[Tensor, "head vdim"]:
+        """The mean over tokens of a_i W_O^hT (x_i - xbar)."""
+        assert self.affine is not None
+        return (self.affine[0].mT @ self.centred_read)[:, 0] / len(self.tokens)
 
     @cached_property
-    def written_out(self) -> Mixed:
-        """R_h w_i."""
-        if self.offset is None:
-            return self.through_output(self.need(self.written))
-        shares, constant = self.offset
-        return self.attended_out + shares * self.through_output(constant)
+    def values_read(self) -> Rows:
+        """(x_i - xbar).W_O^h u_i."""
+        return dots(self.centred_read, self.need(self.values))
+
+    @cached_property
+    def known_values_out(self) -> Float[Tensor, "head token rank"]:
+        return self._weights.through(self.need(self.values)) if self.values_out is None else self.values_out
+
+    @cached_property
+    def exact_written_out(self) -> Float[Tensor, "head token rank"]:
+        """R_h w_i in float64, for spectra."""
+        written = self._weights.through(self.need(self.written)) if self.written_out is None else self.written_out
+        return float64(written)
 
     @cached_property
     def token_top(self) -> Float[Tensor, ""]:
         """|B|_2, the largest eigenvalue of the tokens' covariance (1/n)."""
-        count, width = self.centred.shape
-        gram = self.centred @ self.centred.mT if count <= width else self.centred.mT @ self.centred
+        rows = float64(self.centred)
+        count, width = rows.shape
+        gram = rows @ rows.mT if count <= width else rows.mT @ rows
         return torch.linalg.eigvalsh(gram)[-1] / count
 
     @cached_property
@@ -181,8 +227,13 @@ class FoldedHeads:
         return self.spread / self.token_top
 
     @cached_property
+    def cos_residual(self) -> Float[Tensor, " head"]:
+        weights = inverse(self.token_squares.sqrt())[None]
+        return self._mean_cosine(weights, squares(weights @ self.exact_tokens)).expand(self.heads)
+
+    @cached_property
     def cos_identity(self) -> Float[Tensor, " head"]:
-        return self.average_cosine(self.need(self.values), self.values_out)
+        return self.average_cosine(self.need(self.values), self.known_values_out, self.values_read)
 
     @cached_property
     def cos_attention(self) -> Float[Tensor, " head"]:
@@ -192,36 +243,71 @@ class FoldedHeads:
     def cos_uniform(self) -> Float[Tensor, " head"]:
         return self.average_cosine(self.need(self.uniform), self.uniform_out)
 
+    @cached_property
+    def exact_tokens(self) -> Tokens:
+        """x_i in float64: where a head adds little to x, cosines under two mixes differ by less than float32 rounds."""
+        return float64(self.tokens)
+
+    @cached_property
+    def token_squares(self) -> Float[Tensor, " token"]:
+        """|x_i|^2."""
+        return squares(self.exact_tokens)
+
     @property
     def _weights(self) -> OutputWeights:
         if self.weights is None:
             raise Missing
         return self.weights
 
-    def through_output(self, mixed: Mixed) -> Float[Tensor, "head token rank"]:
-        """R_h y_i, which has the same norms as W_O^h y_i and the same angles between tokens."""
-        return mixed @ self._weights.roots.mT
+    def average_cosine(self, mixed: Mixed, out: Mixed | None, centred: Rows | None = None) -> Float[Tensor, " head"]:
+        """Mean cosine over unordered pairs i != j of x_i + W_O^h y_i, where y is `mixed`. R_h y is `out` and
+        (x_i - xbar).W_O^h y_i `centred`, where they are known.
 
-    def average_cosine(self, mixed: Mixed | None, out: Mixed | None = None) -> Float[Tensor, " head"]:
-        """Mean cosine over unordered pairs i != j of x_i + W_O^h y_i, where y is `mixed` and R_h y is `out`; for None
-        of x_i alone.
-
-        It is (|sum of unit vectors|^2 - n) / (n (n - 1)); a zero vector has cosine 0 with every other.
+        It is (|sum of unit vectors|^2 - n) / (n (n - 1)); a zero vector has cosine 0 with every other. Norms and sum
+        follow from |x + W y|^2 = |x|^2 + 2 (W_O^T x).y + |R y|^2, so that nothing D wide is formed.
         """
-        squares = self.tokens.square().sum(-1).expand(self.heads, -1)
-        if mixed is not None and out is not None:
-            squares = squares + 2 * (self.tokens_read * mixed).sum(-1) + out.square().sum(-1)
-        weights = inverse(squares.clamp(min=0.0).sqrt())
-        total = weights @ self.tokens
-        if mixed is not None:
-            total = total + (weights.unsqueeze(1) @ mixed @ self.slices)[:, 0]
-        count = self.tokens.shape[0]
+        out = self._weights.through(mixed) if out is None else out
+        inside = dots(self.centred_read, mixed) if centred is None else centred
+        inside = inside + float64(share(self.mean_read, mixed))
+        sizes = self.token_squares + 2 * inside + squares(out)
+        weights = inverse(sizes.clamp(min=0.0).sqrt())
+        own = like(weights, self.tokens)
+        moved = (own.unflatten(0, (len(mixed), -1)) @ mixed).flatten(0, 1)
+        read = (own.unsqueeze(1) @ self.centred_read)[:, 0] + own.sum(-1, keepdim=True) * self.mean_read
+        total = squares(weights @ self.exact_tokens) + 2 * float64((read * moved).sum(-1))
+        return self._mean_cosine(weights, total + squares((own.unsqueeze(1) @ out)[:, 0]))
+
+    def _mean_cosine(self, weights: Rows, total: Float[Tensor, " head"]) -> Float[Tensor, " head"]:
+        """From the vectors' inverse norms and the squared norm of the sum of the unit vectors."""
+        count = weights.shape[-1]
         if count < 2:
-            return torch.full_like(total[:, 0], torch.nan)
-        return (total.square().sum(-1) - (weights > 0).sum(-1)) / (count * (count - 1))
+            return torch.full_like(total, torch.nan)
+        return (total - (weights > 0).sum(-1)) / (count * (count - 1))
+
+
+def squares(rows: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows"]:
+    """The squared norm of each row, float64."""
+    return float64(torch.linalg.vector_norm(rows, dim=-1)).square()
+
+
+def dots(left: Float[Tensor, "head token vdim"], right: Mixed) -> Rows:
+    """l_i.r_i of every head and token; the heads of a group share its rows."""
+    return float64((left.unflatten(0, (len(right), -1)) * right.unsqueeze(1)).sum(-1)).flatten(0, 1)
+
+
+def share(vectors: Float[Tensor, "head vdim"], mixed: Mixed) -> Float[Tensor, "head token"]:
+    """v.y_i of every head's vector v and its group's rows y."""
+    return (vectors.unflatten(0, (len(mixed), -1)) @ mixed.mT).flatten(0, 1)
 
 
 def running_mean(rows: Mixed) -> Mixed:
-    """The mean of each row and those before it."""
-    steps = torch.arange(1, rows.shape[1] + 1, device=rows.device, dtype=rows.dtype)
-    return rows.cumsum(1).div_(steps[:, None])
+    """The mean of each row and those before it.
+
+    Sums go block by block: torch's own cumsum walks down each column apart, which takes a CPU three times as long.
+    """
+    count = rows.shape[1]
+    blocks = pad(rows, (0, 0, 0, -count % BLOCK)).unflatten(1, (-1, BLOCK))
+    sums = rows.new_ones(BLOCK, BLOCK).tril() @ blocks
+    sums[:, 1:] += sums[:, :-1, -1:].cumsum(1)
+    steps = torch.arange(1, count + 1, device=rows.device, dtype=rows.dtype)
+    return sums.flatten(1, 2)[:, :count].div_(steps[:, None])

@@ -28,8 +28,8 @@ from sinkscope.capture.interface import shadowed
 from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.output_projection import projection_weight
 from sinkscope.capture.plan import Plan
-from sinkscope.capture.precision import float64
 from sinkscope.capture.site import Site
+from sinkscope.capture.view import need
 from sinkscope.capture.wiring.linear_maps import InputNorm, Record, find_norm, find_projection
 from sinkscope.capture.wiring.weights import one_factor, stable_rank, weight_cost
 
@@ -170,11 +170,12 @@ class _Trace:
 
 
 def output_slices(model: nn.Module, site: Site) -> Float[Tensor, "head vdim channel"] | None:
-    """W_O^hT of every head, in float64; None where the site has no output projection or its values were not seen."""
+    """W_O^hT of every head, in float32 or wider; None where the site has no output projection or its values were not
+    seen."""
     if site.projection is None or site.value_dim is None:
         return None
     weight = projection_weight(model.get_submodule(site.projection), site.heads * site.value_dim)
-    return float64(weight).mT.unflatten(0, (site.heads, site.value_dim))
+    return need(weight).mT.unflatten(0, (site.heads, site.value_dim))
 
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:

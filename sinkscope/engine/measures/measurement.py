@@ -86,7 +86,8 @@ class Measurement(ABC):
     Attributes:
         name: its name, as `--measure` takes it.
         wired: whether it reads `Subject.wirings`; --tp is then refused.
-        writing: whether views have to hold `raw_written`, what the output projection returns.
+        writing: whether it reads what heads write, so that views hold `raw_written`, what the output projection
+            returns, and keep `written` and `written_values`.
         spread: why --tp is refused for another reason; empty where it is not.
     """
 

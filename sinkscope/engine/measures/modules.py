@@ -109,7 +109,7 @@ def _measured(read: Tensor, batch: Batch) -> dict[str, Tensor]:
 
 
 def _of(read: Tensor) -> dict[str, Tensor]:
-    sizes = Sizes((read if read.dtype == torch.float64 else read.float()).abs())
+    sizes = Sizes.of(read)
     values = torch.stack([column.compute(sizes) for column in INPUT_COLUMNS.values()], -1)
     return {VALUES: values.cpu(), PLACES: sizes.of_tokens.argmax(-1).float().cpu()}
 

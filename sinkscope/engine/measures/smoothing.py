@@ -1,4 +1,4 @@
-"""`--measure smoothing`: does each head make tokens more similar? Measured on each LayerView in float64."""
+"""`--measure smoothing`: does each head make tokens more similar? Measured sequence by sequence on each LayerView."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ import torch
 from torch import Tensor
 
 from sinkscope.capture import LayerView, Missing
-from sinkscope.capture.precision import float64
 from sinkscope.capture.wiring.folded import FoldedHeads, OutputWeights
 from sinkscope.capture.wiring.folding import fold
 from sinkscope.capture.wiring.trace import output_slices
-from sinkscope.engine.measures.measurement import Findings, Measurement, Subject
+from sinkscope.engine.measures.measurement import Findings, Measurement
 from sinkscope.metrics.quantities import Quantity
 from sinkscope.runs.schema.stream import StreamSummary
 from sinkscope.runs.smoothing import NOTHING, add_verdicts, smoothing_table
 
 TABLE = "smoothing"
-
-KEPT_BYTES = 256 * 2**20
-"""The most memory for what is kept of each layer's output projection from one batch to the next."""
 
 
 class Smoothing(Measurement):
@@ -27,10 +23,7 @@ class Smoothing(Measurement):
 
     name = "smoothing"
     wired = True
-
-    def __init__(self, subject: Subject) -> None:
-        super().__init__(subject)
-        self._roots: dict[str, Tensor] = {}
+    writing = True
 
     def quantities(self) -> tuple[Quantity, ...]:
         return (Quantity(TABLE, ("sequence", "head", "metric"), self._of_view),)
@@ -44,26 +37,22 @@ class Smoothing(Measurement):
     def _of_view(self, view: LayerView) -> Tensor:
         """[sequence, head, metric], float64; NaN where the layer lacks what it needs."""
         slices = output_slices(self.subject.model, view.site)
-        home = float64(view.attention.first[:0]).device
-        weights = None if slices is None else OutputWeights(slices.to(home))
-        if weights is not None and view.site.name in self._roots:
-            weights.roots = self._roots[view.site.name]
+        weights = None if slices is None else OutputWeights(slices.to(view.attention.first.device), view.factors)
         wiring = self.wirings.get(view.site.name, NOTHING)
-        rows = torch.stack([self._columns(fold(view, wiring, weights, number)) for number in range(view.batch)])
-        if weights is not None and "roots" in vars(weights) and self._room(weights.roots):
-            self._roots[view.site.name] = weights.roots
-        return rows
+        return torch.stack(
+            [self._columns(folded, number < view.sampled) for number, folded in enumerate(fold(view, wiring, weights))]
+        )
 
-    def _room(self, roots: Tensor) -> bool:
-        return sum(each.nbytes for each in self._roots.values()) + roots.nbytes <= KEPT_BYTES
-
-    def _columns(self, folded: FoldedHeads) -> Tensor:
+    def _columns(self, folded: FoldedHeads, sampled: bool) -> Tensor:
+        """[head, metric]; metrics too slow for every sequence stay NaN where this one is not `sampled`."""
+        missing = torch.full((folded.heads,), torch.nan, dtype=torch.float64)
         columns = []
         for metric in self.subject.metrics.tables[TABLE].values():
             try:
-                columns.append(metric.compute(folded).cpu().double())
+                measured = sampled or not metric.sampled
+                columns.append(metric.compute(folded).cpu().double() if measured else missing)
             except Missing:
-                columns.append(torch.full((folded.heads,), torch.nan, dtype=torch.float64))
+                columns.append(missing)
         return torch.stack(columns, -1)
 
 

@@ -1,8 +1,8 @@
 """`--measure spikes`: which part of which block, and which neuron, writes the massive activations?
 
-A batch takes a second pass: the first one shows at which token each sequence's residual stream is largest, the second
-one what each part writes at that token. Where attention is causal the second pass ends behind the last of these tokens,
-which is mostly the first of all.
+The pass that shows at which token each sequence's residual stream is largest also keeps what each part writes at the
+first token, which mostly is that one. A batch in which it is another takes a second pass, which reads what is written
+there. Where attention is causal the second pass ends behind the last of these tokens.
 """
 
 from __future__ import annotations
@@ -59,17 +59,22 @@ class Spikes(Measurement):
     @contextmanager
     def watching(self, batch: Batch, ids: np.ndarray) -> Iterator[None]:
         self._found, self._peaks = {}, _Peaks(batch)
+        starts = self._peaks.starts
         with ExitStack() as stack:
             for block, stream in self.streams.items():
                 hook = self.subject.model.get_submodule(block).register_forward_pre_hook(
                     self._peaks.hook(stream), with_kwargs=True
                 )
                 stack.callback(hook.remove)
+                for own in self._hooks(block, starts, starts):
+                    stack.callback(own.remove)
             yield
 
     def again(self, batch: Batch) -> None:
-        if not self._peaks.tokens:
+        peaks = self._peaks
+        if all(torch.equal(tokens, peaks.starts) for tokens in peaks.tokens.values()):
             return
+        self._found = {}
         short = self._cut(batch)
         if short is None or not self._read(short):
             self._read(batch)
@@ -114,19 +119,20 @@ class Spikes(Measurement):
 
         def entering(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             x = stream_in(args, kwargs)
-            if x is not None:
+            if x is not None and len(x) == len(tokens):
                 own["spike_entering"] = _at(x, tokens)
 
         def writing(kept: dict[str, Tensor]) -> Callable[..., None]:
             def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
                 write = first_tensor(output)
-                if write is not None:
+                if write is not None and len(write) == len(tokens):
                     kept["spike_write"] = _at(write, tokens)
 
             return hook
 
         def active(module: nn.Module, args: tuple[Any, ...]) -> None:
-            other["spike_neurons"] = _at(args[0], tokens)
+            if len(args[0]) == len(tokens):
+                other["spike_neurons"] = _at(args[0], tokens)
 
         yield model.get_submodule(block).register_forward_pre_hook(entering, with_kwargs=True)
         yield model.get_submodule(parts.attention).register_forward_hook(writing(own))
@@ -137,7 +143,9 @@ class Spikes(Measurement):
 
     def parts(self) -> Parts:
         found, self._found = self._found, {}
-        seen = {name: own for name, own in found.items() if "spike_write" in own}
+        read = {name_of(block, part) for block, stream in self.streams.items() for part in (ATTENTION, MLP)
+                if stream in self._peaks.tokens}  # fmt: skip
+        seen = {name: own for name, own in found.items() if "spike_write" in own and name in read}
         return {name: [Part(len(own["spike_write"]), True, 0, 0, own)] for name, own in seen.items()}
 
     def tables(self, findings: Findings) -> dict[str, pd.DataFrame]:
@@ -185,7 +193,7 @@ class _Peaks:
             if x is None or len(x) != len(self.batch):
                 return
             self.exact &= x.dtype.itemsize >= 4
-            sizes = x.detach().abs().amax(-1).float().cpu()
+            sizes = torch.maximum(x.amax(-1), -x.amin(-1)).detach().float().cpu()  # no copy of x, as abs would make
             for row, (first, past) in enumerate(self.batch.spans or []):
                 sizes[row, :first] = sizes[row, past:] = -1.0
             found, tokens = sizes.max(-1)

@@ -215,7 +215,8 @@ class Manifest(Record):
     warnings: list[str] = Field(default_factory=list)
     """Sentences that the reader of the tables must know."""
     spectra_measured: dict[str, int] = Field(default_factory=dict)
-    """Number of sequences of each domain that matrix_entropy was measured on; the largest number of any layer."""
+    """Number of sequences of each domain that matrix_entropy, and what needs spectra in smoothing.csv, was measured on;
+    the largest number of any layer."""
     complete: bool = True
     """False for a scan that was interrupted."""
     batch_size: int | None = None

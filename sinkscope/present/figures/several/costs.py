@@ -21,7 +21,10 @@ def paint(series: Series, panels: list[Axes], named: bool) -> None:
     rows = series.rows("smoothing")
     rows = rows[rows["cost_sink_upper"].notna()].sort_values("cost_sink_upper", kind="stable")
     if rows.empty:
-        raise SinkscopeError(f"{series.label}: no head has a sink margin above 0, so that no cost is known")
+        raise SinkscopeError(
+            f"{series.label}: no head has a sink margin above 0 in the sequences that costs were measured on "
+            "(--spectra), so that no cost is known"
+        )
     place = np.arange(1, len(rows) + 1)
     low, high = rows["cost_sink_lower"], rows["cost_sink_upper"]
     axes.fill_between(place, low, high, color=LINES[0], alpha=0.15, linewidth=0)
