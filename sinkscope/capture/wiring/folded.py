@@ -25,6 +25,7 @@ from sinkscope.capture.view import Missing, inverse
 
 Tokens = Float[Tensor, "token channel"]
 Mixed = Float[Tensor, "group token vdim"]
+Written = Float[Tensor, "head token rank"]
 Rows = Float[Tensor, "head token"]
 """Numbers of each head and token, float64."""
 
@@ -57,7 +58,7 @@ class OutputWeights:
         heads = self.slices.shape[0]
         return (tokens @ self.slices.flatten(0, 1).mT).unflatten(-1, (heads, -1)).transpose(-3, -2)
 
-    def through(self, mixed: Mixed) -> Float[Tensor, "head token rank"]:
+    def through(self, mixed: Mixed) -> Written:
         """R_h y_i, which has the same norms as W_O^h y_i and the same angles between tokens."""
         return (mixed.unsqueeze(1) @ self.roots.unflatten(0, (len(mixed), -1)).mT).flatten(0, 1)
 
@@ -259,7 +260,7 @@ class FoldedHeads:
             raise Missing
         return self.weights
 
-    def average_cosine(self, mixed: Mixed, out: Mixed | None, centred: Rows | None = None) -> Float[Tensor, " head"]:
+    def average_cosine(self, mixed: Mixed, out: Written | None, centred: Rows | None = None) -> Float[Tensor, " head"]:
         """Mean cosine over unordered pairs i != j of x_i + W_O^h y_i, where y is `mixed`. R_h y is `out` and
         (x_i - xbar).W_O^h y_i `centred`, where they are known.
 
