@@ -135,8 +135,12 @@ def _sinks_cost(row: dict[str, Any]) -> str:
 
 
 def _knee(row: dict[str, Any], table: pd.DataFrame) -> str:
-    best = table[table["family"] == row["family"]]["increase"].min()
+    family = table[table["family"] == row["family"]]
+    best = family.loc[family["increase"].idxmin()]
+    kept = f"{row['family']}: of the numbers of tokens kept, {int(row['kept'])}"
+    if best["kept"] == row["kept"]:
+        return f"{kept} costs least (loss {row['increase']:+.4f})."
     return (
-        f"{row['family']}: {int(row['kept'])} kept is the least within an error of the best (loss "
-        f"{row['increase']:+.4f}, the best {best:+.4f})."
+        f"{kept} is the smallest whose loss ({row['increase']:+.4f}) is within an error of the lowest "
+        f"({best['increase']:+.4f} with {int(best['kept'])})."
     )

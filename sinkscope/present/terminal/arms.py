@@ -40,7 +40,13 @@ def render_grid(arms: Arms, kept: str, written: Iterable[Path] = ()) -> str:
         if any(controls.values()):
             rows.append(("  random", *(_increase(controls.get(number)) for number in numbers)))
     header = ("loss increase, nats", *(f"{number} {kept}" for number in numbers))
-    lines = [*_opening(arms), *aligned([header, *rows]), "", "* the knee: the fewest within an error of the best", ""]
+    lines = [
+        *_opening(arms),
+        *aligned([header, *rows]),
+        "",
+        "* the knee: the fewest tokens kept whose loss is within an error of the lowest",
+        "",
+    ]
     others = arms.table[arms.table["family"].isna() & ~arms.table["arm"].isin(families["control"])]
     if len(others) > 1:
         lines += [*aligned([HEADER, *(_cells(row) for row in others.to_dict("records"))]), "", NOTE, ""]
