@@ -1,4 +1,4 @@
-"""Statistics of two samples of sequences: differences, standard errors, intervals, p-values, false discovery rates.
+"""Statistics of two samples of sequences: differences, standard errors, intervals, p-values.
 
 All functions take whole arrays whose first axis is the sequences; NaN is a missing value.
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sinkscope.runs.averages import mean, sem
+from sinkscope.runs.significance import t_above, t_half_width
 
 CONFIDENCE = 0.95
 SIGNIFICANT = 0.05
@@ -96,35 +97,20 @@ def beyond(
     0 gives the two-sided test. It is 0 or 1 where neither sample varies, NaN where a standard error or the change is
     missing.
     """
-    from scipy.stats import t
-
     va, vb = a_sem**2, b_sem**2
     error, freedom = np.sqrt(va + vb), _freedom(va, a_count, vb, b_count)
     with np.errstate(all="ignore"):
-        p = t.sf((change - allowed) / error, freedom) + t.sf((change + allowed) / error, freedom)
+        p = t_above((change - allowed) / error, freedom) + t_above((change + allowed) / error, freedom)
     p = np.where(error == 0, np.where(change > allowed, 0.0, 1.0), np.minimum(p, 1.0))
     return np.where(np.isnan(change) | np.isnan(error), np.nan, p)
 
 
 def _tested(a: np.ndarray, b: np.ndarray, difference: np.ndarray, error: np.ndarray, freedom: np.ndarray) -> Difference:
-    from scipy.stats import t
-
     with np.errstate(all="ignore"):
-        p = np.asarray(2 * t.sf(np.abs(difference / error), freedom), float)
-        half = np.where(error == 0, 0.0, t.isf((1 - CONFIDENCE) / 2, freedom) * error)
+        p = 2 * t_above(np.abs(difference / error), freedom)
+        half = np.where(error == 0, 0.0, t_half_width(CONFIDENCE, freedom) * error)
         rounded = np.abs(difference) <= ROUNDING * np.maximum(np.abs(a), np.abs(b))
     half = np.where(rounded, np.maximum(half, np.abs(difference)), half)
     p = np.where(rounded, 1.0, np.where(error == 0, 0.0, p))
     p = np.where(np.isnan(difference) | np.isnan(error), np.nan, p)
     return Difference(a, b, difference, error, difference - half, difference + half, p)
-
-
-def false_discovery(p: np.ndarray) -> np.ndarray:
-    """Benjamini-Hochberg q-values of the p-values; NaN stays NaN and is not counted."""
-    from scipy.stats import false_discovery_control
-
-    q = np.full(p.shape, np.nan)
-    present = ~np.isnan(p)
-    if present.any():
-        q[present] = false_discovery_control(p[present])
-    return q

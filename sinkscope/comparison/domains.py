@@ -13,8 +13,9 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.capture import Site
-from sinkscope.comparison.differences import SIGNIFICANT, false_discovery, paired_difference, welch_difference
+from sinkscope.comparison.differences import SIGNIFICANT, paired_difference, welch_difference
 from sinkscope.runs.schema.summary import DomainContrast, HeadContrast
+from sinkscope.runs.significance import false_discovery
 from sinkscope.runs.values import Domain
 
 METRIC = "bos_mass"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.schema.stream import DormancyScores, MixedHead
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCORES = {
     "awft": "high", "awft_ln": "high", "aeqd": "low", "aeqd_ln": "low", "ftvvn": "low", "ftvvn_ln": "low",

@@ -12,6 +12,7 @@ from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.averages import mean, sem
 from sinkscope.runs.catalogue import columns_of, elsewhere, find_column
 from sinkscope.runs.per_sequence import cells, domains, metric_names
+from sinkscope.runs.significance import t_half_width
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
@@ -152,9 +153,7 @@ def _models(run: Run, level: str, names: list[str]) -> pd.DataFrame:
 
 
 def _add_interval(frame: pd.DataFrame, name: str, average: Any, error: Any, count: np.ndarray) -> None:
-    from scipy.stats import t
-
-    half = np.asarray(error, float) * t.ppf(0.5 + CONFIDENCE / 2, np.maximum(count - 1, 1))
+    half = np.asarray(error, float) * t_half_width(CONFIDENCE, np.maximum(count - 1, 1))
     frame[f"{name}_sem"] = error
     frame[f"{name}_low"], frame[f"{name}_high"] = average - half, average + half
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import Any
-
-import pandas as pd
 
 from sinkscope.runs.schema.base import Record
 
@@ -26,10 +25,16 @@ def plain(data: Any) -> Any:
         return {str(key): plain(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
         return [plain(value) for value in data]
-    if data is pd.NA:
+    if _is_na(data):
         return None
     if hasattr(data, "item"):
         data = data.item()
     if isinstance(data, float) and not math.isfinite(data):
         return None
     return data
+
+
+def _is_na(data: Any) -> bool:
+    """Whether it is pandas' NA, which nothing can be where pandas was never imported."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and data is pandas.NA

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from scipy.special import erfc
-from scipy.stats import false_discovery_control
 
 from sinkscope.capture import Site
 from sinkscope.inputs.rules import token_text
 from sinkscope.metrics.switch import ESTIMATOR
 from sinkscope.runs.columns import RUN_COLUMNS, run_column
+from sinkscope.runs.significance import false_discovery
 from sinkscope.runs.tables import domain_key, measured_table, site_keys, sites_of
 from sinkscope.runs.values import Domain, SiteValues
 
@@ -185,10 +185,7 @@ def _chance(counts: np.ndarray, opened: np.ndarray) -> np.ndarray:
 
 def _controlled(p: list[np.ndarray]) -> list[np.ndarray]:
     """Benjamini-Hochberg's q over all p of all arrays; NaN where p is."""
-    flat = np.concatenate([each.ravel() for each in p]) if p else np.empty(0)
-    there = ~np.isnan(flat)
-    if there.any():
-        flat[there] = false_discovery_control(flat[there])
+    flat = false_discovery(np.concatenate([each.ravel() for each in p])) if p else np.empty(0)
     edges = np.cumsum([each.size for each in p])[:-1]
     return [part.reshape(each.shape) for part, each in zip(np.split(flat, edges), p, strict=True)] if p else []
 

@@ -20,7 +20,6 @@ from sinkscope.comparison.changes import Listed
 from sinkscope.comparison.compare_runs import Comparison, compare
 from sinkscope.comparison.differences import (
     beyond,
-    false_discovery,
     from_moments,
     paired_difference,
     welch_difference,
@@ -30,6 +29,7 @@ from sinkscope.present.numbers import interval
 from sinkscope.present.terminal.comparison import render_comparison
 from sinkscope.runs.per_sequence import cells
 from sinkscope.runs.run import Run
+from sinkscope.runs.significance import false_discovery
 from sinkscope.runs.strict_json import to_json
 
 RANDOM = np.random.default_rng(3)
