@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-HEAVY_TOKENS = 8
+from sinkscope.capture.precision import float64
+
 STRIPS = 4
 """Strips in which a Gram matrix's lower triangle is formed: five eighths of all products, in pieces large enough to be
 fast."""
@@ -38,22 +39,14 @@ def cheap_spectra(tokens: int, channels: int) -> int:
 
 
 def gram_matrix(x: Float[Tensor, "batch token channel"]) -> Float[Tensor, "batch n n"]:
-    """The lower triangle (the upper is not filled) of the smaller Gram matrix of each x, float64 on the CPU; all NaN
+    """The lower triangle (the upper is not made) of the smaller Gram matrix of each x, float64 on the CPU; all NaN
     where x is not finite.
 
-    Products are float32. The rounding error of the few tokens with huge norms (massive activations, sinks) would hide
-    all other tokens, so the HEAVY_TOKENS heaviest are added to the channel Gram matrix in float64.
+    Products are float64 too: in float32 the error of the few tokens with huge norms (massive activations, sinks) moves
+    the entropy of Gemma-3-270M's layer 1 by 1e-5 of its value.
     """
-    tokens, channels = x.shape[1:]
-    if tokens <= channels:
-        gram = _lower_products(x)
-    else:
-        heavy = torch.linalg.vector_norm(x, dim=-1).topk(min(HEAVY_TOKENS, tokens), dim=-1).indices
-        rows = torch.arange(len(x), device=x.device)[:, None]
-        light = x.clone()
-        light[rows, heavy] = 0.0
-        outliers = x[rows, heavy].cpu().double()
-        gram = _lower_products(light.mT).baddbmm_(outliers.mT, outliers)
+    exact = float64(x)
+    gram = _lower_products(exact if x.shape[1] <= x.shape[2] else exact.mT)
     finite = gram.isfinite().flatten(1).all(-1)
     return torch.where(finite[:, None, None], gram, torch.nan)
 

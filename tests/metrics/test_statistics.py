@@ -51,6 +51,16 @@ def test_spectrum_entropy_is_the_svd_s(shape: tuple[int, int], outlier: float) -
     np.testing.assert_allclose(spectrum_entropy(x).numpy(), expected, rtol=1e-5, atol=1e-7)
 
 
+def test_one_huge_token_costs_the_entropy_no_digit() -> None:
+    """In float32 the squares of its other channels vanish one by one beside that of its massive channel."""
+    x = 4 * torch.randn(2, 300, 640, generator=torch.Generator().manual_seed(0))
+    x[:, 0], x[:, 0, 0] = 0.6, 3000.0
+    squares = torch.linalg.svdvals(x.double()) ** 2
+    expected = torch.special.entr(squares / squares.sum(-1, keepdim=True)).sum(-1)
+    np.testing.assert_allclose(spectrum_entropy(x.double()).numpy(), expected, rtol=1e-9)
+    np.testing.assert_allclose(spectrum_entropy(x).numpy(), expected, rtol=1e-6)
+
+
 def test_means_and_errors_leave_out_what_is_missing() -> None:
     values = np.array([[1.0, np.nan, np.nan], [2.0, 5.0, np.nan], [6.0, np.nan, np.nan]])
     np.testing.assert_allclose(mean(values), [3.0, 5.0, np.nan])
