@@ -16,7 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sinkscope.capture.view import Missing
-from sinkscope.capture.wiring.folded import FoldedHeads, squares
+from sinkscope.capture.wiring.folded import FoldedHeads
+from sinkscope.capture.wiring.mixes import squares
 from sinkscope.metrics.registry import smoothing_metric
 
 LAMPERT = "Lampert et al. 2605.08453"

@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 from watched import hooks
 
 import sinkscope
-from sinkscope.capture.wiring.folded import FoldedHeads, OutputWeights
+from sinkscope.capture.wiring.folded import FoldedHeads
+from sinkscope.capture.wiring.mixes import OutputWeights
 from sinkscope.engine.measures import smoothing as measure
 from sinkscope.metrics import METRICS
 from sinkscope.metrics import smoothing as columns

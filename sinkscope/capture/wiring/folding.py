@@ -11,8 +11,9 @@ from torch import Tensor
 
 from sinkscope.capture.precision import float64, like
 from sinkscope.capture.view import LayerView
-from sinkscope.capture.wiring.folded import FoldedHeads, OutputWeights, running_mean
+from sinkscope.capture.wiring.folded import FoldedHeads
 from sinkscope.capture.wiring.linear_maps import InputNorm
+from sinkscope.capture.wiring.mixes import OutputWeights, running_mean
 from sinkscope.capture.wiring.trace import Wiring
 
 

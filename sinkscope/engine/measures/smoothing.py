@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from sinkscope.capture import LayerView, Missing
-from sinkscope.capture.wiring.folded import FoldedHeads, OutputWeights
+from sinkscope.capture.wiring.folded import FoldedHeads
 from sinkscope.capture.wiring.folding import fold
+from sinkscope.capture.wiring.mixes import OutputWeights
 from sinkscope.capture.wiring.trace import output_slices
 from sinkscope.engine.measures.measurement import Findings, Measurement
 from sinkscope.metrics.quantities import Quantity
