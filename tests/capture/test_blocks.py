@@ -1,7 +1,9 @@
-"""The torch walk against a plain softmax over the whole matrix in float64, for many shapes, masks and block sizes."""
+"""Both walks against a plain softmax over the whole matrix in float64, for many shapes, masks and block sizes."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -13,12 +15,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
+from sinkscope.capture.kernels import compiled_walk
 from sinkscope.capture.kernels.attend import attend_in_blocks as attend
 from sinkscope.capture.kernels.sums import block_edges
 from sinkscope.capture.kernels.walk import Walk
 from sinkscope.capture.masks.visibility import read_mask
 
 MASKS = ("causal", "full", "window", "bool", "additive", "alibi", "holes", "late")
+
+
+@pytest.fixture(autouse=True, scope="module", params=["torch", "compiled"])
+def walk(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every test here reads each call in torch, and again with the compiled loop wherever that supports the call."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled_walk, "LEAST_PAIRS", 0 if request.param == "compiled" else math.inf)
+        yield request.param
 
 
 def reference(call: dict[str, Any], mask: Tensor | None, causal: bool) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels import triton_call
+from sinkscope.capture.kernels.compiled_walk import CompiledWalk, supports
 from sinkscope.capture.kernels.sums import AttentionSums, block_edges
 from sinkscope.capture.kernels.unnormalised import SCORES, UnnormalisedWalk
 from sinkscope.capture.kernels.walk import Walk
@@ -67,7 +68,8 @@ def attend_in_blocks(call: AttentionCall, block_bytes: int | None = None) -> tup
         raise SinkscopeError(f"the model asks for an unknown attention score {call.score!r}: one of {', '.join(WALKS)}")
     batch, heads, queries, _ = call.query.shape
     groups, keys = call.key.shape[1:3]
-    walk = WALKS[call.score](call, batch, groups, heads // groups, queries, keys)
+    kind = CompiledWalk if supports(call) else WALKS[call.score]
+    walk = kind(call, batch, groups, heads // groups, queries, keys)
     for start, stop in block_edges(queries, batch * heads * keys * 4, call.query.device, block_bytes):
         walk.block(start, stop)
     return walk.finish()

@@ -156,12 +156,19 @@ class Walk:
                 target[..., start:stop][..., queries] = part * inverse[..., queries]
 
     def _output(self, rows: slice, seen: BlockMask, weights: Tensor, norm: Tensor) -> None:
+        mixed = self._mix(seen, weights)
+        mixed /= norm.unsqueeze(-1)
+        self._write(rows, mixed)
+
+    def _mix(self, seen: BlockMask, weights: Tensor) -> Tensor:
+        """The values summed with a block's weights, (B, G, R, rows, dv)."""
         batch, groups, repeat = self.shape
         count = weights.shape[-2]
-        mixed = torch.bmm(
-            weights.view(batch * groups, repeat * count, -1), self.value_rows[:, seen.low : seen.high]
-        ).view(batch, groups, repeat, count, -1)
-        mixed /= norm.unsqueeze(-1)
+        weights = weights.view(batch * groups, repeat * count, -1)
+        mixed = torch.bmm(weights, self.value_rows[:, seen.low : seen.high])
+        return mixed.view(batch, groups, repeat, count, -1)
+
+    def _write(self, rows: slice, mixed: Tensor) -> None:
         self.out[:, rows] = mixed.permute(0, 3, 1, 2, 4)
 
     def _buffer(self, which: int, shape: tuple[int, ...] | torch.Size) -> Tensor:
@@ -179,7 +186,6 @@ class Walk:
             return values.flatten(1, 2)
 
         call = self.call
-        gap = heads(self.gap) if not call.linear else linear_gap(call, self.dtype)
         sums = AttentionSums(
             first=heads(self.first),
             diagonal=heads(self.diagonal) if call.square else None,
@@ -188,7 +194,7 @@ class Walk:
             margin=heads(self.margin),
             learned_sink=heads(self.learned),
             first_is_largest=heads(self.largest),
-            logit_gap=gap,
+            logit_gap=heads(self.gap) if not call.linear else self._linear_gap(),
             columns=heads(self.columns),
             early_columns=None if self.early is None else heads(self.early),
             visible=call.visible.counts,
@@ -196,6 +202,9 @@ class Walk:
             causal=call.visible.causal,
         )
         return self.out.flatten(2, 3), sums
+
+    def _linear_gap(self) -> Tensor:
+        return linear_gap(self.call, self.dtype)
 
 
 def _sum_dtype(call: AttentionCall) -> torch.dtype:

@@ -1,0 +1,208 @@
+"""The compiled loop over the rows of a block of logits: weights, row sums and column sums, each row read in cache.
+
+Numba compiles it when this module is first imported and keeps the machine code beside the module's bytecode (or in the
+user's cache folder), so only the first import on a machine takes the seconds of a compilation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, no_type_check
+
+import numpy as np
+from numba import njit
+
+LEAST = np.float32(-87.0)
+"""The least exponent whose exponential is a normal float32 number. Lower ones are raised to it."""
+
+LOG2_E = np.float32(math.log2(math.e))
+LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(math.log(2) - 0.693359375)
+"""ln 2 in two parts. The first has nine bits, so that its product with a whole number below 2^15 is exact."""
+
+TERMS = tuple(np.float32(1 / math.factorial(power)) for power in range(8))
+"""Taylor's terms of exp. On [-ln 2 / 2, ln 2 / 2] the first one left out is below 6e-9 of the result."""
+
+FAR = np.float32(60.0)
+"""How far below key 0 every other key lies before their sum is taken relative to their own largest."""
+
+MAGNITUDE = np.int32(0x7FFFFFFF)
+"""All bits of a float32 but its sign."""
+
+LEAST_BITS = np.float32(-np.inf).view(np.int32) ^ MAGNITUDE
+"""-inf, as `_largest` orders floats."""
+
+CHUNK = 32
+"""Rows whose column sums one thread adds up. It is fixed, so that the sums are the same for any number of threads."""
+
+WEIGH = (
+    "void(float32[:,:,::1], int64, int64, int64[:,:,:], int64[:,:,:], float32[:,:,:,::1], boolean[:,:,::1],"
+    " float32[:,:,::1], int64, int64)"
+)
+GAPS = "void(float32[:,:,:,:,::1], float32[:,:,:,::1], boolean, float32[:,:,:,::1], int64, int64)"
+"""The types of the arguments of `weigh` and `gaps`, for which both are compiled when this module is imported."""
+
+FIRST, ENTROPY, MARGIN, DIAGONAL, PREVIOUS = range(5)
+"""The places of the row sums in the first axis of `sums`."""
+
+
+def compiled(signature: str) -> Callable[[Callable[..., None]], Any]:
+    """Compiles a function now, or loads what an earlier process compiled; `nogil` lets threads share the work."""
+    # Sums may be added in any order, which lets the processor add many numbers at once.
+    options: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "nsz", "contract"}}
+
+    def compile_one(function: Callable[..., None]) -> Any:
+        try:
+            return njit(signature, cache=True, **options)(function)
+        except RuntimeError:  # no folder can be written in which the machine code would be kept
+            return njit(signature, **options)(function)
+
+    return compile_one
+
+
+@njit(inline="always", fastmath={"contract"})
+@no_type_check
+def _exp(x):
+    """exp(x) for x <= 0 within 1.5e-7 of its value: 2^n exp(r) with |r| <= ln 2 / 2."""
+    x = max(x, LEAST)
+    whole = np.int32(x * LOG2_E - np.float32(0.5))
+    n = np.float32(whole)
+    r = x - n * LN2_HIGH - n * LN2_LOW
+    series = TERMS[7]
+    series = series * r + TERMS[6]
+    series = series * r + TERMS[5]
+    series = series * r + TERMS[4]
+    series = series * r + TERMS[3]
+    series = series * r + TERMS[2]
+    series = (series * r) * r + r + TERMS[0]
+    return series * np.int32((whole + np.int32(127)) << np.int32(23)).view(np.float32)
+
+
+@njit
+@no_type_check
+def _largest(line):
+    """The largest number of a line; -inf of an empty one. The processor compares many whole numbers at once, but floats
+    one by one, so it compares the bits. Those of a negative float are exchanged first, which puts them in order."""
+    bits = line.view(np.int32)
+    largest = np.int32(LEAST_BITS)
+    for place in range(len(bits)):
+        one = bits[place]
+        largest = max(largest, np.int32(one ^ ((one >> 31) & MAGNITUDE)))
+    return np.int32(largest ^ ((largest >> 31) & MAGNITUDE)).view(np.float32)
+
+
+@compiled(WEIGH)
+@no_type_check
+def weigh(logits, start, low, firsts, pasts, sums, largest, columns, begin, step):
+    """Turns logits into probabilities in place, and writes the sums of their rows and columns.
+
+    Args:
+        logits: of a block of queries, (sequence and head, row, key), float32. Keys that a query may not see become 0.
+        start: the index of the block's first query.
+        low: the index of the block's first key.
+        firsts, pasts: the first key that a query sees and the one after its last, (sequence, head, query).
+        sums: row sums, (place, sequence, head, query). The block's queries are written; a margin stays as it is where
+            there is none: the query sees only key 0, or all but it.
+        largest: whether key 0 has the row's largest logit, (sequence, head, query).
+        columns: sums over CHUNK rows, (sequence and head, chunk, key), zero before the call.
+        begin, step: the chunks that this call takes: begin, begin + step, and so on, counted over all pairs.
+    """
+    pairs, count, width = logits.shape
+    heads = firsts.shape[1]
+    chunks = columns.shape[1]
+    for item in range(begin, pairs * chunks, step):
+        pair, chunk = item // chunks, item % chunks
+        sequence, head = pair // heads, pair % heads
+        column = columns[pair, chunk]
+        for row in range(chunk * CHUNK, min(count, (chunk + 1) * CHUNK)):
+            query = start + row
+            line = logits[pair, row]
+            # A query that sees no key has its first one past the last key: numba checks no bounds, so both are cut.
+            first = min(max(firsts[sequence, head, query] - low, 0), width)
+            past = min(max(pasts[sequence, head, query] - low, first), width)
+            sees_first = low == 0 and first == 0 and past > 0
+            # Loops run over slices from 0: numba would ask of every other index whether it is negative.
+            seen, seen_columns = line[first:past], column[first:past]
+            others = seen[1:] if sees_first else seen
+
+            logit, peak = seen[0] if sees_first else np.float32(-np.inf), _largest(others)
+            top = max(logit, peak)
+            is_far = sees_first and len(others) > 0 and logit - peak > FAR
+            if is_far:
+                far = np.float32(0.0)
+                for key in range(len(others)):
+                    far += _exp(others[key] - peak)
+                sums[MARGIN, sequence, head, query] = logit - peak - math.log(far)
+
+            rest = np.float32(0.0)
+            mean = np.float32(0.0)
+            for key in range(len(others)):
+                below = others[key] - top
+                weight = _exp(below)
+                others[key] = weight
+                rest += weight
+                mean += weight * below
+            norm = rest
+            if sees_first:
+                weight = _exp(logit - top)
+                seen[0] = weight
+                norm += weight
+                mean += weight * (logit - top)
+                if len(others) > 0 and not is_far:
+                    sums[MARGIN, sequence, head, query] = logit - top - math.log(rest)
+
+            line[:first] = 0
+            line[past:] = 0
+            if past > first:
+                inverse = np.float32(1.0) / norm
+                for key in range(len(seen)):
+                    share = seen[key] * inverse
+                    seen[key] = share
+                    seen_columns[key] += share
+                sums[ENTROPY, sequence, head, query] = math.log(norm) - mean * inverse
+                if sees_first:
+                    sums[FIRST, sequence, head, query] = seen[0]
+                    largest[sequence, head, query] = logit >= top
+            own = query - low
+            if 0 <= own < width:
+                sums[DIAGONAL, sequence, head, query] = line[own]
+            if 0 < own <= width:
+                sums[PREVIOUS, sequence, head, query] = line[own - 1]
+
+
+@compiled(GAPS)
+@no_type_check
+def gaps(query, key, running, out, begin, step):
+    """Writes q_i (mean_j k_j - k_0): minus the logit gap of plain scaled dot products, before the scaling.
+
+    Args:
+        query: (sequence, group, head of the group, query, channel).
+        key: (sequence, group, key, channel).
+        running: the mean is over keys 0 to i, else over all keys. It is float64: k_0 and the mean nearly cancel where
+            keys are similar.
+        out: (sequence, group, head of the group, query).
+        begin, step: the pairs of sequence and group that this call takes, as for `weigh`.
+    """
+    sequences, groups, repeat, queries, width = query.shape
+    for item in range(begin, sequences * groups, step):
+        sequence, group = item // groups, item % groups
+        keys, first = key[sequence, group], key[sequence, group, 0]
+        total, mean = np.zeros(width), np.zeros(width, np.float32)
+        if not running:
+            for place in range(len(keys)):
+                for channel in range(width):
+                    total[channel] += np.float64(keys[place, channel]) - np.float64(first[channel])
+            for channel in range(width):
+                mean[channel] = total[channel] / len(keys)
+        for place in range(queries):
+            if running:
+                share = 1.0 / (place + 1)
+                for channel in range(width):
+                    total[channel] += np.float64(keys[place, channel]) - np.float64(first[channel])
+                    mean[channel] = total[channel] * share
+            for head in range(repeat):
+                line = query[sequence, group, head, place]
+                product = np.float32(0.0)
+                for channel in range(width):
+                    product += line[channel] * mean[channel]
+                out[sequence, group, head, place] = product
