@@ -12,7 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sinkscope.capture.kernels.sums import AttentionSums
+from sinkscope.capture.query_sums import QuerySums, query_sums
 from sinkscope.capture.site import Site
+from sinkscope.capture.token_sums import TokenSums, token_sums
 
 
 class Missing(Exception):
@@ -84,13 +86,10 @@ class LayerView:
         return need(self.raw_projected)
 
     @cached_property
-    def query_norms(self) -> Float[Tensor, "batch head query"]:
-        return torch.linalg.vector_norm(self.query, dim=-1)
-
-    @cached_property
-    def inverse_query_norms(self) -> Float[Tensor, "batch head query"]:
-        """1 / norm q_i; 0 for a zero vector, so that its cosines are 0."""
-        return inverse(self.query_norms)
+    def query_sums(self) -> QuerySums:
+        """What is read of the queries; of pairs with keys too where the attention is causal."""
+        causal = self.attention.causal and self.raw_key is not None
+        return query_sums(self.query, self.key if causal else None)
 
     @cached_property
     def key_norms(self) -> Float[Tensor, "batch group key"]:
@@ -104,6 +103,8 @@ class LayerView:
     @cached_property
     def output_norms(self) -> Float[Tensor, "batch head query"]:
         """norm o_i."""
+        if self.plain:
+            return self.projected_norms
         return torch.linalg.vector_norm(need(self.output), dim=-1).transpose(1, 2)
 
     @cached_property
@@ -152,8 +153,18 @@ class LayerView:
         return need(self.residual_in)
 
     @cached_property
+    def x_sums(self) -> TokenSums:
+        """What is read of every x_i."""
+        return token_sums(self.x, whole=True)
+
+    @property
     def x_norms(self) -> Float[Tensor, "batch token"]:
-        return torch.linalg.vector_norm(self.x, dim=-1)
+        return self.x_sums.norms
+
+    @property
+    def x_peaks(self) -> Float[Tensor, "batch token"]:
+        """Largest abs element of each x_i."""
+        return self.x_sums.peaks
 
     @cached_property
     def z(self) -> Float[Tensor, "batch token channel"]:
@@ -161,13 +172,13 @@ class LayerView:
         return need(self.attention_input)
 
     @cached_property
-    def z_norms(self) -> Float[Tensor, "batch token"]:
-        return torch.linalg.vector_norm(self.z, dim=-1)
+    def z_sums(self) -> TokenSums:
+        """What is read of every z_i."""
+        return token_sums(self.z)
 
-    @cached_property
-    def x_peaks(self) -> Float[Tensor, "batch token"]:
-        """Largest abs element of each x_i."""
-        return self.x.abs().amax(-1)
+    @property
+    def z_norms(self) -> Float[Tensor, "batch token"]:
+        return self.z_sums.norms
 
     def rows(self, count: int) -> LayerView:
         """A view of the first `count` sequences, 1 to `batch`; where it has fewer, without `readings`."""
@@ -209,10 +220,6 @@ def once_per_view(compute: Callable[[LayerView], Tensor]) -> Callable[[LayerView
         return view._kept[compute]
 
     return kept
-
-
-def inverse(norms: Tensor) -> Tensor:
-    return torch.where(norms > 0, norms.reciprocal(), 0.0)
 
 
 def need(tensor: Tensor | None) -> Tensor:

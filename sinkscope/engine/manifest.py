@@ -7,6 +7,7 @@ import hashlib
 import platform
 from dataclasses import asdict
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from sinkscope.runs.values import Domain
 MEASURING = ("capture", "checkpoints", "engine", "inputs", "metrics")
 """The rooms whose code decides what a batch measures."""
 
-PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pandas")
+PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "numba", "pandas")
 
 
 def describe(loop: Loop, request: Request, checked: dict[str, Any]) -> Manifest:
@@ -45,7 +46,8 @@ def describe(loop: Loop, request: Request, checked: dict[str, Any]) -> Manifest:
     facts = {
         "sinkscope": sinkscope.__version__,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "versions": {"python": platform.python_version()}
+        | {name: version(name) for name in PACKAGES if find_spec(name)},
         "request": request.as_dict(),
         "model": loop.checkpoint.facts,
         "data": [_corpus_facts(corpus, reading) for corpus in reading.corpora],

@@ -14,10 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sinkscope.capture.precision import wide
-from sinkscope.capture.view import LayerView, Missing, inverse, once_per_view
+from sinkscope.capture.token_sums import inverse
+from sinkscope.capture.view import LayerView, Missing, once_per_view
 from sinkscope.metrics import mass
 from sinkscope.metrics.registry import layer_metric
-from sinkscope.metrics.residual import first_cosines, first_input_cosines
 from sinkscope.metrics.switch import NAME, quantile
 
 FIG1 = "Lampert et al. 2605.08453 fig. 1; statistic ours"
@@ -90,13 +90,13 @@ def cos_peak_input(view: LayerView) -> LayerValues:
 @once_per_view
 def residual_cosines(view: LayerView) -> Cosines:
     """cos(x_0, x_j) of every token j; 0 for a zero vector."""
-    return wide(first_cosines(view))
+    return wide(view.x_sums.first_cosines)
 
 
 @once_per_view
 def input_cosines(view: LayerView) -> Cosines:
     """cos(z_0, z_j) of every token j; 0 for a zero vector."""
-    return wide(first_input_cosines(view))
+    return wide(view.z_sums.first_cosines)
 
 
 def by_position(view: LayerView) -> Float[Tensor, "batch coordinate token"]:

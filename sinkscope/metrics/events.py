@@ -17,7 +17,7 @@ from sinkscope.capture.view import LayerView, Missing, once_per_view
 from sinkscope.metrics import mass
 from sinkscope.metrics.quantities import quantity
 from sinkscope.metrics.registry import head_metric
-from sinkscope.metrics.residual import SUN, first_cosines, massive_bound
+from sinkscope.metrics.residual import SUN, massive_bound
 
 FEWEST_ROWS, ROWS_SHARE = 16, 16
 """A key counts where at least this many query rows see it, and at least the T/16-th part of all rows."""
@@ -74,7 +74,7 @@ def attention_sinks(view: LayerView) -> Events:
 def state_sinks(view: LayerView) -> Events:
     """|cos(x_k, x_0)| > 0.9 and norm x_k > 5 x the median norm of the sequence's tokens; x is the residual stream that
     enters the layer. The first token counts too."""
-    alike, large = first_cosines(view).abs() > STATE_COSINE, norm_ratios(view) > STATE_NORM
+    alike, large = view.x_sums.first_cosines.abs() > STATE_COSINE, norm_ratios(view) > STATE_NORM
     return _tokens(view, alike & large)
 
 
@@ -133,7 +133,7 @@ def _first_keys_seen(view: LayerView, visible: Tensor) -> Tensor:
 @once_per_view
 def _state(view: LayerView) -> Float[Tensor, "batch token 3"]:
     """cos_first, max_abs and norm_ratio of every token entering the layer."""
-    return torch.stack([first_cosines(view), view.x_peaks, norm_ratios(view)], -1)
+    return torch.stack([view.x_sums.first_cosines, view.x_peaks, norm_ratios(view)], -1)
 
 
 def _state_of_keys(view: LayerView) -> Tensor | None:

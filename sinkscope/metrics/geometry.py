@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from sinkscope.capture.view import LayerView, once_per_view
+from sinkscope.capture.view import LayerView
 from sinkscope.metrics.registry import head_metric
 
 HeadValues = Float[Tensor, "batch head"]
@@ -22,29 +22,25 @@ HeadValues = Float[Tensor, "batch head"]
 def qk_cos_first(view: LayerView) -> HeadValues:
     """Mean over i >= 1 of cos(q_i, k_0)."""
     first = view.per_query_head(normalize(view.key[:, :, 0], dim=-1))
-    return torch.linalg.vecdot(unit_queries(view)[:, :, 1:].mean(2), first)
+    return torch.linalg.vecdot(view.query_sums.unit_sum, first) / (view.queries - 1 or torch.nan)
 
 
 @head_metric(unit="cosine", range="[-1, 1]")
 def qk_cos_other(view: LayerView) -> HeadValues:
     """Mean over pairs 1 <= j <= i of cos(q_i, k_j); bidirectional and cross heads: all pairs i >= 1, j >= 1."""
-    unit_keys = normalize(view.key, dim=-1)
-    unit_keys[:, :, 0] = 0.0
-    queries, keys = view.queries - 1, view.keys - 1
-    grouped = unit_queries(view).unflatten(1, (view.key.shape[1], -1))
-    if view.attention.causal:
-        pairs = queries * (queries + 1) / 2  # query 0 sees none of the keys that count
-        summed = (grouped.flatten(3) @ unit_keys.cumsum(2).flatten(2).unsqueeze(-1)).flatten(1)
-    else:
+    queries, keys, summed = view.queries - 1, view.keys - 1, view.query_sums.paired
+    pairs = queries * (queries + 1) / 2  # query 0 sees none of the keys that count
+    if summed is None:
         pairs = queries * keys
-        summed = torch.linalg.vecdot(grouped[..., 1:, :].sum(3), unit_keys.sum(2).unsqueeze(2)).flatten(1)
-    return summed / pairs if pairs else torch.full_like(summed, torch.nan)
+        unit_keys = view.per_query_head(normalize(view.key[:, :, 1:], dim=-1).sum(2))
+        summed = torch.linalg.vecdot(view.query_sums.unit_sum, unit_keys)
+    return summed / (pairs or torch.nan)
 
 
 @head_metric(unit="norm", range="[0, inf)")
 def q_norm(view: LayerView) -> HeadValues:
     """Mean over all queries of norm q_i."""
-    return view.query_norms.mean(-1)
+    return view.query_sums.norms.mean(-1)
 
 
 @head_metric(unit="norm", range="[0, inf)")
@@ -67,10 +63,3 @@ def logit_gap(view: LayerView) -> HeadValues:
     keys that i may see.
     """
     return view.attention.logit_gap[..., 1:].mean(-1)
-
-
-@once_per_view
-def unit_queries(view: LayerView) -> Float[Tensor, "batch head query dim"]:
-    """q_i / norm q_i, 0 for a zero vector; contiguous, so that one product with a vector sums rows and channels."""
-    empty = torch.empty(view.query.shape, dtype=view.query.dtype, device=view.query.device)
-    return torch.mul(view.query, view.inverse_query_norms.unsqueeze(-1), out=empty)

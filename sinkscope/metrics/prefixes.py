@@ -7,8 +7,8 @@ from collections.abc import Callable
 from jaxtyping import Float
 from torch import Tensor
 
+from sinkscope.capture.token_sums import token_sums
 from sinkscope.capture.view import LayerView, Missing
-from sinkscope.metrics.residual import first_cosines, first_input_cosines, pair_cosine
 
 OfTokens = Float[Tensor, "batch token *channel"]
 PrefixValues = Float[Tensor, " batch"]
@@ -16,22 +16,22 @@ PrefixValues = Float[Tensor, " batch"]
 
 def pair_residual(view: LayerView, length: int) -> PrefixValues:
     """avg_cos_residual over the first `length` tokens."""
-    return pair_cosine(_first(view.x, view, length), view.x_norms[:, :length])
+    return token_sums(_first(view.x, view, length)).pair_cosine
 
 
 def pair_input(view: LayerView, length: int) -> PrefixValues:
     """avg_cos_input over the first `length` tokens."""
-    return pair_cosine(_first(view.z, view, length), view.z_norms[:, :length])
+    return token_sums(_first(view.z, view, length)).pair_cosine
 
 
 def first_residual(view: LayerView, length: int) -> PrefixValues:
     """cos_first_residual over the first `length` tokens."""
-    return _first(first_cosines(view), view, length)[:, 1:].mean(-1)
+    return _first(view.x_sums.first_cosines, view, length)[:, 1:].mean(-1)
 
 
 def first_input(view: LayerView, length: int) -> PrefixValues:
     """cos_first_input over the first `length` tokens."""
-    return _first(first_input_cosines(view), view, length)[:, 1:].mean(-1)
+    return _first(view.z_sums.first_cosines, view, length)[:, 1:].mean(-1)
 
 
 COSINES: dict[str, Callable[[LayerView, int], Tensor]] = {

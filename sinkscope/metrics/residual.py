@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sinkscope.capture.precision import wide
-from sinkscope.capture.view import LayerView, inverse, need, once_per_view
+from sinkscope.capture.token_sums import token_sums
+from sinkscope.capture.view import LayerView, need, once_per_view
 from sinkscope.metrics.median import median_abs
 from sinkscope.metrics.quantities import quantity
 from sinkscope.metrics.registry import layer_metric
@@ -24,43 +24,40 @@ FIG246 = "Lampert et al. 2605.08453 fig. 2, 4, 6"
 GU = "Gu et al. 2410.10781"
 SUN = "Sun et al. 2402.17762"
 MASSIVE_ABS, MASSIVE_RATIO = 100.0, 1000.0
-KURTOSIS_ROWS = 128
 
 LayerValues = Float[Tensor, " batch"]
-Tokens = Float[Tensor, "batch token channel"]
 
 
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG1)
 def cos_first_residual(view: LayerView) -> LayerValues:
     """Mean over j >= 1 of cos(x_0, x_j): alignment of the sink embedding with all other tokens, in the residual
     stream."""
-    return first_cosines(view)[:, 1:].mean(-1)
+    return view.x_sums.first_cosines[:, 1:].mean(-1)
 
 
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG1)
 def cos_first_input(view: LayerView) -> LayerValues:
     """Mean over j >= 1 of cos(z_0, z_j): alignment of the sink embedding with all other tokens, as the q/k/v
     projections read them."""
-    return first_input_cosines(view)[:, 1:].mean(-1)
+    return view.z_sums.first_cosines[:, 1:].mean(-1)
 
 
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG246)
 def avg_cos_residual(view: LayerView) -> LayerValues:
     """Mean over unordered pairs i != j, both >= 1, of cos(x_i, x_j)."""
-    return pair_cosine(view.x, view.x_norms)
+    return view.x_sums.pair_cosine
 
 
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG246)
 def avg_cos_input(view: LayerView) -> LayerValues:
     """Mean over unordered pairs i != j, both >= 1, of cos(z_i, z_j)."""
-    return pair_cosine(view.z, view.z_norms)
+    return view.z_sums.pair_cosine
 
 
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG246)
 def avg_cos_output(view: LayerView) -> LayerValues:
     """Mean over unordered pairs i != j, both >= 1, of cos(e_i, e_j)."""
-    e = need(view.residual_out)
-    return pair_cosine(e, torch.linalg.vector_norm(e, dim=-1))
+    return token_sums(need(view.residual_out)).pair_cosine
 
 
 @layer_metric(unit="norm", range="[0, inf)", source=GU)
@@ -109,13 +106,13 @@ def massive_tokens(view: LayerView) -> LayerValues:
 @layer_metric(unit="kurtosis", range="[-2, inf)", source="Kaul et al. 2410.17174")
 def kurtosis_first(view: LayerView) -> LayerValues:
     """Fisher (excess) kurtosis of the elements of x_0; population moments, 0 for a normal distribution."""
-    return kurtosis(view.x[:, 0])
+    return view.x_sums.kurtosis[:, 0]
 
 
 @layer_metric(unit="kurtosis", range="[-2, inf)", source="Kaul et al. 2410.17174")
 def kurtosis_other(view: LayerView) -> LayerValues:
     """Mean over j >= 1 of the Fisher (excess) kurtosis of the elements of x_j; population moments."""
-    return kurtosis(view.x[:, 1:]).mean(-1)
+    return view.x_sums.kurtosis[:, 1:].mean(-1)
 
 
 def begin_matrix_entropy(view: LayerView) -> SpectrumEntropy:
@@ -183,44 +180,3 @@ def loudest_token(view: LayerView) -> Float[Tensor, "batch channel"]:
 def layer_median(view: LayerView) -> LayerValues:
     """Median abs over all tokens and channels of x."""
     return median_abs(view.x.flatten(1))
-
-
-@once_per_view
-def first_cosines(view: LayerView) -> Float[Tensor, "batch token"]:
-    """cos(x_j, x_0) of every token."""
-    return cosines_with_first(view.x, view.x_norms)
-
-
-@once_per_view
-def first_input_cosines(view: LayerView) -> Float[Tensor, "batch token"]:
-    """cos(z_j, z_0) of every token."""
-    return cosines_with_first(view.z, view.z_norms)
-
-
-def cosines_with_first(x: Tokens, norms: Float[Tensor, "batch token"]) -> Float[Tensor, "batch token"]:
-    dots = torch.einsum("btd,bd->bt", x, x[:, 0])
-    return dots * inverse(norms) * inverse(norms[:, :1])
-
-
-def pair_cosine(x: Tokens, norms: Float[Tensor, "batch token"]) -> LayerValues:
-    """Mean cosine of unordered pairs of tokens >= 1: (|sum of unit vectors|^2 - n) / (n (n - 1))."""
-    count = x.shape[1] - 1
-    if count < 2:
-        return torch.full_like(norms[:, 0], torch.nan)
-    weights = inverse(norms[:, 1:])
-    total = torch.einsum("bt,btd->bd", weights, x[:, 1:]).square().sum(-1)
-    return (total - (weights > 0).sum(-1)) / (count * (count - 1))
-
-
-def kurtosis(x: Float[Tensor, "... channel"]) -> Float[Tensor, "..."]:  # noqa: UP037
-    """Excess kurtosis, in float64 where the device has it: near 0, subtracting 3 leaves few digits of a float32. A CPU
-    takes KURTOSIS_ROWS tokens at a time, which its caches hold: three times as fast as all at once."""
-    rows = x.reshape(-1, x.shape[-1])
-    pieces = rows.split(KURTOSIS_ROWS) if x.device.type == "cpu" else (rows,)
-    found = []
-    for piece in pieces:
-        exact = wide(piece)
-        squares = (exact - exact.mean(-1, keepdim=True)).square_()
-        second = squares.mean(-1)
-        found.append(squares.square_().mean(-1) / second.square() - 3.0)
-    return torch.cat(found).view(x.shape[:-1])

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from sinkscope.capture import loops
 from sinkscope.capture.calls import AttentionCall
-from sinkscope.capture.kernels import compiled_walk
 from sinkscope.capture.kernels.attend import attend_in_blocks as attend
 from sinkscope.capture.kernels.sums import block_edges
 from sinkscope.capture.kernels.walk import Walk
@@ -28,7 +28,7 @@ MASKS = ("causal", "full", "window", "bool", "additive", "alibi", "holes", "late
 def walk(request: pytest.FixtureRequest) -> Iterator[str]:
     """Every test here reads each call in torch, and again with the compiled loop wherever that supports the call."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled_walk, "LEAST_PAIRS", 0 if request.param == "compiled" else math.inf)
+        patch.setattr(loops, "LEAST", 0 if request.param == "compiled" else math.inf)
         yield request.param
 
 

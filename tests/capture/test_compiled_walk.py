@@ -12,9 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from sinkscope.capture import loops
 from sinkscope.capture.calls import AttentionCall
-from sinkscope.capture.kernels import attend, compiled_walk, rows
+from sinkscope.capture.kernels import attend, compiled_walk
 from sinkscope.capture.kernels.sums import AttentionSums
+from sinkscope.capture.loops import attention as rows
+from sinkscope.capture.loops import compiling
+from sinkscope.engine import self_check
 
 LENGTH = 200
 
@@ -48,6 +52,10 @@ def test_a_long_call_is_read_by_the_loop_and_a_short_one_by_torch(monkeypatch: p
     whole = a_call()
     attend.attend_in_blocks(replace(whole, query=whole.query[:, :, :60]))
     assert not weighed
+
+
+def test_the_self_check_compares_the_loop_with_the_model() -> None:
+    assert self_check.LENGTH**2 >= loops.LEAST
 
 
 def test_equal_logits() -> None:
@@ -169,15 +177,14 @@ def test_a_logit_that_is_not_finite_stays_one() -> None:
 
 
 def test_without_numba_torch_reads_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sinkscope.capture.kernels.rows", None)
-    monkeypatch.delattr("sinkscope.capture.kernels.rows")
-    compiled_walk._rows.cache_clear()
+    monkeypatch.setitem(sys.modules, "sinkscope.capture.loops.attention", None)
+    loops.loops.cache_clear()
     try:
         assert not compiled_walk.supports(a_call())
         out, _ = attend.attend_in_blocks(a_call())
     finally:
-        compiled_walk._rows.cache_clear()
-    monkeypatch.undo()
+        monkeypatch.undo()
+        loops.loops.cache_clear()
     torch.testing.assert_close(out, attend.attend_in_blocks(a_call())[0], rtol=1e-5, atol=1e-6)
 
 
@@ -190,8 +197,8 @@ def test_a_machine_where_no_machine_code_can_be_kept_compiles_each_time(monkeypa
             raise RuntimeError("cannot cache function 'weigh': no locator available")
         return lambda function: (function, signature, options)
 
-    monkeypatch.setattr(rows, "njit", njit)
-    function, signature, options = rows.compiled("signature")(rows.weigh.py_func)
+    monkeypatch.setattr(compiling, "njit", njit)
+    function, signature, options = compiling.compiled("signature")(rows.weigh.py_func)
     assert tried == [True, False]
     assert (function, signature, options["nogil"]) == (rows.weigh.py_func, "signature", True)
 

@@ -6,21 +6,13 @@ products of matrices stay torch's.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from types import ModuleType
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from sinkscope.capture import loops
 from sinkscope.capture.calls import AttentionCall
-from sinkscope.capture.kernels.sums import EARLY, AttentionSums
+from sinkscope.capture.kernels.sums import EARLY
 from sinkscope.capture.kernels.walk import Walk
-
-LEAST_PAIRS = 128 * 128
-"""The queries times keys from which the loop is used. Below it attention costs less than loading the compiler."""
 
 LARGEST = 1e37
 """A bound on every logit below which none can overflow float32."""
@@ -29,16 +21,15 @@ LARGEST = 1e37
 def supports(call: AttentionCall) -> bool:
     """Whether the loop computes a call: softmax of plain scaled dot products on a CPU, summed in float32, where every
     query's keys are contiguous and no logit can be infinite or NaN."""
-    tensors = (call.query, call.key, call.value)
     return (
         call.score == "softmax"
-        and call.lengths[0] * call.lengths[1] >= LEAST_PAIRS
-        and all(tensor.device.type == "cpu" and tensor.dtype != torch.float64 for tensor in tensors)
+        and call.lengths[0] * call.lengths[1] >= loops.LEAST
+        and all(loops.reads(tensor) for tensor in (call.query, call.key, call.value))
         and call.sinks is None
         and call.linear
         and call.visible.spans is not None
         and _bound(call) < LARGEST  # False where it is NaN
-        and _rows() is not None
+        and loops.loops("attention") is not None
     )
 
 
@@ -48,34 +39,23 @@ def _bound(call: AttentionCall) -> float:
     return abs(call.scaling) * query * key
 
 
-@functools.cache
-def _rows() -> ModuleType | None:
-    """The compiled loop; None where numba does not run, as on a Python or numpy that it does not know yet."""
-    try:
-        from sinkscope.capture.kernels import rows
-    except ImportError:
-        return None
-    return rows
-
-
 class CompiledWalk(Walk):
     """The running sums of one call that `supports` accepts. Each block's logits become probabilities in one pass."""
 
     def __init__(self, call: AttentionCall, batch: int, groups: int, repeat: int, queries: int, keys: int) -> None:
         super().__init__(call, batch, groups, repeat, queries, keys)
-        loop = _rows()
+        loop = loops.loops("attention")
         assert loop is not None
+        assert call.visible.spans is not None
         self.loop, heads = loop, groups * repeat
-        first, past = (edge.expand(batch, heads, -1).numpy() for edge in call.visible.spans or ())
-        self.spans = first, past
+        self.spans = tuple(edge.expand(batch, heads, -1).numpy() for edge in call.visible.spans)
         self.sums = torch.zeros(5, batch, heads, queries)
         self.sums[loop.MARGIN] = torch.nan
+        self.threads = loops.Threads()
         places = [loop.FIRST, loop.ENTROPY, loop.MARGIN, loop.DIAGONAL, loop.PREVIOUS]
         names = ["first", "entropy", "margin", "diagonal", "previous"]
         for name, place in zip(names, places, strict=True):
             setattr(self, name, self.sums[place].view(batch, groups, repeat, queries))
-        self.threads = torch.get_num_threads()
-        self.pool = ThreadPoolExecutor(max(1, self.threads - 1))  # it starts a thread only for work that waits
 
     def block(self, start: int, stop: int) -> None:
         seen = self.call.visible.block(start, stop)
@@ -90,24 +70,12 @@ class CompiledWalk(Walk):
 
     def _weigh(self, logits: Tensor, start: int, low: int, columns: Tensor) -> None:
         largest = self.largest.flatten(1, 2).numpy()
-        self._share(
-            self.loop.weigh, logits.numpy(), start, low, *self.spans, self.sums.numpy(), largest, columns.numpy()
-        )
-
-    def _share(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Divides a loop's items among as many threads as torch uses."""
-        others = [self.pool.submit(work, *arguments, turn, self.threads) for turn in range(1, self.threads)]
-        work(*arguments, 0, self.threads)
-        for other in others:
-            other.result()
+        places = start, low, *self.spans
+        self.threads.run(self.loop.weigh, logits.numpy(), *places, self.sums.numpy(), largest, columns.numpy())
 
     def _linear_gap(self) -> Tensor:
         call, gap = self.call, torch.empty_like(self.first)
-        query, key = (tensor.float().contiguous() for tensor in (self.query, call.key))
-        self._share(self.loop.gaps, query.numpy(), key.numpy(), call.visible.causal and call.square, gap.numpy())
+        query, key = loops.in_rows(self.query), loops.in_rows(call.key)
+        with self.threads as threads:  # the last loop of the call
+            threads.run(self.loop.gaps, query, key, call.visible.causal and call.square, gap.numpy())
         return gap.mul_(-call.scaling).flatten(1, 2)
-
-    def finish(self) -> tuple[Tensor, AttentionSums]:
-        result = super().finish()
-        self.pool.shutdown()
-        return result

@@ -20,7 +20,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sinkscope.capture.precision import float64, like
-from sinkscope.capture.view import Missing, inverse
+from sinkscope.capture.token_sums import inverse
+from sinkscope.capture.view import Missing
 from sinkscope.capture.wiring.mixes import Mixed, OutputWeights, Rows, Tokens, Written, dots, share, squares
 
 

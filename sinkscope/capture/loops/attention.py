@@ -1,17 +1,14 @@
-"""The compiled loop over the rows of a block of logits: weights, row sums and column sums, each row read in cache.
-
-Numba compiles it when this module is first imported and keeps the machine code beside the module's bytecode (or in the
-user's cache folder), so only the first import on a machine takes the seconds of a compilation.
-"""
+"""The compiled loops of one attention call: a block's weights with their row and column sums, and the logit gap."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import numpy as np
 from numba import njit
+
+from sinkscope.capture.loops.compiling import compiled
 
 LEAST = np.float32(-87.0)
 """The least exponent whose exponential is a normal float32 number. Lower ones are raised to it."""
@@ -40,24 +37,10 @@ WEIGH = (
     " float32[:,:,::1], int64, int64)"
 )
 GAPS = "void(float32[:,:,:,:,::1], float32[:,:,:,::1], boolean, float32[:,:,:,::1], int64, int64)"
-"""The types of the arguments of `weigh` and `gaps`, for which both are compiled when this module is imported."""
+"""The types of the arguments of `weigh` and `gaps`."""
 
 FIRST, ENTROPY, MARGIN, DIAGONAL, PREVIOUS = range(5)
 """The places of the row sums in the first axis of `sums`."""
-
-
-def compiled(signature: str) -> Callable[[Callable[..., None]], Any]:
-    """Compiles a function now, or loads what an earlier process compiled; `nogil` lets threads share the work."""
-    # Sums may be added in any order, which lets the processor add many numbers at once.
-    options: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "nsz", "contract"}}
-
-    def compile_one(function: Callable[..., None]) -> Any:
-        try:
-            return njit(signature, cache=True, **options)(function)
-        except RuntimeError:  # no folder can be written in which the machine code would be kept
-            return njit(signature, **options)(function)
-
-    return compile_one
 
 
 @njit(inline="always", fastmath={"contract"})

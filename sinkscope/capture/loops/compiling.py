@@ -1,0 +1,29 @@
+"""How a loop is compiled: when its module is imported, for one list of types, into machine code that is kept.
+
+Numba keeps the code beside the module's bytecode, or in the user's cache folder, so that only the first import on a
+machine takes the seconds of a compilation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import njit
+
+
+def compiled(signature: str) -> Callable[[Callable[..., None]], Any]:
+    """Compiles a function for arguments of these types, or loads what an earlier process compiled.
+
+    `nogil` lets threads share the work. Sums may be added in any order, which lets the processor add many numbers at
+    once. A loop's body is not Python: mark it with typing.no_type_check.
+    """
+    options: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "nsz", "contract"}}
+
+    def compile_one(function: Callable[..., None]) -> Any:
+        try:
+            return njit(signature, cache=True, **options)(function)
+        except RuntimeError:  # no folder can be written in which the machine code would be kept
+            return njit(signature, **options)(function)
+
+    return compile_one

@@ -1,0 +1,148 @@
+"""Sums over tokens and queries: the compiled loops and torch, each against numpy in float64, and closed forms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sinkscope.capture import loops
+from sinkscope.capture.loops import vectors
+from sinkscope.capture.query_sums import query_sums
+from sinkscope.capture.token_sums import TokenSums, token_sums
+
+
+@pytest.fixture(autouse=True, scope="module", params=["torch", "compiled"])
+def _computed_by(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test here runs twice: computed by torch, and by the loop."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loops, "LEAST", 0 if request.param == "compiled" else math.inf)
+        yield
+
+
+def draw(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def close(ours: Tensor | None, expected: np.ndarray | float, tolerance: float = 1e-5) -> None:
+    assert ours is not None
+    np.testing.assert_allclose(ours.double().numpy(), expected, rtol=tolerance, atol=tolerance / 10)
+
+
+@given(st.integers(1, 3), st.integers(1, 40), st.integers(2, 70), st.integers(0, 1000))
+def test_tokens(batch: int, tokens: int, width: int, seed: int) -> None:
+    x = draw(seed, batch, tokens, width) * 3 + draw(seed + 1, width)
+    if tokens > 2:
+        x[:, 2] = 0.0
+    exact = x.double().numpy()
+    sums = token_sums(x, whole=True)
+    norms = np.linalg.norm(exact, axis=-1)
+    close(sums.norms, norms)
+    products = np.einsum("btd,bd->bt", exact, exact[:, 0])
+    assert float(np.abs(sums.products.double().numpy() - products).max()) <= 1e-6 * float(norms.max()) ** 2
+    close(sums.peaks, np.abs(exact).max(-1), 1e-7)
+    centred = exact - exact.mean(-1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        kurtosis = (centred**4).mean(-1) / (centred**2).mean(-1) ** 2 - 3
+    close(sums.kurtosis, kurtosis)
+    units = np.divide(exact, norms[..., None], out=np.zeros_like(exact), where=norms[..., None] > 0)
+    total, counted = sums.unit_sum
+    close(total, units[:, 1:].sum(1), 2e-5)
+    close(counted, (norms[:, 1:] > 0).sum(-1))
+    close(sums.first_cosines, np.einsum("btd,bd->bt", units, units[:, 0]), 2e-5)
+    if tokens > 2:
+        pairs = np.einsum("bid,bjd->bij", units[:, 1:], units[:, 1:])
+        mean = (pairs.sum((1, 2)) - np.trace(pairs, axis1=1, axis2=2)) / ((tokens - 1) * (tokens - 2))
+        close(sums.pair_cosine, mean, 2e-5)
+    else:
+        assert bool(sums.pair_cosine.isnan().all())
+
+
+@given(
+    st.integers(1, 2), st.integers(1, 3), st.integers(1, 3), st.integers(1, 30), st.integers(1, 20), st.booleans(),
+    st.integers(0, 1000),
+)  # fmt: skip
+def test_queries(batch: int, groups: int, repeat: int, queries: int, width: int, causal: bool, seed: int) -> None:
+    query, key = draw(seed, batch, groups * repeat, queries, width), draw(seed + 1, batch, groups, queries, width)
+    if queries > 3:
+        query[:, 0, 2], key[:, 0, 3] = 0.0, 0.0
+    q, k = query.double().numpy(), key.double().numpy().repeat(repeat, 1)
+    sums = query_sums(query, key if causal else None)
+    close(sums.norms, np.linalg.norm(q, axis=-1))
+
+    def unit(x: np.ndarray) -> np.ndarray:
+        norms = np.linalg.norm(x, axis=-1, keepdims=True)
+        return np.divide(x, norms, out=np.zeros_like(x), where=norms > 0)
+
+    close(sums.unit_sum, unit(q)[:, :, 1:].sum(2), 2e-5)
+    if causal:
+        cosines = np.tril(np.einsum("bhid,bhjd->bhij", unit(q), unit(k)))
+        close(sums.paired, cosines[..., 1:, 1:].sum((2, 3)), 3e-5)
+    else:
+        assert sums.paired is None
+
+
+def test_closed_forms() -> None:
+    """Signs alone: kurtosis -2, peak 1, norm sqrt(d); equal tokens have cosine 1."""
+    signs = torch.tensor([1.0, -1.0]).repeat(8).expand(1, 5, 16).contiguous()
+    sums = token_sums(signs, whole=True)
+    close(sums.kurtosis, np.full((1, 5), -2.0), 1e-7)
+    close(sums.peaks, np.ones((1, 5)), 1e-7)
+    close(sums.norms, np.full((1, 5), 4.0), 1e-7)
+    close(sums.first_cosines, np.ones((1, 5)), 1e-6)
+    close(sums.pair_cosine, np.ones(1), 1e-6)
+
+
+def test_nan_stays_nan_in_its_own_token() -> None:
+    x = draw(0, 1, 6, 8)
+    x[0, 3, 2] = math.nan
+    sums = token_sums(x, whole=True)
+    for facts in (sums.norms, sums.peaks, sums.kurtosis):
+        assert facts.isnan()[0].tolist() == [False, False, False, True, False, False]
+
+
+def test_the_loop_s_numbers_of_a_sequence_do_not_depend_on_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "LEAST", 0)
+    x = draw(0, 3, 40, 24)
+    both, alone = token_sums(x), token_sums(x[1:2])
+    assert torch.equal(both.first_cosines[1:2], alone.first_cosines)
+
+
+def test_only_float32_on_the_cpu_is_read_by_loops() -> None:
+    assert not loops.reads(torch.zeros(2, dtype=torch.float64))
+    assert not loops.reads(torch.zeros(2, device="meta"))
+    assert token_sums(draw(0, 2, 5, 4).double()).norms.dtype == torch.float64
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_loops_as_python_are_the_loops_as_compiled(causal: bool) -> None:
+    x, query, key = draw(0, 3, 6, 5), draw(1, 2, 3, 2, 6, 5), draw(2, 2, 3, 6, 5)
+    found = []
+    for tokens, queries in (
+        (vectors.read_tokens, vectors.read_queries),
+        (vectors.read_tokens.py_func, vectors.read_queries.py_func),
+    ):
+        facts, units = np.zeros((4, 3, 6), np.float32), np.zeros((3, 1, 6), np.float32)
+        norms, sums, paired = (
+            np.zeros((2, 3, 2, 6), np.float32),
+            np.zeros((2, 3, 2, 5), np.float32),
+            np.zeros((2, 3, 2)),
+        )
+        for turn in range(2):
+            tokens(x.numpy(), causal, facts, units, turn, 2)
+            queries(query.numpy(), key.numpy(), causal, norms, sums, paired, turn, 2)
+        found.append((facts, units, norms, sums, paired))
+    for compiled, plain in zip(*found, strict=True):
+        np.testing.assert_allclose(compiled, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_torch_computes_only_what_is_asked() -> None:
+    sums = TokenSums(draw(0, 2, 5, 4))
+    assert sums.norms.shape == (2, 5)
+    assert set(vars(sums)) == {"_x", "norms"}
