@@ -56,7 +56,7 @@ class QuerySums:
 
 def query_sums(query: Queries, key: Keys | None) -> QuerySums:
     """Reads the queries, and with `key` their cosines with keys. See QuerySums."""
-    sums, loop = QuerySums(query, key), loops.loops_over("vectors", query)
+    sums, loop = QuerySums(query, key), loops.loops_over("vectors", query, query.shape[2] * query.shape[3])
     if loop is not None:
         vars(sums).update(_read(loop, query, key))
     return sums
@@ -69,9 +69,8 @@ def _read(loop: ModuleType, query: Queries, key: Keys | None) -> dict[str, Tenso
     norms, units = torch.empty(*shape, queries), torch.empty(*shape, width)
     paired = torch.zeros(shape, dtype=torch.float64)
     keys = query[:, :, :1] if key is None else key  # not read where it is None
-    arrays = loops.in_rows(query.unflatten(1, (groups, -1))), loops.in_rows(keys)
-    with loops.Threads() as threads:
-        threads.run(loop.read_queries, *arrays, key is not None, norms.numpy(), units.numpy(), paired.numpy())
+    by_token = loops.in_rows(query.transpose(1, 2).unflatten(2, (groups, -1))), loops.in_rows(keys.transpose(1, 2))
+    loops.run(loop.read_queries, *by_token, key is not None, norms.numpy(), units.numpy(), paired.numpy())
     return {
         "norms": norms.flatten(1, 2),
         "unit_sum": units.flatten(1, 2),

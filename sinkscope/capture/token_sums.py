@@ -69,7 +69,7 @@ class TokenSums:
 
 def token_sums(x: Tokens, whole: bool = False) -> TokenSums:
     """Reads the tokens of x. `whole`: peaks and kurtosis will be asked for too."""
-    sums, loop = TokenSums(x), loops.loops_over("vectors", x)
+    sums, loop = TokenSums(x), loops.loops_over("vectors", x, x.shape[1] * x.shape[2])
     if loop is not None:
         vars(sums).update(_read(loop, x, whole))
     return sums
@@ -78,8 +78,7 @@ def token_sums(x: Tokens, whole: bool = False) -> TokenSums:
 def _read(loop: ModuleType, x: Tokens, whole: bool) -> dict[str, Any]:
     sequences, tokens, width = x.shape
     facts, units = torch.empty(4, sequences, tokens), torch.empty(sequences, 1, width + 1)
-    with loops.Threads() as threads:
-        threads.run(loop.read_tokens, loops.in_rows(x), whole, facts.numpy(), units.numpy())
+    loops.run(loop.read_tokens, loops.in_rows(x), whole, facts.numpy(), units.numpy())
     unit_sum = units[:, 0, :-1], units[:, 0, -1]
     found = {"norms": facts[loop.NORM], "products": facts[loop.PRODUCT], "unit_sum": unit_sum}
     return {**found, "peaks": facts[loop.PEAK], "kurtosis": facts[loop.KURTOSIS]} if whole else found

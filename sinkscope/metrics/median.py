@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from sinkscope.capture import loops
+
 MANY_ROWS = 8
 """With at least this many rows, an accelerator selects all their medians at once."""
 
@@ -16,11 +18,16 @@ COARSE_BITS = 18
 def median_abs(x: Float[Tensor, "batch element"]) -> Float[Tensor, " batch"]:
     """Median of |x| for each row: the mean of the two middle values for an even count (numpy's rule), NaN if any x is.
 
-    On a CPU numpy selects, with vector instructions that torch's selection lacks. On an accelerator the bits of
-    non-negative float32 numbers sort like integers: a histogram of their upper bits finds the few elements around the
-    middle, and only those are sorted. It selects in many rows at once instead, because it would wait for the host after
-    every row.
+    The bits of non-negative float32 numbers sort like integers: a histogram of their upper bits finds the few elements
+    around the middle, and only among those is anything compared. A compiled loop does so on a CPU (or numpy selects,
+    with vector instructions that torch lacks), torch on an accelerator. That selects in many rows at once instead,
+    because it would wait for the host after every row.
     """
+    loop = loops.loops_over("vectors", x, x.shape[-1])
+    if loop is not None:
+        medians = torch.empty(len(x))
+        loops.run(loop.read_medians, loops.in_rows(x), medians.numpy())
+        return medians.to(x.dtype)
     if x.device.type == "cpu":
         return _partitioned(x.float().abs()).to(x.dtype)
     if len(x) >= MANY_ROWS:

@@ -134,10 +134,8 @@ def test_the_loop_as_python_is_the_loop_as_compiled() -> None:
 @pytest.mark.parametrize("running", [True, False])
 def test_the_gap_s_loop_as_python_is_the_one_compiled(running: bool) -> None:
     call = a_call()
-    query, key = (
-        call.query.unflatten(1, (3, 2))[..., :9, :].contiguous().numpy(),
-        call.key[:, :, :9].contiguous().numpy(),
-    )
+    by_token = call.query[:, :, :9].unflatten(1, (3, 2)).movedim(3, 1), call.key[:, :, :9].transpose(1, 2)
+    query, key = (tensor.contiguous().numpy() for tensor in by_token)
     found = []
     for gaps in (rows.gaps, rows.gaps.py_func):
         out = np.zeros((2, 3, 2, 9), np.float32)
@@ -145,7 +143,7 @@ def test_the_gap_s_loop_as_python_is_the_one_compiled(running: bool) -> None:
             gaps(query, key, running, out, begin, 4)
         found.append(out)
     np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
-    logits = query.astype(float) @ key.astype(float).swapaxes(2, 3)[:, :, None]
+    logits = np.einsum("bigrd,bjgd->bgrij", query.astype(float), key.astype(float))
     means = logits.cumsum(-1).diagonal(0, -2, -1) / np.arange(1, 10) if running else logits.mean(-1)
     np.testing.assert_allclose(found[0], means - logits[..., 0], rtol=1e-5, atol=1e-5)
 

@@ -122,12 +122,13 @@ def test_only_float32_on_the_cpu_is_read_by_loops() -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_loops_as_python_are_the_loops_as_compiled(causal: bool) -> None:
-    x, query, key = draw(0, 3, 6, 5), draw(1, 2, 3, 2, 6, 5), draw(2, 2, 3, 6, 5)
+    x, query, key = draw(0, 3, 6, 5), draw(1, 2, 6, 3, 2, 5), draw(2, 2, 6, 3, 5)
+    elements = draw(3, 3, 7 + causal)
+    elements[1, 2] = math.nan
     found = []
-    for tokens, queries in (
-        (vectors.read_tokens, vectors.read_queries),
-        (vectors.read_tokens.py_func, vectors.read_queries.py_func),
-    ):
+    three = vectors.read_tokens, vectors.read_queries, vectors.read_medians
+    for tokens, queries, middles in (three, [loop.py_func for loop in three]):
+        medians = np.zeros(3, np.float32)
         facts, units = np.zeros((4, 3, 6), np.float32), np.zeros((3, 1, 6), np.float32)
         norms, sums, paired = (
             np.zeros((2, 3, 2, 6), np.float32),
@@ -135,11 +136,13 @@ def test_the_loops_as_python_are_the_loops_as_compiled(causal: bool) -> None:
             np.zeros((2, 3, 2)),
         )
         for turn in range(2):
+            middles(elements.numpy(), medians, turn, 2)
             tokens(x.numpy(), causal, facts, units, turn, 2)
             queries(query.numpy(), key.numpy(), causal, norms, sums, paired, turn, 2)
-        found.append((facts, units, norms, sums, paired))
+        found.append((facts, units, norms, sums, paired, medians))
     for compiled, plain in zip(*found, strict=True):
         np.testing.assert_allclose(compiled, plain, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(found[0][-1], np.median(np.abs(elements.numpy()), axis=1))
 
 
 def test_torch_computes_only_what_is_asked() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -9,14 +11,15 @@ from accelerator import accelerator
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sinkscope.capture import loops
 from sinkscope.metrics.median import median_abs
 from sinkscope.metrics.spectra import SpectrumEntropy, cheap_spectra, full, solve, spectrum_entropy
 from sinkscope.runs.averages import mean, pairwise_cosine, sem
 
 
-@pytest.mark.parametrize("there", [False, True], ids=["cpu", "accelerator"])
+@pytest.mark.parametrize("there", ["numpy", "loop", "accelerator"])
 @given(st.integers(1, 200), st.integers(0, 10_000), st.sampled_from(["normal", "ties", "spread", "zeros"]))
-def test_median_abs_is_numpy_s(there: bool, count: int, seed: int, kind: str) -> None:
+def test_median_abs_is_numpy_s(there: str, count: int, seed: int, kind: str) -> None:
     generator = np.random.default_rng(seed)
     values = {
         "normal": generator.normal(size=(8, count)),
@@ -24,15 +27,19 @@ def test_median_abs_is_numpy_s(there: bool, count: int, seed: int, kind: str) ->
         "spread": generator.normal(size=(8, count)) * 10.0 ** generator.integers(-30, 30, size=(8, count)),
         "zeros": generator.normal(size=(8, count)) * (generator.random((8, count)) > 0.7),
     }[kind].astype(np.float32)
-    if there:
+    if there == "accelerator":
         with accelerator() as device:
             ours = median_abs(torch.from_numpy(values).to(device)).cpu().numpy()
     else:
-        ours = median_abs(torch.from_numpy(values)).numpy()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loops, "LEAST", 0 if there == "loop" else math.inf)
+            ours = median_abs(torch.from_numpy(values)).numpy()
     np.testing.assert_allclose(ours, np.median(np.abs(values).astype(np.float64), axis=1), rtol=1e-6)
 
 
-def test_median_abs_keeps_nan_and_takes_half_precision() -> None:
+@pytest.mark.parametrize("least", [0, math.inf])
+def test_median_abs_keeps_nan_and_takes_half_precision(least: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "LEAST", least)
     with_nan = torch.tensor([[1.0, float("nan"), 2.0, 3.0]] * 8)
     assert torch.isnan(median_abs(with_nan)).all()
     with accelerator() as device:

@@ -51,7 +51,6 @@ class CompiledWalk(Walk):
         self.spans = tuple(edge.expand(batch, heads, -1).numpy() for edge in call.visible.spans)
         self.sums = torch.zeros(5, batch, heads, queries)
         self.sums[loop.MARGIN] = torch.nan
-        self.threads = loops.Threads()
         places = [loop.FIRST, loop.ENTROPY, loop.MARGIN, loop.DIAGONAL, loop.PREVIOUS]
         names = ["first", "entropy", "margin", "diagonal", "previous"]
         for name, place in zip(names, places, strict=True):
@@ -71,11 +70,11 @@ class CompiledWalk(Walk):
     def _weigh(self, logits: Tensor, start: int, low: int, columns: Tensor) -> None:
         largest = self.largest.flatten(1, 2).numpy()
         places = start, low, *self.spans
-        self.threads.run(self.loop.weigh, logits.numpy(), *places, self.sums.numpy(), largest, columns.numpy())
+        loops.run(self.loop.weigh, logits.numpy(), *places, self.sums.numpy(), largest, columns.numpy())
 
     def _linear_gap(self) -> Tensor:
         call, gap = self.call, torch.empty_like(self.first)
-        query, key = loops.in_rows(self.query), loops.in_rows(call.key)
-        with self.threads as threads:  # the last loop of the call
-            threads.run(self.loop.gaps, query, key, call.visible.causal and call.square, gap.numpy())
+        query = loops.in_rows(call.query.transpose(1, 2).unflatten(2, self.shape[1:]))
+        key = loops.in_rows(call.key.transpose(1, 2))
+        loops.run(self.loop.gaps, query, key, call.visible.causal and call.square, gap.numpy())
         return gap.mul_(-call.scaling).flatten(1, 2)

@@ -7,6 +7,7 @@ a loop, because loading them takes half a second.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
@@ -35,9 +36,9 @@ def reads(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.dtype != torch.float64
 
 
-def loops_over(name: str, x: Tensor) -> ModuleType | None:
-    """The loops that read tokens or heads `x`, (sequence, ..., place, channel); None where torch does."""
-    return loops(name) if reads(x) and x.shape[-2] * x.shape[-1] >= LEAST else None
+def loops_over(name: str, x: Tensor, elements: int) -> ModuleType | None:
+    """The loops that read a tensor with so many elements a sequence; None where torch does."""
+    return loops(name) if reads(x) and elements >= LEAST else None
 
 
 def in_rows(tensor: Tensor) -> Any:
@@ -45,25 +46,21 @@ def in_rows(tensor: Tensor) -> Any:
     return tensor.detach().float().contiguous().numpy()
 
 
-class Threads:
-    """As many threads as torch uses, among which the items of a loop are divided.
+def run(loop: Callable[..., None], *arguments: Any) -> None:
+    """Runs a loop on as many threads as torch uses. A loop's last two arguments, which `arguments` lack, are the first
+    item that a call takes and the distance to its next one."""
+    count = torch.get_num_threads()
+    others = [_pool(count).submit(loop, *arguments, turn, count) for turn in range(1, count)]
+    loop(*arguments, 0, count)
+    for other in others:
+        other.result()
 
-    A loop's last two arguments are its first item and the distance to its next one. Threads start only once there is
-    work for them, and end with the `with` block.
-    """
 
-    def __init__(self) -> None:
-        self.count = torch.get_num_threads()
-        self.pool = ThreadPoolExecutor(max(1, self.count - 1))
+@functools.cache
+def _pool(count: int) -> ThreadPoolExecutor:
+    """Threads beside the one that asks. They are kept: starting them takes as long as reading a layer's keys."""
+    return ThreadPoolExecutor(count - 1, "sinkscope-loops")
 
-    def run(self, loop: Callable[..., None], *arguments: Any) -> None:
-        others = [self.pool.submit(loop, *arguments, turn, self.count) for turn in range(1, self.count)]
-        loop(*arguments, 0, self.count)
-        for other in others:
-            other.result()
 
-    def __enter__(self) -> Threads:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.pool.shutdown()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # a fork has none of its parent's threads

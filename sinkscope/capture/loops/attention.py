@@ -159,32 +159,33 @@ def gaps(query, key, running, out, begin, step):
     """Writes q_i (mean_j k_j - k_0): minus the logit gap of plain scaled dot products, before the scaling.
 
     Args:
-        query: (sequence, group, head of the group, query, channel).
-        key: (sequence, group, key, channel).
+        query: (sequence, query, group, head of the group, channel): models hold a token's heads side by side.
+        key: (sequence, key, group, channel).
         running: the mean is over keys 0 to i, else over all keys. It is float64: k_0 and the mean nearly cancel where
             keys are similar.
         out: (sequence, group, head of the group, query).
         begin, step: the pairs of sequence and group that this call takes, as for `weigh`.
     """
-    sequences, groups, repeat, queries, width = query.shape
+    sequences, queries, groups, repeat, width = query.shape
     for item in range(begin, sequences * groups, step):
         sequence, group = item // groups, item % groups
-        keys, first = key[sequence, group], key[sequence, group, 0]
+        keys, first = key.shape[1], key[sequence, 0, group]
         total, mean = np.zeros(width), np.zeros(width, np.float32)
         if not running:
-            for place in range(len(keys)):
+            for place in range(keys):
+                line = key[sequence, place, group]
                 for channel in range(width):
-                    total[channel] += np.float64(keys[place, channel]) - np.float64(first[channel])
+                    total[channel] += np.float64(line[channel]) - np.float64(first[channel])
             for channel in range(width):
-                mean[channel] = total[channel] / len(keys)
+                mean[channel] = total[channel] / keys
         for place in range(queries):
             if running:
-                share = 1.0 / (place + 1)
+                line, share = key[sequence, place, group], 1.0 / (place + 1)
                 for channel in range(width):
-                    total[channel] += np.float64(keys[place, channel]) - np.float64(first[channel])
+                    total[channel] += np.float64(line[channel]) - np.float64(first[channel])
                     mean[channel] = total[channel] * share
             for head in range(repeat):
-                line = query[sequence, group, head, place]
+                line = query[sequence, place, group, head]
                 product = np.float32(0.0)
                 for channel in range(width):
                     product += line[channel] * mean[channel]

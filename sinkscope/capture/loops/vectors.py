@@ -16,10 +16,20 @@ QUERIES = (
     " int64, int64)"
 )
 
+MEDIANS = "void(float32[:,::1], float32[::1], int64, int64)"
+
 NORM, PRODUCT, PEAK, KURTOSIS = range(4)
 """The places of a token's facts in the first axis of `facts`."""
 
 MAGNITUDE = np.int32(0x7FFFFFFF)
+COARSE = 17
+"""The lower bits that a count of magnitudes leaves out: buckets 1.6 % wide, whose counts a core's first cache holds."""
+
+
+@njit
+@no_type_check
+def _float(bits):
+    return np.int32(bits).view(np.float32)
 
 
 @njit
@@ -30,7 +40,7 @@ def _peak(line):
     bits, peak = line.view(np.int32), np.int32(0)
     for place in range(len(bits)):
         peak = max(peak, np.int32(bits[place] & MAGNITUDE))
-    return np.int32(peak).view(np.float32)
+    return _float(peak)
 
 
 @compiled(TOKENS)
@@ -81,28 +91,84 @@ def read_tokens(x, whole, facts, units, begin, step):
         unit[width] = counted
 
 
+@njit
+@no_type_check
+def _ranked(sizes, rank):
+    """The float whose bits have the given rank, from 0, among these; at most 31 countings find it."""
+    low, high = np.int64(0), np.int64(MAGNITUDE)
+    while low < high:
+        middle = (low + high) // 2
+        bound, within = np.int32(middle), 0
+        for place in range(len(sizes)):
+            within += sizes[place] <= bound
+        if within > rank:
+            high = middle
+        else:
+            low = middle + 1
+    return _float(low)
+
+
+@compiled(MEDIANS)
+@no_type_check
+def read_medians(x, medians, begin, step):
+    """Writes the median of |x| of each row: the mean of the two middle values for an even count, NaN if any x is.
+
+    Without their sign, the bits of floats are in order. Counts of their upper bits find the few numbers around the
+    middle, and a search by halves finds the middle ones among these.
+
+    Args:
+        x: (row, element).
+        medians: (row).
+        begin, step: the rows that this call takes.
+    """
+    rows, count = x.shape
+    counts, near = np.zeros(1 << (31 - COARSE), np.int32), np.empty(count, np.int32)
+    lower, upper = (count - 1) // 2, count // 2
+    for row in range(begin, rows, step):
+        bits = x[row].view(np.int32)
+        counts[:] = 0
+        for place in range(count):
+            counts[(bits[place] & MAGNITUDE) >> COARSE] += 1
+        first, below = 0, 0
+        while below + counts[first] <= lower:
+            below += counts[first]
+            first += 1
+        last, upto = first, below + counts[first]
+        while upto <= upper:
+            last += 1
+            upto += counts[last]
+        found = 0
+        for place in range(count):
+            size = bits[place] & MAGNITUDE
+            if first <= (size >> COARSE) <= last:
+                near[found] = size
+                found += 1
+        middle = (_ranked(near[:found], lower - below) + _ranked(near[:found], upper - below)) / np.float32(2.0)
+        medians[row] = np.float32(np.nan) if np.isnan(_peak(x[row])) else middle
+
+
 @compiled(QUERIES)
 @no_type_check
 def read_queries(query, key, causal, norms, units, paired, begin, step):
     """Reads every query of some groups once, and with `causal` its key.
 
     Args:
-        query: (sequence, group, head of the group, query, channel).
-        key: (sequence, group, key, channel).
+        query: (sequence, query, group, head of the group, channel): models hold a token's heads side by side.
+        key: (sequence, key, group, channel).
         causal: also `paired`; there are as many keys as queries.
         norms: norm q_i, (sequence, group, head, query).
         units: the sum of q_i / norm q_i over queries 1 and later, (sequence, group, head, channel).
         paired: the sum over pairs 1 <= j <= i of cos(q_i, k_j), (sequence, group, head).
         begin, step: the pairs of sequence and group that this call takes.
     """
-    sequences, groups, repeat, queries, width = query.shape
+    sequences, queries, groups, repeat, width = query.shape
     for item in range(begin, sequences * groups, step):
         sequence, group = item // groups, item % groups
         seen, total = np.zeros(width, np.float32), np.zeros((repeat, width))
         exact = np.zeros(width)
         for place in range(queries):
             if causal and place > 0:
-                line, squares = key[sequence, group, place], np.float32(0.0)
+                line, squares = key[sequence, place, group], np.float32(0.0)
                 for channel in range(width):
                     squares += line[channel] * line[channel]
                 inverse = np.float32(1.0) / np.float32(math.sqrt(squares)) if squares > 0 else np.float32(0.0)
@@ -110,7 +176,7 @@ def read_queries(query, key, causal, norms, units, paired, begin, step):
                     exact[channel] += line[channel] * inverse
                     seen[channel] = exact[channel]
             for head in range(repeat):
-                line = query[sequence, group, head, place]
+                line = query[sequence, place, group, head]
                 squares, product = np.float32(0.0), np.float32(0.0)
                 for channel in range(width):
                     squares += line[channel] * line[channel]
