@@ -15,6 +15,7 @@ from sinkscope.present.terminal.metrics import NOTATION, SYMBOLS, TITLES, anchor
 from sinkscope.present.terminal.schema import RECORDS, SHOWN
 from sinkscope.runs.catalogue import Column, catalogue
 from sinkscope.runs.papers import NUMBER, cited_papers
+from sinkscope.runs.schema.base import json_schema
 from sinkscope.runs.schema.tables import ColumnSchema, TableSchema
 
 HERE = Path(__file__).parent
@@ -108,7 +109,7 @@ def schemas_page() -> str:
     """Every JSON record with its fields, then the records within it."""
     text, written = SCHEMAS, {"Request"}
     for name, (record, what) in RECORDS.items():
-        schema = record.model_json_schema(mode="serialization")
+        schema = json_schema(record)
         text += f"\n## {name}\n\n{_wrapped(_escaped(what) + '.')}\n" + _fields(schema, schema)
         for inner, own in schema.get("$defs", {}).items():
             if inner not in written:

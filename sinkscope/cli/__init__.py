@@ -5,33 +5,14 @@ Data goes to stdout, everything else to stderr. Exit codes: 0, 1 (failed check),
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
 
 import typer
 
-from sinkscope.cli import (
-    ablate,
-    arms,
-    atlas,
-    baseline,
-    bench,
-    card,
-    check,
-    compare,
-    evict,
-    examples,
-    export,
-    figures,
-    metrics,
-    plot,
-    quant,
-    report,
-    scan,
-    schema,
-    show,
-    track,
-    trigger,
-)
 from sinkscope.cli.common import (
     BAD_INPUT,
     discard_stdout,
@@ -46,40 +27,41 @@ from sinkscope.engine.launch import leave
 from sinkscope.engine.launcher import hush
 from sinkscope.errors import SinkscopeError
 
-app = typer.Typer(
-    name="sinkscope",
-    cls=Group,
-    help="Measure attention sinks, dormant heads and massive activations in pretrained transformers.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("scan", cls=Command)(guarded(scan.scan, spreads=True))
-app.command("track", cls=Command)(guarded(track.track))
-app.command("ablate", cls=Command)(guarded(ablate.ablate, spreads=True))
-app.command("arms", cls=Command)(guarded(arms.arms, spreads=True))
-app.command("evict", cls=Command)(guarded(evict.evict, spreads=True))
-app.command("quant", cls=Command)(guarded(quant.quant, spreads=True))
-app.command("show", cls=Command)(guarded(show.show))
-app.command("compare", cls=Command)(guarded(compare.compare))
-app.command("baseline", cls=Command)(guarded(baseline.baseline))
-app.command("check", cls=Command)(guarded(check.check))
-app.command("export", cls=Command)(guarded(export.export))
-app.command("plot", cls=Command)(guarded(plot.plot))
-app.add_typer(figures.app, name="figures")
-app.command("report", cls=Command)(guarded(report.report))
-app.command("atlas", cls=Command)(guarded(atlas.atlas))
-app.command("card", cls=Command)(guarded(card.card))
-app.command("bench", cls=Command)(guarded(bench.bench))
-app.command("metrics", cls=Command)(guarded(metrics.metrics))
-app.command("schema", cls=Command)(guarded(schema.schema))
-app.command("examples", cls=Command)(guarded(examples.examples))
-app.add_typer(trigger.app, name="trigger")
+COMMANDS = (
+    "scan", "track", "ablate", "arms", "evict", "quant", "show", "compare", "baseline", "check", "export", "plot",
+    "figures", "report", "atlas", "card", "bench", "metrics", "schema", "examples", "trigger",
+)  # fmt: skip
+"""The commands in the order of `--help`. Each has a module of its name, with a function of its name."""
+
+GROUPS = ("figures", "trigger")
+"""The commands that have commands of their own: `app` of their module."""
+
+SPREAD = ("scan", "ablate", "arms", "evict", "quant")
+"""The commands that share their work with the other processes of a launch."""
 
 
-@app.callback(invoke_without_command=True)
+def application(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """The command line with these commands."""
+    made = typer.Typer(
+        name="sinkscope",
+        cls=Group,
+        help="Measure attention sinks, dormant heads and massive activations in pretrained transformers.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    made.callback(invoke_without_command=True)(root)
+    for name in names:
+        module = import_module(f"sinkscope.cli.{name}")
+        if name in GROUPS:
+            made.add_typer(module.app, name=name)
+        else:
+            made.command(name, cls=Command)(guarded(getattr(module, name), spreads=name in SPREAD))
+    return made
+
+
 def root(
     version: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True),
 ) -> None:
@@ -92,6 +74,14 @@ def root(
 
         sys.stdout.write(f"{__version__}\n")
         raise typer.Exit
+
+
+@functools.cache
+def __getattr__(name: str) -> Any:
+    """`app`, the whole command line, is made when it is asked for: a call of one command needs no other."""
+    if name == "app":
+        return application()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def main() -> None:
@@ -111,7 +101,7 @@ def main() -> None:
     stdout = sys.stdout
     try:
         try:
-            app()
+            application(_called(sys.argv[1:]))()
         except SystemExit as stop:
             code = stop.code
             if sys.stdout is not stdout:  # typer met a pipe without a reader, replaced stdout and ended with 1
@@ -125,3 +115,8 @@ def main() -> None:
         discard_stdout()
         code = BAD_INPUT
     sys.exit(leave(code if isinstance(code, int) else int(code is not None)))
+
+
+def _called(words: list[str]) -> Iterable[str]:
+    """The command that the words call; all of them where they name none, for help and for near names."""
+    return words[:1] if words[:1] and words[0] in COMMANDS else COMMANDS

@@ -16,7 +16,7 @@ from sinkscope.metrics import stretches
 from sinkscope.present.terminal.schema import RECORDS
 from sinkscope.runs.run import load_run
 from sinkscope.runs.schema.arms_tables import ARMS_TABLES
-from sinkscope.runs.schema.base import Record
+from sinkscope.runs.schema.base import Record, json_schema
 from sinkscope.runs.schema.measures import MEASURED_TABLES
 from sinkscope.runs.schema.tables import TABLES
 from sinkscope.runs.schema.training_tables import TRAINING_TABLES
@@ -38,6 +38,7 @@ def records(kind: type[Record]) -> set[type[Record]]:
 
 @pytest.mark.parametrize("kind", sorted(records(Record) - {Record}, key=lambda kind: kind.__name__))
 def test_every_field_says_what_it_is(kind: type[Record]) -> None:
+    json_schema(kind)
     assert kind.__doc__
     for name, field in kind.model_fields.items():
         assert field.description, f"{kind.__name__}.{name}"

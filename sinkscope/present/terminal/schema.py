@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pydantic import BaseModel
-
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.arms_tables import ARMS_TABLES
 from sinkscope.runs.schema.atlas_table import ATLAS_TABLE
+from sinkscope.runs.schema.base import Record, json_schema
 from sinkscope.runs.schema.baseline import BaselineFile
 from sinkscope.runs.schema.manifest import Manifest
 from sinkscope.runs.schema.measures import MEASURED_TABLES
@@ -18,7 +17,7 @@ from sinkscope.runs.schema.summary import Summary
 from sinkscope.runs.schema.tables import TABLES, TableSchema
 from sinkscope.runs.schema.training_tables import TRAINING_TABLES
 
-RECORDS: dict[str, tuple[type[BaseModel], str]] = {
+RECORDS: dict[str, tuple[type[Record], str]] = {
     "manifest": (Manifest, "manifest.json: how a run was measured"),
     "summary": (Summary, "summary.json: the answer"),
     "request": (Request, "what a scan is asked for: part of manifest.json and of a baseline"),
@@ -36,7 +35,7 @@ def render_schema(name: str | None) -> str:
     if name is None:
         return _names()
     if name in RECORDS:
-        return _json(RECORDS[name][0].model_json_schema(mode="serialization"))
+        return _json(json_schema(RECORDS[name][0]))
     if name in SHOWN:
         return _json(table_schema(SHOWN[name]))
     known = [*RECORDS, *SHOWN]
