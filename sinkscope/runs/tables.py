@@ -13,6 +13,7 @@ from sinkscope.metrics import stretches
 from sinkscope.metrics.quantities import Quantity
 from sinkscope.runs.averages import mean, sem
 from sinkscope.runs.columns import RUN_COLUMNS, HeadRun, LayerRun
+from sinkscope.runs.pieces import joined
 from sinkscope.runs.request import Request
 from sinkscope.runs.values import Domain, SiteValues
 
@@ -26,7 +27,7 @@ def site_keys(site: Site) -> dict[str, Any]:
 
 def head_table(domains: list[Domain], sites: list[Site], asked: Request) -> pd.DataFrame:
     """heads.csv: one row per (stream, layer, head), for each domain where there are several."""
-    frames = []
+    pieces = []
     for domain, site, values in sites_of(domains, sites):
         names = values.quantities.metrics.names("heads")
         averages, errors = mean(values.heads), sem(values.heads)
@@ -41,8 +42,8 @@ def head_table(domains: list[Domain], sites: list[Site], asked: Request) -> pd.D
             rows |= {name: averages[:, index], f"{name}_sem": errors[:, index]}
         run = HeadRun(values, {name: averages[:, i] for i, name in enumerate(names)}, asked)
         rows |= {name: column.compute(run) for name, column in RUN_COLUMNS["heads"].items()}
-        frames.append(pd.DataFrame(rows).astype({"pattern": "string"}))
-    return pd.concat(frames, ignore_index=True)
+        pieces.append(rows)
+    return joined(pieces, {"pattern": "string"})
 
 
 def layer_table(domains: list[Domain], sites: list[Site], heads: pd.DataFrame, asked: Request) -> pd.DataFrame:
@@ -170,11 +171,14 @@ def measured_curve(
 def sequence_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
     """sequences.parquet: every metric of every sequence; `head` is missing in rows that hold layer metrics."""
     frames, blocks = [], []
+    made: dict[tuple[str, int, int | None], dict[str, Any]] = {}  # the same rows for every site of as many heads
     for domain, site, values in sites_of(domains, sites):
         common = {"domain": domain.name, **site_keys(site), "module": site.name}
         of_heads = {"heads": values.heads} | values.measured
         for tables, heads in ((of_heads, site.heads), ({"layers": values.layers}, None)):
-            frames.append(_sequence_keys(common, domain.documents[: values.count], heads))
+            key = (domain.name, values.count, heads)
+            made[key] = made.get(key) or _sequence_keys(domain.documents[: values.count], heads)
+            frames.append(pd.DataFrame(common | made[key]))
             blocks.append(_by_name(values, tables))
     names = dict.fromkeys(name for block in blocks for name in block)
     lengths = [len(frame) for frame in frames]
@@ -184,15 +188,15 @@ def sequence_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
     return pd.DataFrame(columns | metrics, copy=False)
 
 
-def _sequence_keys(common: dict[str, Any], documents: list[str], heads: int | None) -> pd.DataFrame:
-    """The columns that identify a site's rows: one for each sequence and head, or for each sequence."""
+def _sequence_keys(documents: list[str], heads: int | None) -> dict[str, Any]:
+    """The columns that tell a site's rows apart: one for each sequence and head, or for each sequence."""
     count, number = len(documents), 1 if heads is None else heads
     head = [None] * count if heads is None else np.tile(np.arange(heads), count)
-    return pd.DataFrame(common | {
+    return {
         "sequence": np.repeat(np.arange(count), number),
         "document": pd.array(np.repeat(documents, number), dtype="string"),
         "head": pd.array(head, dtype="Int64"),
-    })  # fmt: skip
+    }
 
 
 def _by_name(values: SiteValues, tables: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
