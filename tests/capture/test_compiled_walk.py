@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
 import sys
 from dataclasses import fields, replace
 from typing import Any
@@ -199,6 +201,27 @@ def test_a_machine_where_no_machine_code_can_be_kept_compiles_each_time(monkeypa
     function, signature, options = compiling.compiled("signature")(rows.weigh.py_func)
     assert tried == [True, False]
     assert (function, signature, options["nogil"]) == (rows.weigh.py_func, "signature", True)
+
+
+FORK = """
+import os, signal, torch
+from sinkscope.capture.token_sums import token_sums
+
+torch.set_num_threads(3)
+x = torch.ones(7, 130, 130)
+token_sums(x).norms  # starts the threads, which a fork does not have
+child = os.fork()
+if not child:
+    os._exit(int(bool((token_sums(x).norms != 130**0.5).any())))
+signal.alarm(60)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_starts_threads_of_its_own() -> None:
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], check=False).returncode == 0
 
 
 def close(ours: Tensor | None, expected: Any) -> None:
