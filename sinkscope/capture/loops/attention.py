@@ -46,7 +46,7 @@ FIRST, ENTROPY, MARGIN, DIAGONAL, PREVIOUS = range(5)
 @njit(inline="always", fastmath={"contract"})
 @no_type_check
 def _exp(x):
-    """exp(x) for x <= 0 within 1.5e-7 of its value: 2^n exp(r) with |r| <= ln 2 / 2."""
+    """exp(x) for x <= 0 within 3e-7 of its value: 2^n exp(r) with |r| <= ln 2 / 2."""
     x = max(x, LEAST)
     whole = np.int32(x * LOG2_E - np.float32(0.5))
     n = np.float32(whole)

@@ -1,4 +1,4 @@
-"""The compiled loops over the vectors of tokens and of queries: norms, cosines, peaks and moments in one reading."""
+"""The compiled loops over the vectors of tokens and of queries: norms, cosines, peaks, moments and medians."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NORM, PRODUCT, PEAK, KURTOSIS = range(4)
 
 MAGNITUDE = np.int32(0x7FFFFFFF)
 COARSE = 17
-"""The lower bits that a count of magnitudes leaves out: buckets 1.6 % wide, whose counts a core's first cache holds."""
+"""The lower bits that a count of magnitudes leaves out: buckets 1.6 % wide, whose counts take 64 KiB."""
 
 
 @njit
