@@ -8,7 +8,7 @@ from typing import no_type_check
 import numpy as np
 from numba import njit
 
-from sinkscope.capture.loops.compiling import compiled
+from sinkscope.capture.loops.compiling import ANY_ORDER, compiled
 
 LEAST = np.float32(-87.0)
 """The least exponent whose exponential is a normal float32 number. Lower ones are raised to it."""
@@ -74,6 +74,40 @@ def _largest(line):
     return np.int32(largest ^ ((largest >> 31) & MAGNITUDE)).view(np.float32)
 
 
+@njit(inline="always", fastmath=ANY_ORDER)
+@no_type_check
+def _total(line, top):
+    """The sum of exp(x - top) over a line."""
+    total = np.float32(0.0)
+    for key in range(len(line)):
+        total += _exp(line[key] - top)
+    return total
+
+
+@njit(inline="always", fastmath=ANY_ORDER)
+@no_type_check
+def _exponentials(line, top):
+    """Puts exp(x - top) in the place of each x; returns their sum, and that of each times x - top."""
+    total, mean = np.float32(0.0), np.float32(0.0)
+    for key in range(len(line)):
+        below = line[key] - top
+        weight = _exp(below)
+        line[key] = weight
+        total += weight
+        mean += weight * below
+    return total, mean
+
+
+@njit(inline="always", fastmath=ANY_ORDER)
+@no_type_check
+def _divide(line, inverse, columns):
+    """Turns weights into shares in place, and adds these to the sums of their columns."""
+    for key in range(len(line)):
+        share = line[key] * inverse
+        line[key] = share
+        columns[key] += share
+
+
 @compiled(WEIGH)
 @no_type_check
 def weigh(logits, start, low, firsts, pasts, sums, largest, columns, begin, step):
@@ -112,19 +146,9 @@ def weigh(logits, start, low, firsts, pasts, sums, largest, columns, begin, step
             top = max(logit, peak)
             is_far = sees_first and len(others) > 0 and logit - peak > FAR
             if is_far:
-                far = np.float32(0.0)
-                for key in range(len(others)):
-                    far += _exp(others[key] - peak)
-                sums[MARGIN, sequence, head, query] = logit - peak - math.log(far)
+                sums[MARGIN, sequence, head, query] = logit - peak - math.log(_total(others, peak))
 
-            rest = np.float32(0.0)
-            mean = np.float32(0.0)
-            for key in range(len(others)):
-                below = others[key] - top
-                weight = _exp(below)
-                others[key] = weight
-                rest += weight
-                mean += weight * below
+            rest, mean = _exponentials(others, top)
             norm = rest
             if sees_first:
                 weight = _exp(logit - top)
@@ -138,10 +162,7 @@ def weigh(logits, start, low, firsts, pasts, sums, largest, columns, begin, step
             line[past:] = 0
             if past > first:
                 inverse = np.float32(1.0) / norm
-                for key in range(len(seen)):
-                    share = seen[key] * inverse
-                    seen[key] = share
-                    seen_columns[key] += share
+                _divide(seen, inverse, seen_columns)
                 sums[ENTROPY, sequence, head, query] = math.log(norm) - mean * inverse
                 if sees_first:
                     sums[FIRST, sequence, head, query] = seen[0]

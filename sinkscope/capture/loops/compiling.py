@@ -11,14 +11,16 @@ from typing import Any
 
 from numba import njit
 
+ANY_ORDER = {"reassoc", "nsz", "contract"}
+"""Sums may be added in any order, which lets the processor add many numbers at once."""
+
 
 def compiled(signature: str) -> Callable[[Callable[..., None]], Any]:
     """Compiles a function for arguments of these types, or loads what an earlier process compiled.
 
-    `nogil` lets threads share the work. Sums may be added in any order, which lets the processor add many numbers at
-    once. A loop's body is not Python: mark it with typing.no_type_check.
+    `nogil` lets threads share the work. A loop's body is not Python: mark it with typing.no_type_check.
     """
-    options: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "nsz", "contract"}}
+    options: dict[str, Any] = {"nogil": True, "fastmath": ANY_ORDER}
 
     def compile_one(function: Callable[..., None]) -> Any:
         try:
