@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,10 +42,9 @@ def metric_names(run: Run) -> tuple[list[str], list[str]]:
     """Names of the head metrics and of the layer metrics that have a value in the table of sequences."""
     table = run.sequences
     columns = [name for name in table.columns if name not in NOT_METRICS and name not in PLACES]
-    is_head = table["head"].notna()
-    of_heads = table.loc[is_head, columns].notna().any()
-    of_layers = table.loc[~is_head, columns].notna().any()
-    return [name for name in columns if of_heads[name]], [name for name in columns if of_layers[name]]
+    is_head, present = table["head"].notna().to_numpy(), table[columns].notna().to_numpy()
+    of_heads, of_layers = present[is_head].any(0), present[~is_head].any(0)
+    return list(compress(columns, of_heads)), list(compress(columns, of_layers))
 
 
 def chosen_metrics(runs: list[Run], asked: list[str]) -> list[str]:
@@ -80,12 +80,13 @@ def cells(run: Run, domain: str, level: str, names: list[str]) -> Cells:
     Metrics that the level lacks are left out.
     """
     of_heads, of_layers = metric_names(run)
-    table = run.sequences[run.sequences["domain"] == domain]
-    is_head = table["head"].notna()
-    parts = [(table[is_head], [name for name in names if name in of_heads])]
+    table = run.sequences
+    here, is_head = (table["domain"] == domain).to_numpy(), table["head"].notna().to_numpy()
+    parts = [(here & is_head, [name for name in names if name in of_heads])]
     if level != "head":
-        parts.append((table[~is_head], [name for name in names if name in of_layers]))
-    found = [_averaged(rows, level, chosen) for rows, chosen in parts if chosen]
+        parts.append((here & ~is_head, [name for name in names if name in of_layers]))
+    keys = ["sequence", *PLACE[level]]
+    found = [_averaged(table.loc[rows, keys + chosen], level, chosen) for rows, chosen in parts if chosen]
     if not found:
         return Cells(pd.DataFrame(columns=PLACE[level]), np.empty((0, 0, 0)), [])
     order = [name for part in found for name in part.names]

@@ -187,7 +187,10 @@ def _read_table(folder: Path, name: str, manifest: Manifest) -> pd.DataFrame:
     table = _read_csv(folder / file, shape) if is_csv else pd.read_parquet(folder / file)
     if list(table.columns) != list(shape.columns) or len(table) != shape.rows:
         raise ValueError(f"{name} has {len(table)} rows where the manifest says {shape.rows}, or other columns")
-    return table.astype(shape.columns)
+    for name, dtype in table.dtypes.items():  # `astype` with a dictionary copies every column, changed or not
+        if str(dtype) != shape.columns[str(name)]:
+            table[name] = table[name].astype(shape.columns[str(name)])
+    return table
 
 
 def _quoting(table: pd.DataFrame) -> Literal[0, 2]:
