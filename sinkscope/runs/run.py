@@ -129,14 +129,17 @@ class Run(ShownRun):
 def load_run(path: str | Path) -> Run:
     """Reads a run folder, also one written by sinkscope 0.1.
 
-    Raises SinkscopeError where it is no run folder, a file is missing, damaged or another run's, or a newer sinkscope
-    wrote it. Runs whose manifest holds no SHA-256 of the files are held to their rows and columns only.
+    Raises SinkscopeError where it is no run folder, a file is missing, unreadable, damaged or another run's, or a newer
+    sinkscope wrote it. Runs whose manifest holds no SHA-256 of the files are held to their rows and columns only.
     """
     folder = Path(path)
-    if not folder.exists():
-        raise SinkscopeError(f"no such run folder: {folder}")
-    RUN_FOLDER.settle(folder)
-    found = _read_json(folder / "manifest.json")
+    try:
+        if not folder.exists():
+            raise SinkscopeError(f"no such run folder: {folder}")
+        RUN_FOLDER.settle(folder)
+        found = _read_json(folder / "manifest.json")
+    except OSError as error:
+        raise SinkscopeError(f"cannot read the run folder {folder}: {error.strerror}") from None
     if found is None:
         raise SinkscopeError(f"{folder} is not a run folder: it holds no manifest of sinkscope's")
     manifest = read_manifest(found, f"manifest.json of the run {folder}")
@@ -216,9 +219,11 @@ def _check_content(folder: Path, file: str, known: dict[str, str]) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON of a manifest that sinkscope wrote; None where the file is no such manifest."""
+    """The JSON of a manifest that sinkscope wrote; None where the file is no such manifest. Raises PermissionError."""
     try:
         manifest = json.loads(path.read_text("utf-8"))
+    except PermissionError:
+        raise
     except (OSError, ValueError, RecursionError):
         return None
     ours = isinstance(manifest, dict) and {"schema_version", "sinkscope", "tables"} <= manifest.keys()

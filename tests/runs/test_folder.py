@@ -62,3 +62,15 @@ def test_links_that_lead_to_each_other_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(SinkscopeError, match=r"^cannot write .*/a: "):
         write_file(a, "content")
     assert a.is_symlink()
+
+
+def test_a_pipe_whose_reader_has_gone_is_told_apart_from_a_full_disk(tmp_path: Path) -> None:
+    """The command line ends quietly then, as `sinkscope card RUN | head` should."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    (tmp_path / "stdout").symlink_to(f"/dev/fd/{writer}")
+    try:
+        with pytest.raises(BrokenPipeError):
+            write_file(tmp_path / "stdout", "content")
+    finally:
+        os.close(writer)

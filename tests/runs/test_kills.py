@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import fcntl
 import os
 import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dying
@@ -111,13 +116,22 @@ def test_an_interrupt_at_every_step_of_a_save(plain: bool, runs: Path, tmp_path:
     assert last > 20
 
 
-@pytest.mark.parametrize("plain", [False, True])
-def test_part_of_a_run_keeps_its_shards(plain: bool, runs: Path, tmp_path: Path) -> None:
+def no_links(source: Path, target: Path) -> None:
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+@pytest.mark.parametrize("lacking", ["nothing", "exchange", "links"])
+def test_part_of_a_run_keeps_its_shards(
+    lacking: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on a system that cannot exchange folders, and on one that cannot give a file a second name."""
     out = tmp_path / "there" / "run"
     dying.prepare(out, "-", str(runs / "shards"))
     run = load_run(runs / "new")
     run.shards, run.manifest.complete = out, False
-    with dying.broken_off(0, lambda: None, plain):
+    if lacking == "links":
+        monkeypatch.setattr(os, "link", no_links)
+    with dying.broken_off(0, lambda: None, lacking == "exchange"):
         run.save(out)
     assert not load_run(out).manifest.complete
     assert {path.name: path.read_text("utf-8") for path in (out / UNFINISHED).iterdir()} == {
@@ -143,6 +157,141 @@ def test_a_folder_that_cannot_be_exchanged_is_written_inside(
     assert out.stat().st_ino != inode
     assert stat.S_IMODE(out.stat().st_mode) == 0o750
     assert files(out)["heads.csv"] == files(runs / "old")["heads.csv"]
+
+
+def written_inside(runs: Path, out: Path) -> bool:
+    """Saves the run `new` over a copy of `old`; whether the folder stayed the same one. The files must be the new."""
+    shutil.copytree(runs / "old", out)
+    inode = out.stat().st_ino
+    load_run(runs / "new").save(out, force=True)
+    assert files(out) == files(runs / "new")
+    assert [path.name for path in out.parent.iterdir()] == [out.name], "nothing is left beside it"
+    assert sorted(path.name for path in out.iterdir()) == sorted(files(out)), "nor in it"
+    return out.stat().st_ino == inode
+
+
+def refused_by_the_disk(*arguments: Any) -> int:
+    """Stands in for renameat2 on a file system that knows no exchange."""
+    ctypes.set_errno(errno.EINVAL)
+    return -1
+
+
+@pytest.mark.parametrize("library", [SimpleNamespace(), SimpleNamespace(renameat2=refused_by_the_disk)])
+def test_a_system_without_an_exchange_writes_inside(
+    library: Any, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """macOS has no such call; some Linux file systems refuse it."""
+    monkeypatch.setattr(ctypes, "CDLL", lambda *names, **options: library)
+    assert written_inside(runs, tmp_path / "run")
+
+
+def test_an_exchange_that_fails_otherwise_is_one_line(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk's error is no reason to try the same disk again."""
+
+    def broken(*arguments: Any) -> int:
+        ctypes.set_errno(errno.EIO)
+        return -1
+
+    shutil.copytree(runs / "old", tmp_path / "run")
+    monkeypatch.setattr(ctypes, "CDLL", lambda *names, **options: SimpleNamespace(renameat2=broken))
+    with pytest.raises(SinkscopeError, match=r"^cannot write .*/run: Input/output error$"):
+        load_run(runs / "new").save(tmp_path / "run", force=True)
+    assert files(tmp_path / "run") == files(runs / "old")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_deleted_working_folder_replaces_nothing(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell may have stood in the run folder: where it stands cannot be asked any more."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert written_inside(runs, tmp_path / "run")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser gives a folder away")
+def test_the_folder_of_another_user_stays_hers(runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(runs / "old", out)
+    os.chown(out, 1234, 1234)
+    load_run(runs / "new").save(out, force=True)
+    assert (out.stat().st_uid, out.stat().st_gid) == (1234, 1234)
+    assert files(out) == files(runs / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_name_that_leaves_no_room_for_a_prefix(runs: Path, tmp_path: Path) -> None:
+    assert written_inside(runs, tmp_path / ("n" * 250))
+
+
+def test_a_name_that_is_too_long_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(SinkscopeError, match=r"^cannot read the run folder .*nnn: File name too long$"):
+        load_run(tmp_path / ("n" * 300))
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o600])
+def test_a_run_of_another_user_that_may_not_be_read(mode: int, runs: Path) -> None:
+    """It is a run folder, so nobody may say that it is none."""
+    place = Path(tempfile.mkdtemp())  # pytest's own folder lets nobody else in
+    user = os.geteuid()
+    try:
+        place.chmod(0o755)
+        shutil.copytree(runs / "old", place / "run")
+        (place / "run").chmod(mode)
+        if user == 0:
+            os.seteuid(65534)  # the superuser may read everything
+        with pytest.raises(SinkscopeError, match=r"^cannot read the run folder .*/run: Permission denied$"):
+            load_run(place / "run")
+    finally:
+        os.seteuid(user)
+        (place / "run").chmod(0o700)
+        shutil.rmtree(place)
+
+
+def test_a_temporary_folder_that_another_process_takes_for_a_leftover(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its making and its lock: that process removes it, so the run is written elsewhere."""
+    make, locks = tempfile.mkdtemp, list[int]()
+
+    def taken(**options: Any) -> str:
+        folder = make(**options)
+        if not locks:
+            locks.append(os.open(Path(folder) / whole.LOCK, os.O_RDWR | os.O_CREAT))
+            fcntl.flock(locks[0], fcntl.LOCK_EX)
+        return folder
+
+    monkeypatch.setattr(tempfile, "mkdtemp", taken)
+    try:
+        assert written_inside(runs, tmp_path / "run")
+    finally:
+        os.close(locks[0])
+
+
+def test_a_file_system_without_locks_keeps_leftovers(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There nobody can tell whether a temporary folder's process still lives."""
+
+    def no_locks(handle: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    left = tmp_path / f".run{whole.WORK}left"
+    left.mkdir()
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    load_run(runs / "new").save(tmp_path / "run")
+    assert files(tmp_path / "run") == files(runs / "new")
+    assert {path.name for path in tmp_path.iterdir()} == {"run", left.name}
+
+
+def test_a_full_disk_leaves_no_folders(tmp_path: Path) -> None:
+    def full(work: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(SinkscopeError, match=r"^cannot write .*/deep/er/run: No space left on device$"):
+        RUN_FOLDER.write(tmp_path / "deep" / "er" / "run", False, full)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_folder_of_a_new_run_follows_the_umask(runs: Path, tmp_path: Path) -> None:
