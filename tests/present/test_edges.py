@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import sys
 from pathlib import Path
@@ -51,6 +52,15 @@ def test_domains_are_compared_on_the_page(domains: Run) -> None:
     assert "text, prose" not in page, "one stream is not named"
     for name in ("prose", "code"):
         assert re.search(rf">\s*{name}\s*<", page), name
+
+
+def test_a_domain_that_lacks_a_stream_is_left_out_of_its_tables(domains: Run) -> None:
+    run = copy.deepcopy(domains)
+    run.summary.domains["code"].streams = {"cross": run.summary.domains["code"].streams["text"]}
+    text = render_run(run, width=100)
+    table = text[text.index("by domain: sink rate") : text.index("BOS mass, prose against")]
+    assert "prose" in table
+    assert "code" not in table
 
 
 def test_published_numbers_stand_below_the_run_s_own() -> None:

@@ -332,6 +332,20 @@ def test_arms_stand_below_their_run(tmp_path: Path) -> None:
     assert "costs MORE than random" in page.words
 
 
+def test_arms_without_an_increase_have_a_row_and_no_mark(tmp_path: Path) -> None:
+    """Of all arms the losses are missing: the scale still ends somewhere, and no number is drawn."""
+    run = scanned()
+    text = render_report([run], None, placed([load_arms(write_arms(tmp_path / "arms", run, missing=5))], [run]))
+    part = text[text.index('class="nowrap arms"') :]
+    part = part[: part.index("</table>")]
+    rows = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', part)
+    assert [name for name, _ in rows] == ["keys:first1", "value:&lt;b&gt;1&lt;/b&gt;", "kv:4"]
+    assert "<circle" not in part
+    assert "nan" not in part.lower()
+    marks = re.findall(r'<text class="tick mid" x="([0-9.]+)" y="11">([^<]*)<', part)
+    assert (marks[0], marks[-1]) == (("14.0", "0"), ("246.0", "1"))
+
+
 def test_the_command_takes_arms_of_its_runs_alone(tmp_path: Path) -> None:
     run = scanned()
     run.save(tmp_path / "run")

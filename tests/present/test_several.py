@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 import sinkscope
 from sinkscope.cli import app
+from sinkscope.cli.figures import save
 from sinkscope.cli.plot import SEVERAL, SINGLE
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.attention_map import HeadMap
@@ -28,8 +30,8 @@ from sinkscope.present.figures.maps import Tile, paint_map, sinks
 from sinkscope.present.figures.series import all_series
 from sinkscope.present.figures.several.drawing import KINDS, draw_several
 from sinkscope.present.figures.several.kind import by_layer
-from sinkscope.present.figures.trajectory import draw_trajectories
-from sinkscope.runs.run import Run
+from sinkscope.present.figures.trajectory import draw_trajectories, draw_trajectory
+from sinkscope.runs.run import Run, load_run
 
 
 @cache
@@ -108,6 +110,16 @@ def test_a_run_without_the_table_is_refused_with_the_remedy() -> None:
     for figure, measure in (("smoothing", "smoothing"), ("alignment", "switch"), ("switch", "switch")):
         with pytest.raises(SinkscopeError, match=f"scan it with --measure {measure}"):
             draw_several([smoothed(), scanned()], figure, "png")
+
+
+def test_cosines_that_a_run_lacks_are_left_out_and_none_is_refused() -> None:
+    run = copy.deepcopy(smoothed())
+    run.sequences["theory_residual"] = np.nan
+    shown = draw_several([run], "cosine", "svg", "page")[0].decode()
+    assert shown.count("theory") == 1, "of the second panel"
+    run.sequences[["avg_cos_residual", "avg_cos_input", "avg_cos_output"]] = np.nan
+    with pytest.raises(SinkscopeError, match=r"^tiny: no cosine of tokens was measured$"):
+        draw_several([run], "cosine", "svg", "page")
 
 
 def test_unknown_figures_and_sizes_are_refused() -> None:
@@ -210,6 +222,21 @@ def test_attention_at_several_lengths_and_a_gallery() -> None:
     assert "'a text'" in caption
 
 
+def test_a_run_with_fewer_maps_than_another_leaves_places_empty() -> None:
+    """A score that no head of the second run has: its row ends early, and all marks are still drawn."""
+    run, other = scanned(), scanned(text=1)
+    other.heads["uniformity"] = np.nan
+    maps = [
+        (each, [HeadMap(layer, head, causal(4), [*"abcd"]) for layer, head, _ in gallery_heads(each)])
+        for each in (run, other)
+    ]
+    assert [len(own) for _, own in maps] == [4, 3]
+    content = draw_gallery(maps, "a text", "svg")[0].decode()
+    assert content.count(">tiny ") == 7, "a name above each map"
+    assert content.count(">query<") == 2
+    assert content.count(">key<") == 4, "below the last map of each column"
+
+
 # Trainings
 
 
@@ -231,6 +258,32 @@ def test_trainings_beside_each_other() -> None:
     assert content == draw_trajectories(both, "svg")[0]
     assert b">two<" in content
     assert "standard error" in caption
+
+
+def test_one_training_is_drawn_as_track_draws_it() -> None:
+    content, caption = draw_trajectories({"one": trained(1)}, "svg")
+    assert content == draw_trajectory(trained(1), "svg")
+    assert b">one<" not in content, "a name tells panels apart, and there is one"
+    assert "standard error" in caption
+
+
+def test_the_command_draws_trainings_by_their_folders(tmp_path: Path) -> None:
+    for number, name in enumerate(("one", "two", "a/one"), 1):
+        (tmp_path / name).mkdir(parents=True)
+        trained(number).to_csv(tmp_path / name / "trajectory.csv", index=False)
+    words = ("--figure", "trajectory", "-o", tmp_path / "t.svg")
+    code, out, err = run_cli("plot", tmp_path / "one", tmp_path / "two", *words)
+    assert code == 0, err
+    assert "standard error" in out
+    assert b">two<" in (tmp_path / "t.svg").read_bytes()
+    code, _, err = run_cli("plot", tmp_path / "one", tmp_path / "a" / "one", *words)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "two folders have the same name: rename one" in err
+    for text in ("step,mine\n1,2\n", (tmp_path / "one" / "trajectory.csv").read_text().splitlines()[0]):
+        (tmp_path / "two" / "trajectory.csv").write_text(text)
+        code, _, err = run_cli("plot", tmp_path / "two", *words)
+        assert (code, len(err.splitlines())) == (2, 1)
+        assert f"{tmp_path / 'two' / 'trajectory.csv'} is no trajectory of `sinkscope track`" in err
 
 
 # The commands
@@ -291,6 +344,34 @@ def test_all_figures_of_a_paper(tmp_path: Path) -> None:
     assert code == 2
     assert "no figure can be drawn" in err
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.slow
+def test_a_gallery_reads_the_text_with_the_run_s_own_model(tiny_folder: Path, tmp_path: Path) -> None:
+    sinkscope.scan(str(tiny_folder), seq_len=32, num_sequences=2, self_check=False).save(tmp_path / "run")
+    words = ("--figure", "gallery", "--text", "A short text of a few words.", "-o", tmp_path / "g.svg")
+    code, out, err = run_cli("plot", tmp_path / "run", *words)
+    assert code == 0, err
+    assert "the maps are of the text 'A short text of a few words.'" in out
+    names = [f"head {layer}.{head}" for layer, head, _ in gallery_heads(load_run(tmp_path / "run"))]
+    assert len(names) == 4
+    assert all(name in (tmp_path / "g.svg").read_text() for name in names)
+
+
+def test_figures_refuse_what_they_cannot_draw(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", "utf-8")
+    scanned().save(tmp_path / "run")
+    for words, message in (
+        (("trigger", "example:trigger-relu", "--inputs", 0), "--inputs 0: at least 1 is needed"),
+        (("trigger", "example:trigger-relu", "--title", "mine"), "--title 'mine': own or none"),
+        (("lampert", tmp_path / "run", "--title", "mine"), "one title cannot fit all figures"),
+    ):
+        code, out, err = run_cli("figures", *words, "-o", tmp_path / "all")
+        assert (code, out, len(err.splitlines())) == (2, "", 1)
+        assert message in err
+    assert not (tmp_path / "all").exists()
+    with pytest.raises(SinkscopeError, match=r"^cannot write into .*/file/all: Not a directory$"):
+        save(tmp_path / "file" / "all", {}, captions)
 
 
 @pytest.mark.slow

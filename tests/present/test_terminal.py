@@ -133,6 +133,9 @@ def test_missing_values_are_dashes() -> None:
     run = make_run()
     run.heads.loc[0, "bos_mass"] = np.nan
     assert "    0   - 17 33" in render_run(run, width=80)
+    narrow = make_run(40)
+    narrow.heads.loc[0, "bos_mass"] = np.nan
+    assert "    0 -.......1111" in render_run(narrow, width=80), "a character a head"
 
 
 def test_domains_have_a_map_each() -> None:

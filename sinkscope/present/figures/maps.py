@@ -68,7 +68,7 @@ def draw_maps(
         image: Any = None
         for row, places in zip(tiles, grid, strict=True):
             for axes in places[len(row) :]:
-                axes.remove()
+                axes.set_visible(False)  # the colour bar takes its room from all of them
             for tile, axes in zip(row, places, strict=False):
                 own = (width - room) / columns
                 image = paint_map(axes, tile, most, epsilon, 72 * (own - 0.6) if columns <= WIDE else 0.0)
@@ -77,8 +77,8 @@ def draw_maps(
             headline(canvas, own_title)
         for places in grid:
             places[0].set_ylabel("query")
-        for axes in grid[-1]:
-            axes.set_xlabel("key")
+        for places in grid.T:
+            [axes for axes in places if axes.get_visible()][-1].set_xlabel("key")
         canvas.colorbar(image, ax=grid, label=label, shrink=0.8, aspect=25 if len(tiles) > 1 else 15)
         _legend(canvas)
 
