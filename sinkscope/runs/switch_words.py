@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import pandas as pd
@@ -16,20 +17,23 @@ SHOWN_TOKENS = 5
 
 
 def summarise(
-    streams: dict[str, StreamSummary], heads: pd.DataFrame, tokens: pd.DataFrame, layers: pd.DataFrame
-) -> None:
-    """Adds what the tables say to each stream's summary, as numbers and as sentences."""
+    streams: dict[str, StreamSummary], heads: pd.DataFrame, tokens: pd.DataFrame, layers: pd.DataFrame,
+    reading: Container[str],
+) -> None:  # fmt: skip
+    """Adds what the tables say to each stream's summary, as numbers and as sentences.
+
+    `reading`: the streams whose queries are the tokens that were counted. Of others nothing is said of tokens, nor of a
+    stream in which no head is known to be on or off.
+    """
     for name, stream in streams.items():
         rows = heads[heads["stream"] == name]
-        if rows.empty:
-            continue
         found = {
             **_of_heads(rows.groupby(["module", "head"], sort=False).mean(numeric_only=True)),
             **_of_layers(layers[layers["stream"] == name]),
             "tokens": _opening(tokens[tokens["stream"] == name]),
         }
         stream.measured["switch"] = found
-        stream.in_words += _words(found)
+        stream.in_words += _words(found, name in reading and bool(rows["off_rate"].notna().any()))
 
 
 def _of_heads(heads: pd.DataFrame) -> dict[str, Any]:
@@ -64,7 +68,7 @@ def _opening(tokens: pd.DataFrame) -> list[dict[str, Any]]:
     return [{"token": str(token), "heads": int(row.heads), "lift": float(row.lift)} for token, row in order.iterrows()]
 
 
-def _words(found: dict[str, Any]) -> list[str]:
+def _words(found: dict[str, Any], counted: bool) -> list[str]:
     some = found["with_sink_rows"]
     words = [
         f"Switch: {some} of {found['heads']} heads have sink rows (A[i,0] >= 0.9 in 5 % of their rows); in "
@@ -78,11 +82,12 @@ def _words(found: dict[str, Any]) -> list[str]:
             "below 5 %)."
         )
     shown = ", ".join(f"{each['token']!r} ({each['heads']})" for each in found["tokens"])
-    words.append(
-        f"Tokens that switch heads on: {shown}."
-        if shown
-        else "No token switches a head on: none doubles its share of rows that are on."
-    )
+    if counted:
+        words.append(
+            f"Tokens that switch heads on: {shown}."
+            if shown
+            else "No token switches a head on: none doubles its share of rows that are on."
+        )
     if found["layers"]:
         words.append(
             f"Heads cancel in {found['cancelling']} of {found['layers']} layers: together the heads of a layer write "

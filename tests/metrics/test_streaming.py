@@ -10,9 +10,11 @@ import pytest
 import torch
 from conftest import Refused, Scan
 from exact import assert_close, table
+from families import tiny_model
 from models import random_ids, tiny
 from reference import find_layers, projection_matrix, run_sequence
 from tiers import slow_but
+from transformers import AutoModel
 
 import sinkscope
 from sinkscope.capture.calls import AttentionCall
@@ -128,6 +130,20 @@ def test_a_map_gives_the_sums_of_its_call() -> None:
     for name in ("first", "recent", "distant", "distant_output"):
         torch.testing.assert_close(getattr(ours, name), getattr(expected, name))
     torch.testing.assert_close(seen.probabilities, logits.softmax(-1))  # the model's own map stays as it is
+
+
+def test_a_model_that_forms_its_own_maps() -> None:
+    """Bloom multiplies its maps itself: their regions against the maps that it returns."""
+    model, ids = tiny_model(AutoModel, "bloom"), random_ids(2, T) % 90
+    found = streaming(model, ids).measured["streaming"]
+    with torch.no_grad():
+        maps = torch.stack(model(input_ids=ids, output_attentions=True).attentions).double()[..., 1:, :]
+    i, j = torch.arange(1, T)[:, None], torch.arange(T)
+    recent, first = j > i - WINDOW, j < SINKS
+    for name, keys in (("window_mass", recent), ("streaming_mass", recent | first), ("distant_mass", ~recent & ~first)):
+        expected = (maps * keys).sum(-1).mean((1, 3)).ravel()  # [layer, sequence, head, query, key]
+        assert found[name].to_numpy() == pytest.approx(expected.numpy(), abs=1e-6), name
+    assert found["distant_write"].between(0, 1).all()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,11 @@ import pandas as pd
 import pytest
 import torch
 from exact import assert_close, table
+from families import tiny_model
 from models import random_ids, tiny
 from switch_reference import measure_switch
 from tiers import slow_but
+from transformers import AutoModel
 
 import sinkscope
 from sinkscope.capture.kernels.sums import AttentionSums
@@ -19,6 +22,7 @@ from sinkscope.capture.site import Kind, Site
 from sinkscope.capture.view import LayerView
 from sinkscope.metrics import METRICS, switch
 from sinkscope.runs.run import Run, load_run
+from sinkscope.runs.schema.measures import MEASURED_TABLES
 
 HEADS = list(METRICS["switch"])
 LAYERS = [name for name, metric in METRICS["layers"].items() if metric.measure == "switch"]
@@ -70,6 +74,35 @@ def test_padding_and_batches_change_nothing() -> None:
         for name in names:
             assert_close(ours[name][1], expected[name][0], name, 1e-4, 1e-5)
     assert set(run.measured["alignment"]["position"]) == set(range(24))
+
+
+def tokens_told(run: Run, stream: str) -> bool:
+    """Whether the summary says which tokens switch the stream's heads on, or that none does."""
+    return any(
+        "switches a head on" in line or "switch heads on" in line for line in run.summary.streams[stream].in_words
+    )
+
+
+def test_a_model_whose_blocks_are_not_seen_has_no_tokens_that_switch(tmp_path: Path) -> None:
+    """XLNet's residual stream has its positions first: nothing says which heads are on, so nothing is said of them."""
+    run = measured(tiny_model(AutoModel, "xlnet"), random_ids(2, 20) % 90)
+    assert run.measured["switch"]["off_rate"].isna().all()
+    assert run.measured["switch"]["sink_rows"].notna().all(), "attention is seen all the same"
+    assert not tokens_told(run, "text")
+    run.save(tmp_path / "run")
+    for name in ("switch_tokens", "alignment"):
+        columns = [column.name for column in MEASURED_TABLES[name].columns() if column.name != "domain"]
+        for found in (run.measured[name], load_run(tmp_path / "run").measured[name]):
+            assert list(found.columns) == columns
+            assert len(found) == 0
+
+
+def test_tokens_that_switch_are_told_of_the_stream_that_reads_them() -> None:
+    """T5's decoder reads its own text, shifted, and cross-attention has no tokens of its own at its queries."""
+    run = measured(tiny_model(AutoModel, "t5"), random_ids(2, 20) % 90)
+    assert {stream for stream in run.summary.streams if tokens_told(run, stream)} == {"encoder"}
+    assert set(run.measured["switch"]["stream"]) == {"encoder", "decoder", "cross"}
+    assert set(run.measured["switch_tokens"]["stream"]) <= {"encoder"}
 
 
 # Closed forms: views made by hand, one sequence, T queries.

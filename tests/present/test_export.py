@@ -183,7 +183,17 @@ def test_heads_for_tools() -> None:
         selected_heads(run, "asleep")
 
 
-@pytest.mark.parametrize(("level", "metric"), [("head", "norm_other"), ("model", "pattern"), ("rows", "bos_mass")])
+@pytest.mark.parametrize(
+    ("level", "metric"),
+    [
+        ("head", "norm_other"),
+        ("model", "pattern"),
+        ("rows", "bos_mass"),
+        ("head", "bos_mass_sem"),
+        ("layer", "kv_group"),
+        ("head", "layer"),
+    ],
+)
 def test_what_a_level_lacks_is_refused(level: str, metric: str) -> None:
     with pytest.raises(SinkscopeError):
         paper_table([scanned()], level, [metric])

@@ -13,6 +13,7 @@ from desk import scanned
 from typer.testing import CliRunner
 
 from sinkscope.cli import app
+from sinkscope.errors import SinkscopeError
 from sinkscope.runs.atlas import atlas, atlas_table, run_names
 from sinkscope.runs.published import Setting, numbers_of, published_numbers
 from sinkscope.runs.run import Run, load_run
@@ -50,6 +51,11 @@ def test_a_row_holds_the_numbers_of_the_run() -> None:
     assert found["attention"] == "softmax"
     for name in ("sink_rate_64", "switch_phi", "position_or_token", "super_weights", "published"):
         assert pd.isna(found[name]), f"{name} was not measured"
+
+
+def test_an_atlas_of_no_runs_is_refused() -> None:
+    with pytest.raises(SinkscopeError, match=r"^an atlas needs at least one run$"):
+        atlas([])
 
 
 def test_a_rate_that_says_nothing_is_missing() -> None:

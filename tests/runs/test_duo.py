@@ -81,6 +81,27 @@ def test_what_cannot_be_written_is_refused(run: sinkscope.Run, tmp_path: Path, t
     assert not (tmp_path / "duo").exists()
 
 
+def test_attention_that_the_format_cannot_hold_is_refused(run: sinkscope.Run) -> None:
+    """A second stream, a layer without attention, layers of different numbers of KV heads."""
+    table, heads = run.measured["streaming"], run.heads
+
+    def refused(table: pd.DataFrame, heads: pd.DataFrame, not_softmax: list[str]) -> str:
+        summary = SimpleNamespace(not_softmax=not_softmax)
+        double: Any = SimpleNamespace(measured={"streaming": table}, heads=heads, summary=summary)
+        with pytest.raises(SinkscopeError) as told:
+            kv_scores(double)
+        return str(told.value)
+
+    both = [pd.concat([each, each.assign(stream="cross")]) for each in (table, heads)]
+    assert refused(*both, []).endswith("the format holds one stream of attention, not cross, text")
+    everywhere = "the format needs attention in every layer of the model"
+    assert refused(table, heads, ["layers.2"]).endswith(everywhere)
+    late = [each.assign(layer=each["layer"] + 1) for each in (table, heads)]
+    assert refused(*late, []).endswith(everywhere)
+    fewer = [each[(each["layer"] == 0) | (each["head"] < 2)] for each in (table, heads)]
+    assert refused(*fewer, []).endswith("the format needs the same number of KV heads in every layer")
+
+
 @pytest.mark.slow
 def test_one_kv_head_is_warned_about(tmp_path: Path) -> None:
     run = sinkscope.scan(make_model(num_key_value_heads=1), data=random_ids(1, 30), **OPTIONS)

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from models import random_ids, tiny
 
+from sinkscope import scan
 from sinkscope.runs.massive import LARGEST, _largest
 from sinkscope.runs.schema.stream import MassiveActivations, MassiveChannel
 from sinkscope.runs.words import _massive_words
@@ -26,6 +28,16 @@ def test_the_largest_is_one_of_the_massive() -> None:
     assert (number, found["inf_norm"], found["max_abs_token"]) == (1, 500, 11)
     assert _largest(stream, False)[0] == 2
     assert _largest([layer(0, [np.nan], [np.nan]), *stream], False)[0] == 2
+
+
+def test_the_block_that_brings_the_first_token_back_is_named() -> None:
+    """Blocks 0 and 2 of 3 multiply what they return by 100 and 0.001."""
+    model = tiny("llama")
+    for number, factor in ((0, 100.0), (2, 0.001)):
+        model.layers[number].register_forward_hook(lambda module, args, output, factor=factor: output * factor)
+    norm = scan(model, data=random_ids(2, 20), self_check=False).summary.streams["text"].first_token_norm
+    assert (norm.spike_layer, norm.fall_layer) == (0, 2)
+    assert norm.max_ratio is not None
 
 
 def test_massive_activations_in_words() -> None:

@@ -69,6 +69,19 @@ def test_a_saved_run_of_0_1_is_written_in_todays_form(tmp_path: Path) -> None:
     assert read_baseline(path).request == run.manifest.request
 
 
+@pytest.mark.parametrize("damage", ["a row less", "another column"])
+def test_its_tables_are_held_to_their_rows_and_columns(damage: str, tmp_path: Path) -> None:
+    """0.1 recorded no SHA-256 of its files."""
+    folder = Path(shutil.copytree(OLD / "two-bos", tmp_path / "run"))
+    text = (folder / "heads.csv").read_text("utf-8")
+    changed = text[: text.rindex("\n", 0, -1) + 1] if damage == "a row less" else text.replace("bos_mass,", "mass,", 1)
+    (folder / "heads.csv").write_text(changed, "utf-8")
+    rows = 15 if damage == "a row less" else 16
+    told = rf"is damaged: heads has {rows} rows where the manifest says 16, or other columns$"
+    with pytest.raises(SinkscopeError, match=told):
+        load_run(folder)
+
+
 def test_its_shards_are_named_as_too_old(tiny_model: Any, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(OLD / "unfinished", tmp_path / "unfinished"))
     with pytest.raises(SinkscopeError, match=r"unfinished scan of sinkscope 0\.1\.0.*--force"):

@@ -102,9 +102,7 @@ class Spikes(Measurement):
     def _agrees(self, stream: str) -> bool:
         blocks = [block for block, own in self.streams.items() if own == stream]
         entering = [self._found[name_of(block, ATTENTION)].get("spike_entering") for block in blocks]
-        sizes = [x.abs().amax(-1) for x in entering if x is not None]
-        if not sizes:
-            return True
+        sizes = [x.abs().amax(-1) for x in entering if x is not None]  # of one block at least, or there were no peaks
         largest = self._peaks.largest[stream]
         found = torch.stack(sizes).amax(0).to(largest.dtype)
         return torch.allclose(found, largest, rtol=AGREED if self._peaks.exact else AGREED_HALF, atol=0.0)

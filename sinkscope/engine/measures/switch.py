@@ -72,7 +72,7 @@ class Switch(Measurement):
         }
 
     def summarise(self, streams: dict[str, StreamSummary], tables: dict[str, pd.DataFrame]) -> None:
-        summarise(streams, tables[TABLE], tables["switch_tokens"], tables["layers"])
+        summarise(streams, tables[TABLE], tables["switch_tokens"], tables["layers"], self._reading)
 
     def _tokens(self, view: LayerView) -> Counted:
         """Counts a view's tokens once for both quantities. Raises Missing where its queries are not the batch's."""

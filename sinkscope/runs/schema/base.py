@@ -15,8 +15,6 @@ from sinkscope.errors import SinkscopeError
 
 
 def _missing_as_none(value: Any) -> Any:
-    if hasattr(value, "item"):
-        value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
