@@ -11,7 +11,9 @@ import pandas as pd
 import pytest
 import torch
 from conftest import Refused, Scan, make_model, make_tokenizer
+from families import tiny_config
 from models import tiny
+from transformers import AutoModel
 
 import sinkscope
 from sinkscope.checkpoints import wrap_model
@@ -110,6 +112,30 @@ def test_the_columns_against_the_model_s_own_maps(chats: str, talker: Any) -> No
     assert set(run.tokens["region"]) <= set(REGIONS)
     whole = sinkscope.scan(model, tokenizer=talker, data=chats, batch_size=1, self_check=False).measured["regions"]
     pd.testing.assert_frame_equal(run.measured["regions"], whole, rtol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["bloom", "t5"])
+def test_the_text_s_own_queries_are_read_in_other_families(family: str, chats: str, talker: Any) -> None:
+    """Bloom multiplies its maps itself. T5's decoder reads the text one place later, so its queries are of nobody."""
+    config = tiny_config(family)
+    config.vocab_size = 500
+    torch.manual_seed(0)
+    model = AutoModel.from_config(config, dtype=torch.float32).eval()
+    table = sinkscope.scan(model, tokenizer=talker, data=chats, batch_size=2, self_check=False).measured["regions"]
+    if family == "t5":
+        assert len(table) == 0
+        return
+    row, regions = (each[-1] for each in (corpus_of(chats, talker).ids, corpus_of(chats, talker).regions))
+    alone = sinkscope.scan(
+        model, tokenizer=talker, data=saved(Path(chats).parent, CHATS[-1:]), self_check=False
+    ).measured["regions"]
+    length = int((row >= 0).sum())
+    own = np.flatnonzero(regions[:length] == REGIONS.index("user"))
+    with torch.no_grad():
+        maps = model(torch.tensor(row[None, :length]), output_attentions=True).attentions
+    masses = torch.stack(maps)[:, 0, :, own][..., np.flatnonzero(regions[:length] == 0)].sum(-1).mean(-1)
+    assert alone[alone["region"] == "user"]["marker_mass"].to_numpy() == pytest.approx(masses.ravel().numpy(), abs=1e-5)
+    assert set(table["region"]) >= {"markers", "system", "user", "assistant"}
 
 
 def test_what_the_model_writes_is_greedy_and_read_in_one_pass_as_it_was_decoded(talker: Any) -> None:

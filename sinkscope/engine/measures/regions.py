@@ -69,6 +69,8 @@ class RegionMeasure(Measurement):
         attention, own = view.attention, view.attention.diagonal
         if self._regions is None or markers is None or own is None or not attention.causal:
             raise Missing
+        if view.site.stream == "decoder":  # it reads the text one place later, so these queries are other tokens
+            raise Missing
         row = self._reached.get(view.site.name, 0)
         self._reached[view.site.name] = row + view.batch
         rows = self._regions[row : row + view.batch, : view.queries].to(markers.device)
