@@ -205,6 +205,7 @@ def _pairs(outputs: Any, sites: list[Site]) -> Iterator[tuple[list[Site], list[T
 
 
 def _relative_difference(plain: Any, other: Any) -> float:
+    """NaN where the two cannot be compared: no bound allows it."""
     if not isinstance(plain, Tensor) or not isinstance(other, Tensor) or plain.shape != other.shape:
-        return 0.0
+        return float("nan")
     return float((plain - other).float().norm() / plain.float().norm().clamp(min=1e-30))

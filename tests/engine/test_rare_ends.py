@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -13,12 +14,15 @@ from conftest import Outcome, Refused, Scan
 from models import random_ids, tiny
 from pictured import inputs, see
 from transformers import AutoModel, LlamaModel, PreTrainedModel
+from typer.testing import CliRunner
 
 import sinkscope
 from sinkscope import SinkscopeError, load_run
 from sinkscope.checkpoints import wrap_model
 from sinkscope.checkpoints.loading import pick_device
 from sinkscope.checkpoints.sources import find_source
+from sinkscope.checkpoints.trigger.model import TriggerModel
+from sinkscope.cli import app
 
 
 def out_of_memory(*args: Any, **kwargs: Any) -> None:
@@ -91,6 +95,40 @@ def test_half_precision_that_strays_is_a_warning(monkeypatch: pytest.MonkeyPatch
     assert "more than the 1e-09 that half precision explains; try --dtype float32" in told
 
 
+def test_a_score_without_maps_to_compare_with_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference in float64 is softmax's, and ReLU attention that returns no maps has no other."""
+    forward = TriggerModel.forward
+
+    def without_maps(self: Any, *args: Any, output_attentions: bool = False, **kwargs: Any) -> Any:
+        if output_attentions:
+            raise TypeError("forward() got an unexpected keyword argument 'output_attentions'")
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(TriggerModel, "forward", without_maps)
+    run = sinkscope.scan("example:trigger-relu", num_sequences=2)
+    check = run.manifest.self_check
+    assert (check.status, check.layers, check.max_difference) == ("not possible", 0, None)
+    assert "self-check not possible: the model gives no eager attention maps" in run.manifest.warnings
+
+
+def test_eager_maps_beside_another_output_are_no_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An output of another shape cannot be compared, so nothing says that its maps are those of the model's output."""
+    forward = LlamaModel.forward
+
+    @functools.wraps(forward)
+    def last_alone(self: Any, **kwargs: Any) -> Any:
+        found = forward(self, **kwargs)
+        if kwargs.get("output_attentions"):
+            found.last_hidden_state = found.last_hidden_state[:, -1:]
+        return found
+
+    monkeypatch.setattr(LlamaModel, "forward", last_alone)
+    check = sinkscope.scan(tiny("llama"), data=random_ids(2, 40)).manifest.self_check
+    assert check.status == "passed"
+    assert check.reference == "float64 attention from each layer's own queries, keys and mask"
+    assert check.reason == "eager attention computes another output (relative difference nan)"
+
+
 @pytest.mark.slow
 def test_an_interrupted_scan_does_not_replace_a_finished_run(
     tiny_folder: Path, scan_cli: Scan, patch_forward: Any
@@ -114,10 +152,6 @@ def test_an_interrupted_scan_does_not_replace_a_finished_run(
 
 
 def test_an_interrupt_ends_a_scan_of_several_models(tiny_folder: Path, tmp_path: Path, patch_forward: Any) -> None:
-    from typer.testing import CliRunner
-
-    from sinkscope.cli import app
-
     def interrupted(ids: torch.Tensor) -> None:
         raise KeyboardInterrupt
 
@@ -127,6 +161,51 @@ def test_an_interrupt_ends_a_scan_of_several_models(tiny_folder: Path, tmp_path:
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 130
     assert done.stderr == "sinkscope: interrupted\n", "the second model is not scanned"
+
+
+def test_an_interrupt_among_several_models_keeps_what_is_measured(
+    tiny_folder: Path, tmp_path: Path, patch_forward: Any
+) -> None:
+    """In the second batch of the first model: the part of its run is saved, and the second model is not scanned."""
+    other = shutil.copytree(tiny_folder, tmp_path / "other")
+    patch_forward(interrupt_at(3))
+    words = ["scan", str(tiny_folder), str(other), "--seq-len", "16", "--num-sequences", "4", "--batch-size", "2"]
+    done = CliRunner().invoke(app, [*words, "--no-self-check", "--out", str(tmp_path / "runs")])
+    assert done.exit_code == 130
+    [line] = done.stderr.splitlines()
+    assert line.startswith("sinkscope: interrupted: 2 sequences are measured and saved in")
+    assert load_run(tmp_path / "runs" / tiny_folder.name).manifest.sequences_done == 2
+    assert not (tmp_path / "runs" / "other").exists()
+
+
+def interrupt_at(call: int) -> Any:
+    """Ctrl-C in the forward pass number `call`; the dry run is the first."""
+    calls = iter(range(1, 1000))
+
+    def before(ids: torch.Tensor) -> None:
+        if next(calls) == call:
+            raise KeyboardInterrupt
+
+    return before
+
+
+@pytest.mark.parametrize(
+    ("call", "words"), [(1, ()), (2, ()), (2, ("--no-self-check",))], ids=["dry run", "self-check", "batch"]
+)
+def test_an_error_of_the_model_s_own_is_not_called_want_of_memory(
+    call: int, words: tuple[str, ...], tiny_folder: Path, scan_cli: Scan, patch_forward: Any
+) -> None:
+    calls = iter(range(1, 1000))
+
+    def before(ids: torch.Tensor) -> None:
+        if next(calls) == call:
+            raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    patch_forward(before)
+    outcome = scan_cli(tiny_folder, *words)
+    assert (outcome.code, outcome.stdout, len(outcome.stderr.splitlines())) == (2, "", 1)
+    assert "mat1 and mat2 shapes cannot be multiplied" in outcome.stderr
+    assert "memory" not in outcome.stderr
 
 
 @pytest.mark.slow
