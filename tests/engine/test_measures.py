@@ -100,6 +100,25 @@ def test_what_a_measurement_watches_besides_layers_is_joined_over_batches(tmp_pa
     assert hooks(model) == 0
 
 
+class Count(Measurement):
+    """Has neither quantities nor hooks: its table is made of what every scan finds."""
+
+    name = "count"
+
+    def tables(self, findings: Findings) -> dict[str, pd.DataFrame]:
+        return {"count": findings.heads.groupby("layer", as_index=False).size()}
+
+    def summarise(self, streams: dict[str, Any], tables: dict[str, pd.DataFrame]) -> None:
+        streams["text"].measured["count"] = {"heads": int(tables["count"]["size"].sum())}
+
+
+def test_a_measurement_may_read_the_tables_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scanning, "measurements", lambda names: [Count])
+    run = sinkscope.scan(tiny("llama"), data=random_ids(2, 20), self_check=False)
+    assert run.measured["count"]["size"].tolist() == [4, 4, 4]
+    assert run.summary.streams["text"].measured == {"count": {"heads": 12}}
+
+
 @pytest.mark.usefixtures("echo")
 def test_a_scan_resumes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = tiny("llama"), random_ids(4, 20)

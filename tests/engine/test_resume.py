@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -222,6 +223,48 @@ def test_a_damaged_key_is_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / SHARDS / "key.json").write_text(text, "utf-8")
     with pytest.raises(sinkscope.SinkscopeError, match=r"key\.json is damaged: start anew with --force$"):
         Shards.open(tmp_path, {"schema_version": 2}, resume=True)
+
+
+def test_a_place_that_cannot_hold_shards_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", "utf-8")
+    with pytest.raises(sinkscope.SinkscopeError, match=r"^cannot write .*/file/run/shards: Not a directory$"):
+        Shards.open(tmp_path / "file" / "run", {"schema_version": 2}, resume=False)
+
+
+def test_a_full_disk_keeps_the_batches_before(
+    tiny_folder: Path, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, save, written = tmp_path / "run", shards_module.save_file, list[Path]()
+
+    def full(tensors: Any, path: Path, metadata: Any) -> None:
+        written.append(path)
+        if len(written) == 3:
+            path.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(tensors, path, metadata=metadata)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(shards_module, "save_file", full)
+        told = r"^cannot write .*\.safetensors: No space left on device; --resume continues from there$"
+        with pytest.raises(sinkscope.SinkscopeError, match=told):
+            _measure(tiny_folder, out)
+    assert sorted(path.suffix for path in (out / SHARDS).iterdir()) == [".json", ".safetensors", ".safetensors"]
+    _measure(tiny_folder, out, resume=True).save(out)
+    same_tables(out, unbroken)
+
+
+def test_a_damaged_shard_that_cannot_be_deleted_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sequences would be measured again, and then stand there twice."""
+    shards = Shards.open(tmp_path, {"schema_version": 2}, resume=False)
+    (tmp_path / SHARDS / "000-00000000.safetensors").write_bytes(b"half")
+
+    def kept(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(Path, "unlink", kept)
+    told = r"safetensors is damaged \(Operation not permitted\): start anew with --force$"
+    with pytest.raises(sinkscope.SinkscopeError, match=told):
+        list(shards.read(quantity_set()))
 
 
 def test_every_bit_of_a_shard_counts(tmp_path: Path) -> None:

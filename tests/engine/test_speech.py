@@ -89,6 +89,12 @@ def test_the_decoder_reads_the_prompt(whisper: Path, recordings: Path, scan_cli:
     assert other.json("manifest")["data"][0]["fingerprint"] != manifest["data"][0]["fingerprint"]
 
 
+def test_a_prompt_needs_a_tokenizer(whisper: Path, recordings: Path, tmp_path: Path, refused: Refused) -> None:
+    folder = shutil.copytree(whisper, tmp_path / "mute", ignore=shutil.ignore_patterns("tokenizer*", "special*"))
+    told = refused(folder, "--audio", recordings, "--prompt", "What?", seq_len=False)
+    assert told.startswith("--prompt: no usable tokenizer (")
+
+
 def test_a_start_token_alone_is_one_query_and_named(whisper: Path, recordings: Path, scan_cli: Scan) -> None:
     outcome = scan_cli(whisper, "--audio", recordings, seq_len=False)
     assert outcome.code == 0, outcome.stderr

@@ -756,6 +756,34 @@ def test_a_command_writes_its_folder(
     assert {name: (folder / name).read_bytes() for name in first} == first
 
 
+@pytest.mark.slow
+def test_without_matplotlib_a_command_writes_its_tables(
+    cli: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sinkscope.present.figures.canvas.available", lambda: False)
+    done = cli("quant", "--bits", "3", "--kept", "0", "--acts", "8")
+    assert done.exit_code == 0, done.stderr
+    assert "no figure: it needs matplotlib (pip install 'sinkscope[figures]')" in done.stderr
+    assert {path.name for path in (tmp_path / "quant").iterdir()} == {"arms.csv", "arm_sequences.csv", "arms.json"}
+
+
+def test_force_replaces_the_ablation_of_the_model_s_own_folder(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --out: --force means the folder that is there, not a new one beside it."""
+    from sinkscope.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    there = tmp_path / "runs" / f"{tiny_folder.name}-ablation"
+    there.mkdir(parents=True)
+    (there / "notes.txt").write_text("mine", "utf-8")
+    done = CliRunner().invoke(app, ["ablate", str(tiny_folder), "--run", "none", "--force"])
+    assert done.exit_code == 2
+    told = f"{there.relative_to(tmp_path)} holds files that are not an ablation's (notes.txt): give another --out"
+    assert told in done.stderr
+    assert (there / "notes.txt").read_text("utf-8") == "mine"
+
+
 @pytest.mark.parametrize(
     ("command", "words", "error"),
     [

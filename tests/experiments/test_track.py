@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 from click.testing import Result
 from trainings import causal_llama
 from typer.testing import CliRunner
@@ -15,6 +18,7 @@ import sinkscope
 from sinkscope.cli import app
 from sinkscope.experiments.training.steps import Step, steps_of
 from sinkscope.experiments.training.trajectory import emergence
+from sinkscope.present.terminal.trajectory import render_trajectory
 from sinkscope.runs.schema.training_tables import TRAINING_TABLES
 
 
@@ -85,6 +89,61 @@ def test_a_step_that_fails_does_not_stop_the_rest(checkpoints: list[Path], tmp_p
     assert len(json.loads(result.stdout)) == 8
     assert "1 of 4 steps failed" in result.stderr
     assert sorted(set(pd.read_csv(tmp_path / "out/trajectory.csv")["step"])) == [0, 20, 100]
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_it_and_a_second_call_goes_on(
+    checkpoints: list[Path], tmp_path: Path, patch_forward: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the second batch of the second step: no third step, no tables."""
+    passes = list[int]()
+
+    def before(ids: torch.Tensor) -> None:
+        passes.append(1)
+        if len(passes) == (4 + 3) + 4 + 2:  # each step: a dry run, the self-check's three passes, three batches
+            raise KeyboardInterrupt
+
+    patch_forward(before)
+    monkeypatch.setattr("sinkscope.engine.loop.chosen_batch", lambda length, device: 1)
+    stopped = track(checkpoints, tmp_path / "out")
+    assert stopped.exit_code == 130, stopped.stderr
+    assert "--resume goes on" in stopped.stderr
+    assert "error" not in stopped.stderr
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"step-00000000", "step-00000020"}
+    assert track(checkpoints, tmp_path / "out").exit_code == 0
+    assert sorted(set(pd.read_csv(tmp_path / "out/trajectory.csv")["step"])) == [0, 20, 100]
+
+
+@pytest.mark.slow
+def test_without_matplotlib_the_tables_are_written(
+    checkpoints: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sinkscope.present.figures.canvas.available", lambda: False)
+    result = track(checkpoints, tmp_path / "out")
+    assert result.exit_code == 0, result.stderr
+    assert "no figure: it needs matplotlib (pip install 'sinkscope[figures]')" in result.stderr
+    assert {path.name for path in (tmp_path / "out").iterdir() if path.is_file()} == {"trajectory.csv", "emergence.csv"}
+    assert "written to" in result.stdout
+
+
+def test_of_many_heads_the_first_to_emerge_are_listed() -> None:
+    heads = [(layer, head) for layer in range(2) for head in range(5)]
+    rows = [
+        {"step": step, "domain": "prose", "stream": "text", "level": "head", "layer": layer, "head": head,
+         "metric": metric, "value": float(step > 0), "sem": 0.0}
+        for step in (0, 20, 40) for layer, head in heads for metric in ("sink_score", "bos_mass")
+    ]  # fmt: skip
+    model = [
+        {"step": step, "domain": "prose", "stream": "text", "level": "model", "metric": metric, "value": 0.5,
+         "sem": 0.0}
+        for step in (0, 20, 40) for metric in ("sink_rate", "sink_score", "bos_mass", "dormant")
+    ]  # fmt: skip
+    trajectory = pd.DataFrame(rows + model).astype({"layer": "Int64", "head": "Int64"})
+    emerged = emergence(trajectory, 0.3)
+    assert emerged["emerged"].notna().sum() == 10
+    lines = render_trajectory(trajectory, emerged, 0.3).splitlines()
+    assert sum(re.match(r"\d\.\d +20 ", line) is not None for line in lines) == 8, lines
+    assert "2 more heads are in emergence.csv" in lines
 
 
 @pytest.mark.slow

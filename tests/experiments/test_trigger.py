@@ -476,6 +476,20 @@ def test_reproduce_command(tmp_path: Path, trained: dict[str, Path]) -> None:
     assert call("reproduce", "--out", str(tmp_path), "--attention", "linear").exit_code == 2
 
 
+@pytest.mark.slow
+def test_without_matplotlib_the_study_has_no_figures(
+    tmp_path: Path, trained: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sinkscope.present.figures.canvas.available", lambda: False)
+    for attention, folder in trained.items():
+        shutil.copytree(folder, tmp_path / "models" / Recipe(attention).name)
+    result = call("reproduce", "--out", str(tmp_path), "--size", "1", "--seeds", "1")
+    assert result.exit_code == 0, result.stderr
+    assert "no figures: they need matplotlib (pip install 'sinkscope[figures]')" in result.stderr
+    files = {"models.csv", "heads.csv", "forced_mass.csv", "verdict.txt"}
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == files
+
+
 def test_scan_of_another_model_says_so(tmp_path: Path) -> None:
     tiny("llama").save_pretrained(tmp_path)
     result = call("scan", str(tmp_path))

@@ -522,6 +522,16 @@ def test_train_command_with_checkpoints(tmp_path: Path) -> None:
     assert "unknown default 'linear'" in refused("train", "--out", str(tmp_path / "no"), "--default", "linear")
 
 
+def test_without_matplotlib_a_training_writes_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sinkscope.present.figures.canvas.available", lambda: False)
+    result = call("train", "--out", str(tmp_path / "out"), "--attention", "relu", "--steps", "2", "--checkpoints", "1")
+    assert result.exit_code == 0, result.stderr
+    assert "no figure: it needs matplotlib (pip install 'sinkscope[figures]')" in result.stderr
+    assert (tmp_path / "out" / "trajectory.csv").is_file()
+    assert not (tmp_path / "out" / "trajectory.png").exists()
+    assert "head 0: no sink at the end" in result.stdout
+
+
 @pytest.mark.parametrize(("attention", "sink"), slow_but([("softmax", True), ("relu", False)]))
 def test_when_the_sink_comes(attention: str, sink: bool, tmp_path: Path) -> None:
     """The claim over training: softmax's sink comes and stays, ReLU has none at any kept step."""

@@ -137,6 +137,39 @@ def test_padding_changes_nothing() -> None:
         assert padded[name].to_numpy() == pytest.approx(expected.to_numpy(), rel=1e-3, abs=2e-3)
 
 
+class Flat(nn.Module):
+    """Calls an MLP on all tokens of a batch in one row, as mixtures of experts do, and its input's count on the way."""
+
+    def __init__(self, mlp: nn.Module) -> None:
+        super().__init__()
+        self.mlp = mlp
+        self.counts = CountedTokens(1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.counts(torch.tensor(x.shape[:2]))
+        return self.mlp(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+
+class CountedTokens(nn.Linear):
+    """A linear module that reads whole numbers, as one on bytes of a quantised weight would."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return input * 2
+
+
+def test_tokens_in_one_row_are_those_of_the_sequences_and_whole_numbers_are_no_tokens() -> None:
+    ids = random_ids(3, 18)
+    expected = modules(loud("llama"), ids)
+    model = loud("llama")
+    for layer in model.layers:
+        layer.mlp = Flat(layer.mlp).eval()
+    found = modules(model, ids)
+    found.index = found.index.str.replace(".mlp.mlp.", ".mlp.")
+    assert set(found.index) == set(expected.index), "and none of the counts"
+    for name in INPUT_COLUMNS:
+        assert found[name].to_numpy() == pytest.approx(expected.loc[found.index, name].to_numpy(), rel=1e-9), name
+
+
 def test_spread_features_are_refused() -> None:
     with pytest.raises(SinkscopeError, match="--tp with --measure modules"):
         refuse_spread([Modules])

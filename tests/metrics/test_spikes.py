@@ -200,6 +200,13 @@ def test_no_spike_and_no_parts_are_said_in_words(tmp_path: Any) -> None:
     assert list(sinkscope.load_run(tmp_path / "run").measured["spikes"]) == list(plain.measured["spikes"])
 
 
+def test_a_stream_that_is_not_seen_has_no_spikes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the blocks get the sequences folded into other rows: the parts were found on short ones."""
+    monkeypatch.setattr("sinkscope.engine.measures.spikes.stream_in", lambda args, kwargs: None)
+    run = spikes(planted("llama"), random_ids(2, 12))
+    assert len(run.measured["spikes"]) == 0
+
+
 @pytest.mark.slow
 def test_experts_leave_the_neurons_empty() -> None:
     model = tiny("gpt_oss")
