@@ -130,13 +130,11 @@ def measured_table(
     """The table of a measurement with one row per (stream, layer, head), for each domain where there are several.
 
     Its metrics come first, each with its error. `of_run` gets a domain, a site and the means of the metrics [H] by
-    name, and returns what the table's run columns are computed from. Sites without the measurement have no row.
+    name, and returns what the table's run columns are computed from.
     """
     frames = []
     for domain, site, values in sites_of(domains, sites):
-        found = values.measured.get(table)
-        if found is None:
-            continue
+        found = values.measured[table]
         rows = domain_key(domains, domain) | site_keys(site)
         rows |= {"head": np.arange(site.heads), "module": site.name}
         averages, errors = mean(found), sem(found)

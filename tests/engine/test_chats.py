@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,12 @@ from models import tiny
 from transformers import AutoModel
 
 import sinkscope
+from sinkscope.capture.calls import AttentionCall
 from sinkscope.checkpoints import wrap_model
 from sinkscope.checkpoints.writing import keep_writer, written
+from sinkscope.engine.measures.regions import MEASUREMENT
 from sinkscope.errors import SinkscopeError
+from sinkscope.inputs.batches import Batch
 from sinkscope.inputs.chats import REGIONS, read_chats
 from sinkscope.inputs.documents import read_source
 from sinkscope.inputs.rules import token_rules
@@ -136,6 +140,21 @@ def test_the_text_s_own_queries_are_read_in_other_families(family: str, chats: s
     masses = torch.stack(maps)[:, 0, :, own][..., np.flatnonzero(regions[:length] == 0)].sum(-1).mean(-1)
     assert alone[alone["region"] == "user"]["marker_mass"].to_numpy() == pytest.approx(masses.ravel().numpy(), abs=1e-5)
     assert set(table["region"]) >= {"markers", "system", "user", "assistant"}
+
+
+def test_a_call_whose_keys_are_not_the_tokens_has_no_markers() -> None:
+    """As where a layer pools its keys: nobody knows which of them are the template's."""
+    regions = np.array([[0, 2, 2, 0, 3, 3, 0, -1]])
+    measure: Any = MEASUREMENT(SimpleNamespace())  # type: ignore[arg-type]
+    query, key = torch.randn(1, 2, 7, 4), torch.randn(1, 2, 7, 4)
+    whole, pooled = (
+        AttentionCall(query[:, :, :n], key[:, :, :n], key[:, :, :n], causal=True, scaling=0.5) for n in (7, 4)
+    )
+    with measure.watching(Batch(0, torch.zeros(1, 8), None, None, regions=regions), regions):
+        assert measure.of_call(pooled) is None
+        found = measure.of_call(whole)
+    logits = (query @ key.mT / 2).masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf)
+    torch.testing.assert_close(found.float(), logits.softmax(-1)[..., [0, 3, 6]].sum(-1), atol=1e-6, rtol=1e-5)
 
 
 def test_what_the_model_writes_is_greedy_and_read_in_one_pass_as_it_was_decoded(talker: Any) -> None:

@@ -74,6 +74,9 @@ def test_with_spread_heads_a_failure_ends_its_process_alone(tmp_path: Path) -> N
     main, other = ended.raised
     assert "give the model's name" in main["object"]
     assert main["name"] == ""
+    for each in ended.raised:
+        assert each["pass"] == ""
+        assert each["next step"].startswith("KeyboardInterrupt"), "Ctrl-C during a pass ends the step after it"
     assert other["failure"] == "RuntimeError: a layer failed\nand says much more"
     assert main["failure"] == f"SinkscopeError: {GONE}"
     assert ended.codes == [2, 2]

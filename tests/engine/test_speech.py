@@ -95,6 +95,13 @@ def test_a_prompt_needs_a_tokenizer(whisper: Path, recordings: Path, tmp_path: P
     assert told.startswith("--prompt: no usable tokenizer (")
 
 
+@pytest.mark.slow
+def test_a_folder_of_sound_is_no_text_with_sound(tmp_path: Path, recordings: Path, refused: Refused) -> None:
+    AutoModel.from_config(tiny_config("qwen2_audio"), dtype=torch.float32).save_pretrained(tmp_path / "model")
+    told = refused(tmp_path / "model", "--audio", recordings, seq_len=False)
+    assert told == "--audio: this model reads sound with text; give its processor's tensors in Python"
+
+
 def test_a_start_token_alone_is_one_query_and_named(whisper: Path, recordings: Path, scan_cli: Scan) -> None:
     outcome = scan_cli(whisper, "--audio", recordings, seq_len=False)
     assert outcome.code == 0, outcome.stderr

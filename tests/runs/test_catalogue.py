@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
+import pytest
+
 from sinkscope.metrics import METRICS
+from sinkscope.runs import write_catalogue
 from sinkscope.runs.catalogue import catalogue, find_column, per_sequence
 from sinkscope.runs.columns import columns
 from sinkscope.runs.run import load_run
@@ -14,6 +18,13 @@ from sinkscope.runs.write_catalogue import FILE, catalogue_text
 
 def test_the_catalogue_is_what_the_declarations_say() -> None:
     assert FILE.read_text("utf-8") == catalogue_text(), "run: python -m sinkscope.runs.write_catalogue"
+
+
+def test_the_command_writes_the_catalogue_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: dict[Path, str] = {}
+    monkeypatch.setattr(Path, "write_text", lambda path, text, encoding: written.update({path: text}))
+    runpy.run_path(str(write_catalogue.__file__), run_name="__main__")
+    assert written == {FILE: catalogue_text()}
 
 
 def test_the_columns_of_a_table_are_all_there_whoever_asks() -> None:

@@ -63,6 +63,8 @@ if PART == "talk":
 elif PART == "heads":
     attempt("object", lambda: processes.check(object(), None))
     attempt("name", lambda: processes.check("name", None))
+    attempt("pass", lambda: processes.run(press_ctrl_c))  # it may not end a layer that the others wait for
+    attempt("next step", lambda: processes.run(lambda: None))
     attempt("failure", lambda: processes.run(fail))
 elif PART == "death":
     attempt("death", lambda: processes.run(die))
