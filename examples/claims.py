@@ -3,7 +3,7 @@
     python examples/claims.py --out runs/claims
 
 writes claims.csv, the numbers of docs/claims.md, into the folder, with the runs that they come from, and prints the
-page's tables. What the folder holds already is read, not measured again. It takes about 20 minutes on two CPU cores,
+page's tables. What the folder holds already is read, not measured again. It takes about 25 minutes on two CPU cores,
 two of them for training a model of the trigger task.
 
     python examples/claims.py --tables docs/claims.csv

@@ -14,6 +14,7 @@ from sinkscope.metrics.quantities import Quantity
 from sinkscope.runs.averages import mean, sem
 from sinkscope.runs.columns import RUN_COLUMNS, HeadRun, LayerRun
 from sinkscope.runs.pieces import joined
+from sinkscope.runs.places import PlacesOf
 from sinkscope.runs.request import Request
 from sinkscope.runs.values import Domain, SiteValues
 
@@ -67,17 +68,15 @@ def layer_table(domains: list[Domain], sites: list[Site], heads: pd.DataFrame, a
     return table.astype(dict.fromkeys(("max_abs_token", "max_abs_dim", "dormant_heads"), "Int64"))
 
 
-def position_table(domains: list[Domain], sites: list[Site], tokens: dict[str, list[str | None]]) -> pd.DataFrame:
+def position_table(domains: list[Domain], sites: list[Site], places: PlacesOf) -> pd.DataFrame:
     """positions.parquet: one row per (stream, layer, head, position), one column per quantity by position.
 
-    Positions from `stretches.EVERY` on are left to stretches.parquet.
-    `tokens`: by domain, the token at each position; None where the sequences of the domain differ there.
+    Positions from `stretches.EVERY` on are left to stretches.parquet. `token`: missing where the sequences differ.
     """
     frames = []
     for domain, site, values in sites_of(domains, sites):
         heads, keys = site.heads, min(values.keys, stretches.EVERY)
-        known = len(tokens[domain.name]) == values.keys
-        shared = tokens[domain.name][:keys] if known else [None] * keys
+        shared = places[domain.name, site.name].shared[:keys]
         rows = domain_key(domains, domain) | site_keys(site)
         rows |= {"head": np.repeat(np.arange(heads), keys), "position": np.tile(np.arange(keys), heads)}
         rows |= {
