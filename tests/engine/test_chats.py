@@ -14,6 +14,7 @@ import torch
 from conftest import Refused, Scan, make_model, make_tokenizer
 from families import tiny_config
 from models import tiny
+from tiers import slow_but
 from transformers import AutoModel
 
 import sinkscope
@@ -118,7 +119,7 @@ def test_the_columns_against_the_model_s_own_maps(chats: str, talker: Any) -> No
     pd.testing.assert_frame_equal(run.measured["regions"], whole, rtol=1e-6)
 
 
-@pytest.mark.parametrize("family", ["bloom", "t5"])
+@pytest.mark.parametrize("family", slow_but(["bloom", "t5"], "t5"))
 def test_the_text_s_own_queries_are_read_in_other_families(family: str, chats: str, talker: Any) -> None:
     """Bloom multiplies its maps itself. T5's decoder reads the text one place later, so its queries are of nobody."""
     config = tiny_config(family)

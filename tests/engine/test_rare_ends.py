@@ -163,6 +163,7 @@ def test_an_interrupt_ends_a_scan_of_several_models(tiny_folder: Path, tmp_path:
     assert done.stderr == "sinkscope: interrupted\n", "the second model is not scanned"
 
 
+@pytest.mark.slow
 def test_an_interrupt_among_several_models_keeps_what_is_measured(
     tiny_folder: Path, tmp_path: Path, patch_forward: Any
 ) -> None:

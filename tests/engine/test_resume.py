@@ -231,6 +231,7 @@ def test_a_place_that_cannot_hold_shards_is_one_line(tmp_path: Path) -> None:
         Shards.open(tmp_path / "file" / "run", {"schema_version": 2}, resume=False)
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_the_batches_before(
     tiny_folder: Path, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

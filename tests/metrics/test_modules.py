@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import Scan
+from families import tiny_model
 from models import random_ids, tiny
 from tiers import slow_but
 from torch import nn
+from transformers import AutoModel
 from transformers.pytorch_utils import Conv1D
 from watched import hooks
 
@@ -206,6 +208,14 @@ def test_tokens_in_one_row_are_those_of_the_sequences_and_whole_numbers_are_no_t
     assert set(found.index) == set(expected.index), "and none of the counts"
     for name in INPUT_COLUMNS:
         assert found[name].to_numpy() == pytest.approx(expected.loc[found.index, name].to_numpy(), rel=1e-9), name
+
+
+@pytest.mark.slow
+def test_rows_that_are_no_sequences_are_left_out_and_that_is_said() -> None:
+    """XLNet's positions come first: a row of what its modules read is a position of all sequences."""
+    run = sinkscope.scan(tiny_model(AutoModel, "xlnet"), data=random_ids(2, 20) % 90, measure="modules")
+    assert len(run.measured["modules"]) == 0
+    assert "Modules: no linear module reads this stream's tokens one by one." in run.summary.streams["text"].in_words
 
 
 def test_spread_features_are_refused() -> None:

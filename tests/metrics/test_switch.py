@@ -83,6 +83,7 @@ def tokens_told(run: Run, stream: str) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_a_model_whose_blocks_are_not_seen_has_no_tokens_that_switch(tmp_path: Path) -> None:
     """XLNet's residual stream has its positions first: nothing says which heads are on, so nothing is said of them."""
     run = measured(tiny_model(AutoModel, "xlnet"), random_ids(2, 20) % 90)
@@ -97,6 +98,7 @@ def test_a_model_whose_blocks_are_not_seen_has_no_tokens_that_switch(tmp_path: P
             assert len(found) == 0
 
 
+@pytest.mark.slow
 def test_tokens_that_switch_are_told_of_the_stream_that_reads_them() -> None:
     """T5's decoder reads its own text, shifted, and cross-attention has no tokens of its own at its queries."""
     run = measured(tiny_model(AutoModel, "t5"), random_ids(2, 20) % 90)

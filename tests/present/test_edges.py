@@ -26,6 +26,7 @@ from sinkscope.present.html.report import render_report
 from sinkscope.present.html.svg import Line, line_chart
 from sinkscope.present.terminal.bench import render_bench
 from sinkscope.present.terminal.comparison import render_comparison
+from sinkscope.present.terminal.listing import ROWS
 from sinkscope.present.terminal.run import render_run
 from sinkscope.runs.published import published_for
 from sinkscope.runs.run import Run
@@ -61,6 +62,17 @@ def test_a_domain_that_lacks_a_stream_is_left_out_of_its_tables(domains: Run) ->
     table = text[text.index("by domain: sink rate") : text.index("BOS mass, prose against")]
     assert "prose" in table
     assert "code" not in table
+
+
+def test_dormant_heads_of_more_domains_than_are_listed_are_counted(domains: Run) -> None:
+    run = copy.deepcopy(domains)
+    entry = run.summary.domains["prose"]
+    entry.streams["text"].dormant.count, entry.streams["text"].dormant.heads = 1, [(0, 2)]
+    run.summary.domains = {f"text {number}": entry for number in range(ROWS + 3)}
+    text = render_run(run, width=100)
+    part = text[text.index("dormant heads (") :]
+    assert part.count(": 0.2\n") == ROWS
+    assert "and in 3 more domains (heads.csv)" in part
 
 
 def test_published_numbers_stand_below_the_run_s_own() -> None:

@@ -112,6 +112,7 @@ def test_a_run_without_the_table_is_refused_with_the_remedy() -> None:
             draw_several([smoothed(), scanned()], figure, "png")
 
 
+@pytest.mark.slow
 def test_cosines_that_a_run_lacks_are_left_out_and_none_is_refused() -> None:
     run = copy.deepcopy(smoothed())
     run.sequences["theory_residual"] = np.nan
@@ -260,6 +261,7 @@ def test_trainings_beside_each_other() -> None:
     assert "standard error" in caption
 
 
+@pytest.mark.slow
 def test_one_training_is_drawn_as_track_draws_it() -> None:
     content, caption = draw_trajectories({"one": trained(1)}, "svg")
     assert content == draw_trajectory(trained(1), "svg")
@@ -267,6 +269,7 @@ def test_one_training_is_drawn_as_track_draws_it() -> None:
     assert "standard error" in caption
 
 
+@pytest.mark.slow
 def test_the_command_draws_trainings_by_their_folders(tmp_path: Path) -> None:
     for number, name in enumerate(("one", "two", "a/one"), 1):
         (tmp_path / name).mkdir(parents=True)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from models import random_ids, tiny
 
 from sinkscope import scan
@@ -30,6 +31,7 @@ def test_the_largest_is_one_of_the_massive() -> None:
     assert _largest([layer(0, [np.nan], [np.nan]), *stream], False)[0] == 2
 
 
+@pytest.mark.slow
 def test_the_block_that_brings_the_first_token_back_is_named() -> None:
     """Blocks 0 and 2 of 3 multiply what they return by 100 and 0.001."""
     model = tiny("llama")
