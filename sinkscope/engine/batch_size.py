@@ -18,6 +18,14 @@ def chosen_batch(length: int, device: torch.device) -> int:
     return max(1, (CPU_BATCH_TOKENS if device.type == "cpu" else DEVICE_BATCH_TOKENS) // length)
 
 
+def not_square(sequences: int, length: int) -> int:
+    """The number of sequences for one pass; one less where there are as many as tokens in each.
+
+    Some models put positions first. Their tensors are told from others by their shape, which a square batch would hide.
+    """
+    return sequences - 1 if sequences == length > 1 else sequences
+
+
 @contextmanager
 def memory_needed(what: str) -> Iterator[None]:
     """Raises OutOfMemory, naming `what` did not fit, where the block runs out of memory."""

@@ -14,7 +14,7 @@ from accelerate.utils import release_memory
 from sinkscope.capture import Capture, Plan, Site
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.checkpoints.forward import Forward
-from sinkscope.engine.batch_size import _is_out_of_memory, _what_would_fit, chosen_batch
+from sinkscope.engine.batch_size import _is_out_of_memory, _what_would_fit, chosen_batch, not_square
 from sinkscope.engine.collector import Collector, Parts
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.measures.measurement import Measurement
@@ -177,7 +177,8 @@ class Loop:
         while True:
             size = min(self._size(domain), self._fits or self._size(domain))
             try:
-                batch = next(batches(data, start, min(size, stop - start), self.checkpoint.device))
+                count = not_square(min(size, stop - start), data.ids.shape[1])
+                batch = next(batches(data, start, count, self.checkpoint.device))
                 parts = self._one_batch(domain, batch)
                 break
             except (RuntimeError, MemoryError) as error:
@@ -187,7 +188,6 @@ class Loop:
                     raise SinkscopeError(_what_would_fit(data.ids.shape[1])) from None
                 self._fits = size // 2
                 release_memory()
-        count = min(size, stop - start)
         if start + count < stop:
             work.appendleft((domain, start + count, stop))
         return Shard(domain, start, count, size, self._fits, parts)

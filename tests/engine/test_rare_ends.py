@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Outcome, Refused, Scan
+from families import tiny_model
 from models import random_ids, tiny
 from pictured import inputs, see
 from transformers import AutoModel, LlamaModel, PreTrainedModel
@@ -207,6 +208,17 @@ def test_an_error_of_the_model_s_own_is_not_called_want_of_memory(
     assert (outcome.code, outcome.stdout, len(outcome.stderr.splitlines())) == (2, "", 1)
     assert "mat1 and mat2 shapes cannot be multiplied" in outcome.stderr
     assert "memory" not in outcome.stderr
+
+
+@pytest.mark.slow
+def test_sequences_are_not_taken_for_positions_where_there_are_as_many() -> None:
+    """XLNet's positions come first. In a batch of 8 sequences of 8 tokens no shape tells the two apart."""
+    model, ids = tiny_model(AutoModel, "xlnet"), random_ids(8, 8) % 90
+    square = sinkscope.scan(model, data=ids, batch_size=8, measure="modules", self_check=False)
+    whole = sinkscope.scan(model, data=ids, batch_size=1, measure="modules", self_check=False)
+    assert square.layers["norm_first"].isna().tolist() == whole.layers["norm_first"].isna().tolist() == [True, True]
+    assert len(square.measured["modules"]) == len(whole.measured["modules"]) == 0
+    assert square.heads["bos_mass"].to_numpy() == pytest.approx(whole.heads["bos_mass"].to_numpy(), rel=1e-5)
 
 
 @pytest.mark.slow
