@@ -123,6 +123,9 @@ def test_closed_forms() -> None:
     })  # fmt: skip
     quiet = {name: float(column.compute(Sizes.of(torch.zeros(1, 2, 3)))) for name, column in INPUT_COLUMNS.items()}
     assert {name for name, value in quiet.items() if value == value} == {"amax_first", "amax_other"}
+    alone = Sizes.of(torch.full((1, 1, 3), -2.0))
+    assert INPUT_COLUMNS["amax_first"].compute(alone).tolist() == [2]
+    assert INPUT_COLUMNS["amax_other"].compute(alone).isnan().tolist() == [True]
 
 
 @pytest.mark.slow

@@ -143,6 +143,17 @@ def test_padding_and_batches_change_nothing() -> None:
         assert np.isnan(padded[name][2]).all()  # no query of it has a distant key
 
 
+def test_a_gate_after_attention_leaves_distant_write_empty() -> None:
+    """What the projection reads is not o_i, so no share of it belongs to distant keys; masses stay as they were."""
+    model, ids = tiny("llama", num_hidden_layers=1), random_ids(1, T)
+    plain = streaming(model, ids).measured["streaming"]
+    model.layers[0].self_attn.o_proj.register_forward_pre_hook(lambda module, args: (args[0] * 0.5,), prepend=True)
+    gated = streaming(model, ids).measured["streaming"]
+    assert plain["distant_write"].notna().all()
+    assert gated["distant_write"].isna().all()
+    assert gated["distant_mass"].equals(plain["distant_mass"])
+
+
 def test_what_keeps_no_cache_is_empty_and_says_so() -> None:
     short = streaming(tiny("llama"), random_ids(1, WINDOW + SINKS))
     assert short.measured["streaming"][NAMES].isna().all(axis=None)
