@@ -17,7 +17,8 @@ from tiers import slow_but
 import sinkscope
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.attend import attend_in_blocks
-from sinkscope.capture.kernels.map_walk import AttentionMap
+from sinkscope.capture.kernels.map_walk import AttentionMap, map_sums
+from sinkscope.capture.kernels.masses import group_masses
 from sinkscope.capture.kernels.regions import Regions, region_sums
 from sinkscope.metrics import METRICS
 from sinkscope.runs.request import make_request
@@ -128,6 +129,28 @@ def test_a_map_gives_the_sums_of_its_call() -> None:
     for name in ("first", "recent", "distant", "distant_output"):
         torch.testing.assert_close(getattr(ours, name), getattr(expected, name))
     torch.testing.assert_close(seen.probabilities, logits.softmax(-1))  # the model's own map stays as it is
+
+
+def test_a_map_in_half_precision_is_recomputed_from_its_logits() -> None:
+    """Rounded to 8 bits, the shares of a row of 70 keys would not add up to 1."""
+    asked = call(dtype=torch.float32)
+    logits = (asked.query @ asked.key.repeat_interleave(2, 1).mT * asked.scaling).bfloat16()
+    later = torch.ones(70, 70, dtype=torch.bool).triu(1)
+    exact = logits.double().masked_fill(later, -torch.inf).softmax(-1)
+    logits = logits.masked_fill(later, -torch.inf)
+    seen = AttentionMap(logits.softmax(-1), logits)
+    ours = region_sums(seen, Regions(5, 20))
+    torch.testing.assert_close(ours.first + ours.recent + ours.distant, torch.ones(2, 4, 70), atol=1e-5, rtol=0)
+    torch.testing.assert_close(map_sums(seen).columns, exact.sum(-2).float())
+    groups = torch.arange(70).remainder(3).expand(2, -1) - 1
+    expected = torch.stack([exact[..., groups[0] == group].sum(-1) for group in (0, 1)], -1).float()
+    torch.testing.assert_close(group_masses(seen, groups, 2), expected)
+    whole = AttentionMap(exact, exact.log())
+    torch.testing.assert_close(group_masses(whole, groups, 2), expected.double(), rtol=1e-6, atol=1e-6)
+    causal = replace(asked, query=asked.query.double(), key=asked.key.double(), value=asked.value.double())
+    scores = (causal.query @ causal.key.repeat_interleave(2, 1).mT * 0.5).masked_fill(later, -torch.inf)
+    own = AttentionMap(scores.softmax(-1), scores)
+    torch.testing.assert_close(group_masses(causal, groups, 2), group_masses(own, groups, 2))
 
 
 @pytest.mark.slow
