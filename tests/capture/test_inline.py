@@ -185,6 +185,7 @@ def test_tensors_that_do_not_fit_the_map_are_missing(inline: Callable[[Style], N
     assert expected.heads[["qk_cos_other", "value_drain"]].notna().all(axis=None)
 
 
+@pytest.mark.slow
 def test_other_einsums_are_no_product(inline: Callable[[Style], None]) -> None:
     """An equation without an arrow, and one that sums an index of the queries alone: the map is read without them."""
 

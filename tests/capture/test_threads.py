@@ -152,6 +152,7 @@ def test_what_is_registered_meanwhile_stays() -> None:
     assert AttentionInterface()["sdpa"] is not never
 
 
+@pytest.mark.slow
 def test_a_measurement_within_another_finds_sinkscope_s_functions_in_their_place() -> None:
     model, ids = tiny("llama", num_hidden_layers=1), random_ids(1, 20)
     expected = sinkscope.scan(model, data=ids, self_check=False).heads

@@ -160,6 +160,7 @@ def test_without_an_output_projection_what_heads_write_is_missing(monkeypatch: p
     assert found[["beta", "rank_qk", "cost_actual"]].notna().all(axis=None)
 
 
+@pytest.mark.slow
 def test_a_projection_beside_a_dropout_is_found() -> None:
     model, plain = small(), small()
     for layer in model.layers:

@@ -166,6 +166,7 @@ def test_padding_and_batches_change_nothing() -> None:
         assert np.isnan(padded[name][2]).all()  # no query of it has a distant key
 
 
+@pytest.mark.slow
 def test_a_gate_after_attention_leaves_distant_write_empty() -> None:
     """What the projection reads is not o_i, so no share of it belongs to distant keys; masses stay as they were."""
     model, ids = tiny("llama", num_hidden_layers=1), random_ids(1, T)

@@ -174,6 +174,7 @@ def test_cosines_of_a_block_whose_tokens_are_not_the_keys_are_missing() -> None:
             column(seen)
 
 
+@pytest.mark.slow
 def test_a_gate_after_attention_changes_neither_rows_nor_heads() -> None:
     """Columns of o_i read it before the gate; half of every w_i has the shares that the whole has."""
     model, ids = tiny("llama", num_hidden_layers=1), random_ids(2, 24)
