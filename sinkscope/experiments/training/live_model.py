@@ -65,10 +65,7 @@ class Replica:
         try:
             self._model.load_state_dict(weights)
         except RuntimeError:
-            raise SinkscopeError(
-                f"{type(self._model).__name__} under FSDP holds weights that its configuration does not name (adapters,"
-                " perhaps): measure the saved checkpoints with `sinkscope track`"
-            ) from None
+            raise _not_told_by_configuration(self._model) from None
         return self._model
 
 
@@ -92,10 +89,20 @@ def _built_like(model: nn.Module) -> nn.Module:
 
     inner: Any = model
     while not isinstance(inner, PreTrainedModel):
-        inner = inner.module
+        held = getattr(inner, "module", None)
+        if held is None:  # PEFT's model, among others
+            raise _not_told_by_configuration(inner)
+        inner = held
     family: Any = next(each for each in type(inner).__mro__ if not issubclass(each, FSDPModule))
     dtype = next(parameter.dtype for parameter in inner.parameters())
     return family(inner.config).to(dtype).eval()
+
+
+def _not_told_by_configuration(model: nn.Module) -> SinkscopeError:
+    return SinkscopeError(
+        f"{type(model).__name__} under FSDP holds weights that its configuration does not name (adapters, perhaps): "
+        "measure the saved checkpoints with `sinkscope track`"
+    )
 
 
 class TrainingProcesses(Launched):
