@@ -16,6 +16,7 @@ from trainings import STEPS, callback, causal_llama, ids, losses, rows, trained
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import sinkscope
+from sinkscope.engine.launch import Processes
 from sinkscope.experiments.training.callback import keep_until
 from sinkscope.experiments.training.live_model import undisturbed
 from sinkscope.experiments.training.trajectory import TRAJECTORY, emergence
@@ -164,9 +165,20 @@ def test_a_training_that_starts_anew_leaves_no_row_of_the_last_one(tmp_path: Pat
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # peft calls what transformers has renamed
 def test_shards_with_adapters_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The main process copies the whole model, and builds it from a configuration that names no adapter."""
+    """The main process copies the whole model, and builds it from a configuration that names no adapter. It fails in a
+    step of its own, or the other processes would wait for it while it trains on."""
     import peft
 
+    class Told(Processes):
+        def on_main(self, step: Any) -> Any:
+            try:
+                return step()
+            except sinkscope.SinkscopeError:
+                told.append(1)
+                raise
+
+    told: list[int] = []
+    monkeypatch.setattr("sinkscope.experiments.training.callback.processes_of_training", Told)
     monkeypatch.setattr("sinkscope.experiments.training.callback.is_sharded", lambda model: True)
     loras = [peft.LoraConfig(target_modules=["q_proj"], r=2) for _ in range(2)]
     own = causal_llama()
@@ -174,6 +186,7 @@ def test_shards_with_adapters_are_refused_in_one_line(monkeypatch: pytest.Monkey
     for model, name in ((peft.get_peft_model(causal_llama(), loras[1]), "PeftModel"), (own, "LlamaForCausalLM")):
         with pytest.raises(sinkscope.SinkscopeError, match=f"^{name} under FSDP holds weights that its configuration"):
             callback().measure(0, model)
+    assert len(told) == 2
 
 
 @pytest.mark.slow

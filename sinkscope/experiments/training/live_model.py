@@ -52,14 +52,11 @@ class Replica:
     def __init__(self) -> None:
         self._model: nn.Module | None = None
 
-    def refreshed(self, model: nn.Module, main: bool) -> nn.Module | None:
-        """Copies the weights as they are now; returns the copy in the main process, None in the others.
+    def refreshed(self, model: nn.Module, weights: dict[str, Any]) -> nn.Module:
+        """Returns the copy with these weights, which `gathered` gave the main process.
 
-        Every process must call it. Raises SinkscopeError where the model cannot be built from its configuration.
+        Raises SinkscopeError where the model cannot be built from its configuration.
         """
-        weights = _gathered(model)
-        if not main:
-            return None
         if self._model is None:
             self._model = _built_like(model)
         try:
@@ -69,7 +66,7 @@ class Replica:
         return self._model
 
 
-def _gathered(model: nn.Module) -> dict[str, Any]:
+def gathered(model: nn.Module) -> dict[str, Any]:
     """All weights by name, on the CPU, in the main process; every process must call it."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
     from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType
