@@ -13,8 +13,8 @@ from sinkscope.engine.loop import Loop
 from sinkscope.engine.manifest import spectra_measured, timing, with_failures
 from sinkscope.engine.measures.measurement import Findings
 from sinkscope.engine.places import places_of
-from sinkscope.inputs.rules import shared_tokens
 from sinkscope.runs.dormancy import dormant_in_some
+from sinkscope.runs.places import PlacesOf
 from sinkscope.runs.published import published_for
 from sinkscope.runs.run import Run
 from sinkscope.runs.schema.manifest import FirstToken, Manifest
@@ -33,17 +33,16 @@ def build_run(loop: Loop, manifest: Manifest, started: float, complete: bool) ->
     """Builds the Run of the sequences measured so far. `started`: time.perf_counter() when the scan began."""
     sites, domains, asked = loop.sites, loop.domains(), manifest.request
     manifest = with_failures(manifest, [*loop.plan.failures, *loop.failures])
-    tokens = {domain.name: shared_tokens(domain.ids, loop.reading.tokenizer) for domain in domains}
+    places = places_of(loop, domains)
     heads = head_table(domains, sites, asked)
     layers = layer_table(domains, sites, heads, asked)
-    positions = position_table(domains, sites, tokens)
-    places = places_of(loop, domains)
+    positions = position_table(domains, sites, places)
     sinks = sink_table(domains, sites, places)
     sink_tokens = token_table(domains, sites, sinks, places)
     domains_compared = contrast_table(domains, sites) if len(domains) > 1 else None
     findings = Findings(domains, sites, heads, layers, loop.reading, asked)
     measured = {name: table for each in loop.measurements for name, table in each.tables(findings).items()}
-    summary = _summary(loop, manifest, complete, domains, heads, layers, tokens)
+    summary = _summary(loop, manifest, complete, domains, heads, layers, places)
     summary.domains_compared = [] if domains_compared is None else contrast_summary(domains_compared)
     add_sinks(summary, domains, sites, sinks, sink_tokens, places)
     tables = measured | {"heads": heads, "layers": layers}
@@ -82,7 +81,7 @@ def _facts(loop: Loop, domains: list[Domain], started: float, complete: bool) ->
 
 def _summary(
     loop: Loop, manifest: Manifest, complete: bool, domains: list[Domain], heads: pd.DataFrame, layers: pd.DataFrame,
-    tokens: dict[str, list[str | None]],
+    places: PlacesOf,
 ) -> Summary:  # fmt: skip
     sites, asked = loop.sites, manifest.request
     return Summary(
@@ -92,8 +91,8 @@ def _summary(
         sequences=loop.done,
         epsilon=asked.epsilon,
         first_token=FirstToken(**loop.reading.first_token(len(domains))),
-        streams=stream_summaries(domains, sites, heads, layers, tokens, asked),
-        domains=domain_summaries(domains, sites, heads, layers, tokens, asked),
+        streams=stream_summaries(domains, sites, heads, layers, places, asked),
+        domains=domain_summaries(domains, sites, heads, layers, places, asked),
         dormant_in_some_domains=dormant_in_some(heads) if len(domains) > 1 else [],
         published=[] if manifest.model.adapter else published_for(manifest.model.id),
         not_softmax=not_softmax(loop.checkpoint.model, sites),

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from sinkscope.capture import loops
 from sinkscope.metrics.median import median_abs
 from sinkscope.metrics.registry import formula_of
 
@@ -48,13 +51,27 @@ class Sizes:
 
     @classmethod
     def of(cls, read: Inputs) -> Sizes:
-        """Reads an input of any float type. A CPU takes one sequence at a time, which its caches hold."""
+        """Reads an input of any float type. A compiled loop reads it all at once on a CPU; without one, torch reads one
+        sequence at a time, which the caches hold."""
+        loop = loops.loops_over("inputs", read, read.shape[1] * read.shape[2])
+        if loop is not None:
+            return cls(*_looped(loop, read))
         each = [_read(part) for part in (read.split(1) if read.device.type == "cpu" else (read,))]
         return cls(*(torch.cat(parts) for parts in zip(*each, strict=True)))
 
     @property
     def largest(self) -> PerSequence:
         return self.of_tokens.amax(-1)
+
+
+def _looped(loop: ModuleType, read: Inputs) -> tuple[Tensor, ...]:
+    """The fields of Sizes, from the compiled loop."""
+    sequences, tokens, width = read.shape
+    of_tokens, of_features = torch.empty(sequences, tokens), torch.empty(sequences, width)
+    counts = torch.empty(3, sequences, tokens, dtype=torch.int64)
+    outputs = of_tokens.numpy(), of_features.numpy(), counts.numpy()
+    loops.run(loop.read_inputs, loops.in_rows(read), np.float32(2 * LEVELS), *outputs)
+    return of_tokens, of_features, *counts[[loop.ENTRIES, loop.LOST_IN_TENSOR, loop.LOST_IN_TOKEN]]
 
 
 def _read(read: Inputs) -> tuple[Tensor, ...]:

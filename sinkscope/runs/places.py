@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from sinkscope.inputs.rules import token_text
+from sinkscope.inputs.rules import shared_tokens, token_text
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,13 @@ class Places:
     def cut(self, sequences: int) -> Places:
         """The places of the first `sequences`, those that an interrupted scan has measured."""
         return Places(self.regions[:sequences], None if self.ids is None else self.ids[:sequences], self.tokenizer)
+
+    @cached_property
+    def shared(self) -> list[str | None]:
+        """The token at each position where all sequences have the same one; None elsewhere."""
+        if self.ids is None:
+            return [None] * self.regions.shape[1]
+        return shared_tokens(self.ids, self.tokenizer)
 
     def texts(self, ids: np.ndarray) -> dict[int, str]:
         """The text of each id, as the vocabulary spells it."""

@@ -13,6 +13,7 @@ from sinkscope.metrics.mass import eligible_keys
 from sinkscope.runs.averages import mean, sem
 from sinkscope.runs.dormancy import agreement
 from sinkscope.runs.massive import massive_activations, token_at
+from sinkscope.runs.places import PlacesOf
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.stream import (
     Average,
@@ -35,7 +36,7 @@ JUMP = 5.0
 
 def domain_summaries(
     domains: list[Domain], sites: list[Site], heads: pd.DataFrame, layers: pd.DataFrame,
-    tokens: dict[str, list[str | None]], asked: Request,
+    places: PlacesOf, asked: Request,
 ) -> dict[str, DomainSummary]:  # fmt: skip
     """The streams' summaries of each domain by itself. Empty where the run has one domain only."""
     if len(domains) == 1:
@@ -44,7 +45,7 @@ def domain_summaries(
         domain.name: DomainSummary(
             streams=stream_summaries(
                 [domain], sites, heads[heads["domain"] == domain.name], layers[layers["domain"] == domain.name],
-                tokens, asked,
+                places, asked,
             )
         )
         for domain in domains
@@ -53,26 +54,33 @@ def domain_summaries(
 
 def stream_summaries(
     domains: list[Domain], sites: list[Site], heads: pd.DataFrame, layers: pd.DataFrame,
-    tokens: dict[str, list[str | None]], asked: Request,
+    places: PlacesOf, asked: Request,
 ) -> dict[str, StreamSummary]:  # fmt: skip
-    """One summary for each stream, over all sequences of the domains given.
-
-    `tokens`: for each domain, the token that all its sequences have at each position.
-    """
-    summaries = {}
+    """One summary for each stream, over all sequences of the domains given."""
+    summaries, tokens = {}, _tokens(domains, sites, places)
     for name in dict.fromkeys(site.stream for site in sites):
         own = [site for site in sites if site.stream == name]
         stream = [(site, [d.sites[site.name] for d in domains if site.name in d.sites]) for site in own]
-        shared = tokens[domains[0].name] if len(domains) == 1 else []
         summaries[name] = _stream(
-            stream, heads[heads["stream"] == name], layers[layers["stream"] == name], shared, asked
-        )
+            stream, heads[heads["stream"] == name], layers[layers["stream"] == name], tokens.get(name, []),
+            tokens.get("decoder" if name == "cross" else name, []), asked,
+        )  # fmt: skip
     return summaries
 
 
+def _tokens(domains: list[Domain], sites: list[Site], places: PlacesOf) -> dict[str, list[str | None]]:
+    """The token that all sequences of a domain have at each position of a stream's keys; none of several domains."""
+    if len(domains) > 1:
+        return {}
+    measured = [site for site in sites if site.name in domains[0].sites]
+    return {site.stream: places[domains[0].name, site.name].shared for site in reversed(measured)}
+
+
 def _stream(
-    stream: Stream, heads: pd.DataFrame, layers: pd.DataFrame, tokens: list[str | None], asked: Request
-) -> StreamSummary:
+    stream: Stream, heads: pd.DataFrame, layers: pd.DataFrame, of_keys: list[str | None],
+    of_queries: list[str | None], asked: Request,
+) -> StreamSummary:  # fmt: skip
+    """`of_keys`, `of_queries`: the token that all sequences have at each position."""
     queries = max(values.queries for _, parts in stream for values in parts)
     causal = all(values.causal for _, parts in stream for values in parts)
     summary = StreamSummary(
@@ -88,11 +96,11 @@ def _stream(
         entropy=_average(stream, "entropy"),
         first_argmax=_average(stream, "first_argmax"),
         sink_heads=int((mean(_per_sequence(stream, "sink_score")) > asked.epsilon).sum()),
-        top_positions=_top_positions(stream, tokens, asked.epsilon),
+        top_positions=_top_positions(stream, of_keys, asked.epsilon),
         dormant=_dormant(heads, asked),
         dormancy_scores=agreement(heads),
         first_token_norm=_jumps(stream),
-        massive_activations=massive_activations(stream, layers, tokens),
+        massive_activations=massive_activations(stream, layers, of_queries),
         windows=_windows(stream, queries),
     )
     scores = sorted({site.score for site, _ in stream} - {"softmax"})

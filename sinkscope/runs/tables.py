@@ -14,6 +14,7 @@ from sinkscope.metrics.quantities import Quantity
 from sinkscope.runs.averages import mean, sem
 from sinkscope.runs.columns import RUN_COLUMNS, HeadRun, LayerRun
 from sinkscope.runs.pieces import joined
+from sinkscope.runs.places import PlacesOf
 from sinkscope.runs.request import Request
 from sinkscope.runs.values import Domain, SiteValues
 
@@ -67,17 +68,15 @@ def layer_table(domains: list[Domain], sites: list[Site], heads: pd.DataFrame, a
     return table.astype(dict.fromkeys(("max_abs_token", "max_abs_dim", "dormant_heads"), "Int64"))
 
 
-def position_table(domains: list[Domain], sites: list[Site], tokens: dict[str, list[str | None]]) -> pd.DataFrame:
+def position_table(domains: list[Domain], sites: list[Site], places: PlacesOf) -> pd.DataFrame:
     """positions.parquet: one row per (stream, layer, head, position), one column per quantity by position.
 
-    Positions from `stretches.EVERY` on are left to stretches.parquet.
-    `tokens`: by domain, the token at each position; None where the sequences of the domain differ there.
+    Positions from `stretches.EVERY` on are left to stretches.parquet. `token`: missing where the sequences differ.
     """
     frames = []
     for domain, site, values in sites_of(domains, sites):
         heads, keys = site.heads, min(values.keys, stretches.EVERY)
-        known = len(tokens[domain.name]) == values.keys
-        shared = tokens[domain.name][:keys] if known else [None] * keys
+        shared = places[domain.name, site.name].shared[:keys]
         rows = domain_key(domains, domain) | site_keys(site)
         rows |= {"head": np.repeat(np.arange(heads), keys), "position": np.tile(np.arange(keys), heads)}
         rows |= {
@@ -107,7 +106,7 @@ def curve_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
 
     All lengths come from the same pass; sequences shorter than a length are left out of its row.
     """
-    frames = []
+    pieces = []
     for domain, site, values in sites_of(domains, sites):
         for index, length in enumerate(values.lengths):
             rows = domain_key(domains, domain) | site_keys(site)
@@ -116,9 +115,9 @@ def curve_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
                 curve = values.arrays.get(each.name)
                 at_length = np.full((values.count, site.heads), np.nan) if curve is None else curve[..., index]
                 rows |= {column: mean(at_length), f"{column}_sem": sem(at_length)}
-            frames.append(pd.DataFrame(rows))
+            pieces.append(rows)
     keys = [*domain_key(domains, domains[0]), *KEYS, "head", "length"]
-    table = pd.concat(frames, ignore_index=True)
+    table = joined(pieces)
     order = table.groupby(keys[:-2], sort=False).ngroup()
     table = table.assign(_order=order).sort_values(["_order", "head", "length"], kind="stable", ignore_index=True)
     return table.drop(columns="_order")
@@ -132,7 +131,7 @@ def measured_table(
     Its metrics come first, each with its error. `of_run` gets a domain, a site and the means of the metrics [H] by
     name, and returns what the table's run columns are computed from. Sites without the measurement have no row.
     """
-    frames = []
+    pieces, columns = [], RUN_COLUMNS[table]
     for domain, site, values in sites_of(domains, sites):
         found = values.measured.get(table)
         if found is None:
@@ -144,11 +143,9 @@ def measured_table(
         for index, name in enumerate(names):
             rows |= {name: averages[:, index], f"{name}_sem": errors[:, index]}
         run = of_run(domain, site, {name: averages[:, index] for index, name in enumerate(names)})
-        columns = RUN_COLUMNS[table]
         rows |= {name: column.compute(run) for name, column in columns.items()}
-        words = [name for name, column in columns.items() if column.unit == "name"]
-        frames.append(pd.DataFrame(rows).astype(dict.fromkeys(words, "string")))
-    return pd.concat(frames, ignore_index=True)
+        pieces.append(rows)
+    return joined(pieces, {name: "string" for name, column in columns.items() if column.unit == "name"})
 
 
 def measured_curve(

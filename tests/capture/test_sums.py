@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sinkscope.capture import loops
-from sinkscope.capture.loops import vectors
+from sinkscope.capture.loops import mixes, vectors
 from sinkscope.capture.query_sums import query_sums
 from sinkscope.capture.token_sums import TokenSums, token_sums
+from sinkscope.capture.wiring.added import unit_vectors
 
 
 @pytest.fixture(autouse=True, scope="module", params=["torch", "compiled"])
@@ -120,14 +121,40 @@ def test_only_float32_on_the_cpu_is_read_by_loops() -> None:
     assert token_sums(draw(0, 2, 5, 4).double()).norms.dtype == torch.float64
 
 
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_unit_vectors_of_tokens_that_heads_add_to(groups: int) -> None:
+    """Against the vectors themselves, formed whole."""
+    heads, count, width, channels = 4, 9, 3, 5
+    x, weights, mixed = draw(0, count, channels), draw(1, heads, width, channels), draw(2, groups, count, width)
+    mean, each = x.mean(0), mixed.repeat_interleave(heads // groups, dim=0)
+    read = torch.cat([x - mean, mean[None]]) @ weights.mT
+    out = each @ torch.linalg.qr(weights.mT, mode="r").R.mT
+    found, changed = unit_vectors(read, mixed, out, x.double().square().sum(-1), None)
+    tokens = x.double().numpy()
+    whole = tokens + each.double().numpy() @ weights.double().numpy()
+    units = 1 / np.linalg.norm(whole, axis=-1)
+    before, after = (np.einsum("hn,hnd->hd", units, rows) for rows in (np.broadcast_to(tokens, whole.shape), whole))
+    close(found, units)
+    close(changed, (after**2).sum(-1) - (before**2).sum(-1))
+
+
+def test_a_zero_vector_has_no_unit_vector() -> None:
+    nothing = torch.zeros(1, 3, 2)
+    weights, changed = unit_vectors(torch.zeros(1, 4, 2), nothing, nothing, torch.tensor([4.0, 0, 1]).double(), None)
+    assert weights.tolist() == [[0.5, 0, 1]]
+    assert changed.tolist() == [0]
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_loops_as_python_are_the_loops_as_compiled(causal: bool) -> None:
     x, query, key = draw(0, 3, 6, 5), draw(1, 2, 6, 3, 2, 5), draw(2, 2, 6, 3, 5)
     elements = draw(3, 3, 7 + causal)
     elements[1, 2] = math.nan
     found = []
-    three = vectors.read_tokens, vectors.read_queries, vectors.read_medians
-    for tokens, queries, middles in (three, [loop.py_func for loop in three]):
+    read, mixed, out = (draw(seed, *shape).numpy() for seed, shape in ((4, (4, 7, 5)), (5, (2, 6, 5)), (6, (4, 6, 3))))
+    every = vectors.read_tokens, vectors.read_queries, vectors.read_medians, mixes.add_mixes
+    for tokens, queries, middles, adding in (every, [loop.py_func for loop in every]):
+        weights, totals = np.zeros((4, 6)), np.zeros(4)
         medians = np.zeros(3, np.float32)
         facts, units = np.zeros((4, 3, 6), np.float32), np.zeros((3, 1, 6), np.float32)
         norms, sums, paired = (
@@ -137,9 +164,10 @@ def test_the_loops_as_python_are_the_loops_as_compiled(causal: bool) -> None:
         )
         for turn in range(2):
             middles(elements.numpy(), medians, turn, 2)
+            adding(read, mixed, out, np.full(6, 30.0), weights, totals, turn, 2)
             tokens(x.numpy(), causal, facts, units, turn, 2)
             queries(query.numpy(), key.numpy(), causal, norms, sums, paired, turn, 2)
-        found.append((facts, units, norms, sums, paired, medians))
+        found.append((facts, units, norms, sums, paired, weights, totals, medians))
     for compiled, plain in zip(*found, strict=True):
         np.testing.assert_allclose(compiled, plain, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(found[0][-1], np.median(np.abs(elements.numpy()), axis=1))

@@ -102,6 +102,32 @@ def test_the_decoder_of_an_encoder_decoder_reads_the_text_shifted() -> None:
         assert (rows["id"].to_numpy(int) == read[rows["sequence"], rows["position"]]).all(), stream
 
 
+def test_positions_are_named_by_what_their_own_stream_reads() -> None:
+    """T5's decoder reads the text shifted; its cross-attention has the encoder's keys and the decoder's queries."""
+    model, ids = tiny_model(AutoModel, "t5"), random_ids(1, 20)
+    model.config.decoder_start_token_id = 3
+    run = scan(model, ids)
+    text = [str(each) for each in ids[0].tolist()]
+    shifted = ["3", *text[:-1]]
+    for stream, keys, queries in (("encoder", text, text), ("decoder", shifted, shifted), ("cross", text, shifted)):
+        rows = run.positions[(run.positions["stream"] == stream) & (run.positions["head"] == 0)]
+        assert rows[rows["layer"] == 0]["token"].tolist() == keys
+        summary = run.summary.streams[stream]
+        assert [each.token for each in summary.top_positions] == [keys[each.position] for each in summary.top_positions]
+        largest = summary.massive_activations
+        assert largest.token == (None if largest.position is None else queries[largest.position])
+
+
+def test_patches_are_not_named_by_the_text_that_is_read_beside_them() -> None:
+    given = inputs("llava")
+    run = scan(see("llava"), {name: value[:1] for name, value in given.items()})
+    vision = run.summary.streams["vision"]
+    assert run.positions.loc[run.positions["stream"] == "vision", "token"].isna().all()
+    assert all(each.token is None for each in vision.top_positions)
+    assert vision.massive_activations.token is None
+    assert all(each.token is not None for each in run.summary.streams["text"].top_positions)
+
+
 @pytest.mark.slow
 def test_minilm_sinks_into_its_class_token() -> None:
     """Every [CLS] is a sink of several heads. [SEP] at the end is none at 0.3: its alpha_k stays below 0.1."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from transformers.pytorch_utils import Conv1D
 from watched import hooks
 
 import sinkscope
+from sinkscope.capture import loops
+from sinkscope.capture.loops.inputs import read_inputs
 from sinkscope.engine.measures import refuse_spread
 from sinkscope.engine.measures.modules import Modules
 from sinkscope.errors import SinkscopeError
@@ -111,9 +114,11 @@ def test_a_planted_outlier_is_found(scan_cli: Scan, tiny_folder: Any) -> None:
     assert len(table) == 2 * 7
 
 
-def test_closed_forms() -> None:
+@pytest.mark.parametrize(("dtype", "least"), [(torch.float64, 0), (torch.float32, 0), (torch.float32, math.inf)])
+def test_closed_forms(dtype: torch.dtype, least: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """One entry of 254 s among entries of s: exactly these sit on the edge and round to the even 0."""
-    sizes = torch.ones(1, 5, 10, dtype=torch.float64)
+    monkeypatch.setattr(loops, "LEAST", least)
+    sizes = torch.ones(1, 5, 10, dtype=dtype)
     sizes[0, 2, 3] = 254.0
     sizes[0, 4, 0] = 0.0
     found = {name: float(column.compute(Sizes.of(sizes))) for name, column in INPUT_COLUMNS.items()}
@@ -121,8 +126,41 @@ def test_closed_forms() -> None:
         "row_dispersion": 254, "column_dispersion": 254, "underflow_tensor": 48 / 49, "underflow_token": 9 / 49,
         "annihilated": 0.8, "amax_first": 1, "amax_other": 254,
     })  # fmt: skip
-    quiet = {name: float(column.compute(Sizes.of(torch.zeros(1, 2, 3)))) for name, column in INPUT_COLUMNS.items()}
+    nothing = Sizes.of(torch.zeros(1, 2, 3, dtype=dtype))
+    quiet = {name: float(column.compute(nothing)) for name, column in INPUT_COLUMNS.items()}
     assert {name for name, value in quiet.items() if value == value} == {"amax_first", "amax_other"}
+
+
+def odd_input() -> torch.Tensor:
+    """Entries of every size, and sequences with a 0, a token of zeros, an infinite entry, and one that is no number."""
+    x = torch.randn(5, 7, 37, generator=torch.Generator().manual_seed(0)) ** 5
+    x[1, 2, 3], x[2, 4], x[3, 1, 0], x[4, 6, 5] = 0, 0, math.inf, math.nan
+    return x
+
+
+@pytest.mark.parametrize("least", [0, math.inf])
+def test_an_input_is_counted_as_by_numpy(least: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "LEAST", least)
+    x = odd_input()
+    found, size = Sizes.of(x), x.abs().numpy()
+    whole, token = size.max((1, 2), keepdims=True) / np.float32(254), size.max(2, keepdims=True) / np.float32(254)
+    np.testing.assert_array_equal(found.of_tokens, size.max(2))
+    np.testing.assert_array_equal(found.of_features, size.max(1))
+    np.testing.assert_array_equal(found.entries, (size > 0).sum(2))
+    np.testing.assert_array_equal(found.lost_in_tensor, ((size > 0) & (size <= whole)).sum(2))
+    np.testing.assert_array_equal(found.lost_in_token, ((size > 0) & (size <= token)).sum(2))
+
+
+def test_the_loop_as_python_is_the_loop_as_compiled() -> None:
+    x, found = odd_input().numpy(), []
+    for loop in (read_inputs, read_inputs.py_func):
+        largest = np.zeros((5, 7), np.float32), np.zeros((5, 37), np.float32)
+        counts = np.zeros((3, 5, 7), np.int64)
+        for turn in range(2):
+            loop(x, np.float32(254), *largest, counts, turn, 2)
+        found.append((*largest, counts))
+    for compiled, plain in zip(*found, strict=True):
+        np.testing.assert_array_equal(compiled, plain)
 
 
 @pytest.mark.slow

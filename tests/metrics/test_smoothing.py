@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import fields
 from typing import Any
@@ -20,6 +21,7 @@ from typer.testing import CliRunner
 from watched import hooks
 
 import sinkscope
+from sinkscope.capture import loops
 from sinkscope.capture.wiring.folded import FoldedHeads
 from sinkscope.capture.wiring.mixes import OutputWeights
 from sinkscope.engine.measures import smoothing as measure
@@ -77,8 +79,11 @@ def test_every_column_in_float64(family: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("least", [0, math.inf])
 @pytest.mark.parametrize("family", slow_but(FAMILIES, "gpt2"))
-def test_every_column_in_float32(family: str) -> None:
+def test_every_column_in_float32(family: str, least: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the compiled loops, and by torch."""
+    monkeypatch.setattr(loops, "LEAST", least)
     compare_tables(family, with_sink(family), 3e-4, 3e-5)
 
 

@@ -19,9 +19,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sinkscope.capture.precision import float64, like
+from sinkscope.capture.precision import float64
 from sinkscope.capture.token_sums import inverse
 from sinkscope.capture.view import Missing
+from sinkscope.capture.wiring.added import unit_vectors
 from sinkscope.capture.wiring.mixes import Mixed, OutputWeights, Rows, Tokens, Written, dots, share, squares
 
 
@@ -226,19 +227,11 @@ class FoldedHeads:
         """Mean cosine over unordered pairs i != j of x_i + W_O^h y_i, where y is `mixed`. R_h y is `out` and
         (x_i - xbar).W_O^h y_i `centred`, where they are known.
 
-        It is (|sum of unit vectors|^2 - n) / (n (n - 1)); a zero vector has cosine 0 with every other. Norms and sum
-        follow from |x + W y|^2 = |x|^2 + 2 (W_O^T x).y + |R y|^2, so that nothing D wide is formed.
+        It is (|sum of unit vectors|^2 - n) / (n (n - 1)); a zero vector has cosine 0 with every other.
         """
         out = self._weights.through(mixed) if out is None else out
-        inside = dots(self.centred_read, mixed) if centred is None else centred
-        inside = inside + float64(share(self.mean_read, mixed))
-        sizes = self.token_squares + 2 * inside + squares(out)
-        weights = inverse(sizes.clamp(min=0.0).sqrt())
-        own = like(weights, self.tokens)
-        moved = (own.unflatten(0, (len(mixed), -1)) @ mixed).flatten(0, 1)
-        read = (own.unsqueeze(1) @ self.centred_read)[:, 0] + own.sum(-1, keepdim=True) * self.mean_read
-        total = squares(weights @ self.exact_tokens) + 2 * float64((read * moved).sum(-1))
-        return self._mean_cosine(weights, total + squares((own.unsqueeze(1) @ out)[:, 0]))
+        weights, total = unit_vectors(self.read, mixed, out, self.token_squares, centred)
+        return self._mean_cosine(weights, squares(weights @ self.exact_tokens) + total)
 
     def _mean_cosine(self, weights: Rows, total: Float[Tensor, " head"]) -> Float[Tensor, " head"]:
         """From the vectors' inverse norms and the squared norm of the sum of the unit vectors."""
