@@ -96,6 +96,7 @@ def test_another_text_is_refused_by_name(checkpoints: list[Path], tmp_path: Path
     assert "seed" in result.stderr
 
 
+@pytest.mark.slow
 def test_steps_with_other_thresholds_make_no_table(checkpoints: list[Path]) -> None:
     options: dict[str, Any] = {"data": ids(2), "self_check": False}
     runs = {
