@@ -33,12 +33,12 @@ def output_projection(model: nn.Module, path: str, width: int) -> str | None:
     """Path of the linear layer that reads `width` (heads * head width) channels from the attention module at `path`.
 
     Searches the module's children first, then the sibling `output.dense` (BERT and related models). None where neither
-    has one.
+    has one. Of a Sequential, its first layer is taken where the others do nothing.
     """
     module = model.get_submodule(path)
     for name in NAMES:
         child, child_path = getattr(module, name, None), f"{path}.{name}"
-        if isinstance(child, nn.Sequential) and len(child):
+        if isinstance(child, nn.Sequential) and len(child) and all(_does_nothing(after) for after in [*child][1:]):
             child, child_path = child[0], f"{child_path}.0"
         if isinstance(child, nn.Module) and _reads(child, width):
             return child_path
@@ -48,6 +48,10 @@ def output_projection(model: nn.Module, path: str, width: int) -> str | None:
         return sibling if _reads(model.get_submodule(sibling), width) else None
     except AttributeError:
         return None
+
+
+def _does_nothing(module: nn.Module) -> bool:
+    return isinstance(module, nn.Dropout | nn.Identity)  # in eval mode
 
 
 def _reads(module: nn.Module, width: int) -> bool:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from threading import RLock, get_ident
 from typing import Any
 
@@ -96,8 +95,6 @@ def check_registries() -> None:
 
 def is_own(function: Any) -> bool:
     """Whether a registered function is one that transformers (or sinkscope) defines, not one wrapped around it."""
-    while isinstance(function, partial):
-        function = function.func
     module = str(getattr(function, "__module__", ""))
     if module.startswith("sinkscope."):
         return True

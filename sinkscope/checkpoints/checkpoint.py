@@ -69,13 +69,11 @@ class Checkpoint:
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids, 0 to `vocabulary` - 1: rows of the embedding, or position kinds of the model's task.
+        """Number of token ids, 0 to `vocabulary` - 1: rows of the embedding.
 
         Where the base model has several embeddings or shows none, it is the configuration's `vocab_size`. Raises
-        SinkscopeError where there is none either.
+        SinkscopeError where there is none either, as in a model that reads vectors.
         """
-        if self.task is not None:
-            return len(self.task.tokens)
         try:
             embedding = self.model.get_input_embeddings()  # type: ignore[operator]
             return int(embedding.weight.shape[0])

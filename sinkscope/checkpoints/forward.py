@@ -59,21 +59,19 @@ class Forward:
         return self(inputs, position_ids=torch.zeros_like(inputs))
 
     def __call__(self, inputs: torch.Tensor, mask: torch.Tensor | None = None, **extra: Any) -> Any:
-        """`inputs`: ids (B, T), vectors (B, T, d) or a signal (B, ...), any float type. `mask`: 1 = token, 0 = padding.
+        """`inputs`: ids (B, T), vectors (B, T, d) or a signal (B, ...), any float type. `mask`: 1 = token, 0 = padding,
+        which stands on the right, so that every sequence's positions count from its first token.
 
-        Runs without a cache, so that layers that share keys see every query. Positions count from the first valid
-        token of each sequence.
+        Runs without a cache, so that layers that share keys see every query.
         """
         arguments: dict[str, Any] = {"use_cache": False, **extra}
         if mask is not None:
             arguments["attention_mask"] = mask
-            if (mask[:, 0] == 0).any():
-                arguments["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
         if self.decodes and self.signal is not None:
             start = torch.full((len(inputs), 1), self.start or 0, device=inputs.device)
             arguments = {"decoder_input_ids": start, **arguments}
         elif self.decodes:
-            arguments |= {"decoder_input_ids": self._decoder_ids(inputs, mask), "decoder_attention_mask": mask}
+            arguments |= {"decoder_input_ids": self._decoder_ids(inputs), "decoder_attention_mask": mask}
         if self._canvas is not None:
             arguments = {"decoder_input_ids": self._blank_canvas(inputs), **arguments}
         accepted = {name: value for name, value in arguments.items() if name in self._accepted or name in extra}
@@ -89,11 +87,8 @@ class Forward:
         drawn = torch.randint(size, (1, self._canvas or 0), generator=torch.Generator().manual_seed(0))
         return drawn.to(ids.device).expand(len(ids), -1)
 
-    def _decoder_ids(self, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Shifts the text right by one and puts the decoder's start token at the first valid position."""
+    def _decoder_ids(self, ids: torch.Tensor) -> torch.Tensor:
+        """Shifts the text right by one and puts the decoder's start token first."""
         if self.start is None:
             return ids
-        shifted = torch.cat([ids[:, :1], ids[:, :-1]], -1)
-        first = torch.zeros_like(ids[:, 0]) if mask is None else mask.argmax(-1)
-        shifted[torch.arange(len(ids), device=ids.device), first] = self.start
-        return shifted
+        return torch.cat([torch.full_like(ids[:, :1], self.start), ids[:, :-1]], -1)

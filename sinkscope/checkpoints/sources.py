@@ -67,8 +67,8 @@ def path_of(name: str) -> Path:
         path.exists()
     except RuntimeError:  # ~USER where there is no such user
         raise SinkscopeError(f"no such model folder: {name}") from None
-    except (OSError, ValueError) as error:  # too long, or with a null character
-        raise SinkscopeError(f"no such model: {shorten(name)} ({getattr(error, 'strerror', None) or error})") from None
+    except OSError as error:  # too long
+        raise SinkscopeError(f"no such model: {shorten(name)} ({error.strerror})") from None
     return path
 
 
@@ -226,11 +226,9 @@ def weight_paths(source: Source, extra: tuple[str, ...] = ()) -> list[Path]:
     """Paths of the weight files; for a hub id those in the cache, once it is loaded. `extra`: names that may exist."""
     folder = source.folder
     if folder is None:
-        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub import hf_hub_download
 
-        config = try_to_load_from_cache(source.location, "config.json", revision=source.revision)
-        if not isinstance(config, str):
-            return []
+        config = hf_hub_download(source.location, "config.json", revision=source.revision, local_files_only=True)
         folder = Path(config).parent
     more = {file for file in extra if (folder / file).is_file()}
     return [folder / file for file in sorted({*source.weights} | more)]

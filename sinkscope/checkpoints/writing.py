@@ -6,6 +6,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
+from accelerate.utils.memory import should_reduce_batch_size
 
 from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts
 from sinkscope.checkpoints.loading import unwrapped
@@ -41,8 +42,8 @@ def written(checkpoint: Checkpoint, prompt: list[int], count: int) -> list[int]:
     try:
         with torch.no_grad():
             made = writer.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
-    except torch.OutOfMemoryError:
-        raise
     except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError) as error:
+        if should_reduce_batch_size(error):  # out of memory
+            raise
         raise SinkscopeError(f"--generate: {type(writer).__name__} cannot go on writing: {first_line(error)}") from None
     return [int(token) for token in made[0, len(prompt) :]]

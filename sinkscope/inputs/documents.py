@@ -185,10 +185,12 @@ def _documents(rows: Iterable[tuple[str, Any]], field: str) -> Iterator[Document
             if value.strip():
                 check_characters(value, f"{place}: field {chosen!r}")
                 yield Document(place, text=value)
+        elif (
+            isinstance(value, list) and (value or chosen == "messages") and all(isinstance(row, dict) for row in value)
+        ):
+            yield Document(place, messages=messages(value, f"{place}: field {chosen!r}"))
         elif isinstance(value, list) and all(type(item) is int for item in value):
             yield Document(place, ids=value)
-        elif isinstance(value, list) and all(isinstance(item, dict) for item in value):
-            yield Document(place, messages=messages(value, f"{place}: field {chosen!r}"))
         else:
             raise SinkscopeError(
                 f"{place}: field {chosen!r} is neither text, nor a list of token ids, nor a list of messages"

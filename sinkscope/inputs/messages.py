@@ -14,7 +14,7 @@ def messages(rows: list[dict[str, Any]], place: str) -> list[dict[str, str]]:
     """Returns role and text of each message. A content may be a list of parts, as vision-language models have it, all
     of them text. `place` names the conversation in errors.
 
-    Raises SinkscopeError for a role that is unknown and for a content that is no text.
+    Raises SinkscopeError where there is no message, for a role that is unknown and for a content that is no text.
     """
     if not rows:
         raise SinkscopeError(f"{place} holds no message")

@@ -59,10 +59,6 @@ class Sizes:
         each = [_read(part) for part in (read.split(1) if read.device.type == "cpu" else (read,))]
         return cls(*(torch.cat(parts) for parts in zip(*each, strict=True)))
 
-    @property
-    def largest(self) -> PerSequence:
-        return self.of_tokens.amax(-1)
-
 
 def _looped(loop: ModuleType, read: Inputs) -> tuple[Tensor, ...]:
     """The fields of Sizes, from the compiled loop."""
@@ -171,7 +167,7 @@ def amax_first(sizes: Sizes) -> PerSequence:
 def amax_other(sizes: Sizes) -> PerSequence:
     """Largest |x| of all other tokens; empty where there is none."""
     others = sizes.of_tokens[:, 1:]
-    return others.amax(-1) if others.shape[1] else torch.full_like(sizes.largest, torch.nan)
+    return others.amax(-1) if others.shape[1] else torch.full_like(sizes.of_tokens[:, 0], torch.nan)
 
 
 def _dispersion(peaks: Float[Tensor, "sequence any"]) -> PerSequence:

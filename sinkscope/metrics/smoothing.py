@@ -155,9 +155,7 @@ def cost_diagonal_lower(folded: FoldedHeads) -> HeadValues:
     token: weights exist that keep it out at less than kappa C / (2 s D) more (tests/metrics/test_costs.py).
     """
     count = folded.normalised.shape[0]
-    if folded.scale is None:
-        raise Missing
-    return _kappa(folded) * (count - 1) / (folded.scale * count * folded.token_top)
+    return _kappa(folded) * (count - 1) / (_scale(folded) * count * folded.token_top)
 
 
 @smoothing_metric(unit="cost", range="(0, inf)", source=COSTS, sampled=True)
@@ -183,6 +181,10 @@ def _kappa(folded: FoldedHeads) -> HeadValues:
 
 def _reach(folded: FoldedHeads) -> float:
     """s D: the largest logit of two normalised tokens under weights of norm 1."""
+    return _scale(folded) * folded.normalised.shape[-1]
+
+
+def _scale(folded: FoldedHeads) -> float:
     if folded.scale is None:
         raise Missing
-    return folded.scale * folded.normalised.shape[-1]
+    return folded.scale

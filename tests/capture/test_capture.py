@@ -16,6 +16,10 @@ from watched import find, hooks
 import sinkscope
 from sinkscope.capture import Capture
 from sinkscope.capture.calls import AttentionCall
+from sinkscope.capture.interface import shadowed
+from sinkscope.capture.kernels.attend import read
+from sinkscope.capture.masks.lazy import made_in_strips
+from sinkscope.capture.narrowed import Narrowing
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -182,3 +186,68 @@ def test_a_layer_s_tensors_go_with_its_block() -> None:
         forward(ids)
     assert len(alive) > 1
     assert max(alive) == 0
+
+
+def test_an_attention_module_that_the_model_does_not_hold_is_refused() -> None:
+    model = tiny("llama", num_hidden_layers=1)
+    layer = model.layers[0]
+    attention = layer.self_attn
+    del layer.self_attn
+    layer.__dict__["self_attn"] = attention  # as a list or a function would hide it
+    with pytest.raises(sinkscope.SinkscopeError) as refused:
+        sinkscope.scan(model, data=random_ids(1, 20))
+    assert str(refused.value) == "an attention module outside the model was called: LlamaAttention"
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [(0, "attention module 'layers.1.self_attn' was called in the dry run, but not on this input"),
+     (2, "attention module 'layers.1.self_attn' was called more often than in the dry run")],
+)  # fmt: skip
+def test_calls_that_depend_on_the_input_are_refused(times: int, said: str) -> None:
+    model = tiny("llama", num_hidden_layers=2)
+    layer, plain = model.layers[1], model.layers[1].forward
+
+    def forward(hidden: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        for _ in range(times if hidden.shape[1] > 30 else 1):
+            hidden = plain(hidden, **kwargs)
+        return hidden
+
+    layer.forward = forward
+    with pytest.raises(sinkscope.SinkscopeError) as refused:
+        sinkscope.scan(model, data=random_ids(1, 40), self_check=False)
+    assert str(refused.value) == said
+
+
+def test_fewer_queries_than_keys_without_a_mask_are_aligned_as_in_torch() -> None:
+    """Query 0 sees key 0 alone, and the last keys are seen by none."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
+    model = tiny("llama", num_hidden_layers=1)
+    seen: list[AttentionCall] = []
+
+    def handler(module: torch.nn.Module, call: AttentionCall) -> torch.Tensor:
+        seen.append(call)
+        return read(call, [])[0]
+
+    with shadowed(model, handler):
+        ours, _ = AttentionInterface()["sdpa"](model.layers[0].self_attn, query, key, value, None)
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    torch.testing.assert_close(ours, expected.transpose(1, 2))
+    assert seen[0].key.shape[2] == 5
+
+
+@pytest.mark.parametrize("rows", [1, 12])
+def test_keys_are_hidden_beside_what_a_float_mask_adds(rows: int) -> None:
+    """Masks of one row for all queries, plain and lazy, against whole maps in float64."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 2, 12, 8, dtype=torch.float64) for _ in range(3))
+    bias = torch.randn(2, 1, rows, 12, dtype=torch.float64)
+    lazy = made_in_strips(lambda start, stop, low, high: bias[:, :, start:stop, low:high], 2, rows, 12)
+    hidden = torch.arange(12) == 3
+    logits = (query @ key.mT * 0.5 + bias).masked_fill(hidden & (torch.arange(12)[:, None] > 3), -torch.inf)
+    expected = (logits.softmax(-1) @ value).transpose(1, 2)
+    for mask in (bias, lazy):
+        call = AttentionCall(query, key, value, mask, scaling=0.5)
+        narrow = Narrowing(lambda queries, keys: (~hidden[keys] | (keys >= queries))[None, None])
+        torch.testing.assert_close(read(narrow(call), [])[0], expected)

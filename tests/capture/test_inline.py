@@ -135,6 +135,72 @@ def test_learned_sinks_behind_the_keys(inline: Callable[[Style], None]) -> None:
     assert (taken > 0.01).all()
     assert (taken < 1).all()
     assert (run.heads["sink_margin"] < np.log(run.heads["sink_score"].max() / 1e-6)).all()
+    rows = [random_ids(1, length, seed=length)[0].tolist() for length in (40, 23)]
+    both, alone = (sinkscope.scan(tiny("llama"), data=data, self_check=False).sequences for data in (rows, rows[1:]))
+    for name in ("learned_sink_mass", "sink_margin"):
+        found, expected = both.loc[both["sequence"] == 1, name], alone[name]
+        assert_close(found.to_numpy(float), expected.to_numpy(float), name, 1e-4, 1e-5)
+
+
+def in_groups(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> Tensor:
+    """Multiplies the map with values that have an axis more."""
+    weights = (q @ k.mT * scaling).masked_fill(~mask, -torch.inf).softmax(-1)
+    return (weights.unsqueeze(1) @ v.unsqueeze(1)).squeeze(1)
+
+
+def in_part(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> Tensor:
+    """Leaves out rows of the map before it is used."""
+    scores = (torch.cat([q, q[:, :, -1:]], 2) @ k.mT) * scaling
+    weights = scores.masked_fill(~torch.cat([mask, mask[:, :, -1:]], 2), -torch.inf).softmax(-1)
+    return weights[:, :, :-1] @ v
+
+
+def in_two_maps(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> Tensor:
+    """As low-rank approximations do: the product of two maps is no softmax."""
+    weights = (q @ k.mT * scaling).masked_fill(~mask, -torch.inf).softmax(-1)
+    return (weights @ weights) @ v
+
+
+@pytest.mark.parametrize("style", [in_groups, in_part, in_two_maps])
+def test_a_map_that_does_not_fit_is_refused_not_guessed(style: Style, inline: Callable[[Style], None]) -> None:
+    inline(style)
+    with pytest.raises(sinkscope.SinkscopeError, match="no attention of LlamaModel could be read"):
+        sinkscope.scan(tiny("llama"), data=random_ids(1, 20))
+
+
+def test_tensors_that_do_not_fit_the_map_are_missing(inline: Callable[[Style], None]) -> None:
+    """Scores of one query too many, cut off before the softmax; values that all sequences share."""
+
+    def style(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> Tensor:
+        scores = (torch.cat([q, q[:, :, -1:]], 2) @ k.mT)[:, :, :-1] * scaling
+        return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v[0]
+
+    model, ids = tiny("llama"), random_ids(1, 30).expand(2, -1)
+    expected = sinkscope.scan(model, data=ids, self_check=False)
+    inline(style)
+    found = sinkscope.scan(model, data=ids, batch_size=2, self_check=False)
+    for name in ("bos_mass", "entropy", "sink_margin"):
+        assert_close(found.heads[name].to_numpy(), expected.heads[name].to_numpy(), name, 2e-4, 2e-5)
+    assert found.heads[["qk_cos_other", "value_drain"]].isna().all(axis=None)
+    assert expected.heads[["qk_cos_other", "value_drain"]].notna().all(axis=None)
+
+
+@pytest.mark.slow
+def test_other_einsums_are_no_product(inline: Callable[[Style], None]) -> None:
+    """An equation without an arrow, and one that sums an index of the queries alone: the map is read without them."""
+
+    def style(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> Tensor:
+        q = torch.einsum("bhtd,dz", q, torch.eye(q.shape[-1]))
+        scores = torch.einsum("bhtdx,bhjd->bhtj", q[..., None], k) * scaling
+        return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v
+
+    model, ids = tiny("llama"), random_ids(1, 30)
+    expected = sinkscope.scan(model, data=ids, self_check=False)
+    inline(style)
+    found = sinkscope.scan(model, data=ids, self_check=False)
+    for name in ("bos_mass", "entropy", "value_drain"):
+        assert_close(found.heads[name].to_numpy(), expected.heads[name].to_numpy(), name, 2e-4, 2e-5)
+    assert found.heads["qk_cos_other"].isna().all()
 
 
 class Routed(nn.Module):

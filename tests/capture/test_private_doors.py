@@ -169,6 +169,8 @@ def test_the_hooks_that_collect_maps_are_known_and_forgotten() -> None:
     assert doors.capturing(model)
     assert len(doors.forward_hooks(model.layers[0])) == 1
     doors.forward_hooks(model.layers[0]).clear()
+    doors.set_capturing(model, False)
+    assert doors.capturing(model) is False
     doors.set_capturing(model, None)
     assert doors.capturing(model) is None
     assert len(model(torch.arange(4)[None], output_hidden_states=True).hidden_states) == 2

@@ -144,8 +144,20 @@ def test_what_is_registered_meanwhile_stays() -> None:
     with layered(AttentionInterface, {"sdpa": never}):
         AttentionInterface.register("of_this_test", never)
         assert "of_this_test" in AttentionInterface().valid_keys()
+        AttentionInterface.register("removed", never)
+        assert AttentionInterface._global_mapping.pop("removed") is never
+        assert "removed" not in AttentionInterface().valid_keys()
+    assert "removed" not in AttentionInterface().valid_keys()
     assert AttentionInterface._global_mapping.pop("of_this_test") is never
     assert AttentionInterface()["sdpa"] is not never
+
+
+@pytest.mark.slow
+def test_a_measurement_within_another_finds_sinkscope_s_functions_in_their_place() -> None:
+    model, ids = tiny("llama", num_hidden_layers=1), random_ids(1, 20)
+    expected = sinkscope.scan(model, data=ids, self_check=False).heads
+    with shadowed(model, never):
+        assert sinkscope.scan(model, data=ids, self_check=False).heads.equals(expected)
 
 
 def test_all_is_put_back_after_exceptions_in_two_threads() -> None:

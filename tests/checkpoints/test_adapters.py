@@ -193,6 +193,14 @@ def test_settings_that_cannot_be_trusted_are_refused(
     assert re.search(said, line), line
 
 
+def test_settings_nested_too_deeply(tiny_folder: Path, spoilt: Path, refused: Refused) -> None:
+    deep: Any = []
+    for _ in range(150):
+        deep = [deep]
+    line = refused(tiny_folder, "--adapter", setting(spoilt, more=deep))
+    assert line == f"{spoilt}: adapter_config.json is damaged: its values are nested too deeply"
+
+
 def test_files_that_cannot_be_trusted_are_refused(tiny_folder: Path, spoilt: Path, refused: Refused) -> None:
     weights = spoilt / "adapter_model.safetensors"
     content = weights.read_bytes()
@@ -214,6 +222,8 @@ def test_files_that_cannot_be_trusted_are_refused(tiny_folder: Path, spoilt: Pat
     tensors = load_file(elsewhere)
     save_file({key: torch.full_like(tensor, float("nan")) for key, tensor in tensors.items()}, weights)
     assert "NaN" in told()
+    save_file({}, weights)
+    assert "holds no weights: save the adapter again" in told()
     (spoilt / "adapter_config.json").write_text("{", "utf-8")
     assert "is damaged" in told()
     (spoilt / "adapter_config.json").unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 
 from sinkscope import SinkscopeError, scan
 from sinkscope.checkpoints import LoadOptions, open_checkpoint, wrap_model
+from sinkscope.checkpoints.sources import find_source
 
 Edit = Callable[[dict[str, torch.Tensor]], object]
 
@@ -61,9 +63,14 @@ def test_unknown_name_with_the_hub_out_of_reach(name: str, refused: Refused) -> 
     assert "hub" in message
 
 
-@pytest.mark.parametrize("name", ["./absent", "/absent/folder", "~/absent/folder", "a/b/c"])
+@pytest.mark.parametrize("name", ["./absent", "/absent/folder", "~/absent/folder", "~no-such-user/folder", "a/b/c"])
 def test_absent_folder(name: str, refused: Refused) -> None:
     assert refused(name) == f"no such model folder: {name}"
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="a path that is too long is then one that does not exist")
+def test_a_name_that_no_path_can_have(refused: Refused) -> None:
+    assert refused("a" * 5000) == f"no such model: {'a' * 197}... (File name too long)"
 
 
 def test_empty_name(refused: Refused) -> None:
@@ -127,6 +134,16 @@ def test_absent_shard(copied: Path, refused: Refused) -> None:
     shards = {name: f"model-0000{1 + ('layers.1' in name)}-of-00002.safetensors" for name in names}
     (copied / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}), "utf-8")
     assert "model-00002-of-00002.safetensors" in refused(copied)
+
+
+def test_torch_s_distributed_format_is_read_whole(copied: Path, tiny_folder: Path) -> None:
+    """transformers loads every file of such a folder, in the place of model.safetensors."""
+    weights = load_file(copied / "model.safetensors")
+    (copied / "model.safetensors").unlink()
+    names = [f"shard-0000{rank}-model-00001-of-00001.safetensors" for rank in range(2)]
+    for number, file in enumerate(names):
+        save_file(dict(list(weights.items())[number::2]), copied / file, metadata={"format": "pt"})
+    assert find_source(str(copied)).weights == tuple(names)
 
 
 @pytest.mark.parametrize("name", ["layers.1.self_attn.k_proj.weight", "embed_tokens.weight", "norm.weight"])
@@ -519,6 +536,17 @@ def test_model_in_training_mode_is_refused() -> None:
 def test_things_that_are_no_model(thing: Any) -> None:
     with pytest.raises(SinkscopeError, match="model"):
         scan(thing, data=[[3, 4, 5]])
+
+
+def test_a_model_of_vectors_has_no_vocabulary() -> None:
+    with pytest.raises(SinkscopeError, match="TriggerModel has no token embedding: its vocabulary is unknown"):
+        _ = open_checkpoint("example:trigger-softmax").vocabulary
+
+
+def test_a_name_that_the_room_does_not_give() -> None:
+    """Its names are loaded when they are asked for, so that the command line starts without torch."""
+    with pytest.raises(ImportError, match="cannot import name 'nonesuch'"):
+        from sinkscope.checkpoints import nonesuch  # type: ignore[attr-defined]  # noqa: F401
 
 
 @pytest.mark.slow

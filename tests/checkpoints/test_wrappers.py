@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -299,6 +299,12 @@ def test_a_replaced_attention_function_is_refused(name: str, monkeypatch: pytest
     message = refused(tiny("llama"))
     assert f"attention function {name!r} was replaced by" in message
     assert "test_wrappers.mine" in message
+
+
+def test_transformers_own_function_with_an_argument_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It computes what the argument says, which nobody but its caller knows."""
+    monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", partial(sdpa_attention_forward, dropout=0.0))
+    assert "attention function 'sdpa' was replaced by functools.partial" in refused(tiny("llama"))
 
 
 def test_an_attention_function_assigned_to_the_shared_registry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from conftest import Refused, Scan, make_model, make_tokenizer
 from families import tiny_config
 from models import tiny
 from tiers import slow_but
-from transformers import AutoModel
+from transformers import AutoModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import sinkscope
 from sinkscope.capture.calls import AttentionCall
@@ -23,10 +23,12 @@ from sinkscope.checkpoints import wrap_model
 from sinkscope.checkpoints.writing import keep_writer, written
 from sinkscope.engine.measures.regions import MEASUREMENT
 from sinkscope.errors import SinkscopeError
+from sinkscope.inputs import read_corpus
 from sinkscope.inputs.batches import Batch
 from sinkscope.inputs.chats import REGIONS, read_chats
 from sinkscope.inputs.documents import read_source
 from sinkscope.inputs.rules import token_rules
+from sinkscope.inputs.texts import continued
 from sinkscope.runs.schema.measures import MEASURED_TABLES
 
 TEMPLATE = (
@@ -224,7 +226,7 @@ def test_the_command(tmp_path: Path, chats: str, talker: Any, scan_cli: Scan) ->
     [([{"messages": [{"role": "wizard", "content": "x"}]}], r"role 'wizard' is none of system"),
      ([{"messages": [{"role": "user", "content": ["x"]}]}], r"message 0 \(user\): its `content` is no text"),
      ([{"messages": [{"role": "user", "content": [{"type": "image"}]}]}], "its `content` is no text"),
-     ([{"messages": [{"role": "user", "content": "x"}]}, {"messages": []}], None),
+     ([{"messages": [{"role": "user", "content": "x"}]}, {"messages": []}], "field 'messages' holds no message"),
      ([{"messages": [{"content": "x"}]}], "role None is none of"),
      ([{"text": "a"}, {"messages": [{"role": "user", "content": "x"}]}], "mix conversations with texts"),
      ([{"messages": "a"}, {"messages": [{"role": "user", "content": "x"}]}], "mix conversations with texts")],
@@ -249,6 +251,36 @@ def test_bad_templates(template: str | None, said: str, tmp_path: Path, talker: 
         corpus_of(saved(tmp_path, [[("user", "Good morning to you.")]]), talker)
 
 
+def test_parts_of_text_are_one_text(tmp_path: Path, talker: Any) -> None:
+    """As conversations of models that also see pictures are written."""
+    parts = [{"type": "text", "text": text} for text in ("Why is ", "the sky blue?")]
+    whole, split = (
+        corpus_of(saved(tmp_path, [[("user", content)]]), talker) for content in ("Why is the sky blue?", parts)
+    )
+    assert split.ids.tolist() == whole.ids.tolist()
+    assert split.regions.tolist() == whole.regions.tolist()
+
+
+def test_a_template_that_leaves_a_single_token(tmp_path: Path, talker: Any) -> None:
+    talker.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    with pytest.raises(SinkscopeError, match="the chat template makes fewer than two tokens of a conversation"):
+        corpus_of(saved(tmp_path, [*CHATS, [("user", "a")]]), talker)
+
+
+def test_conversations_without_a_tokenizer(chats: str) -> None:
+    with pytest.raises(SinkscopeError, match="are conversations and the model has no tokenizer"):
+        sinkscope.scan(make_model(), data=chats)
+
+
+def test_a_tokenizer_that_does_not_place_its_tokens_in_the_text(chats: str) -> None:
+    from transformers import ByT5Tokenizer
+
+    slow = ByT5Tokenizer()
+    slow.chat_template = TEMPLATE
+    with pytest.raises(SinkscopeError, match="ByT5Tokenizer does not say which characters a token stands for"):
+        corpus_of(chats, slow)
+
+
 def test_a_doubled_bos_is_said(tmp_path: Path, talker: Any) -> None:
     talker.chat_template = "{{ bos_token }}" + TEMPLATE
     corpus = corpus_of(saved(tmp_path, CHATS), talker)
@@ -269,6 +301,44 @@ def test_a_model_that_writes_nothing(tokenizer: Any) -> None:
         sinkscope.scan(tiny("bert"), tokenizer=tokenizer, data="prose", generate=3)
     with pytest.raises(SinkscopeError, match=r"--generate goes on after text"):
         sinkscope.scan(make_model(), data=[[1, 2, 3]], generate=3)
+
+
+def test_a_model_that_ends_at_once(talker: Any) -> None:
+    rules = token_rules(talker, 500)
+    corpus = read_corpus("prose", talker, rules, 8, 2)
+    with pytest.raises(SinkscopeError, match="--generate: the model ends at once after every sequence of prose"):
+        continued(corpus, rules, lambda prompt: [])
+
+
+class HeadForCausalLM(PreTrainedModel):
+    """A checkpoint's own class with a next-token head, but without transformers' generate."""
+
+    def __init__(self) -> None:
+        super().__init__(LlamaConfig())
+        self.head = torch.nn.Linear(4, 8)
+
+
+def test_a_head_without_generate_writes_nothing() -> None:
+    checkpoint = wrap_model(HeadForCausalLM().eval(), head=True)
+    with pytest.raises(SinkscopeError, match=r"--generate: HeadForCausalLM .*writes no text"):
+        keep_writer(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "out of memory in the writing of 3"),
+     (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9"), "out of memory in the writing"),
+     (MemoryError(), "out of memory in the writing of 3 tokens after"),
+     (TypeError("no cache\nhere"), "--generate: LlamaForCausalLM cannot go on writing: no cache")],
+)  # fmt: skip
+def test_a_model_that_cannot_go_on(
+    error: Exception, said: str, tiny_folder: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(LlamaForCausalLM, "generate", generate)
+    assert refused(tiny_folder, "--generate", 3).startswith(said)
 
 
 def test_conversations_go_to_a_scan_alone(chats: str, talker: Any) -> None:

@@ -10,6 +10,7 @@ from models import tiny
 from watched import find
 
 from sinkscope import SinkscopeError
+from sinkscope.checkpoints.placement import Placement
 from sinkscope.engine.tensor_parallel import spread
 
 
@@ -31,3 +32,8 @@ def test_attention_without_an_output_projection_is_refused() -> None:
     unclear = replace(found, sites=[*found.sites[:-1], replace(found.sites[-1], projection=None)])
     with pytest.raises(SinkscopeError, match=r"which heads of layers\.2\.self_attn each process holds"):
         spread(model, unclear, 2)
+
+
+def test_a_model_that_every_process_would_hold_whole_is_refused() -> None:
+    with pytest.raises(SinkscopeError, match="transformers has no plan to spread this kind of model over processes"):
+        Placement(None, 2).settle(tiny("llama"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -375,6 +376,8 @@ def test_no_run_and_nothing_left_to_read(tiny_folder: Path, run_cli: Callable[..
         tmp_path / "all"
     )
     refuse(run_cli(tiny_folder, tmp_path / "all", "--data", text), "the run has read it all")
+    texts(text, corpus_texts("prose")[:5])
+    refuse(run_cli(tiny_folder, tmp_path / "all", "--data", text), "one sequence is left; a loss with its error needs")
 
 
 @pytest.mark.slow
@@ -419,6 +422,25 @@ def test_a_run_of_0_1_tells_names_alone(tiny_folder: Path) -> None:
     options: dict[str, Any] = {"fractions": [0.25], "num_sequences": 16, "draws": 2}
     result = sinkscope.ablate(make_model(), old, tokenizer=make_tokenizer(), data="prose", **options)
     assert not read & set(result.facts["data"]["documents"])
+
+
+def test_the_sequences_of_a_run_of_0_1_are_known_under_other_names(tmp_path: Path) -> None:
+    old = sinkscope.load_run(Path(__file__).parents[1] / "fixtures" / "v0_1" / "two-bos")
+    names = sorted(entry.name for entry in (files("sinkscope") / "data" / "prose").iterdir())
+    numbers = [int(name.partition("-")[0]) for name in old.manifest.data[0].documents]
+    places = [next(place for place, name in enumerate(names) if int(name.partition("-")[0]) == n) for n in numbers]
+    renamed = texts(tmp_path / "mine.jsonl", [corpus_texts("prose")[place] for place in places])
+    options: dict[str, Any] = {"fractions": [0.25], "num_sequences": 3, "draws": 2}
+    with pytest.raises(
+        sinkscope.SinkscopeError, match="these are the very sequences the run read; give another --seed"
+    ):
+        sinkscope.ablate(make_model(), old, tokenizer=make_tokenizer(), data=str(renamed), **options)
+
+
+@pytest.mark.parametrize("nothing", [{"scores": []}, {"fractions": []}])
+def test_nothing_to_zero(nothing: dict[str, list[Any]], tiny_folder: Path, tiny_run: Path) -> None:
+    with pytest.raises(sinkscope.SinkscopeError, match="nothing to zero: at least one score and one fraction"):
+        sinkscope.ablate(str(tiny_folder), tiny_run, **nothing, **SMALL)
 
 
 def test_models_that_do_not_predict_the_next_token(

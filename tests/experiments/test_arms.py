@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -16,10 +17,13 @@ import pandas as pd
 import pytest
 import torch
 from by_hand import attention_by_hand, causal, levels, losses, setting_of
+from conftest import make_model
+from families import tiny_model as tiny_model_of
 from models import random_ids
 from tiers import slow_but
-from torch import Tensor
-from transformers import AttentionInterface
+from torch import Tensor, nn
+from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from typer.testing import CliRunner, Result
 from watched import hooks
 
@@ -178,6 +182,8 @@ def test_a_plan_is_held_against_random_ones_of_its_size() -> None:
     assert drawn.plan.chosen(Pass(setting, IDS[1:], 1, 0)) == draws[0], "one plan for all sequences"
     full: Any = read_arm("window:8+2/full/distant_write:50%").ready(setting)
     assert full.plan.heads == (("layers.1.self_attn", 0),), "of the full layer's KV heads alone"
+    with pytest.raises(sinkscope.SinkscopeError, match="distant_write:low5% of 6 KV heads is no head: give a larger"):
+        expanded([read_arm("window:8+2/distant_write:5%")], setting)
     setting.run.measured["streaming"]["distant_write"] = np.nan
     with pytest.raises(sinkscope.SinkscopeError, match="only 0 of 6 KV heads have a value of distant_write"):
         expanded([read_arm("window:8+2/distant_write:50%")], setting)
@@ -251,6 +257,23 @@ def test_a_neuron_is_a_row_of_the_down_projection(family: str) -> None:
             block.mlp.c_proj.weight[7] = 0
     torch.testing.assert_close(ours, losses(by_hand, IDS))
     assert (ours - losses(model, IDS)).abs().max() > 1e-5
+
+
+def test_a_random_neuron_is_drawn_anew_in_each_draw() -> None:
+    model = causal("llama")
+    setting = setting_of(model, IDS)
+    (arm, control), _ = expanded([read_arm("neuron:1.7")], setting)
+    draws = [one.values["loss"] for one in measure(setting, [arm, control], 2, lambda *_: None)[2:]]
+    weight = model.base_model.layers[1].mlp.down_proj.weight
+    for draw, ours in enumerate(draws):
+        neuron = int(np.random.default_rng([0, draw]).integers(96))
+        whole = weight[:, neuron].clone()
+        with torch.no_grad():
+            weight[:, neuron] = 0
+            np.testing.assert_allclose(ours, losses(model, IDS), rtol=1e-7)
+            weight[:, neuron] = whole
+    assert control.name == "neuron:1.random"
+    assert (draws[0] != draws[1]).all()
 
 
 def massive_run(elements: dict[int, list[int]]) -> Any:
@@ -347,6 +370,60 @@ def test_dynamic_heads_are_those_whose_score_crosses_the_quantile() -> None:
     with control.applied(one):
         assert one.size is not None
         assert one.size.tolist() == sizes[2:].tolist()
+
+
+@pytest.fixture(scope="module")
+def read_run(tiny_model: Any, tokenizer: Any) -> Any:
+    """A run of `tiny_model`, with a metric of a user's own. Shared: leave it as it is."""
+
+    def twice_bos_mass(view: sinkscope.LayerView) -> Tensor:
+        """Twice the mean of A[i,0]."""
+        return 2 * view.attention.first.mean(-1)
+
+    own = sinkscope.head_metric(unit="probability", range="[0, 2]")(twice_bos_mass)
+    return sinkscope.scan(tiny_model, tokenizer=tokenizer, seq_len=24, num_sequences=4, self_check=False, metrics=[own])
+
+
+def test_heads_by_a_score_are_measured_as_ablate_measures_them(tiny_model: Any, tokenizer: Any, read_run: Any) -> None:
+    """The same heads, the same random ones, the same numbers in every column."""
+    ours = sinkscope.arms(tiny_model, ["heads:honor:25%"], run=read_run, tokenizer=tokenizer, **SMALL)
+    ablation = sinkscope.ablate(tiny_model, read_run, fractions=[0.25], tokenizer=tokenizer, **SMALL)
+    assert ours.table["arm"].tolist() == ["unablated", "heads:honor:low25%", "heads:random2"]
+    pd.testing.assert_frame_equal(ours.table, ablation.arms, check_exact=True)
+
+
+def test_the_control_of_dynamic_heads_zeroes_as_many_in_each_sequence(
+    tiny_model: Any, tokenizer: Any, read_run: Any
+) -> None:
+    result = sinkscope.arms(tiny_model, ["dynamic:bos_mass:25%"], run=read_run, tokenizer=tokenizer, **SMALL)
+    arm, control = result.table["arm"][1:]
+    assert control == f"random as {arm}"
+    rows = result.sequences.set_index("arm")
+    sizes = rows.loc[arm, "size"].tolist()
+    assert len(set(sizes)) > 1
+    draws = rows.loc[control]
+    assert [draws.loc[draws["draw"] == draw, "size"].tolist() for draw in (0, 1)] == [sizes, sizes]
+    own, other = (draws.loc[draws["draw"] == draw, "loss"].to_numpy() for draw in (0, 1))
+    assert (own != other).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("dynamic:nonesuch:low5%", "dynamic:nonesuch: the run has no such score of each sequence"),
+        ("dynamic:module:low5%", "dynamic:module: the run has no such score of each sequence"),
+        ("dynamic:sink_rate_t64:5%", "dynamic:sink_rate_t64: no head of the run has a value"),
+        ("dynamic:learned_sink_mass:5%", "dynamic:learned_sink_mass: 100% of the run's values are 0 or more"),
+        ("dynamic:twice_bos_mass:high5%", "dynamic:twice_bos_mass: a scan of the model does not measure this score"),
+        ("heads:nonesuch:low5%", "heads:nonesuch:low5%: 'nonesuch' is no score of the run's heads"),
+        ("heads:honor:1%", "heads:honor:low1%: 0.01 of 8 heads is no head: give a larger share"),
+    ],
+)
+def test_a_score_that_chooses_no_heads(name: str, error: str, tiny_model: Any, read_run: Any) -> None:
+    setting = setting_of(tiny_model, random_ids(2, 24), read_run)
+    with pytest.raises(sinkscope.SinkscopeError) as refused:
+        expanded([read_arm(name)], setting)
+    assert str(refused.value).startswith(f"--arm {error}")
 
 
 def test_hidden_keys_are_a_dense_mask_to_the_bit() -> None:
@@ -597,6 +674,55 @@ def test_an_arm_that_cannot_apply_is_refused_before_anything_runs(family: str, t
     assert error in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("family", "text", "error"),
+    [
+        ("bloom", "heads:0.1", "computes attention in its own way: its heads cannot be zeroed safely"),
+        ("bloom", "keys:first1", "computes attention in its own way: its keys and values are out of reach"),
+        ("bloom", "acts:8/tensor+sinks", "sinks: the model computes attention in its own way, so its sinks are not"),
+        ("jetmoe", "heads:0.1", "no output projection of layers.0.self_attention was found"),
+        ("diffllama", "heads:0.1", "layers.0.self_attn is called several times in a pass"),
+        ("bert", "kv:4", "encoder.layer.0.attention.self is no causal self-attention"),
+    ],
+)
+def test_attention_that_an_arm_cannot_reach_is_refused(family: str, text: str, error: str) -> None:
+    setting = setting_of(tiny_model_of(AutoModelForCausalLM, family), IDS)
+    with pytest.raises(sinkscope.SinkscopeError, match=error):
+        expanded([read_arm(text)], setting)
+
+
+@pytest.mark.parametrize(
+    ("elements", "error"),
+    [({5: [7, 8]}, "the input of layer 7 was not found in the model"), ({}, "the run found no massive activations")],
+)
+def test_massive_elements_that_are_not_there(elements: dict[int, list[int]], error: str) -> None:
+    setting = setting_of(causal("llama"), IDS, massive_run(elements))
+    with pytest.raises(sinkscope.SinkscopeError, match=f"--arm massive:zero: {error}"):
+        expanded([read_arm("massive:zero")], setting)
+
+
+def test_a_token_without_an_embedding(tiny_model: Any, tokenizer: Any) -> None:
+    setting = setting_of(tiny_model, IDS)
+    setting.checkpoint.tokenizer = copy.deepcopy(tokenizer)
+    setting.checkpoint.tokenizer.add_tokens(["<new>"])
+    with pytest.raises(sinkscope.SinkscopeError, match="--arm first-token:<new>: the model has no embedding for token"):
+        read_arm("first-token:<new>").ready(setting)
+
+
+def test_what_is_random_has_no_control() -> None:
+    names = ["window:8+random2", "window:8+2/random3", "heads:random3", "neuron:1.random"]
+    arms, controls = expanded([read_arm(name) for name in names], setting_of(causal("llama"), IDS))
+    assert [arm.name for arm in arms] == names
+    assert controls == {}
+
+
+@pytest.mark.parametrize("name", ["heads:1.0", "heads:honor:25%"])
+def test_an_arm_that_is_not_ready_says_so(name: str) -> None:
+    """To the author of an arm that applies another one."""
+    with pytest.raises(TypeError, match=f"{read_arm(name).name} is not ready"):
+        read_arm(name).applied(Pass(setting_of(causal("llama"), IDS), IDS))
+
+
 def test_every_kind_is_told_of_in_the_help() -> None:
     from sinkscope.cli import app
 
@@ -608,6 +734,98 @@ def test_every_kind_is_told_of_in_the_help() -> None:
             assert form.split(" with ")[0] in text, (kind.name, form)
 
 
+# Models that call their modules in other ways
+
+
+class ByKeyword(nn.Linear):
+    """Is handed its input under a name."""
+
+    def __call__(self, read: Tensor) -> Any:
+        return super().__call__(input=read)
+
+
+class NamedStream(LlamaDecoderLayer):  # type: ignore[misc] # transformers exports it untyped
+    """Is handed its residual stream as `hidden_states`."""
+
+    NAME = "hidden_states"
+
+    def __call__(self, stream: Tensor, **rest: Any) -> Any:
+        return nn.Module.__call__(self, **{self.NAME: stream}, **rest)
+
+
+class OddlyNamedStream(NamedStream):
+    """Is handed it under another name."""
+
+    NAME = "stream"
+
+    def forward(self, stream: Tensor, **rest: Any) -> Any:
+        return super().forward(stream, **rest)
+
+
+class Summarised(LlamaDecoderLayer):  # type: ignore[misc]
+    """Attends from its first token alone, and adds what it finds to every token."""
+
+    def forward(self, stream: Tensor, *, position_embeddings: Any, **rest: Any) -> Any:
+        first = tuple(part[:, :1] for part in position_embeddings)
+        summary, _ = self.self_attn(stream[:, :1], attention_mask=None, position_embeddings=first)
+        return super().forward(stream + summary, position_embeddings=position_embeddings, **rest)
+
+
+class TwiceWhereLong(LlamaDecoderLayer):  # type: ignore[misc]
+    """Attends a second time in sequences longer than those of the dry run."""
+
+    def forward(self, stream: Tensor, **rest: Any) -> Any:
+        out = super().forward(stream, **rest)
+        return super().forward(out, **rest) if stream.shape[1] > 30 else out
+
+
+def with_layer(kind: type[LlamaDecoderLayer], model: Any = None) -> Any:
+    """A tiny Llama whose layer 0 is of this kind."""
+    model = model or causal("llama")
+    model.base_model.layers[0].__class__ = kind
+    return model
+
+
+def test_heads_that_the_projection_does_not_read_side_by_side_are_refused() -> None:
+    model = causal("llama")
+    model.base_model.layers[1].self_attn.o_proj.__class__ = ByKeyword
+    with pytest.raises(sinkscope.SinkscopeError, match=r"layers\.1\.self_attn\.o_proj does not read its heads side by"):
+        measured_loss(setting_of(model, IDS), "heads:1.2")
+
+
+def test_a_residual_stream_that_is_handed_over_by_name(loud: Any) -> None:
+    ours = measured_loss(setting_of(loud, IDS, massive_run({5: [0]})), "massive:zero")
+    assert (ours - losses(loud, IDS)).abs().min() > 1e-5
+    named = setting_of(with_layer(NamedStream, loud), IDS, massive_run({5: [0]}))
+    assert torch.equal(measured_loss(named, "massive:zero"), ours)
+    odd = setting_of(with_layer(OddlyNamedStream, loud), IDS, massive_run({5: [0]}))
+    with pytest.raises(
+        sinkscope.SinkscopeError, match="OddlyNamedStream does not read the residual stream as its first"
+    ):
+        measured_loss(odd, "massive:zero")
+
+
+def test_attention_of_a_single_query_stays_as_it_is() -> None:
+    model = with_layer(Summarised)
+
+    def change(layer: int, key: Tensor, value: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return (key, value, seen) if key.shape[2] == 1 else hidden(0)(layer, key, value, seen)
+
+    with attention_by_hand(model, change):
+        expected = losses(model, IDS)
+    assert (expected - losses(causal("llama"), IDS)).abs().min() > 1e-3
+    torch.testing.assert_close(measured_loss(setting_of(model, IDS), "keys:first1"), expected, rtol=0, atol=2e-6)
+    with pytest.raises(sinkscope.SinkscopeError, match=r"q_proj does not read a row for each token of the batch"):
+        measured_loss(setting_of(model, IDS), "acts:8/tensor")
+
+
+def test_a_call_that_the_dry_run_did_not_see_is_refused() -> None:
+    """No arm would change it, and its sinks would be counted as another call's."""
+    setting = setting_of(with_layer(TwiceWhereLong), IDS)
+    with pytest.raises(sinkscope.SinkscopeError, match=r"'layers\.0\.self_attn' was called more often than in the dry"):
+        measured_loss(setting, "keys:first1")
+
+
 # Arms from outside the package
 
 
@@ -616,10 +834,11 @@ class ScaledValues(Arm):
     """All values times a factor."""
 
     factor: float
+    title: str = ""
 
     @property
     def name(self) -> str:
-        return f"scaled:{self.factor:g}"
+        return self.title or f"scaled:{self.factor:g}"
 
     @contextmanager
     def applied(self, one: Pass) -> Iterator[None]:
@@ -691,6 +910,45 @@ def test_another_run_is_another_measurement() -> None:
         setting.run = SimpleNamespace(manifest=SimpleNamespace(files={"streaming.csv": digest}))  # type: ignore[assignment]
         keys.append(key_of(facts | {"run": {"data": ["the same"]}}, setting))
     assert keys[0] != keys[1] == keys[2]
+
+
+@pytest.mark.parametrize(
+    ("arms", "options", "error"),
+    [
+        ([], {}, "nothing to measure: at least one arm is needed"),
+        ([ScaledValues(2.0, "unablated")], {}, "--arm unablated: the unablated model is always measured"),
+        (["kv:4"], {"seed": -1}, "--seed -1: 0 or more is needed"),
+        (["kv:4"], {"seq_len": 1}, "--seq-len 1: at least 2 tokens are needed"),
+    ],
+)
+def test_a_measurement_that_cannot_be(
+    arms: list[Any], options: dict[str, int], error: str, tiny_model: Any, tokenizer: Any
+) -> None:
+    with pytest.raises(sinkscope.SinkscopeError, match=error):
+        sinkscope.arms(tiny_model, arms, tokenizer=tokenizer, **SMALL | options)
+
+
+def test_a_run_of_a_model_with_other_heads(tokenizer: Any, read_run: Any) -> None:
+    """No hash tells two models in memory apart: their heads do."""
+    with pytest.raises(sinkscope.SinkscopeError, match="the run's heads are not those of LlamaForCausalLM: scan this"):
+        sinkscope.arms(make_model(num_hidden_layers=3), ["kv:4"], run=read_run, tokenizer=tokenizer, **SMALL)
+
+
+def test_shards_that_cannot_be_written(tiny_model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(sinkscope.SinkscopeError, match=r"cannot write .*file/shards: Not a directory"):
+        sinkscope.arms(tiny_model, ["kv:4"], tokenizer=tokenizer, shards=tmp_path / "file", **SMALL)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_loss_that_overflows_names_the_arm() -> None:
+    model = causal("llama").float()
+    setting = setting_of(model, IDS)
+    arm = ScaledValues(1e38)
+    with pytest.raises(
+        sinkscope.SinkscopeError, match=r"the loss under scaled:1e\+38 is NaN or infinite: the dtype over"
+    ):
+        measure(setting, [arm], 2, lambda *_: None)
 
 
 def test_nothing_is_left_of_a_measurement_that_failed_at_once(tiny_folder: Path, tmp_path: Path) -> None:

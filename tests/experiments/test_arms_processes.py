@@ -100,6 +100,15 @@ def test_triton_s_failure_in_another_process_is_told() -> None:
     assert setting.plan.failures == ["Triton failed there"]
 
 
+def test_heads_that_are_spread_are_refused(tiny_model: Any, tokenizer: Any) -> None:
+    spread = Several(1)
+    spread.tensor = True
+    with pytest.raises(
+        sinkscope.SinkscopeError, match="--tp spreads the heads of a scan; arms are shared by processes"
+    ):
+        sinkscope.arms(tiny_model, ["kv:4"], tokenizer=tokenizer, processes=spread)
+
+
 # Launches
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from sinkscope import SinkscopeError
 from sinkscope.cli import app
-from sinkscope.experiments.attention_map import MOST_TOKENS, attention_map
+from sinkscope.experiments.attention_map import MOST_TOKENS, attention_map, attention_maps
 
 TEXT = "The ferry bell rang twice."
 
@@ -58,6 +58,18 @@ def test_layers_without_attention_have_numbers_too(tiny_folder: Path) -> None:
 def test_what_is_not_there_is_refused(tiny_folder: Path, text: str, layer: int, head: int, message: str) -> None:
     with pytest.raises(SinkscopeError, match=message):
         attention_map(str(tiny_folder), text, [0, 1], layer, head)
+
+
+def test_each_length_reads_so_many_first_tokens(tiny_folder: Path) -> None:
+    whole, tokens = attention_map(str(tiny_folder), TEXT, [0, 1], 1, 2)
+    short, all_of_it = attention_maps(str(tiny_folder), TEXT, [0, 1], [(1, 2)], [5, len(tokens)])
+    assert short.tokens == tokens[:5]
+    np.testing.assert_allclose(short.weights, whole[:5, :5], atol=1e-6)
+    np.testing.assert_array_equal(all_of_it.weights, whole)
+    for length in (1, len(tokens) + 1):
+        said = f"--length {length}: the text has {len(tokens)} tokens, so that 2 to that are possible"
+        with pytest.raises(SinkscopeError, match=said):
+            attention_maps(str(tiny_folder), TEXT, [0, 1], [(1, 2)], [5, length])
 
 
 def test_a_model_without_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -109,6 +110,22 @@ def test_memory_of_a_gpu(llama: Any) -> None:
     assert 0 < (free_bytes(device) or 0) <= torch.cuda.get_device_properties(device).total_memory
     result = bench(copy.deepcopy(llama).to(device), seq_len=32, rounds=1)
     assert all((cost.peak_bytes or 0) > 0 for cost in result.costs.values())
+
+
+def test_an_accelerator_s_queue_is_empty_before_the_clock_is_read(monkeypatch: pytest.MonkeyPatch, llama: Any) -> None:
+    told: list[str] = []
+    found = Passes.of(llama, True, torch.ones(1, 32, dtype=torch.long)).found
+    passes = Passes(llama, found, {PLAIN: lambda ids: told.append("pass")})
+    queue, clock = SimpleNamespace(synchronize=lambda: told.append("wait")), iter([0.0, 10.0, 12.5])
+
+    def read() -> float:
+        told.append("clock")
+        return next(clock)
+
+    monkeypatch.setattr(torch, "get_device_module", lambda device: queue)
+    monkeypatch.setattr("sinkscope.experiments.bench.contenders.time", SimpleNamespace(perf_counter=read))
+    assert passes.timed(torch.ones(1, 4, device="meta"), 1, lambda *_: None) == {PLAIN: [2.5]}
+    assert told == ["clock", "pass", "wait", "clock", "pass", "wait", "clock"]
 
 
 def test_the_longest_sequence_lies_on_the_line_through_two_peaks(monkeypatch: pytest.MonkeyPatch, llama: Any) -> None:

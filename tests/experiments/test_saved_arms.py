@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -70,6 +71,14 @@ def test_what_is_no_folder_of_arms_is_refused_in_one_line(tmp_path: Path) -> Non
         return folder
 
     facts = json.loads((whole / "arms.json").read_text())
+
+    def signed(name: str, text: str) -> Path:
+        """Another table, with the SHA-256 that belongs to it."""
+        folder = broken(name, "arms.csv", text)
+        hashes = facts["files"] | {"arms.csv": hashlib.sha256(text.encode()).hexdigest()}
+        (folder / "arms.json").write_text(json.dumps(facts | {"files": hashes}))
+        return folder
+
     (tmp_path / "empty").mkdir()
     cases = {
         tmp_path / "nowhere": "no such folder of arms",
@@ -78,6 +87,8 @@ def test_what_is_no_folder_of_arms_is_refused_in_one_line(tmp_path: Path) -> Non
         broken("gone", "arms.csv", None): "are damaged",
         broken("json", "arms.json", "{"): "are damaged",
         broken("list", "arms.json", "[]"): "is damaged",
+        signed("columns", "arm,loss\nunablated,1\n"): "no rows or other columns than this sinkscope's",
+        signed("rows", (whole / "arms.csv").read_text().splitlines()[0] + "\n"): "no rows or other columns",
         broken("newer", "arms.json", json.dumps(facts | {"schema_version": 2})): "schema_version",
     }
     for folder, words in cases.items():

@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 import torch
 from click.testing import Result
-from trainings import causal_llama
+from trainings import causal_llama, ids
 from typer.testing import CliRunner
 
 import sinkscope
 from sinkscope.cli import app
-from sinkscope.experiments.training.steps import Step, steps_of
+from sinkscope.experiments.training.steps import Step, steps_of, tables
 from sinkscope.experiments.training.trajectory import emergence
 from sinkscope.present.terminal.trajectory import render_trajectory
 from sinkscope.runs.schema.training_tables import TRAINING_TABLES
@@ -152,6 +152,18 @@ def test_another_text_is_refused_by_name(checkpoints: list[Path], tmp_path: Path
     result = track(checkpoints[:2], tmp_path / "out", "--seed", "1")
     assert result.exit_code == 2
     assert "seed" in result.stderr
+
+
+@pytest.mark.slow
+def test_steps_with_other_thresholds_make_no_table(checkpoints: list[Path]) -> None:
+    options: dict[str, Any] = {"data": ids(2), "self_check": False}
+    runs = {
+        step: sinkscope.scan(str(checkpoints[0]), epsilon=epsilon, **options) for step, epsilon in ((0, 0.3), (20, 0.2))
+    }
+    with pytest.raises(
+        sinkscope.SinkscopeError, match=r"scanned with different --epsilon \(\[0\.2, 0\.3\]\): scan them"
+    ):
+        tables(runs)
 
 
 def test_the_step_of_a_checkpoint(tmp_path: Path) -> None:

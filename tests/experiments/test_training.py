@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from trainings import STEPS, callback, causal_llama, ids, losses, rows, trained
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import sinkscope
+from sinkscope.engine.launch import Processes
+from sinkscope.experiments.training.callback import keep_until
 from sinkscope.experiments.training.live_model import undisturbed
 from sinkscope.experiments.training.trajectory import TRAJECTORY, emergence
 
@@ -125,6 +128,63 @@ def test_a_loop_of_ones_own(tmp_path: Path) -> None:
     assert not model.model.layers[0].training
     assert model.lm_head.weight.grad.eq(1).all()
     assert set(pd.read_csv(tmp_path / "t.csv")["step"]) == {7}
+
+
+@pytest.mark.slow
+def test_the_events_of_a_loop_without_a_trainer(tmp_path: Path) -> None:
+    """Only a Trainer has a log that reaches trackers: without one the values go to the file and to `log`."""
+    seen: list[dict[str, float]] = []
+    own, model = callback(output=tmp_path / "t.csv", log=seen.append), causal_llama()
+    events: tuple[Any, ...] = (SimpleNamespace(output_dir="nowhere"), SimpleNamespace(is_world_process_zero=True))
+    for step, event in ((0, own.on_train_begin), (1, own.on_step_end), (2, own.on_step_end), (3, own.on_train_end)):
+        events[1].global_step = step
+        event(*events, None, model=model)
+    table = pd.read_csv(tmp_path / "t.csv")
+    assert sorted(set(table["step"])) == [0, 2, 3]
+    assert len(seen) == 3
+    assert seen[0] == seen[2] == own.measure(4, model)
+    assert not Path("nowhere").exists()
+
+
+def test_a_trajectory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(sinkscope.SinkscopeError, match=r"cannot write .*file/t\.csv: (File exists|Not a directory)"):
+        callback(output=tmp_path / "file" / "t.csv").measure(0, causal_llama())
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_training_that_starts_anew_leaves_no_row_of_the_last_one(tmp_path: Path) -> None:
+    callback(output=tmp_path / "trajectory.csv").measure(500, causal_llama())
+    keep_until(tmp_path / "trajectory.csv", 501)
+    assert set(pd.read_csv(tmp_path / "trajectory.csv")["step"]) == {500}
+    keep_until(tmp_path / "trajectory.csv", 0)
+    assert not (tmp_path / "trajectory.csv").exists()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft calls what transformers has renamed
+def test_shards_with_adapters_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The main process copies the whole model, and builds it from a configuration that names no adapter. It fails in a
+    step of its own, or the other processes would wait for it while it trains on."""
+    import peft
+
+    class Told(Processes):
+        def on_main(self, step: Any) -> Any:
+            try:
+                return step()
+            except sinkscope.SinkscopeError:
+                told.append(1)
+                raise
+
+    told: list[int] = []
+    monkeypatch.setattr("sinkscope.experiments.training.callback.processes_of_training", Told)
+    monkeypatch.setattr("sinkscope.experiments.training.callback.is_sharded", lambda model: True)
+    loras = [peft.LoraConfig(target_modules=["q_proj"], r=2) for _ in range(2)]
+    own = causal_llama()
+    own.add_adapter(loras[0])
+    for model, name in ((peft.get_peft_model(causal_llama(), loras[1]), "PeftModel"), (own, "LlamaForCausalLM")):
+        with pytest.raises(sinkscope.SinkscopeError, match=f"^{name} under FSDP holds weights that its configuration"):
+            callback().measure(0, model)
+    assert len(told) == 2
 
 
 @pytest.mark.slow

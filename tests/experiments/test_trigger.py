@@ -6,6 +6,7 @@ import errno
 import json
 import shutil
 import signal
+import threading
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +26,7 @@ from sinkscope.checkpoints.trigger.config import KINDS, TriggerConfig
 from sinkscope.checkpoints.trigger.model import TriggerModel
 from sinkscope.cli import app
 from sinkscope.experiments.trigger.evaluation import evaluate
-from sinkscope.experiments.trigger.explicit import explicit_relu
+from sinkscope.experiments.trigger.explicit import explicit, explicit_relu
 from sinkscope.experiments.trigger.recipe import Recipe
 from sinkscope.experiments.trigger.reproduce import Trained, head_table, model_table, recipes, verdict, write
 from sinkscope.experiments.trigger.theory import forced_curve, forced_mass
@@ -303,6 +304,61 @@ def test_an_interrupt_in_the_middle_of_a_step_loses_nothing(tmp_path: Path, monk
         assert torch.equal(model.state_dict()[name], value), name
 
 
+def test_a_killed_training_goes_on_from_what_the_clock_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = Recipe("relu", dim=5, length=5, steps=12)
+    advance = Training.advance
+
+    def killed(self: Training) -> None:
+        if self.step == 7:
+            raise SystemExit
+        advance(self)
+
+    monkeypatch.setattr(Training, "advance", killed)
+    monkeypatch.setattr("sinkscope.experiments.trigger.training.SAVE_SECONDS", -1.0)
+    with pytest.raises(SystemExit):
+        train(recipe, tmp_path)
+    monkeypatch.undo()
+    saved, whole = Training(recipe), Training(recipe)
+    saved.load(tmp_path)
+    assert saved.step == 7
+    whole.run()
+    model = train(recipe, tmp_path, resume=True)
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+
+
+def test_a_training_in_another_thread_is_the_same() -> None:
+    """No signal reaches it, and it leaves the main thread's handler alone."""
+    recipe = Recipe("relu", dim=5, length=5, steps=5)
+    handlers: list[Any] = []
+    here, there = Training(recipe), Training(recipe)
+    here.run()
+    keep = (lambda training: handlers.append(signal.getsignal(signal.SIGINT)),)
+    thread = threading.Thread(target=there.run, args=(None, None, *keep))
+    thread.start()
+    thread.join()
+    assert handlers == [signal.getsignal(signal.SIGINT)] * 6
+    for name, value in here.model.state_dict().items():
+        assert torch.equal(there.model.state_dict()[name], value), name
+
+
+def test_a_folder_with_somebody_s_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(sinkscope.SinkscopeError, match="is not empty: give another --out"):
+        train(Recipe(steps=2), tmp_path, resume=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    with pytest.raises(sinkscope.SinkscopeError, match=r"cannot write .*notes\.txt/out: Not a directory"):
+        train(Recipe(steps=2), tmp_path / "notes.txt" / "out")
+
+
+def test_a_state_that_cannot_be_written_ends_the_training_in_one_line(tmp_path: Path) -> None:
+    """Also where safetensors meets the error, which is no OSError to Python."""
+    (tmp_path / f"{STATE}.new").mkdir()
+    with pytest.raises(sinkscope.SinkscopeError, match=f"^cannot write {tmp_path}: .*Is a directory") as caught:
+        train(Recipe(steps=2), tmp_path, keep=lambda training: None)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.slow
 def test_a_state_saved_at_the_end_is_not_trained_past_it(tmp_path: Path, trained: dict[str, Path]) -> None:
     training = Training(Recipe())
@@ -372,6 +428,21 @@ def test_verdict_says_what_happened(trained: dict[str, Path]) -> None:
     assert verdict(study(spread, "softmax")).startswith("REFUTED")
     assert "no evidence" in verdict(study(spread, "softmax", solved=False))
     assert "REFUTED" not in verdict(study(spread, "softmax", solved=False))
+
+
+def test_verdict_on_sinks_that_the_claim_does_not_ask_for() -> None:
+    """Of ReLU, which may have one, and of kinds of attention that the paper does not train."""
+    sunk, spread = study(explicit("softmax"), "gated"), study(explicit("softmax", heads=2), "gated")
+    largest = [max(row["bos_mean"] for row in own[0].evaluation.heads) for own in (spread, sunk)]
+    assert largest[0] < 0.1 < 0.9 < largest[1]
+    assert verdict(sunk + spread) == (
+        "Beyond the paper, gated: 1 of 2 models that solved the task have a sink (largest heads: "
+        f"{largest[0]:.3f} to {largest[1]:.3f})."
+    )
+    assert verdict(study(explicit("softmax"), "gated", solved=False)).startswith("Not solved within their steps")
+    assert verdict(study(explicit("softmax"), "relu")) == (
+        "ReLU has a sink in relu-1x1-seed0: that it never needs one is the claim, not that it has none."
+    )
 
 
 def test_study_tables() -> None:
@@ -444,6 +515,9 @@ def test_out_may_not_be_a_file(tmp_path: Path) -> None:
     result = call("train", "--out", str(tmp_path / "file"))
     assert result.exit_code == 2
     assert "is a file" in result.stderr
+    result = call("reproduce", "--out", str(tmp_path / "file"), "--quick")
+    assert result.exit_code == 2
+    assert "is a file: give another --out" in result.stderr
     assert (tmp_path / "file").read_text() == "mine"
 
 

@@ -345,6 +345,8 @@ def test_explicit_command(tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
     assert "not empty" in refused("explicit", out)
+    nowhere = tmp_path / "again" / "config.json" / "out"
+    assert f"cannot write {nowhere}: Not a directory" in refused("explicit", str(nowhere))
 
 
 # --- lengths ---
@@ -456,6 +458,15 @@ def test_checkpoints_leave_the_training_as_it_was(tmp_path: Path) -> None:
     assert json.loads(text, parse_constant=pytest.fail)["training"]["loss"] is None
     assert (tmp_path / "plain" / "config.json").read_bytes() == (tmp_path / "kept" / "config.json").read_bytes()
     assert sinkscope.scan(str(tmp_path / "kept" / "step-000001"), num_sequences=5).summary.task is not None
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    training = Training(SMALL)
+    with pytest.raises(sinkscope.SinkscopeError, match=r"cannot write .*file/step-000000: Not a directory"):
+        training.run(keep=keeper(tmp_path / "file", 3, 12))
+    assert training.step == 0
+    assert training.model.config.training == {}
 
 
 def test_a_kill_between_two_checkpoints_leaves_a_folder_to_go_on_in(tmp_path: Path) -> None:

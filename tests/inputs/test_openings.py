@@ -86,6 +86,9 @@ def test_a_text_of_several_tokens_is_refused(first: str, said: str, tokenizer: A
 def test_a_token_may_be_spelled_as_the_vocabulary_does(tokenizer: Any, rules: TokenRules) -> None:
     assert opening_tokens(Opening("</s>"), tokenizer, rules, 2, 0).tolist() == [[1], [1]]
     assert opening_tokens(Opening("\\n"), tokenizer, rules, 1, 0).tolist() == [tokenizer.encode("\n")[1:]]
+    spelled = tokenizer.convert_ids_to_tokens(tokenizer.encode(" the")[1])
+    assert len(tokenizer.encode(spelled)) > 2
+    assert opening_tokens(Opening(spelled), tokenizer, rules, 1, 0).tolist() == [tokenizer.encode(" the")[1:]]
 
 
 def test_without_a_bos_or_a_tokenizer(tokenizer: Any, rules: TokenRules) -> None:

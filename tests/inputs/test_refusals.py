@@ -18,6 +18,7 @@ from sinkscope.inputs import read_corpus, token_rules
 from sinkscope.inputs.batches import TokenData, batches
 from sinkscope.inputs.corpus import NothingLeft
 from sinkscope.inputs.rules import encode
+from sinkscope.inputs.sound import language_and_task
 
 
 def read(spec: object, tokenizer: Any, seq_len: int = 16, **kwargs: Any) -> Any:
@@ -127,6 +128,27 @@ def test_rows_of_text_and_of_ids_are_not_mixed(tmp_path: Path, tokenizer: Any) -
     path.write_text(json.dumps({"text": "words"}) + "\n" + json.dumps({"input_ids": [3] * 20}) + "\n", "utf-8")
     with pytest.raises(SinkscopeError, match="mixed"):
         read(path, tokenizer)
+
+
+def test_conversations_are_no_held_out_text(tmp_path: Path, tokenizer: Any) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "words"}]}) + "\n", "utf-8")
+    with pytest.raises(SinkscopeError, match="are conversations, which only a scan reads: give text here"):
+        read(path, tokenizer)
+
+
+def test_a_whisper_is_told_its_language_only_where_the_checkpoint_names_it(tmp_path: Path) -> None:
+    """An English Whisper has a generation_config.json too, without tokens of languages."""
+    file, origin = tmp_path / "generation_config.json", {"pretrained_model_name_or_path": str(tmp_path)}
+    file.write_text(json.dumps({"max_length": 9}), "utf-8")
+    assert language_and_task(origin) == {}
+    ids = {"lang_to_id": {"<|en|>": 11}, "task_to_id": {"transcribe": 14}}
+    file.write_text(json.dumps({**ids, "language": "german"}), "utf-8")
+    with pytest.raises(SinkscopeError, match=r"has no id for language <\|de\|> or task transcribe"):
+        language_and_task(origin)
+    file.write_text(json.dumps({**ids, "task": "translate"}), "utf-8")
+    with pytest.raises(SinkscopeError, match=r"has no id for language <\|en\|> or task translate"):
+        language_and_task(origin)
 
 
 def test_a_tokenizer_that_fails_is_named() -> None:

@@ -131,6 +131,9 @@ def test_closed_forms(dtype: torch.dtype, least: float, monkeypatch: pytest.Monk
     nothing = Sizes.of(torch.zeros(1, 2, 3, dtype=dtype))
     quiet = {name: float(column.compute(nothing)) for name, column in INPUT_COLUMNS.items()}
     assert {name for name, value in quiet.items() if value == value} == {"amax_first", "amax_other"}
+    alone = Sizes.of(torch.full((1, 1, 3), -2.0))
+    assert INPUT_COLUMNS["amax_first"].compute(alone).tolist() == [2]
+    assert INPUT_COLUMNS["amax_other"].compute(alone).isnan().tolist() == [True]
 
 
 def odd_input() -> torch.Tensor:

@@ -18,6 +18,7 @@ from sinkscope.capture.kernels.sums import AttentionSums
 from sinkscope.engine.launch import Processes
 from sinkscope.metrics import METRICS, registered
 from sinkscope.metrics.extension import code_sha256, definitions, functions_in
+from sinkscope.metrics.registry import formula_of, register
 from sinkscope.runs.columns import metric_set
 
 
@@ -110,6 +111,23 @@ def test_a_metric_without_a_docstring_is_refused() -> None:
             return view.x_norms[:, 0]
 
 
+def test_python_without_docstrings_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under -OO every metric lacks its docstring, and none of them is to blame."""
+    flags = SimpleNamespace(flags=SimpleNamespace(optimize=2))
+    monkeypatch.setattr("sinkscope.metrics.registry.sys", flags)
+    with pytest.raises(SinkscopeError, match=r"Python left out the docstrings.*start it without -OO"):
+        formula_of(lambda view: view)
+
+
+def test_a_family_that_declares_a_name_of_another_is_refused() -> None:
+    family = ModuleType("twice")
+    family.bos_mass = declared_as("bos_mass")  # type: ignore[attr-defined]
+    before = registered()
+    with pytest.raises(SinkscopeError, match=r"^metric bos_mass: twice declares it a second time"):
+        register(family)
+    assert registered() == before
+
+
 @pytest.mark.parametrize(
     ("compute", "message"),
     [
@@ -176,6 +194,11 @@ def test_an_installed_package_brings_metrics(as_module: bool, monkeypatch: pytes
     assert metric_set().names("heads")[-1] == "theirs"
     with pytest.raises(SinkscopeError, match=r"^metric theirs: the column name theirs is taken"):
         metric_set([declared_as("theirs")])
+    entry.load = lambda: ModuleType("empty")
+    with pytest.raises(
+        SinkscopeError, match=r"^entry point theirs:theirs \(sinkscope\.metrics\): it declares no metric"
+    ):
+        metric_set()
     entry.load = lambda: 1 / 0
     with pytest.raises(SinkscopeError, match=r"^entry point theirs:theirs \(sinkscope\.metrics\): ZeroDivisionError"):
         metric_set()

@@ -171,6 +171,17 @@ def test_sum_trick_is_the_double_loop() -> None:
         assert float(columns.avgcos_residual(folded)[0]) == pytest.approx(average_cosine(x), abs=1e-10)
 
 
+def test_costs_need_the_factor_of_the_logits() -> None:
+    folded = synthetic(9, 30, np.eye(9), 0.7, 1.0)
+    folded.margin = torch.ones(1, 30)
+    for name in COSTS:
+        with pytest.raises(sinkscope.Missing):
+            getattr(columns, name)(folded)
+    folded.scale = 0.5
+    top = np.linalg.eigvalsh(np.cov(folded.normalised.numpy().T))[-1]
+    assert float(columns.cost_diagonal_lower(folded)[0]) == pytest.approx(1 / (0.5 * top), rel=1e-5)
+
+
 @pytest.mark.parametrize("mean", [0.3, 1.0, 3.0])
 def test_theory_is_experiment_on_gaussian_tokens(mean: float) -> None:
     draw = np.random.default_rng(2)

@@ -19,7 +19,8 @@ from transformers import AutoModel
 import sinkscope
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.attend import attend_in_blocks
-from sinkscope.capture.kernels.map_walk import AttentionMap
+from sinkscope.capture.kernels.map_walk import AttentionMap, map_sums
+from sinkscope.capture.kernels.masses import group_masses
 from sinkscope.capture.kernels.regions import Regions, region_sums
 from sinkscope.metrics import METRICS
 from sinkscope.runs.request import make_request
@@ -146,6 +147,28 @@ def test_a_model_that_forms_its_own_maps() -> None:
     assert found["distant_write"].between(0, 1).all()
 
 
+def test_a_map_in_half_precision_is_recomputed_from_its_logits() -> None:
+    """Rounded to 8 bits, the shares of a row of 70 keys would not add up to 1."""
+    asked = call(dtype=torch.float32)
+    logits = (asked.query @ asked.key.repeat_interleave(2, 1).mT * asked.scaling).bfloat16()
+    later = torch.ones(70, 70, dtype=torch.bool).triu(1)
+    exact = logits.double().masked_fill(later, -torch.inf).softmax(-1)
+    logits = logits.masked_fill(later, -torch.inf)
+    seen = AttentionMap(logits.softmax(-1), logits)
+    ours = region_sums(seen, Regions(5, 20))
+    torch.testing.assert_close(ours.first + ours.recent + ours.distant, torch.ones(2, 4, 70), atol=1e-5, rtol=0)
+    torch.testing.assert_close(map_sums(seen).columns, exact.sum(-2).float())
+    groups = torch.arange(70).remainder(3).expand(2, -1) - 1
+    expected = torch.stack([exact[..., groups[0] == group].sum(-1) for group in (0, 1)], -1).float()
+    torch.testing.assert_close(group_masses(seen, groups, 2), expected)
+    whole = AttentionMap(exact, exact.log())
+    torch.testing.assert_close(group_masses(whole, groups, 2), expected.double(), rtol=1e-6, atol=1e-6)
+    causal = replace(asked, query=asked.query.double(), key=asked.key.double(), value=asked.value.double())
+    scores = (causal.query @ causal.key.repeat_interleave(2, 1).mT * 0.5).masked_fill(later, -torch.inf)
+    own = AttentionMap(scores.softmax(-1), scores)
+    torch.testing.assert_close(group_masses(causal, groups, 2), group_masses(own, groups, 2))
+
+
 @pytest.mark.slow
 def test_padding_and_batches_change_nothing() -> None:
     model, ids = tiny("mistral"), random_ids(3, T)
@@ -157,6 +180,18 @@ def test_padding_and_batches_change_nothing() -> None:
     for name in NAMES:
         assert_close(padded[name][1], alone[name][0], name, 1e-3, 1e-5)
         assert np.isnan(padded[name][2]).all()  # no query of it has a distant key
+
+
+@pytest.mark.slow
+def test_a_gate_after_attention_leaves_distant_write_empty() -> None:
+    """What the projection reads is not o_i, so no share of it belongs to distant keys; masses stay as they were."""
+    model, ids = tiny("llama", num_hidden_layers=1), random_ids(1, T)
+    plain = streaming(model, ids).measured["streaming"]
+    model.layers[0].self_attn.o_proj.register_forward_pre_hook(lambda module, args: (args[0] * 0.5,), prepend=True)
+    gated = streaming(model, ids).measured["streaming"]
+    assert plain["distant_write"].notna().all()
+    assert gated["distant_write"].isna().all()
+    assert gated["distant_mass"].equals(plain["distant_mass"])
 
 
 def test_what_keeps_no_cache_is_empty_and_says_so() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from transformers import AutoModel
 import sinkscope
 from sinkscope.capture.kernels.sums import AttentionSums
 from sinkscope.capture.site import Kind, Site
-from sinkscope.capture.view import LayerView
-from sinkscope.metrics import METRICS, switch
+from sinkscope.capture.view import LayerView, Missing
+from sinkscope.metrics import METRICS, alignment, switch
+from sinkscope.metrics.prefixes import COSINES
 from sinkscope.runs.run import Run, load_run
 from sinkscope.runs.schema.measures import MEASURED_TABLES
 
@@ -184,6 +186,51 @@ def test_rows_of_a_score_beyond_one_and_values_of_zero_are_missing_not_zero() ->
     for name, metric in METRICS["switch"].items():
         if name not in ("sink_rows", "key_bias"):
             assert metric.compute(seen).isnan().all(), name
+
+
+def test_cosines_of_what_a_layer_lacks_are_empty() -> None:
+    z = drawn(1, 6, 5)
+    seen = view(torch.eye(6, dtype=torch.float64)[None], drawn(1, 6, 4), drawn(1, 5, 4), attention_input=z)
+    residual, squared, own, own_squared = alignment.by_position(seen)[0]
+    assert torch.stack([residual, squared]).isnan().all()
+    expected = torch.cosine_similarity(z[0, :1], z[0], dim=-1)
+    torch.testing.assert_close(own, expected)
+    torch.testing.assert_close(own_squared, expected**2)
+
+
+def test_cosines_of_a_block_whose_tokens_are_not_the_keys_are_missing() -> None:
+    more = {"residual_in": drawn(1, 9, 5), "attention_input": drawn(1, 9, 5)}
+    seen = view(torch.eye(6, dtype=torch.float64)[None], drawn(1, 6, 4), drawn(1, 5, 4), **more)
+    early = [partial(cosine, length=4) for cosine in COSINES.values()]
+    for column in (alignment.by_position, alignment.cos_peak_residual, alignment.cos_peak_input, *early[:2]):
+        with pytest.raises(Missing):
+            column(seen)
+
+
+@pytest.mark.slow
+def test_a_gate_after_attention_changes_neither_rows_nor_heads() -> None:
+    """Columns of o_i read it before the gate; half of every w_i has the shares that the whole has."""
+    model, ids = tiny("llama", num_hidden_layers=1), random_ids(2, 24)
+    plain = measured(model, ids)
+    model.layers[0].self_attn.o_proj.register_forward_pre_hook(lambda module, args: (args[0] * 0.5,), prepend=True)
+    gated = measured(model, ids)
+    for names, heads in ((HEADS, True), (LAYERS, False)):
+        ours, expected = table(gated, names, heads=heads), table(plain, names, heads=heads)
+        for name in names:
+            assert_close(ours[name], expected[name], name, 1e-5, 1e-6)
+
+
+@pytest.mark.slow
+def test_cross_attention_has_no_column_of_its_own_keys() -> None:
+    run = measured(tiny_model(AutoModel, "t5"), random_ids(2, 12))
+    heads = run.measured["switch"].set_index("stream")
+    assert heads.loc["cross", ["from_self", "communication"]].isna().all(axis=None)
+    assert heads.loc["cross", ["sink_rows", "off_rate", "from_sink"]].notna().all(axis=None)
+    assert heads.loc["encoder", ["from_self", "communication"]].notna().all(axis=None)
+    layers = run.layers.set_index("stream")
+    assert layers.loc["cross", ["cos_peak_residual", "cos_peak_input"]].isna().all(axis=None)
+    assert layers.loc["decoder", ["cos_peak_residual", "cos_peak_input"]].notna().all(axis=None)
+    assert set(run.measured["alignment"].dropna()["stream"]) == {"encoder", "decoder"}
 
 
 # The trigger models: what the papers say of them.

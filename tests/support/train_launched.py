@@ -53,7 +53,7 @@ def wrapped(how: str, model: nn.Module) -> nn.Module:
 
 def own_loop(model: nn.Module, own: Any) -> dict[str, Any]:
     from sinkscope.checkpoints.wrappers import is_sharded
-    from sinkscope.experiments.training.live_model import _gathered
+    from sinkscope.experiments.training.live_model import gathered
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     batch = ids(8)[distributed.get_rank() :: 2]
@@ -67,7 +67,7 @@ def own_loop(model: nn.Module, own: Any) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
         found.append(float(loss.detach()))
-    weights = _gathered(model) if is_sharded(model) else model.module.state_dict()
+    weights = gathered(model) if is_sharded(model) else model.module.state_dict()
     if own is not None:
         values.append(own.measure(STEPS, model))
     return {"losses": found, "weights": weights, "values": values}

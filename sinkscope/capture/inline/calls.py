@@ -91,9 +91,9 @@ def map_of(logits: Tensor, product: Product, products: frozenset[Product], plain
     lead = max((probabilities, logits), key=Tensor.dim).shape[:-2]
     queries, keys = probabilities.shape[-2:]
 
-    def fit(tensor: Tensor | None, rows: int) -> Tensor | None:
+    def fit(tensor: Tensor, rows: int) -> Tensor | None:
         """The tensor with the map's leading axes (the head axis may hold fewer groups); None where it does not fit."""
-        if tensor is None or tensor.shape[-2] != rows:
+        if tensor.shape[-2] != rows:
             return None
         if len(lead) == 2 and tensor.dim() == 3 and tensor.shape[0] == lead.numel():
             tensor = tensor.unflatten(0, lead)

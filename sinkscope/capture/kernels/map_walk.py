@@ -38,6 +38,17 @@ class AttentionMap:
     value: Tensor | None = None
     output: Tensor | None = None
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype to sum in: float64 for a float64 map, else float32."""
+        return torch.float64 if self.probabilities.dtype == torch.float64 else torch.float32
+
+    def shares(self, rows: slice) -> Tensor:
+        """The probabilities of these queries in `dtype`; those in half precision are recomputed from their logits."""
+        if self.logits is None or self.logits.dtype in (torch.float32, torch.float64):
+            return self.probabilities[:, :, rows].to(self.dtype)
+        return self.logits[:, :, rows].to(self.dtype).softmax(-1)[..., : self.probabilities.shape[-1]]
+
 
 def map_sums(seen: AttentionMap, block_bytes: int | None = None) -> AttentionSums:
     """AttentionSums from a map. Probabilities in half precision are recomputed from their logits.
@@ -57,7 +68,7 @@ class _MapWalk:
         self.seen = seen
         batch, heads, queries, keys = seen.probabilities.shape
         self.queries, self.keys = queries, keys
-        self.dtype = torch.float64 if seen.probabilities.dtype == torch.float64 else torch.float32
+        self.dtype = seen.dtype
 
         def rows() -> Tensor:
             return torch.full((batch, heads, queries), torch.nan, dtype=self.dtype, device=seen.probabilities.device)
@@ -74,16 +85,13 @@ class _MapWalk:
     def block(self, start: int, stop: int) -> None:
         """Adds queries start..stop to every sum."""
         rows = slice(start, stop)
-        shares = self.seen.probabilities[:, :, rows].to(self.dtype)
+        shares = self.seen.shares(rows)
         if self.seen.logits is None:
             shown = shares > 0
             peak = shares.amax(-1)
             self.largest[..., rows] = (shares[..., 0] >= peak) & shown[..., 0]
         else:
-            logits = self.seen.logits[:, :, rows].to(self.dtype)
-            if self.seen.logits.dtype not in (torch.float32, torch.float64):
-                shares = logits.softmax(-1)[..., : self.keys]
-            shown = self._from_logits(rows, logits)
+            shown = self._from_logits(rows, self.seen.logits[:, :, rows].to(self.dtype))
         self.visible[..., rows] = shown.sum(-1)
         self.sees_first[..., rows] = shown[..., 0]
         self.later |= bool(shown.triu(start + 1).any())

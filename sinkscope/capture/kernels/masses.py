@@ -39,12 +39,11 @@ def group_masses(
 
 
 def _of_map(seen: AttentionMap, member: Tensor) -> Tensor:
-    """From a map that the model formed."""
-    shares = seen.probabilities
-    dtype = torch.float64 if shares.dtype == torch.float64 else torch.float32
-    weights = member.to(device=shares.device, dtype=dtype)[:, None]
-    edges = block_edges(shares.shape[-2], shares[0].numel() * len(shares) * 4, shares.device)
-    return torch.cat([shares[:, :, start:stop].to(dtype) @ weights for start, stop in edges], 2)
+    """From a map that the model formed. Probabilities in half precision are recomputed from their logits."""
+    batch, heads, queries, keys = seen.probabilities.shape
+    weights = member.to(device=seen.probabilities.device, dtype=seen.dtype)[:, None]
+    edges = block_edges(queries, batch * heads * keys * 4, seen.probabilities.device)
+    return torch.cat([seen.shares(slice(start, stop)) @ weights for start, stop in edges], 2)
 
 
 class _MassWalk(Walk):

@@ -75,16 +75,11 @@ def region_sums(call: AttentionCall | AttentionMap, regions: Regions) -> RegionS
 def _of_map(seen: AttentionMap, regions: Regions) -> RegionSums:
     """From a map that the model formed. Probabilities in half precision are recomputed from their logits."""
     batch, heads, queries, keys = seen.probabilities.shape
-    dtype = torch.float64 if seen.probabilities.dtype == torch.float64 else torch.float32
-    sums = seen.probabilities.new_zeros(3, batch, heads, queries, dtype=dtype)
-    value = None if seen.value is None else seen.value.to(dtype).repeat_interleave(heads // seen.value.shape[1], 1)
+    sums = seen.probabilities.new_zeros(3, batch, heads, queries, dtype=seen.dtype)
+    value = None if seen.value is None else seen.value.to(seen.dtype).repeat_interleave(heads // seen.value.shape[1], 1)
     output = None if value is None else value.new_zeros(batch, queries, heads, value.shape[-1])
-    narrow = seen.logits is not None and seen.logits.dtype not in (torch.float32, torch.float64)
     for start, stop in block_edges(queries, 2 * batch * heads * keys * 4, seen.probabilities.device):
-        if narrow and seen.logits is not None:
-            shares = seen.logits[:, :, start:stop].to(dtype).softmax(-1)[..., :keys].contiguous()
-        else:
-            shares = seen.probabilities[:, :, start:stop].to(dtype, copy=True)
+        shares = seen.shares(slice(start, stop)).clone()
         sums[..., start:stop] = torch.stack(regions.cut(shares, start, 0))
         if output is not None and value is not None:
             output[:, start:stop] = (shares @ value).transpose(1, 2)

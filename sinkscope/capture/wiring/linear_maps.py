@@ -49,8 +49,6 @@ class InputNorm:
         self, x: Float[Tensor, "*batch token channel"], z: Float[Tensor, "*batch token channel"]
     ) -> Float[Tensor, "*batch token channel"]:
         """n of every token, from x and z."""
-        if self.absent:
-            return x
         scale, shift = self.affine(x, z)
         return scale * (x - shift) if self.centred else scale * x
 

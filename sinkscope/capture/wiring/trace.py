@@ -166,7 +166,9 @@ class _Trace:
 
     def _rank_w(self, site: Site, value: Float[Tensor, "group vdim channel"]) -> Float[Tensor, " head"] | None:
         slices = output_slices(self.model, site)
-        return None if slices is None else stable_rank(slices.mT, value.mT)
+        if slices is None or slices.shape[-1] != value.shape[-1]:  # W maps the residual stream to itself
+            return None
+        return stable_rank(slices.mT, value.mT)
 
 
 def output_slices(model: nn.Module, site: Site) -> Float[Tensor, "head vdim channel"] | None:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from sinkscope.checkpoints.checkpoint import check_length
 from sinkscope.checkpoints.writing import written
+from sinkscope.engine.batch_size import memory_needed
 from sinkscope.engine.input_kinds.kind import Asked, InputKind
 from sinkscope.engine.reading import Reading
 from sinkscope.errors import SinkscopeError
@@ -48,7 +49,8 @@ class TextInput(InputKind):
         """What the model writes after a prompt. Raises SinkscopeError where both are longer than its positions."""
         count = self.asked.generate or 0
         check_length(self.checkpoint, len(prompt) + count)
-        return written(self.checkpoint, prompt, count)
+        with memory_needed(f"the writing of {count} tokens after {len(prompt)}"):
+            return written(self.checkpoint, prompt, count)
 
     def _corpora(self, rules: TokenRules) -> list[Corpus]:
         asked, checkpoint = self.asked, self.checkpoint

@@ -24,7 +24,9 @@ KVHead = tuple[str, int]
 
 
 class CachePlan(ABC):
-    """A choice of KV heads."""
+    """A choice of KV heads. `heads`: those it chooses, or draws from, once it is ready."""
+
+    heads: tuple[KVHead, ...]
 
     @property
     @abstractmethod
@@ -41,10 +43,6 @@ class CachePlan(ABC):
     @abstractmethod
     def chosen(self, one: Pass) -> Iterable[KVHead]:
         """The KV heads that evict in this pass."""
-
-    def control(self) -> CachePlan | None:
-        """As many random KV heads; None for a plan that is random."""
-        return None
 
 
 @dataclass(frozen=True)
@@ -89,9 +87,6 @@ class ScoredPlan(CachePlan):
 
     def chosen(self, one: Pass) -> Iterable[KVHead]:
         return self.heads
-
-    def control(self) -> CachePlan | None:
-        return RandomPlan(len(self.heads))
 
 
 @dataclass(frozen=True)

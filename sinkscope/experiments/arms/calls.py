@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-from sinkscope.capture import Site
 from sinkscope.capture.calls import AttentionCall, MaskReadings
 from sinkscope.capture.interface import shadowed
 from sinkscope.capture.kernels.attend import read
@@ -40,10 +39,13 @@ def watched(one: Pass, sinks: SinkCount) -> Iterator[None]:
     masks = MaskReadings()
 
     def attention(module: nn.Module, call: AttentionCall) -> Tensor:
-        name = names.get(module, "")
-        site = _site(by_call, counts, name) if call.of_positions else None
-        if site is None:
+        name = names.get(module)
+        if name is None or not call.of_positions or name in setting.plan.unread:  # no site of the base model
             return read(masks.read(call), setting.plan.failures)[0]
+        site = by_call.get((name, counts[name]))
+        if site is None:
+            raise SinkscopeError(f"attention module {name!r} was called more often than in the dry run")
+        counts[name] += 1
         for change in one.changes:
             call = change(site, call)
         output, sums = read(masks.read(call), setting.plan.failures)
@@ -52,10 +54,3 @@ def watched(one: Pass, sinks: SinkCount) -> Iterator[None]:
 
     with shadowed(setting.model, attention), lazy_masks():
         yield
-
-
-def _site(by_call: dict[tuple[str, int], Site], counts: Counter[str], name: str) -> Site | None:
-    site = by_call.get((name, counts[name]))
-    if site is not None:
-        counts[name] += 1
-    return site

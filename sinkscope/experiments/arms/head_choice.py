@@ -101,18 +101,15 @@ class HeadTable:
         """Number of heads in a fraction, rounded. Raises SinkscopeError where a fraction above 0 rounds to 0 heads."""
         number = int(fraction * len(self.rows) + 0.5)
         if fraction and not number:
-            raise SinkscopeError(f"--fraction {fraction:g} of {len(self.rows)} heads is no head: give a larger one")
+            raise SinkscopeError(f"{fraction:g} of {len(self.rows)} heads is no head: give a larger share")
         return number
 
-    def ranked(self, score: Score) -> Heads:
-        """All heads that have the score, most dormant first; ties keep the order of layers and heads."""
-        return _grouped(self._order(score))
-
     def dormant(self, score: Score, count: int) -> Heads:
-        """The `count` most dormant heads. Raises SinkscopeError if fewer heads have the score."""
+        """The `count` most dormant heads; ties keep the order of layers and heads. Raises SinkscopeError if fewer heads
+        have the score."""
         order = self._order(score)
         if count > len(order):
-            raise SinkscopeError(f"--score {score.column}: only {len(order)} of {len(self.rows)} heads have a value")
+            raise SinkscopeError(f"{score.column}: only {len(order)} of {len(self.rows)} heads have a value")
         return _grouped(order.head(count))
 
     def drawn(self, count: int, seed: int) -> Heads:
@@ -136,7 +133,7 @@ def head_table(run: Run, scores: list[Score]) -> HeadTable:
         known = score.column in merged and pd.api.types.is_float_dtype(merged[score.column])
         if not known or score.column.endswith("_sem"):
             raise SinkscopeError(
-                f"--score {score.column!r} is no score of the run's heads; `sinkscope metrics` lists the columns"
+                f"{score.column!r} is no score of the run's heads; `sinkscope metrics` lists the columns"
             )
     columns = list(dict.fromkeys(score.column for score in scores))
     return HeadTable(merged.groupby(PLACE, sort=False)[columns].mean().reset_index())

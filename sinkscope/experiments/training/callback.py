@@ -16,7 +16,7 @@ from sinkscope.checkpoints.wrappers import is_sharded
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.scan import scan
 from sinkscope.errors import SinkscopeError, in_one_line
-from sinkscope.experiments.training.live_model import Replica, processes_of_training, undisturbed
+from sinkscope.experiments.training.live_model import Replica, gathered, processes_of_training, undisturbed
 from sinkscope.experiments.training.trajectory import trajectory_rows
 from sinkscope.runs.defaults import EPSILON
 from sinkscope.runs.run import Run
@@ -96,11 +96,14 @@ class SinkCallback(TrainerCallback):  # type: ignore[misc] # transformers export
             with undisturbed(model):
                 return scan(model, tokenizer=self.tokenizer, processes=processes, **self._settings)
         with undisturbed(model):
-            copy = self._replica.refreshed(model, processes.index == 0)
+            weights = gathered(model)
             found: list[Run] = []
-            processes.on_main(
-                lambda: found.append(scan(copy, tokenizer=self.tokenizer, processes=ALONE, **self._settings))
-            )
+
+            def measured() -> None:
+                copy = self._replica.refreshed(model, weights)
+                found.append(scan(copy, tokenizer=self.tokenizer, processes=ALONE, **self._settings))
+
+            processes.on_main(measured)  # what fails in there is told to the other processes, which wait for it
         return found[0] if found else None
 
     def _write(self, step: int) -> None:

@@ -52,27 +52,21 @@ class Replica:
     def __init__(self) -> None:
         self._model: nn.Module | None = None
 
-    def refreshed(self, model: nn.Module, main: bool) -> nn.Module | None:
-        """Copies the weights as they are now; returns the copy in the main process, None in the others.
+    def refreshed(self, model: nn.Module, weights: dict[str, Any]) -> nn.Module:
+        """Returns the copy with these weights, which `gathered` gave the main process.
 
-        Every process must call it. Raises SinkscopeError where the model cannot be built from its configuration.
+        Raises SinkscopeError where the model cannot be built from its configuration.
         """
-        weights = _gathered(model)
-        if not main:
-            return None
         if self._model is None:
             self._model = _built_like(model)
         try:
             self._model.load_state_dict(weights)
         except RuntimeError:
-            raise SinkscopeError(
-                f"{type(self._model).__name__} under FSDP holds weights that its configuration does not name (adapters,"
-                " perhaps): measure the saved checkpoints with `sinkscope track`"
-            ) from None
+            raise _not_told_by_configuration(self._model) from None
         return self._model
 
 
-def _gathered(model: nn.Module) -> dict[str, Any]:
+def gathered(model: nn.Module) -> dict[str, Any]:
     """All weights by name, on the CPU, in the main process; every process must call it."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
     from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType
@@ -92,10 +86,20 @@ def _built_like(model: nn.Module) -> nn.Module:
 
     inner: Any = model
     while not isinstance(inner, PreTrainedModel):
-        inner = inner.module
+        held = getattr(inner, "module", None)
+        if held is None:  # PEFT's model, among others
+            raise _not_told_by_configuration(inner)
+        inner = held
     family: Any = next(each for each in type(inner).__mro__ if not issubclass(each, FSDPModule))
     dtype = next(parameter.dtype for parameter in inner.parameters())
     return family(inner.config).to(dtype).eval()
+
+
+def _not_told_by_configuration(model: nn.Module) -> SinkscopeError:
+    return SinkscopeError(
+        f"{type(model).__name__} under FSDP holds weights that its configuration does not name (adapters, perhaps): "
+        "measure the saved checkpoints with `sinkscope track`"
+    )
 
 
 class TrainingProcesses(Launched):

@@ -24,12 +24,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sinkscope.checkpoints.quiet import quiet_transformers
 from sinkscope.checkpoints.trigger import task
 from sinkscope.checkpoints.trigger.config import TriggerConfig
 from sinkscope.checkpoints.trigger.default import ZERO, Default, draw_default
 from sinkscope.checkpoints.trigger.model import TriggerModel
 from sinkscope.errors import SinkscopeError
+from sinkscope.experiments.trigger.saving import saving
 
 ERROR, SMALLEST_ERROR = 1e-3, 1e-5
 """The largest error by default, and the smallest one that float32 can keep."""
@@ -90,11 +90,8 @@ def write_explicit(
         f"--length {length} --seed {seed}{bound}"
     )
     model.config.training = {"command": command, "seed": seed, "steps": 0, "stopped": "explicit"}
-    try:
-        with quiet_transformers():
-            model.save_pretrained(folder)
-    except OSError as problem:
-        raise SinkscopeError(f"cannot write {folder}: {problem.strerror or problem}") from None
+    with saving(folder):
+        model.save_pretrained(folder)
     return model
 
 

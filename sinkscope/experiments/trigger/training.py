@@ -24,6 +24,7 @@ from sinkscope.checkpoints.trigger.model import TriggerModel
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.trigger.interrupts import held_interrupts, one_thread
 from sinkscope.experiments.trigger.recipe import Recipe
+from sinkscope.experiments.trigger.saving import saving
 
 BATCH, BETAS, STOP = 128, (0.9, 0.95), 5e-3
 """Sequences per step; Adam's betas; the bound on the largest absolute error of a solved task."""
@@ -120,15 +121,17 @@ class Training:
         return float((predicted - task.targets(self.evaluation, self.model.config.residual, self.off)).abs().max())
 
     def save(self, folder: Path) -> None:
-        """Writes the state to a new file, then renames it into place."""
+        """Writes the state to a new file, then renames it into place. Raises SinkscopeError where it cannot."""
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         for number, moments in self.optimizer.state_dict()["state"].items():
             tensors |= {f"adam.{number}.{name}": value for name, value in moments.items()}
         tensors["generator"] = self.generator.get_state()
-        folder.mkdir(parents=True, exist_ok=True)
         facts = json.dumps({"recipe": asdict(self.recipe), **{name: getattr(self, name) for name in LATEST}})
-        save_file({name: value.contiguous() for name, value in tensors.items()}, folder / f"{STATE}.new", {"of": facts})
-        (folder / f"{STATE}.new").replace(folder / STATE)
+        whole, partial = {name: value.contiguous() for name, value in tensors.items()}, folder / f"{STATE}.new"
+        with saving(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file(whole, partial, {"of": facts})
+            partial.replace(folder / STATE)
 
     def load(self, folder: Path) -> None:
         """Restores a saved state. Raises SinkscopeError where it is damaged or belongs to another recipe."""
@@ -167,7 +170,7 @@ def train(
 
     `keep` is called before the first step and after each (`trajectory.keeper` keeps checkpoints).
     `resume` continues an interrupted training, returns a finished one, and starts a new one where there is neither.
-    Raises SinkscopeError where the folder holds anything that would be lost.
+    Raises SinkscopeError where the folder holds anything that would be lost, or cannot be written.
     """
     finished, state = folder / "config.json", folder / STATE
     if finished.exists() and not state.exists():
@@ -180,13 +183,14 @@ def train(
     if not state.exists() and folder.exists() and set(folder.iterdir()) - {partial}:
         raise SinkscopeError(f"{folder} is not empty: give another --out")
     training = Training(recipe)
-    folder.mkdir(parents=True, exist_ok=True)
+    with saving(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     if state.exists():
         training.load(folder)
     training.run(progress, folder, keep)
     model = training.model.eval()
     model.config.training = training_record(training)
-    with quiet_transformers():
+    with saving(folder):
         model.save_pretrained(folder)
     state.unlink(missing_ok=True)
     return model

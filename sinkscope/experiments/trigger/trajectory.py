@@ -19,6 +19,7 @@ from sinkscope.checkpoints.trigger.as_input import SINK
 from sinkscope.checkpoints.trigger.model import TriggerModel
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.trigger.evaluation import evaluate
+from sinkscope.experiments.trigger.saving import saving
 from sinkscope.experiments.trigger.training import Training, training_record
 
 COLUMNS = (
@@ -71,11 +72,9 @@ def _save(training: Training, place: Path) -> None:
     config = training.model.config
     before, config.training = config.training, training_record(training)
     try:
-        with quiet_transformers():
+        with saving(place):
             training.model.save_pretrained(work)
-        work.rename(place)
-    except OSError as problem:
-        raise SinkscopeError(f"cannot write {place}: {problem.strerror or problem}") from None
+            work.rename(place)
     finally:
         config.training = before
 

@@ -86,7 +86,8 @@ class RandomDynamicHeads(Arm):
 def threshold(run: Run, score: Score, share: float) -> float:
     """The quantile of the run's (sequence, head) scores that has `share` of them on the dormant side.
 
-    Raises SinkscopeError where the score is not one of each sequence.
+    Raises SinkscopeError where the score is not one of each sequence, or so many scores are equal that more than twice
+    `share` of them lie at the quantile or beyond: an arm would be named after a share that it does not zero.
     """
     table = run.sequences
     if score.column not in table or not pd.api.types.is_float_dtype(table[score.column]):
@@ -97,7 +98,15 @@ def threshold(run: Run, score: Score, share: float) -> float:
     values = table.loc[table["head"].notna(), score.column].dropna()
     if values.empty:
         raise SinkscopeError(f"--arm dynamic:{score.column}: no head of the run has a value")
-    return float(np.quantile(values, share if score.low else 1 - share))
+    bound = float(np.quantile(values, share if score.low else 1 - share))
+    beyond = float((values <= bound if score.low else values >= bound).mean())
+    if beyond > 2 * share + 1 / len(values):
+        raise SinkscopeError(
+            f"--arm dynamic:{score.column}: {100 * beyond:.3g}% of the run's values are {bound:g} or "
+            f"{'less' if score.low else 'more'}, so no threshold has {100 * share:g}% on its side: give another score "
+            "or share"
+        )
+    return bound
 
 
 def crossing(scores: dict[str, Tensor], score: Score, bound: float) -> dict[str, Tensor]:

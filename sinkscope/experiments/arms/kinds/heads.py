@@ -68,8 +68,15 @@ class RandomHeads(Arm):
         return zeroed(one.setting.base, one.setting.sites, drawn)
 
 
+class NamedHeads(Arm):
+    """Heads that only the model or a run can tell: `ready` gives the arm that zeroes them."""
+
+    def applied(self, one: Pass) -> AbstractContextManager[Any]:
+        raise TypeError(f"{self.name} is not ready: apply what its `ready` returns")
+
+
 @dataclass(frozen=True)
-class ScoredHeads(Arm):
+class ScoredHeads(NamedHeads):
     """The share of heads that a score of the run calls most dormant."""
 
     score: Score
@@ -83,15 +90,15 @@ class ScoredHeads(Arm):
         check_sites(setting.sites)
         if setting.run is None:
             raise SinkscopeError(f"--arm {self.name}: its heads are chosen by a score of a run: give --run")
-        table = head_table(setting.run, [self.score])
-        return ZeroedHeads(self.name, table.dormant(self.score, table.count(self.share)), table)
-
-    def applied(self, one: Pass) -> AbstractContextManager[Any]:
-        raise TypeError("a scored arm is made ready first")
+        try:
+            table = head_table(setting.run, [self.score])
+            return ZeroedHeads(self.name, table.dormant(self.score, table.count(self.share)), table)
+        except SinkscopeError as error:
+            raise SinkscopeError(f"--arm {self.name}: {error}") from None
 
 
 @dataclass(frozen=True)
-class ListedHeads(Arm):
+class ListedHeads(NamedHeads):
     """Heads given by layer and number, of the model's text."""
 
     pairs: tuple[tuple[int, int], ...]
@@ -110,9 +117,6 @@ class ListedHeads(Arm):
                 raise SinkscopeError(f"--arm {self.name}: the model has no head {head} in layer {layer}")
             chosen.setdefault(sites[0].name, []).append(head)
         return ZeroedHeads(self.name, chosen, table)
-
-    def applied(self, one: Pass) -> AbstractContextManager[Any]:
-        raise TypeError("a list of heads is made ready first")
 
 
 def all_heads(setting: Setting) -> HeadTable:

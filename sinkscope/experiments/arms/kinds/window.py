@@ -15,7 +15,7 @@ from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.narrowed import Allowed, Narrowing
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
-from sinkscope.experiments.arms.cache_plan import CachePlan, query_heads, read_plan
+from sinkscope.experiments.arms.cache_plan import CachePlan, RandomPlan, query_heads, read_plan
 from sinkscope.experiments.arms.calls import check_calls
 from sinkscope.experiments.arms.grammar import arm_kind, number
 from sinkscope.experiments.arms.positions import Positions
@@ -108,7 +108,7 @@ class Window(Arm):
         if self.random:
             return None
         if self.plan is not None:
-            return replace(self, plan=self.plan.control())
+            return replace(self, plan=RandomPlan(len(self.plan.heads)))
         control = self.sinks.control()
         return None if control is None else replace(self, sinks=control)
 
