@@ -10,6 +10,7 @@ from sinkscope.inputs.batches import TokenData
 from sinkscope.inputs.chats import region_names
 from sinkscope.inputs.signals import PIXELS
 from sinkscope.runs.places import Places, PlacesOf, text_regions
+from sinkscope.runs.tables import sites_of
 from sinkscope.runs.values import Domain
 
 LEADING = {
@@ -27,10 +28,7 @@ def places_of(loop: Loop, domains: list[Domain]) -> PlacesOf:
     found: PlacesOf = {}
     for domain, data in zip(domains, loop.reading.tokens, strict=False):
         shared: dict[tuple[str, int], Places] = {}
-        for site in loop.sites:
-            values = domain.sites.get(site.name)
-            if values is None:
-                continue
+        for _, site, values in sites_of([domain], loop.sites):
             own = site.stream, values.keys
             if own not in shared:
                 shared[own] = _places(loop, domain, data, *own).cut(values.count)

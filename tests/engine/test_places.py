@@ -60,6 +60,12 @@ def test_patches_and_what_stands_before_them(family: str, leading: list[str]) ->
     assert rows.loc[("patch", False), "occurrences"] == 2 * (16 - (not leading))
 
 
+def test_a_parameter_with_more_rows_than_there_are_positions_names_none() -> None:
+    model = tiny_model(AutoModel, "siglip_vision_model")
+    model.register_tokens = torch.nn.Parameter(torch.zeros(1, 99, 4))
+    assert set(regions(scan(model, {"pixel_values": torch.randn(2, 3, 32, 32)}), "vision").values()) == {"patch"}
+
+
 def test_image_tokens_stand_apart_in_the_text() -> None:
     run = scan(see("llava"), inputs("llava"))
     count, found = IMAGE_TOKENS["llava"], regions(run, "text")
