@@ -42,6 +42,11 @@ class Hashing:
         """Seconds that hashing took so far, beside other work or not."""
         return sum(self._spent.values())
 
+    @property
+    def running(self) -> bool:
+        """Whether files are still being hashed."""
+        return not all(job.done() for job in self._jobs.values())
+
     def joined(self, files: list[Path]) -> str | None:
         """SHA-256 over the names and SHA-256 of the weight files; None where there are none. Files that the thread was
         not given are hashed now."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sinkscope.capture.loops import preload
 from sinkscope.capture.private_doors import base_class, has_sdpa
 from sinkscope.checkpoints.adapter_files import AdapterFolder
 from sinkscope.checkpoints.adapters import adapted, adapter_asked
@@ -92,6 +93,8 @@ def _open(
     warnings += [line for file in files if source.gguf for line in check_gguf_layers(name, model, file)]
     check_finite(name, model)
     noted = stamps(files)
+    if device.type == "cpu" and hashing.running:
+        preload()  # the scan will want them, and until then the thread hashes on
     facts = {
         "id": name,
         "revision": source.revision,

@@ -12,7 +12,7 @@ import transformers
 from families import tiny_model
 
 import sinkscope
-from sinkscope.checkpoints import hashing, open_checkpoint
+from sinkscope.checkpoints import hashing, loading, open_checkpoint
 from sinkscope.checkpoints.hashing import PIECE, Hashing, sha256_of_file
 
 
@@ -63,3 +63,23 @@ def test_a_checkpoint_that_does_not_load_leaves_no_thread(tmp_path: Path) -> Non
     with pytest.raises(sinkscope.SinkscopeError):
         open_checkpoint(str(tmp_path))
     assert not [each for each in threading.enumerate() if each.name.startswith("sinkscope-hash")]
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_loops_are_loaded_while_weights_are_hashed(
+    slow: bool, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small model's hash is there already, and the loops may never be wanted."""
+    asked, hashed = [], threading.Event()
+
+    def preload() -> None:
+        asked.append(True)
+        hashed.set()
+
+    def read(file: Path, stopped: threading.Event | None = None) -> str:
+        return "0" * 64 if not slow or hashed.wait(60) else "too late"
+
+    monkeypatch.setattr(hashing, "sha256_of_file", read)
+    monkeypatch.setattr(loading, "preload", preload)
+    open_checkpoint(str(tiny_folder))
+    assert asked == [True] * slow

@@ -31,6 +31,12 @@ def loops(name: str) -> ModuleType | None:
         return None
 
 
+def preload() -> None:
+    """Loads the loops that every scan wants, half a second that may pass while something else is awaited."""
+    for name in ("attention", "vectors"):
+        loops(name)
+
+
 def reads(tensor: Tensor) -> bool:
     """Whether loops read a tensor: it is on the CPU and is summed in float32."""
     return tensor.device.type == "cpu" and tensor.dtype != torch.float64
