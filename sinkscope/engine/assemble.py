@@ -9,6 +9,7 @@ import pandas as pd
 
 from sinkscope.capture import not_softmax
 from sinkscope.comparison.domains import contrast_summary, contrast_table
+from sinkscope.engine.batch_size import return_freed
 from sinkscope.engine.loop import Loop
 from sinkscope.engine.manifest import spectra_measured, timing, with_failures
 from sinkscope.engine.measures.measurement import Findings
@@ -32,6 +33,7 @@ from sinkscope.runs.values import Domain
 def build_run(loop: Loop, manifest: Manifest, started: float, complete: bool) -> Run:
     """Builds the Run of the sequences measured so far. `started`: time.perf_counter() when the scan began."""
     sites, domains, asked = loop.sites, loop.domains(), manifest.request
+    return_freed()
     manifest = with_failures(manifest, [*loop.plan.failures, *loop.failures])
     places = places_of(loop, domains)
     heads = head_table(domains, sites, asked)

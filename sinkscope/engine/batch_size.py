@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -37,6 +38,14 @@ def memory_needed(what: str) -> Iterator[None]:
         raise OutOfMemory(
             f"out of memory in {what}: try --dtype bfloat16, --device-map auto or another --device"
         ) from None
+
+
+def return_freed() -> None:
+    """Gives the system the memory that was freed, where the C library keeps it (glibc): small tensors by the thousand
+    leave theirs in pieces that large tables cannot use."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
