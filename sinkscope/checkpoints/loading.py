@@ -21,11 +21,12 @@ from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts
 from sinkscope.checkpoints.dequantizing import Report, dequantizing, silent
 from sinkscope.checkpoints.hashing import Hashing
 from sinkscope.checkpoints.keys import check_gguf_layers, check_keys
+from sinkscope.checkpoints.load_errors import why_not_loaded
 from sinkscope.checkpoints.measurable import check_finite, check_object
 from sinkscope.checkpoints.names import check_dtype
 from sinkscope.checkpoints.placement import Placement
 from sinkscope.checkpoints.quiet import quiet_transformers
-from sinkscope.checkpoints.sources import Source, find_source, first_line, pickled_files, shorten, weight_paths
+from sinkscope.checkpoints.sources import Source, find_source, first_line, weight_paths
 from sinkscope.checkpoints.stored_types import check_stored_types
 from sinkscope.checkpoints.tokenizers import load_tokenizer
 from sinkscope.checkpoints.weight_files import stamps
@@ -219,7 +220,7 @@ def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) 
             f"{source.name} does not fit into the device's memory: try --dtype, --device-map auto"
         ) from None
     except Exception as error:  # any defect of a checkpoint becomes one line
-        raise SinkscopeError(_why(source, error)) from error
+        raise SinkscopeError(why_not_loaded(source, error)) from error
     placement.settle(model)
     return model, check_keys(source.name, model, report)
 
@@ -227,23 +228,6 @@ def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) 
 def _implementation(config: Any) -> str | None:
     """Returns `sdpa`, so that transformers picks no hub kernel or flash package; None where the family has no sdpa."""
     return "sdpa" if has_sdpa(base_class(config)) else None
-
-
-def _why(source: Source, error: Exception) -> str:
-    text = str(error)
-    if source.pickled and "weights_only" in text:
-        return (
-            f"{source.name}: its pickled weights ({', '.join(pickled_files(source))}) are damaged or hold more than "
-            "tensors; convert them to safetensors"
-        )
-    if "trust_remote_code" in text:
-        return f"{source.name} carries its own Python code: pass --trust-remote-code if you trust it"
-    if isinstance(error, ImportError):
-        return f"{source.name} needs a package that is not installed: {first_line(error)}"
-    if "Unrecognized model" in text or "does not recognize this architecture" in text:
-        return f"{source.name} is of a model type this transformers does not know: {first_line(error)}"
-    detail = " ".join(text.split()) or type(error).__name__
-    return f"cannot load {source.name}: {type(error).__name__}: {shorten(detail)}"
 
 
 def _to_device(model: nn.Module, device: torch.device) -> nn.Module:
