@@ -25,7 +25,8 @@ Number = Annotated[float | None, BeforeValidator(_missing_as_none)]
 class Record(BaseModel):
     """A record that refuses missing and unknown fields."""
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    # Most records are only parts of others, and a command reads few: each is built when it is read.
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), defer_build=True)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON, in the order of the fields."""
