@@ -6,8 +6,9 @@
 The models: A and B have the shapes of two small language models and random weights, C is Gemma-3-270M. Runs each in one
 process, with batches as a scan forms them (2,048 tokens, or one longer sequence). Each of five rounds times every
 contender, so that a change in the machine's speed affects all of them. Prints seconds per batch, ratios (median and
-range over rounds) and the peak memory of one batch. ROUNDS=2 in the environment sets another number of rounds, and
-SMOOTHING=1 adds a whole scan that also measures smoothing.
+range over rounds) and the peak memory of one batch. ROUNDS=2 in the environment sets another number of rounds,
+SEQUENCES=8 the sequences of a whole scan, whose set-up then weighs four times as much, and SMOOTHING=1 adds a scan that
+also measures smoothing.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from sinkscope.experiments.bench.result import EAGER, ratio
 from sinkscope.runs.defaults import NUM_SEQUENCES
 
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
+SEQUENCES = int(os.environ.get("SEQUENCES", NUM_SEQUENCES))
 WHOLE, SMOOTHING = "whole scan", "+ smoothing"
 
 
@@ -72,7 +74,7 @@ def contenders(model: Any, ids: torch.Tensor, with_eager: bool) -> Passes:
 
     The longest would take an hour so: there one batch alone is timed."""
     passes = Passes.of(model, True, ids)
-    several = ids.repeat(NUM_SEQUENCES // len(ids), 1)
+    several = ids.repeat(SEQUENCES // len(ids), 1)
 
     def whole(ids: torch.Tensor, **asked: Any) -> None:
         sinkscope.scan(model, data=several, batch_size=len(ids), self_check=False, **asked)
@@ -96,8 +98,9 @@ def test_cost_of_a_scan(benchmark: Any, name: str, length: int) -> None:
     passes = contenders(model, ids, with_eager=length <= 2048)
     seconds = benchmark.pedantic(lambda: passes.timed(ids, ROUNDS, lambda done, total: None), rounds=1, iterations=1)
     for whole in {WHOLE, SMOOTHING} & {*seconds}:
-        seconds[whole] = [each * rows / NUM_SEQUENCES for each in seconds[whole]]  # of a batch, as the others'
-    print(f"\n{name}, T = {length}, batch {rows}, {ROUNDS} interleaved rounds, {torch.get_num_threads()} threads")
+        seconds[whole] = [each * rows / SEQUENCES for each in seconds[whole]]  # of a batch, as the others'
+    print(f"\n{name}, T = {length}, batch {rows}, {ROUNDS} interleaved rounds, {torch.get_num_threads()} threads, "
+          f"{SEQUENCES} sequences in a whole scan")  # fmt: skip
     print(f"{'':>12} {'s a batch':>9} {'/ plain':>20} {'/ backbone':>20} {'peak MiB':>9}")
     for contender, times in seconds.items():
         ratios = ["{:.2f} ({:.2f}-{:.2f})".format(*ratio(times, seconds[other])) for other in ("plain", "backbone")]

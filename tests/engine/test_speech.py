@@ -271,8 +271,10 @@ def test_frames_that_fill_a_window_up_are_not_read() -> None:
         sinkscope.scan(model, data={"input_features": long[:, :160]})
 
 
+@pytest.mark.parametrize("measure", ["smoothing", "spikes"])
 @pytest.mark.parametrize("family", ["whisper", "wav2vec2"])
-def test_smoothing_is_refused_without_token_ids(family: str) -> None:
+def test_what_a_layer_is_made_of_is_not_looked_for_without_token_ids(family: str, measure: str) -> None:
     model = tiny_model(AutoModel, family)
-    with pytest.raises(sinkscope.SinkscopeError, match="pass over token ids"):
-        sinkscope.scan(model, data=speech_inputs(family, model.config), smoothing=True)
+    words = f"^--measure {measure}: the parts of a layer are found in a pass over token ids, but .* reads input_"
+    with pytest.raises(sinkscope.SinkscopeError, match=words):
+        sinkscope.scan(model, data=speech_inputs(family, model.config), measure=measure)

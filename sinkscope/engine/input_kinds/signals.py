@@ -66,8 +66,8 @@ class SignalInput(InputKind):
         return batch.inputs, batch.extra
 
     def several_probes(self) -> Tensor:
-        name = type(self.checkpoint.model).__name__
-        raise SinkscopeError(f"W_V is found in a pass over token ids, but {name} reads {self.forward.signal}")
+        what = f"{type(self.checkpoint.model).__name__} reads {self.forward.signal}"
+        raise SinkscopeError(f"the parts of a layer are found in a pass over token ids, but {what}")
 
     def read(self, positions: int) -> Reading:
         corpus, tokens = self._signals.corpus(positions), self._signals.tokens(positions)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -28,6 +28,8 @@ from sinkscope.runs.values import Domain
 
 if TYPE_CHECKING:
     from sinkscope.engine.reading import Reading
+
+Found = TypeVar("Found")
 
 
 @dataclass
@@ -100,10 +102,14 @@ class Measurement(ABC):
         """Raises SinkscopeError where the model lacks what the measurement needs."""
         self.subject = subject
         if self.wired:
-            try:
-                self.wirings = subject.wirings
-            except SinkscopeError as error:
-                raise SinkscopeError(f"--measure {self.name}: {error}") from None
+            self.wirings = self.looked_for(lambda: subject.wirings)
+
+    def looked_for(self, look: Callable[[], Found]) -> Found:
+        """What `look` finds in the model. A SinkscopeError then names the measurement."""
+        try:
+            return look()
+        except SinkscopeError as error:
+            raise SinkscopeError(f"--measure {self.name}: {error}") from None
 
     def quantities(self) -> tuple[Quantity, ...]:
         """What it measures on every LayerView, the same at every call."""

@@ -47,7 +47,7 @@ class Spikes(Measurement):
 
     def __init__(self, subject: Subject) -> None:
         super().__init__(subject)
-        self.parts_of = find_parts(subject.model, subject.plan, subject.short_pass)
+        self.parts_of = self.looked_for(lambda: find_parts(subject.model, subject.plan, subject.short_pass))
         self.streams = {site.block: site.stream for site in subject.plan.sites if site.block in self.parts_of}
         self._found: dict[str, dict[str, Tensor]] = {}
 

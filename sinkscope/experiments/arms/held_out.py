@@ -25,8 +25,6 @@ def held_out(
     check_spec(spec)
     read = [] if manifest is None else manifest.data
     length = seq_len or max((data.seq_len for data in read), default=SEQ_LEN)
-    if length < 2 or count < 2:
-        raise SinkscopeError("a loss with its error needs --seq-len and --num-sequences of at least 2")
     check_length(checkpoint, length)
     bos = "auto" if manifest is None else manifest.request.bos[0]
     without = [] if manifest is None else read_before(manifest)

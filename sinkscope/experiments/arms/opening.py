@@ -46,6 +46,8 @@ def check_numbers(text: Text, draws: int) -> None:
         raise SinkscopeError(f"--draws {draws}: at least 2 random choices are needed for a control")
     if text.seq_len is not None and text.seq_len < 2:
         raise SinkscopeError(f"--seq-len {text.seq_len}: at least 2 tokens are needed")
+    if text.num_sequences < 2:
+        raise SinkscopeError(f"--num-sequences {text.num_sequences}: at least 2 are needed for a loss with its error")
 
 
 def opened(
