@@ -30,7 +30,10 @@ def ablate(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the results. [default: runs/MODEL-SLUG-ablation, with a number where that is there]"
+            "--out",
+            "-o",
+            metavar="FOLDER",
+            help="Folder of the results. [default: runs/MODEL-SLUG-ablation, with a number where that is there]",
         ),
     ] = None,
     written: Written,

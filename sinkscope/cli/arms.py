@@ -18,7 +18,10 @@ def arms(
     run: RunFolder = None,
     *,
     text: TextLoss,
-    out: Annotated[Path | None, typer.Option(help="Folder of the results. [default: runs/MODEL-SLUG-arms]")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FOLDER", help="Folder of the results. [default: runs/MODEL-SLUG-arms]"),
+    ] = None,
     written: Written,
 ) -> None:
     """Measure what a model loses under interventions (arms), each beside its random control.

@@ -24,7 +24,10 @@ def evict(
     layers: Annotated[str, typer.Option(help="full: layers without a window of their own; or all.")] = "full",
     *,
     text: GridLoss,
-    out: Annotated[Path | None, typer.Option(help="Folder of the results. [default: runs/MODEL-SLUG-evict]")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FOLDER", help="Folder of the results. [default: runs/MODEL-SLUG-evict]"),
+    ] = None,
     written: Written,
 ) -> None:
     """Measure what a model loses where its cache keeps only a window and a few first tokens (StreamingLLM).

@@ -24,7 +24,10 @@ def quant(
     ] = None,
     *,
     text: GridLoss,
-    out: Annotated[Path | None, typer.Option(help="Folder of the results. [default: runs/MODEL-SLUG-quant]")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FOLDER", help="Folder of the results. [default: runs/MODEL-SLUG-quant]"),
+    ] = None,
     written: Written,
 ) -> None:
     """Measure what a model loses where its KV cache, or its activations, are rounded to few bits.

@@ -41,6 +41,8 @@ def scan(
     out: Annotated[
         Path | None,
         typer.Option(
+            "--out",
+            "-o",
             metavar="FOLDER",
             help="Run folder to write; the parent of all, with several models. [default: runs/MODEL-SLUG, with a "
             "number where that is there]",

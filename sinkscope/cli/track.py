@@ -40,6 +40,8 @@ def track(
     out: Annotated[
         Path,
         typer.Option(
+            "--out",
+            "-o",
             metavar="FOLDER",
             help="Folder for a run folder per step, trajectory.csv, emergence.csv and the figure.",
             rich_help_panel=FIRST,

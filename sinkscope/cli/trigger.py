@@ -28,7 +28,9 @@ def trigger() -> None:
 
 
 def train(
-    out: Annotated[Path, typer.Option(help="Folder for config.json and model.safetensors.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FOLDER", help="Folder for config.json and model.safetensors.")
+    ],
     attention: Annotated[
         str, typer.Option(help="Kind: softmax, relu, sigmoid, softmax1, learned-sink or gated.")
     ] = "softmax",
@@ -134,7 +136,13 @@ def scan(
 
 def reproduce(
     out: Annotated[
-        Path, typer.Option(help="Folder for models, tables and figures; models already there are not trained again.")
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FOLDER",
+            help="Folder for models, tables and figures; models already there are not trained again.",
+        ),
     ],
     quick: Annotated[
         bool, typer.Option("--quick", help="Train only 1 x 1 and 2 x 2 models, with one seed; takes minutes.")

@@ -72,7 +72,12 @@ def explicit(
 
 
 def study(
-    out: Annotated[Path, typer.Option(help="Folder for models and tables; models already there are taken.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="FOLDER", help="Folder for models and tables; models already there are taken."
+        ),
+    ],
     default: Annotated[
         list[str] | None,
         typer.Option(help="Target without a trigger; may be repeated. [default: zero, constant, self]"),

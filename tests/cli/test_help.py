@@ -44,7 +44,7 @@ def test_the_options_of_scan_stand_in_panels_with_the_most_used_first() -> None:
     text = invoke("scan", "--help").stdout
     assert headings(text) == [name for name in PANELS if name not in ("Options", "How a model is scanned on the spot")]
     first = text.partition("Most used:")[2].partition("What is read:")[0]
-    assert re.findall(r"^  (--[a-z-]+)", first, re.M) == ["--data", "--seq-len", "--num-sequences", "--out"]
+    assert re.findall(r"^  (?:-o, )?(--[a-z-]+)", first, re.M) == ["--data", "--seq-len", "--num-sequences", "--out"]
     read = text.partition("What is read:")[2].partition("How the model")[0]
     assert {"--bos", "--first", "--generate", "--prepend", "--seed", "--images", "--audio", "--prompt"} == set(
         re.findall(r"^  (--[a-z-]+)", read, re.M)
@@ -73,6 +73,12 @@ def test_scan_and_track_share_their_options() -> None:
     for name in shared:
         mine, theirs = scan[name], track[name]
         assert (mine.help, mine.default, mine.rich_help_panel) == (theirs.help, theirs.default, theirs.rich_help_panel)
+
+
+def test_one_letter_means_the_same_in_every_command() -> None:
+    named = {words: each.opts for words, command in COMMANDS.items() for each in command.params if "--out" in each.opts}
+    assert len(named) > 15
+    assert {words: opts for words, opts in named.items() if opts != ["--out", "-o"]} == {}
 
 
 def test_the_summary_of_a_command_is_whole() -> None:
