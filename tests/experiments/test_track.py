@@ -100,7 +100,7 @@ def test_an_interrupt_ends_it_and_a_second_call_goes_on(
 
     def before(ids: torch.Tensor) -> None:
         passes.append(1)
-        if len(passes) == (3 + 3) + 3 + 2:  # each step: a dry run, the self-check's two passes, three batches
+        if len(passes) == (4 + 3) + 4 + 2:  # each step: a dry run, the self-check's three passes, three batches
             raise KeyboardInterrupt
 
     patch_forward(before)
