@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sinkscope.capture.view import Missing
 from sinkscope.capture.wiring.folded import FoldedHeads
+from sinkscope.capture.wiring.largest import largest_square
 from sinkscope.capture.wiring.mixes import squares
 from sinkscope.metrics.registry import smoothing_metric
 
@@ -113,7 +114,7 @@ def theory_residual(folded: FoldedHeads) -> HeadValues:
 def theory_identity(folded: FoldedHeads) -> HeadValues:
     """|(beta I + W) m|^2 / (|(beta I + W) m|^2 + tr((beta I + W) B (beta I + W)^T)), m = zbar: the predicted
     avgcos_identity; z, W and B as in tr_bw; inexact where x is not beta z."""
-    slope, size = beta(folded), squares(folded.known_values_out.mean(1))
+    slope, size = beta(folded), squares(folded.mean_out)
     mean = slope.square() * squares(folded.normalised.mean(0)) + 2 * slope * folded.mean_through + size
     variance = slope.square() * folded.spread + 2 * slope * tr_bw(folded) + tr_bwtw(folded)
     return _theory(mean, variance)
@@ -125,8 +126,8 @@ def rank_output(folded: FoldedHeads) -> HeadValues:
     included in w, means not subtracted): 1 = the same direction for every token; empty where the head writes
     nothing. Measured on the first n sequences only, as matrix_entropy is."""
     written = folded.exact_written_out
-    values = torch.linalg.eigvalsh(written.mT @ written)  # float64: squaring loses no accuracy here
-    return values.sum(-1) / torch.where(values[:, -1] > 0, values[:, -1], torch.nan)
+    largest = largest_square(written)
+    return written.square().sum((1, 2)) / torch.where(largest > 0, largest, torch.nan)
 
 
 @smoothing_metric(unit="cost", range="(0, inf)", source=COSTS, sampled=True)

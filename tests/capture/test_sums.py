@@ -16,7 +16,7 @@ from sinkscope.capture import loops
 from sinkscope.capture.loops import mixes, vectors
 from sinkscope.capture.query_sums import query_sums
 from sinkscope.capture.token_sums import TokenSums, token_sums
-from sinkscope.capture.wiring.added import unit_vectors
+from sinkscope.capture.wiring.added import ATTENTION, IDENTITY, UNIFORM, Added, read_added
 
 
 @pytest.fixture(autouse=True, scope="module", params=["torch", "compiled"])
@@ -121,28 +121,45 @@ def test_only_float32_on_the_cpu_is_read_by_loops() -> None:
     assert token_sums(draw(0, 2, 5, 4).double()).norms.dtype == torch.float64
 
 
+@pytest.mark.parametrize("attends", [True, False])
+@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("groups", [1, 2, 4])
-def test_unit_vectors_of_tokens_that_heads_add_to(groups: int) -> None:
-    """Against the vectors themselves, formed whole."""
+def test_tokens_that_heads_add_to(groups: int, causal: bool, attends: bool) -> None:
+    """Against the vectors themselves, formed whole. Values and queries lie in memory as models hold them."""
     heads, count, width, channels = 4, 9, 3, 5
-    x, weights, mixed = draw(0, count, channels), draw(1, heads, width, channels), draw(2, groups, count, width)
-    mean, each = x.mean(0), mixed.repeat_interleave(heads // groups, dim=0)
-    read = torch.cat([x - mean, mean[None]]) @ weights.mT
-    out = each @ torch.linalg.qr(weights.mT, mode="r").R.mT
-    found, changed = unit_vectors(read, mixed, out, x.double().square().sum(-1), None)
-    tokens = x.double().numpy()
-    whole = tokens + each.double().numpy() @ weights.double().numpy()
-    units = 1 / np.linalg.norm(whole, axis=-1)
-    before, after = (np.einsum("hn,hnd->hd", units, rows) for rows in (np.broadcast_to(tokens, whole.shape), whole))
-    close(found, units)
-    close(changed, (after**2).sum(-1) - (before**2).sum(-1))
+    x, weights = draw(0, count, channels), draw(1, heads, width, channels)
+    values, attended = draw(2, count + 1, groups, width).transpose(0, 1), draw(3, count, heads, width).transpose(0, 1)
+    mean, roots = x.mean(0), torch.linalg.qr(weights.mT, mode="r").R
+    read, repeated = torch.cat([x - mean, mean[None]]) @ weights.mT, values.repeat_interleave(heads // groups, dim=0)
+    added = Added(read, x.double().square().sum(-1), values, repeated @ roots.mT, None, None, causal)
+    if attends:
+        added.attended, added.attended_out = attended, attended @ roots.mT
+    added = read_added(added)
+    tokens, exact, u = x.double().numpy(), weights.double().numpy(), repeated.double().numpy()
+    steps = np.arange(1, count + 2)[:, None] if causal else count + 1
+    uniform = u.cumsum(1) / steps if causal else np.broadcast_to(u.sum(1, keepdims=True) / steps, u.shape)
+    mixed = {IDENTITY: u[:, 1:], UNIFORM: uniform[:, 1:], ATTENTION: attended.double().numpy()}
+    assert len(added.units.weights) == len(added.units.change) == 2 + attends
+    for mix in range(2 + attends):
+        whole = tokens + mixed[mix] @ exact
+        units = 1 / np.linalg.norm(whole, axis=-1)
+        before, after = (np.einsum("hn,hnd->hd", units, rows) for rows in (np.broadcast_to(tokens, whole.shape), whole))
+        close(added.units.weights[mix], units)
+        close(added.units.change[mix], (after**2).sum(-1) - (before**2).sum(-1))
+    written, average = u[:, 1:] @ exact, tokens.mean(0)
+    close(added.around, np.einsum("nd,hnd->hn", tokens - average, written), 2e-5)
+    close(added.along, np.einsum("d,hnd->hn", average, written), 2e-5)
+    close(added.values_mean, u[:, 1:].mean(1))
+    close(added.out_mean, (u[:, 1:] @ roots.double().numpy().swapaxes(1, 2)).mean(1))
+    close(added.out_spread, ((written - written.mean(1, keepdims=True)) ** 2).sum(-1).mean(-1))
 
 
 def test_a_zero_vector_has_no_unit_vector() -> None:
-    nothing = torch.zeros(1, 3, 2)
-    weights, changed = unit_vectors(torch.zeros(1, 4, 2), nothing, nothing, torch.tensor([4.0, 0, 1]).double(), None)
-    assert weights.tolist() == [[0.5, 0, 1]]
-    assert changed.tolist() == [0]
+    sizes = torch.tensor([4.0, 0, 1]).double()
+    nothing = torch.zeros(1, 4, 2)
+    added = read_added(Added(nothing, sizes, nothing, nothing, nothing[:, 1:], nothing[:, 1:], causal=True))
+    assert added.units.weights.tolist() == [[[0.5, 0, 1]]] * 3
+    assert added.units.change.tolist() == [[0]] * 3
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -151,10 +168,11 @@ def test_the_loops_as_python_are_the_loops_as_compiled(causal: bool) -> None:
     elements = draw(3, 3, 7 + causal)
     elements[1, 2] = math.nan
     found = []
-    read, mixed, out = (draw(seed, *shape).numpy() for seed, shape in ((4, (4, 7, 5)), (5, (2, 6, 5)), (6, (4, 6, 3))))
+    shapes = (4, 7, 5), (2, 7, 5), (4, 7, 3), (4, 6, 5), (4, 6, 3)  # read, values, out, attended, attended_out
+    rows = [loops.rows(draw(4 + number, *shape)) for number, shape in enumerate(shapes)]
     every = vectors.read_tokens, vectors.read_queries, vectors.read_medians, mixes.add_mixes
     for tokens, queries, middles, adding in (every, [loop.py_func for loop in every]):
-        weights, totals = np.zeros((4, 6)), np.zeros(4)
+        added = [np.zeros(shape) for shape in ((3, 4, 6), (3, 4), (2, 4, 6), (4, 5), (4, 3), (4,))]
         medians = np.zeros(3, np.float32)
         facts, units = np.zeros((4, 3, 6), np.float32), np.zeros((3, 1, 6), np.float32)
         norms, sums, paired = (
@@ -164,10 +182,10 @@ def test_the_loops_as_python_are_the_loops_as_compiled(causal: bool) -> None:
         )
         for turn in range(2):
             middles(elements.numpy(), medians, turn, 2)
-            adding(read, mixed, out, np.full(6, 30.0), weights, totals, turn, 2)
+            adding(*rows, 2, causal, np.full(6, 30.0), *added, turn, 2)
             tokens(x.numpy(), causal, facts, units, turn, 2)
             queries(query.numpy(), key.numpy(), causal, norms, sums, paired, turn, 2)
-        found.append((facts, units, norms, sums, paired, weights, totals, medians))
+        found.append((facts, units, norms, sums, paired, *added, medians))
     for compiled, plain in zip(*found, strict=True):
         np.testing.assert_allclose(compiled, plain, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(found[0][-1], np.median(np.abs(elements.numpy()), axis=1))

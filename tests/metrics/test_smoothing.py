@@ -128,7 +128,8 @@ def synthetic(dim: int, count: int, whole: np.ndarray, slope: float, mean: float
         z -= z.mean(0)
     tokens = torch.from_numpy(z)
     weights = OutputWeights(torch.from_numpy(whole.T.copy())[None])  # W_O = W, values = z
-    return FoldedHeads(1, x=slope * tokens, z=tokens, weights=weights, values=tokens[None], written=tokens[None])
+    values = torch.cat([torch.zeros(1, dim), tokens])[None]  # the first token's too
+    return FoldedHeads(1, x=slope * tokens, z=tokens, weights=weights, values=values, written=tokens[None])
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])

@@ -52,6 +52,18 @@ def in_rows(tensor: Tensor) -> Any:
     return tensor.detach().float().contiguous().numpy()
 
 
+def rows(tensor: Tensor) -> tuple[Any, int, int, int]:
+    """A tensor (head, token, number) in float32 as a loop reads it where it lies: the memory from its first number on,
+    how far apart heads and tokens are in it, and the width."""
+    tensor = tensor.detach().float()
+    if tensor.stride(-1) != 1:
+        tensor = tensor.contiguous()
+    heads, tokens, width = tensor.shape
+    by_head, by_token, _ = tensor.stride()
+    reach = (heads - 1) * by_head + (tokens - 1) * by_token + width if tensor.numel() else 0
+    return tensor.as_strided((reach,), (1,)).numpy(), by_head, by_token, width
+
+
 def run(loop: Callable[..., None], *arguments: Any) -> None:
     """Runs a loop on as many threads as torch uses. A loop's last two arguments, which `arguments` lack, are the first
     item that a call takes and the distance to its next one."""

@@ -29,3 +29,8 @@ def compiled(signature: str) -> Callable[[Callable[..., None]], Any]:
             return njit(signature, **options)(function)
 
     return compile_one
+
+
+def helper(function: Callable[..., Any]) -> Any:
+    """Compiles a function for loops to call; it becomes a part of each."""
+    return njit(fastmath=ANY_ORDER)(function)

@@ -1,4 +1,4 @@
-"""The compiled loop over the tokens that heads have added to: their norms, and the sum of their unit vectors."""
+"""The compiled loop over what the heads of one sequence add to its tokens: norms, sums of unit vectors, and moments."""
 
 from __future__ import annotations
 
@@ -7,53 +7,173 @@ from typing import no_type_check
 
 import numpy as np
 
-from sinkscope.capture.loops.compiling import compiled
+from sinkscope.capture.loops.compiling import compiled, helper
+
+ROWS = "Tuple((float32[::1], int64, int64, int64))"
+"""Rows of numbers wherever they lie in memory: the memory, how far apart heads and tokens are in it, and the width."""
 
 MIXES = (
-    "void(float32[:,:,::1], float32[:,:,::1], float32[:,:,::1], float64[::1], float64[:,::1], float64[::1], int64,"
-    " int64)"
+    f"void({ROWS}, {ROWS}, {ROWS}, {ROWS}, {ROWS}, int64, boolean, float64[::1], float64[:,:,::1], float64[:,::1],"
+    " float64[:,:,::1], float64[:,::1], float64[:,::1], float64[::1], int64, int64)"
 )
+
+IDENTITY, UNIFORM, ATTENTION = range(3)
+"""The places of the mixes in the first axis of `weights` and `totals`."""
+
+FEW = 16
+"""Tokens that are summed in float32, before the sum is added to one in float64."""
+
+AROUND, ALONG = range(2)
+"""The places of a token's products in the first axis of `products`."""
+
+
+@helper
+@no_type_check
+def _row(rows, head, token):
+    memory, by_head, by_token, width = rows
+    first = head * by_head + token * by_token
+    return memory[first : first + width]
+
+
+@helper
+@no_type_check
+def _products(x, mean, y):
+    around, along = np.float32(0.0), np.float32(0.0)
+    for channel in range(len(y)):
+        around += x[channel] * y[channel]
+        along += mean[channel] * y[channel]
+    return float(around), float(along)
+
+
+@helper
+@no_type_check
+def _weigh(x, y, out, size, moved, seen, written):
+    """Adds one vector x + W_O y, whose squared norm is `size` + |out|^2, by its unit vector; returns its inverse
+    norm."""
+    square = np.float32(0.0)
+    for channel in range(len(out)):
+        square += out[channel] * out[channel]
+    size += square
+    weight = 1 / math.sqrt(size) if size > 0 else 0.0
+    share = np.float32(weight)
+    for channel in range(len(y)):
+        moved[channel] += share * y[channel]
+        seen[channel] += share * x[channel]
+    for channel in range(len(out)):
+        written[channel] += share * out[channel]
+    return weight
+
+
+@helper
+@no_type_check
+def _add(total, row):
+    for channel in range(len(row)):
+        total[channel] += row[channel]
+
+
+@helper
+@no_type_check
+def _drain(sums, totals):
+    """Adds float32 sums of a few tokens to their float64 totals, and begins them anew."""
+    for mix in range(len(sums)):
+        _add(totals[mix], sums[mix])
+        sums[mix] = 0.0
+
+
+@helper
+@no_type_check
+def _divide(total, count, mean):
+    share = 1.0 / count
+    for channel in range(len(mean)):
+        mean[channel] = total[channel] * share
+
+
+@helper
+@no_type_check
+def _total(moved, seen, written, weighed, mean):
+    """What the heads change in the squared norm of the sum of the unit vectors."""
+    total = 0.0
+    for channel in range(len(moved)):
+        total += 2 * (seen[channel] + weighed * mean[channel]) * moved[channel]
+    for channel in range(len(written)):
+        total += written[channel] * written[channel]
+    return total
 
 
 @compiled(MIXES)
 @no_type_check
-def add_mixes(read, mixed, out, squares, weights, totals, begin, step):
-    """Reads the vectors x_i + W_O y_i of some heads once, without forming them.
+def add_mixes(
+    read, values, out, attended, attended_out, repeat, causal, squares, weights, totals, products, values_mean,
+    out_mean, out_spread, begin, step,
+):  # fmt: skip
+    """Reads the vectors x_i + W_O y_i of some heads, i >= 1, for mixes y of values u_j, without forming them: u_i
+    itself, the mean of u_j over j <= i (over all j unless `causal`), and where it is known what the head attends.
 
     Args:
-        read: W_O^T (x_i - xbar), and behind the last token W_O^T xbar; (head, token + 1, vdim).
-        mixed: y_i, (group, token, vdim).
-        out: R y_i, which is as long as W_O y_i and at the same angles; (head, token, rank).
+        read: W_O^T (x_i - xbar) of tokens i >= 1, and behind the last token W_O^T xbar.
+        values: u_j of each group, of token 0 too.
+        out: R u_j of each head, which is as long as W_O u_j and at the same angles; of token 0 too.
+        attended, attended_out: the mix that each head attends and R of it, of tokens i >= 1; not read where `weights`
+            has two mixes.
+        repeat: heads that share the values of a group; they are adjacent.
         squares: |x_i|^2, (token).
-        weights: w_i = 1 / |x_i + W_O y_i|, 0 for a vector of 0; (head, token).
-        totals: |sum w_i (x_i + W_O y_i)|^2 - |sum w_i x_i|^2, (head).
+        weights: w_i = 1 / |x_i + W_O y_i|, 0 for a vector of 0; (mix, head, token).
+        totals: |sum w_i (x_i + W_O y_i)|^2 - |sum w_i x_i|^2, (mix, head).
+        products: (x_i - xbar).W_O u_i and xbar.W_O u_i, (place, head, token).
+        values_mean, out_mean: the means of u_i and R u_i, i >= 1; (head, vdim) and (head, rank).
+        out_spread: the mean of |R u_i - out_mean|^2, i >= 1; (head).
         begin, step: the heads that this call takes: begin, begin + step, and so on.
     """
-    heads, tokens, rank = out.shape
-    groups, _, width = mixed.shape
+    mixes, heads, tokens = weights.shape
+    width, rank = values[3], out[3]
+    mixed, mixed_out = np.empty(width, np.float32), np.empty(rank, np.float32)
     for head in range(begin, heads, step):
-        rows, mean = mixed[head // (heads // groups)], read[head, tokens]
-        moved, seen, written, weighed = np.zeros(width), np.zeros(width), np.zeros(rank), 0.0
+        group, mean = head // repeat, _row(read, head, tokens)
+        moved, seen, written = np.zeros((mixes, width)), np.zeros((mixes, width)), np.zeros((mixes, rank))
+        few_moved, few_seen = np.zeros((mixes, width), np.float32), np.zeros((mixes, width), np.float32)
+        few_written, weighed = np.zeros((mixes, rank), np.float32), np.zeros(mixes)
+        value_sum, out_sum = np.zeros(width), np.zeros(rank)
+        for token in range(1 if causal else tokens + 1):
+            _add(value_sum, _row(values, group, token))
+            _add(out_sum, _row(out, head, token))
         for token in range(tokens):
-            x, y, own = read[head, token], rows[token], out[head, token]
-            around, along, square = np.float32(0.0), np.float32(0.0), np.float32(0.0)
-            for channel in range(width):
-                around += x[channel] * y[channel]
-                along += mean[channel] * y[channel]
-            for channel in range(rank):
-                square += own[channel] * own[channel]
-            size = squares[token] + 2 * (float(around) + float(along)) + square
-            weight = 1 / math.sqrt(size) if size > 0 else 0.0
-            weights[head, token] = weight
-            weighed += weight
-            for channel in range(width):
-                moved[channel] += weight * y[channel]
-                seen[channel] += weight * x[channel]
-            for channel in range(rank):
-                written[channel] += weight * own[channel]
-        total = 0.0
+            x = _row(read, head, token)
+            for mix in range(mixes):
+                if mix == IDENTITY:
+                    y, own = _row(values, group, token + 1), _row(out, head, token + 1)
+                elif mix == ATTENTION:
+                    y, own = _row(attended, head, token), _row(attended_out, head, token)
+                else:
+                    if causal:
+                        _add(value_sum, _row(values, group, token + 1))
+                        _add(out_sum, _row(out, head, token + 1))
+                    seen_so_far = token + 2 if causal else tokens + 1
+                    _divide(value_sum, seen_so_far, mixed)
+                    _divide(out_sum, seen_so_far, mixed_out)
+                    y, own = mixed, mixed_out
+                around, along = _products(x, mean, y)
+                size = squares[token] + 2 * (around + along)
+                weight = _weigh(x, y, own, size, few_moved[mix], few_seen[mix], few_written[mix])
+                weights[mix, head, token] = weight
+                weighed[mix] += weight
+                if mix == IDENTITY:
+                    products[AROUND, head, token], products[ALONG, head, token] = around, along
+            if token % FEW == FEW - 1 or token == tokens - 1:
+                _drain(few_moved, moved)
+                _drain(few_seen, seen)
+                _drain(few_written, written)
+        for mix in range(mixes):
+            totals[mix, head] = _total(moved[mix], seen[mix], written[mix], weighed[mix], mean)
+        first, first_out = _row(values, group, 0), _row(out, head, 0)
         for channel in range(width):
-            total += 2 * (seen[channel] + weighed * mean[channel]) * moved[channel]
+            values_mean[head, channel] = (value_sum[channel] - first[channel]) / tokens
         for channel in range(rank):
-            total += written[channel] * written[channel]
-        totals[head] = total
+            out_mean[head, channel] = (out_sum[channel] - first_out[channel]) / tokens
+        _divide(out_mean[head], 1, mixed_out)
+        spread = 0.0
+        for token in range(tokens):
+            own, square = _row(out, head, token + 1), np.float32(0.0)
+            for channel in range(rank):
+                square += (own[channel] - mixed_out[channel]) * (own[channel] - mixed_out[channel])
+            spread += square
+        out_spread[head] = spread / tokens

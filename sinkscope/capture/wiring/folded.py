@@ -22,8 +22,9 @@ from torch import Tensor
 from sinkscope.capture.precision import float64
 from sinkscope.capture.token_sums import inverse
 from sinkscope.capture.view import Missing
-from sinkscope.capture.wiring.added import unit_vectors
-from sinkscope.capture.wiring.mixes import Mixed, OutputWeights, Rows, Tokens, Written, dots, share, squares
+from sinkscope.capture.wiring.added import ATTENTION, IDENTITY, UNIFORM, Added, read_added
+from sinkscope.capture.wiring.largest import largest_square
+from sinkscope.capture.wiring.mixes import OutputWeights, Tokens, dots, share, squares
 
 
 @dataclass
@@ -37,14 +38,14 @@ class FoldedHeads:
     Attributes:
         x, z: tokens and normalised tokens, (n, D).
         weights: the output projection.
-        values: u_i, (G, n, dv).
+        values: u_j of every token, (G, n + 1, dv).
         attended: sum_j A_ij u_j, (H, n, dv).
-        uniform: the mean of u_j over j <= i (over all j in a bidirectional layer), (G, n, dv).
+        causal: whether uniform attention is that to the tokens j <= i, else to all.
         written: w_i, what the output projection reads, biases included, (H, n, dv).
         margin: each head's sink margin, (H, n), float64.
         scale: the factor s of the head's logits s z_i^T W_Q^T W_K z_j.
         affine: (a, b) with z_i = a_i (x_i - b_i), each (n, 1); None for a b of 0.
-        values_out, attended_out, uniform_out, written_out: R_h of each mix, (H, n, rank), where they are known.
+        values_out, attended_out, written_out: R_h of each, (H, n + 1, rank) and (H, n, rank), where they are known.
         x_out: W_O^hT (x_i - xbar), and behind the last token W_O^hT xbar, (H, n + 1, dv), where they are known.
     """
 
@@ -54,14 +55,13 @@ class FoldedHeads:
     weights: OutputWeights | None = None
     values: Tensor | None = None
     attended: Tensor | None = None
-    uniform: Tensor | None = None
+    causal: bool = True
     written: Tensor | None = None
     margin: Tensor | None = None
     scale: float | None = None
     affine: tuple[Tensor, Tensor | None] | None = None
     values_out: Tensor | None = None
     attended_out: Tensor | None = None
-    uniform_out: Tensor | None = None
     written_out: Tensor | None = None
     x_out: Tensor | None = None
 
@@ -105,41 +105,50 @@ class FoldedHeads:
         return squares(self.centred_tokens).mean()
 
     @cached_property
+    def added(self) -> Added:
+        """The tokens with what the heads would add to them by each mix."""
+        values = self.need(self.values)
+        out = self._weights.through(values) if self.values_out is None else self.values_out
+        attended, attended_out = self.attended, self.attended_out
+        if attended is not None and attended_out is None:
+            attended_out = self._weights.through(attended)
+        return read_added(Added(self.read, self.token_squares, values, out, attended, attended_out, self.causal))
+
+    @cached_property
     def tr_bw(self) -> Float[Tensor, " head"]:
         """tr(B W) = mean (z_i - zbar).W_O^h (u_i - ubar)."""
-        values = self.need(self.values)
+        values = self.need(self.values)[:, 1:]
         if self.affine is None:
             return dots(self._weights.read(self.centred), values).mean(-1)
         scale = float64(self.affine[0][:, 0])
-        varied = (scale - scale.mean()) * float64(share(self.mean_read, values))
+        varied = (scale - scale.mean()) * self.added.along
         if self.affine[1] is not None:
             shift = scale * float64(self.affine[1][:, 0])
             varied = varied - (shift - shift.mean()) * float64(share(self._weights.sums, values))
-        inside = (scale * self.values_read + varied).mean(-1)
-        return inside - (float64(self.scaled_read) * self.mean_value).sum(-1)
+        inside = (scale * self.added.around + varied).mean(-1)
+        return inside - (float64(self.scaled_read) * self.added.values_mean).sum(-1)
 
-    @cached_property
+    @property
     def tr_bwtw(self) -> Float[Tensor, " head"]:
         """tr(B W^T W) = mean |W_O^h (u_i - ubar)|^2."""
-        out = self.known_values_out
-        return squares(out - out.mean(1, keepdim=True)).mean(-1)
+        return self.added.out_spread
 
     @cached_property
     def mean_through(self) -> Float[Tensor, " head"]:
         """zbar.W zbar."""
+        mean = self.added.values_mean
         if self.affine is None:
-            return (float64(self._weights.read(self.normalised.mean(0)[None])[:, 0]) * self.mean_value).sum(-1)
+            return (float64(self._weights.read(self.normalised.mean(0)[None])[:, 0]) * mean).sum(-1)
         scale = float64(self.affine[0][:, 0])
         read = float64(self.scaled_read) + scale.mean() * float64(self.mean_read)
         if self.affine[1] is not None:
             read = read - (scale * float64(self.affine[1][:, 0])).mean() * float64(self._weights.sums)
-        return (read * self.mean_value).sum(-1)
+        return (read * mean).sum(-1)
 
-    @cached_property
-    def mean_value(self) -> Float[Tensor, "head vdim"]:
-        """ubar of every head, float64."""
-        values = self.need(self.values)
-        return float64(values.mean(1)).repeat_interleave(self.heads // len(values), dim=0)
+    @property
+    def mean_out(self) -> Float[Tensor, "head rank"]:
+        """R_h ubar."""
+        return self.added.out_mean
 
     @cached_property
     def read(self) -> Float[Tensor, "head token vdim"]:
@@ -149,10 +158,6 @@ class FoldedHeads:
         return self._weights.read(torch.cat([self.centred_tokens, self.tokens.mean(0, keepdim=True)]))
 
     @property
-    def centred_read(self) -> Float[Tensor, "head token vdim"]:
-        return self.read[:, :-1]
-
-    @property
     def mean_read(self) -> Float[Tensor, "head vdim"]:
         return self.read[:, -1]
 
@@ -160,16 +165,7 @@ class FoldedHeads:
     def scaled_read(self) -> Float[Tensor, "head vdim"]:
         """The mean over tokens of a_i W_O^hT (x_i - xbar)."""
         assert self.affine is not None
-        return (self.affine[0].mT @ self.centred_read)[:, 0] / len(self.tokens)
-
-    @cached_property
-    def values_read(self) -> Rows:
-        """(x_i - xbar).W_O^h u_i."""
-        return dots(self.centred_read, self.need(self.values))
-
-    @cached_property
-    def known_values_out(self) -> Float[Tensor, "head token rank"]:
-        return self._weights.through(self.need(self.values)) if self.values_out is None else self.values_out
+        return (self.affine[0].mT @ self.read[:, :-1])[:, 0] / len(self.tokens)
 
     @cached_property
     def exact_written_out(self) -> Float[Tensor, "head token rank"]:
@@ -180,10 +176,7 @@ class FoldedHeads:
     @cached_property
     def token_top(self) -> Float[Tensor, ""]:
         """|B|_2, the largest eigenvalue of the tokens' covariance (1/n)."""
-        rows = float64(self.centred)
-        count, width = rows.shape
-        gram = rows @ rows.mT if count <= width else rows.mT @ rows
-        return torch.linalg.eigvalsh(gram)[-1] / count
+        return largest_square(self.centred) / len(self.centred)
 
     @cached_property
     def token_rank(self) -> Float[Tensor, ""]:
@@ -195,17 +188,27 @@ class FoldedHeads:
         weights = inverse(self.token_squares.sqrt())[None]
         return self._mean_cosine(weights, squares(weights @ self.exact_tokens)).expand(self.heads)
 
-    @cached_property
+    @property
     def cos_identity(self) -> Float[Tensor, " head"]:
-        return self.average_cosine(self.need(self.values), self.known_values_out, self.values_read)
+        return self.cos_added[IDENTITY]
 
-    @cached_property
+    @property
     def cos_attention(self) -> Float[Tensor, " head"]:
-        return self.average_cosine(self.need(self.attended), self.attended_out)
+        self.need(self.attended)
+        return self.cos_added[ATTENTION]
+
+    @property
+    def cos_uniform(self) -> Float[Tensor, " head"]:
+        return self.cos_added[UNIFORM]
 
     @cached_property
-    def cos_uniform(self) -> Float[Tensor, " head"]:
-        return self.average_cosine(self.need(self.uniform), self.uniform_out)
+    def cos_added(self) -> Float[Tensor, "mix head"]:
+        """Mean cosine over unordered pairs i != j of x_i + W_O^h y_i, for each mix y of `Added.units`.
+
+        It is (|sum of unit vectors|^2 - n) / (n (n - 1)); a zero vector has cosine 0 with every other.
+        """
+        weights, change = self.added.units
+        return self._mean_cosine(weights, squares(weights @ self.exact_tokens) + change)
 
     @cached_property
     def exact_tokens(self) -> Tokens:
@@ -223,17 +226,9 @@ class FoldedHeads:
             raise Missing
         return self.weights
 
-    def average_cosine(self, mixed: Mixed, out: Written | None, centred: Rows | None = None) -> Float[Tensor, " head"]:
-        """Mean cosine over unordered pairs i != j of x_i + W_O^h y_i, where y is `mixed`. R_h y is `out` and
-        (x_i - xbar).W_O^h y_i `centred`, where they are known.
-
-        It is (|sum of unit vectors|^2 - n) / (n (n - 1)); a zero vector has cosine 0 with every other.
-        """
-        out = self._weights.through(mixed) if out is None else out
-        weights, total = unit_vectors(self.read, mixed, out, self.token_squares, centred)
-        return self._mean_cosine(weights, squares(weights @ self.exact_tokens) + total)
-
-    def _mean_cosine(self, weights: Rows, total: Float[Tensor, " head"]) -> Float[Tensor, " head"]:
+    def _mean_cosine(
+        self, weights: Float[Tensor, "*batch token"], total: Float[Tensor, "*batch"]
+    ) -> Float[Tensor, "*batch"]:
         """From the vectors' inverse norms and the squared norm of the sum of the unit vectors."""
         count = weights.shape[-1]
         if count < 2:

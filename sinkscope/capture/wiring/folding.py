@@ -13,7 +13,7 @@ from sinkscope.capture.precision import float64, like
 from sinkscope.capture.view import LayerView
 from sinkscope.capture.wiring.folded import FoldedHeads
 from sinkscope.capture.wiring.linear_maps import InputNorm
-from sinkscope.capture.wiring.mixes import OutputWeights, running_mean
+from sinkscope.capture.wiring.mixes import OutputWeights
 from sinkscope.capture.wiring.trace import Wiring
 
 
@@ -75,13 +75,7 @@ def _add_mixes(
     offset = weights.through(constant.unsqueeze(1)) if constant.any() else None
     if offset is not None:
         values, out = values - constant.unsqueeze(1), out - offset
-    folded.values, folded.values_out = values[:, 1:], out[:, 1:]
-    if view.attention.causal:
-        folded.uniform, folded.uniform_out = running_mean(values)[:, 1:], running_mean(out)[:, 1:]
-    else:
-        folded.uniform, folded.uniform_out = (
-            each.mean(1, keepdim=True).expand_as(each)[:, 1:] for each in (values, out)
-        )
+    folded.values, folded.values_out, folded.causal = values, out, view.attention.causal
     if folded.written is None or folded.written_out is None or not view.plain:
         return  # with a gate or norm after attention, the head does not add W sum_j A_ij z_j
     folded.attended, folded.attended_out = folded.written, folded.written_out

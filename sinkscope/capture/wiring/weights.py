@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sinkscope.capture.precision import float64
+from sinkscope.capture.wiring.largest import largest_eigenvalue
 from sinkscope.capture.wiring.linear_maps import FIT, Projection
 
 SAME_RATIO = 1e-3
@@ -20,12 +21,13 @@ def stable_rank(
     adjacent.
 
     The squared singular values of M are the eigenvalues of R left^T left R^T with right = Q R. Squaring costs digits of
-    the small ones, which neither the sum nor the largest needs.
+    the small ones, which neither the trace nor the largest needs.
     """
     grams = float64(left).mT @ float64(left)
     factors = torch.linalg.qr(float64(right), mode="r").R.repeat_interleave(len(left) // len(right), dim=0)
-    squares = torch.linalg.eigvalsh(factors @ grams @ factors.mT)
-    return squares.sum(-1) / torch.where(squares[:, -1] > 0, squares[:, -1], torch.nan)
+    squared = factors @ grams @ factors.mT
+    largest = largest_eigenvalue(squared)
+    return squared.diagonal(dim1=-2, dim2=-1).sum(-1) / torch.where(largest > 0, largest, torch.nan)
 
 
 def weight_cost(
