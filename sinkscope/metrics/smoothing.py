@@ -107,7 +107,7 @@ def relative_change(folded: FoldedHeads) -> HeadValues:
 def theory_residual(folded: FoldedHeads) -> HeadValues:
     """|xbar|^2 / (|xbar|^2 + tr Cov(x)) of the tokens i >= 1, the predicted avgcos_residual; constant within a
     layer."""
-    return _theory(squares(folded.tokens.mean(0)), folded.tokens_spread).expand(folded.heads)
+    return _theory(folded.tokens_mean_square, folded.tokens_spread).expand(folded.heads)
 
 
 @smoothing_metric(unit="cosine", range="[0, 1]", source=EQ2)
@@ -115,7 +115,7 @@ def theory_identity(folded: FoldedHeads) -> HeadValues:
     """|(beta I + W) m|^2 / (|(beta I + W) m|^2 + tr((beta I + W) B (beta I + W)^T)), m = zbar: the predicted
     avgcos_identity; z, W and B as in tr_bw; inexact where x is not beta z."""
     slope, size = beta(folded), squares(folded.mean_out)
-    mean = slope.square() * squares(folded.normalised.mean(0)) + 2 * slope * folded.mean_through + size
+    mean = slope.square() * folded.mean_square + 2 * slope * folded.mean_through + size
     variance = slope.square() * folded.spread + 2 * slope * tr_bw(folded) + tr_bwtw(folded)
     return _theory(mean, variance)
 

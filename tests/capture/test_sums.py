@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sinkscope.capture import loops
-from sinkscope.capture.loops import mixes, vectors
+from sinkscope.capture.loops import mixes, normalised, vectors
 from sinkscope.capture.query_sums import query_sums
 from sinkscope.capture.token_sums import TokenSums, token_sums
+from sinkscope.capture.wiring import folding
 from sinkscope.capture.wiring.added import ATTENTION, IDENTITY, UNIFORM, Added, read_added
+from sinkscope.capture.wiring.folded import FoldedHeads
+from sinkscope.capture.wiring.linear_maps import InputNorm
 
 
 @pytest.fixture(autouse=True, scope="module", params=["torch", "compiled"])
@@ -154,6 +157,36 @@ def test_tokens_that_heads_add_to(groups: int, causal: bool, attends: bool) -> N
     close(added.out_spread, ((written - written.mean(1, keepdims=True)) ** 2).sum(-1).mean(-1))
 
 
+@pytest.mark.parametrize(("centred", "absent"), [(False, False), (True, False), (False, True)])
+def test_tokens_and_what_the_norm_makes_of_them(centred: bool, absent: bool) -> None:
+    """A norm's factor for each token is found from its output; a mean far from 0 leaves the digits of the spreads."""
+    batch, count, width = 2, 7, 12
+    gain, bias = (torch.ones(width), torch.zeros(width)) if absent else (draw(0, width), draw(1, width))
+    x = draw(2, batch, count, width) + 30 * draw(3, width)
+    exact = x.double().numpy()
+    shift = exact.mean(-1, keepdims=True) if centred else np.zeros((batch, count, 1))
+    factor = np.ones((batch, count, 1)) if absent else draw(4, batch, count, 1).double().numpy() / 30
+    n = factor * (exact - shift)
+    z = torch.from_numpy(gain.numpy() * n + bias.numpy()).float()
+    sequences = [FoldedHeads(1, x=rows) for rows in x]
+    norm = InputNorm(gain, bias, centred, absent)
+    around = folding.read_tokens(sequences, x, z, norm)
+    if around is not None:
+        close(around[:, :-1], exact - exact.mean(1, keepdims=True), 1e-4)
+        close(around[:, -1], exact.mean(1))
+    for folded, own, tokens in zip(sequences, n, exact, strict=True):
+        assert folded.affine is not None
+        assert (folded.affine[1] is not None) == centred
+        close(folded.z, own, 1e-4)
+        own_apart, apart = own - own.mean(0), tokens - tokens.mean(0)
+        close(folded.token_squares, (tokens**2).sum(-1))
+        close(folded.spread, (own_apart**2).sum(-1).mean(), 1e-4)
+        close(folded.beta, (own_apart * apart).sum() / (own_apart**2).sum(), 1e-4)
+        close(folded.tokens_spread, (apart**2).sum(-1).mean(), 1e-4)
+        close(folded.mean_square, (own.mean(0) ** 2).sum(), 1e-4)
+        close(folded.tokens_mean_square, (tokens.mean(0) ** 2).sum())
+
+
 def test_a_zero_vector_has_no_unit_vector() -> None:
     sizes = torch.tensor([4.0, 0, 1]).double()
     nothing = torch.zeros(1, 4, 2)
@@ -170,8 +203,9 @@ def test_the_loops_as_python_are_the_loops_as_compiled(causal: bool) -> None:
     found = []
     shapes = (4, 7, 5), (2, 7, 5), (4, 7, 3), (4, 6, 5), (4, 6, 3)  # read, values, out, attended, attended_out
     rows = [loops.rows(draw(4 + number, *shape)) for number, shape in enumerate(shapes)]
-    every = vectors.read_tokens, vectors.read_queries, vectors.read_medians, mixes.add_mixes
-    for tokens, queries, middles, adding in (every, [loop.py_func for loop in every]):
+    every = vectors.read_tokens, vectors.read_queries, vectors.read_medians, mixes.add_mixes, normalised.read_normalised
+    gain = np.full(5, 2.0, np.float32)
+    for tokens, queries, middles, adding, normal in (every, [loop.py_func for loop in every]):
         added = [np.zeros(shape) for shape in ((3, 4, 6), (3, 4), (2, 4, 6), (4, 5), (4, 3), (4,))]
         medians = np.zeros(3, np.float32)
         facts, units = np.zeros((4, 3, 6), np.float32), np.zeros((3, 1, 6), np.float32)
@@ -180,12 +214,15 @@ def test_the_loops_as_python_are_the_loops_as_compiled(causal: bool) -> None:
             np.zeros((2, 3, 2, 5), np.float32),
             np.zeros((2, 3, 2)),
         )
+        tokens_of = [np.zeros(shape, np.float32) for shape in ((2, 3, 6), (3, 6, 5), (3, 7, 5))]
+        facts_of = [np.zeros((3, 6)), np.zeros((3, 5))]
         for turn in range(2):
+            normal(*[loops.rows(x)] * 2, gain, gain, causal, False, *tokens_of, *facts_of, turn, 2)
             middles(elements.numpy(), medians, turn, 2)
             adding(*rows, 2, causal, np.full(6, 30.0), *added, turn, 2)
             tokens(x.numpy(), causal, facts, units, turn, 2)
             queries(query.numpy(), key.numpy(), causal, norms, sums, paired, turn, 2)
-        found.append((facts, units, norms, sums, paired, *added, medians))
+        found.append((facts, units, norms, sums, paired, *added, *tokens_of, *facts_of, medians))
     for compiled, plain in zip(*found, strict=True):
         np.testing.assert_allclose(compiled, plain, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(found[0][-1], np.median(np.abs(elements.numpy()), axis=1))

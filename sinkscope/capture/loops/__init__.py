@@ -53,15 +53,15 @@ def in_rows(tensor: Tensor) -> Any:
 
 
 def rows(tensor: Tensor) -> tuple[Any, int, int, int]:
-    """A tensor (head, token, number) in float32 as a loop reads it where it lies: the memory from its first number on,
-    how far apart heads and tokens are in it, and the width."""
+    """A tensor (item, row, number) in float32 as a loop reads it where it lies (compiling.ROWS): the memory from its
+    first number on, how far apart items and rows are in it, and the width."""
     tensor = tensor.detach().float()
     if tensor.stride(-1) != 1:
         tensor = tensor.contiguous()
-    heads, tokens, width = tensor.shape
-    by_head, by_token, _ = tensor.stride()
-    reach = (heads - 1) * by_head + (tokens - 1) * by_token + width if tensor.numel() else 0
-    return tensor.as_strided((reach,), (1,)).numpy(), by_head, by_token, width
+    items, count, width = tensor.shape
+    by_item, by_row, _ = tensor.stride()
+    reach = (items - 1) * by_item + (count - 1) * by_row + width if tensor.numel() else 0
+    return tensor.as_strided((reach,), (1,)).numpy(), by_item, by_row, width
 
 
 def run(loop: Callable[..., None], *arguments: Any) -> None:

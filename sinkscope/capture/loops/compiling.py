@@ -7,9 +7,13 @@ machine takes the seconds of a compilation.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, no_type_check
 
 from numba import njit
+
+ROWS = "Tuple((float32[::1], int64, int64, int64))"
+"""Rows of numbers where they lie in memory, as `loops.rows` describes them: the memory, how far apart the items of the
+first axis and the rows are in it, and the width of a row."""
 
 ANY_ORDER = {"reassoc", "nsz", "contract"}
 """Sums may be added in any order, which lets the processor add many numbers at once."""
@@ -34,3 +38,12 @@ def compiled(signature: str) -> Callable[[Callable[..., None]], Any]:
 def helper(function: Callable[..., Any]) -> Any:
     """Compiles a function for loops to call; it becomes a part of each."""
     return njit(fastmath=ANY_ORDER)(function)
+
+
+@helper
+@no_type_check
+def row(rows, item, place):
+    """One of the rows that ROWS describes."""
+    memory, by_item, by_row, width = rows
+    first = item * by_item + place * by_row
+    return memory[first : first + width]

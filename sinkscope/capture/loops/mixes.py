@@ -7,10 +7,7 @@ from typing import no_type_check
 
 import numpy as np
 
-from sinkscope.capture.loops.compiling import compiled, helper
-
-ROWS = "Tuple((float32[::1], int64, int64, int64))"
-"""Rows of numbers wherever they lie in memory: the memory, how far apart heads and tokens are in it, and the width."""
+from sinkscope.capture.loops.compiling import ROWS, compiled, helper, row
 
 MIXES = (
     f"void({ROWS}, {ROWS}, {ROWS}, {ROWS}, {ROWS}, int64, boolean, float64[::1], float64[:,:,::1], float64[:,::1],"
@@ -25,14 +22,6 @@ FEW = 16
 
 AROUND, ALONG = range(2)
 """The places of a token's products in the first axis of `products`."""
-
-
-@helper
-@no_type_check
-def _row(rows, head, token):
-    memory, by_head, by_token, width = rows
-    first = head * by_head + token * by_token
-    return memory[first : first + width]
 
 
 @helper
@@ -66,9 +55,9 @@ def _weigh(x, y, out, size, moved, seen, written):
 
 @helper
 @no_type_check
-def _add(total, row):
-    for channel in range(len(row)):
-        total[channel] += row[channel]
+def _add(total, line):
+    for channel in range(len(line)):
+        total[channel] += line[channel]
 
 
 @helper
@@ -128,25 +117,25 @@ def add_mixes(
     width, rank = values[3], out[3]
     mixed, mixed_out = np.empty(width, np.float32), np.empty(rank, np.float32)
     for head in range(begin, heads, step):
-        group, mean = head // repeat, _row(read, head, tokens)
+        group, mean = head // repeat, row(read, head, tokens)
         moved, seen, written = np.zeros((mixes, width)), np.zeros((mixes, width)), np.zeros((mixes, rank))
         few_moved, few_seen = np.zeros((mixes, width), np.float32), np.zeros((mixes, width), np.float32)
         few_written, weighed = np.zeros((mixes, rank), np.float32), np.zeros(mixes)
         value_sum, out_sum = np.zeros(width), np.zeros(rank)
         for token in range(1 if causal else tokens + 1):
-            _add(value_sum, _row(values, group, token))
-            _add(out_sum, _row(out, head, token))
+            _add(value_sum, row(values, group, token))
+            _add(out_sum, row(out, head, token))
         for token in range(tokens):
-            x = _row(read, head, token)
+            x = row(read, head, token)
             for mix in range(mixes):
                 if mix == IDENTITY:
-                    y, own = _row(values, group, token + 1), _row(out, head, token + 1)
+                    y, own = row(values, group, token + 1), row(out, head, token + 1)
                 elif mix == ATTENTION:
-                    y, own = _row(attended, head, token), _row(attended_out, head, token)
+                    y, own = row(attended, head, token), row(attended_out, head, token)
                 else:
                     if causal:
-                        _add(value_sum, _row(values, group, token + 1))
-                        _add(out_sum, _row(out, head, token + 1))
+                        _add(value_sum, row(values, group, token + 1))
+                        _add(out_sum, row(out, head, token + 1))
                     seen_so_far = token + 2 if causal else tokens + 1
                     _divide(value_sum, seen_so_far, mixed)
                     _divide(out_sum, seen_so_far, mixed_out)
@@ -164,7 +153,7 @@ def add_mixes(
                 _drain(few_written, written)
         for mix in range(mixes):
             totals[mix, head] = _total(moved[mix], seen[mix], written[mix], weighed[mix], mean)
-        first, first_out = _row(values, group, 0), _row(out, head, 0)
+        first, first_out = row(values, group, 0), row(out, head, 0)
         for channel in range(width):
             values_mean[head, channel] = (value_sum[channel] - first[channel]) / tokens
         for channel in range(rank):
@@ -172,7 +161,7 @@ def add_mixes(
         _divide(out_mean[head], 1, mixed_out)
         spread = 0.0
         for token in range(tokens):
-            own, square = _row(out, head, token + 1), np.float32(0.0)
+            own, square = row(out, head, token + 1), np.float32(0.0)
             for channel in range(rank):
                 square += (own[channel] - mixed_out[channel]) * (own[channel] - mixed_out[channel])
             spread += square

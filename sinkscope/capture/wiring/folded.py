@@ -90,6 +90,11 @@ class FoldedHeads:
         return torch.where(spread > 0, spread, torch.nan)
 
     @cached_property
+    def mean_square(self) -> Float[Tensor, ""]:
+        """|zbar|^2."""
+        return squares(self.normalised.mean(0))
+
+    @cached_property
     def beta(self) -> Float[Tensor, ""]:
         """The least-squares slope of x on z."""
         return float64((self.centred_tokens * self.centred).sum(-1)).mean() / self.spread
@@ -103,6 +108,11 @@ class FoldedHeads:
     def tokens_spread(self) -> Float[Tensor, ""]:
         """tr Cov(x)."""
         return squares(self.centred_tokens).mean()
+
+    @cached_property
+    def tokens_mean_square(self) -> Float[Tensor, ""]:
+        """|xbar|^2."""
+        return squares(self.tokens.mean(0))
 
     @cached_property
     def added(self) -> Added:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import ModuleType
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from sinkscope.capture import loops
 from sinkscope.capture.precision import float64, like
 from sinkscope.capture.view import LayerView
 from sinkscope.capture.wiring.folded import FoldedHeads
@@ -39,11 +41,13 @@ def _folded(
     if weights is not None and weights.slices.shape[-1] != view.x.shape[-1]:
         weights = None
     mixed = weights is not None and constant is not None and view.raw_value is not None
-    read = _read(view.x[:, 1:], weights) if mixed and weights is not None else None
+    for folded, x in zip(sequences, view.x, strict=True):
+        folded.x, folded.weights = x[1:], weights
+    around = None if norm is None else read_tokens(sequences, view.x[:, 1:], view.z[:, 1:], norm)
+    read = None
+    if mixed and weights is not None:
+        read = weights.read(_around(view.x[:, 1:]) if around is None else around)
     for number, folded in enumerate(sequences):
-        folded.x, folded.weights = view.x[number, 1:], weights
-        if norm is not None:
-            _normalise(folded, folded.x, view.z[number, 1:], norm)
         if weights is not None and view.raw_projected is not None:
             folded.written = view.projected[number, 1:].transpose(0, 1)
             folded.written_out = view.written[number, :, 1:]
@@ -53,18 +57,51 @@ def _folded(
         yield folded
 
 
-def _read(x: Float[Tensor, "batch token channel"], weights: OutputWeights) -> Float[Tensor, "batch head more vdim"]:
-    """`FoldedHeads.x_out` of each sequence, in one product."""
+Rows = Float[Tensor, "batch token channel"]
+Around = Float[Tensor, "batch more channel"]
+"""x_i - xbar of each sequence, and behind the last token xbar."""
+
+
+def read_tokens(sequences: list[FoldedHeads], x: Rows, z: Rows, norm: InputNorm) -> Around | None:
+    """Adds what the norm makes of each sequence's tokens x_i, i >= 1, of which attention reads z.
+
+    A compiled loop reads large float32 tensors on a CPU. It fills in what FoldedHeads would compute itself otherwise,
+    and returns the tokens around their mean.
+    """
+    loop = loops.loops_over("normalised", x, x.shape[1] * x.shape[2])
+    if loop is not None:
+        return _by_loop(loop, sequences, x, z, norm)
+    for folded, tokens, own in zip(sequences, x, z, strict=True):
+        scale, shift = norm.affine(tokens, own)
+        folded.affine = (scale, shift if norm.centred else None)
+        folded.z = tokens if norm.absent else scale * (tokens - shift if norm.centred else tokens)
+    return None
+
+
+def _around(x: Rows) -> Around:
     mean = x.mean(1, keepdim=True)
-    return weights.read(torch.cat([x - mean, mean], 1))
+    return torch.cat([x - mean, mean], 1)
 
 
-def _normalise(
-    folded: FoldedHeads, x: Float[Tensor, "token channel"], z: Float[Tensor, "token channel"], norm: InputNorm
-) -> None:
-    scale, shift = norm.affine(x, z)
-    folded.affine = (scale, shift if norm.centred else None)
-    folded.z = x if norm.absent else scale * (x - shift if norm.centred else x)
+def _by_loop(loop: ModuleType, sequences: list[FoldedHeads], x: Rows, z: Rows, norm: InputNorm) -> Around:
+    batch, count, width = x.shape
+    shapes = (2, batch, count), (batch, count, width), (batch, count + 1, width)
+    affine, normalised, around = (x.new_empty(shape) for shape in shapes)
+    sizes, moments = (x.new_empty(shape, dtype=torch.float64) for shape in ((batch, count), (batch, 5)))
+    loops.run(
+        loop.read_normalised, loops.rows(x), loops.rows(z), norm.gain.numpy(), norm.bias.numpy(), norm.centred,
+        norm.absent, *(each.numpy() for each in (affine, normalised, around, sizes, moments)),
+    )  # fmt: skip
+    moments[:, loop.SPREAD] = torch.where(moments[:, loop.SPREAD] > 0, moments[:, loop.SPREAD], torch.nan)
+    for number, (folded, own) in enumerate(zip(sequences, moments, strict=True)):
+        scale, shift = affine[:, number, :, None]
+        folded.z, folded.affine = normalised[number], (scale, shift if norm.centred else None)
+        vars(folded).update(
+            token_squares=sizes[number], centred_tokens=around[number, :-1], spread=own[loop.SPREAD],
+            beta=own[loop.JOINT] / own[loop.SPREAD], tokens_spread=own[loop.X_SPREAD],
+            mean_square=own[loop.MEAN_SQUARE], tokens_mean_square=own[loop.X_MEAN_SQUARE],
+        )  # fmt: skip
+    return around
 
 
 def _add_mixes(

@@ -20,7 +20,6 @@ norms compute in float32 whatever the model's dtype.)"""
 
 PROBE = 100.0
 """The size of a norm's test input: large compared to any epsilon, and its square is in half precision's range."""
-
 CHUNK = 512
 
 
@@ -138,23 +137,33 @@ def find_projection(
         record = next(record for record in linear if record.module is module)
         if not _fits(float64(z) @ weight.mT + constant, float64(record.returned), z.dtype):
             return None
+        weight, constant = _in_order(weight, rows, gain), _in_order(constant, rows, gain)
         heads, dim = signal.shape[1], signal.shape[3]
-        rows = rows.to(weight.device)
-        missing = rows < 0  # a feature that is 0 for every token, as in a pruned head
-        weight = (weight[rows] * gain[:, None]).masked_fill(missing[:, None], 0.0)
-        constant = (constant[rows] * gain).masked_fill(missing, 0.0)
         return Projection(weight.unflatten(0, (heads, dim)), constant.unflatten(0, (heads, dim)))
     return None
 
 
-Found = tuple[nn.Module, Int[Tensor, " feature"], Float[Tensor, " feature"]]
+def _in_order(features: Tensor, rows: Int[Tensor, " feature"], gain: Float[Tensor, " feature"] | None) -> Tensor:
+    """(row, ...) -> (feature, ...): the signal's features, times the gain. A row of -1 is a feature that is 0 for every
+    token, as in a pruned head. Large weights are copied only where something changes."""
+    rows = rows.to(features.device)
+    if not torch.equal(rows, torch.arange(len(features), device=rows.device)):
+        features = features[rows]
+    if gain is None and bool((rows >= 0).all()):
+        return features
+    factors = features.new_ones(len(rows)) if gain is None else gain.to(features)
+    return features * factors.masked_fill(rows < 0, 0.0).view(-1, *[1] * (features.dim() - 1))
+
+
+Found = tuple[nn.Module, Int[Tensor, " feature"], Float[Tensor, " feature"] | None]
+"""A linear layer, its row for each feature (-1 for a feature of zeros), and the gain of a norm behind it."""
 
 
 def _through_linear(wanted: Tensor, linear: list[Record], tokens: slice, exact: bool) -> Found | None:
     for record in linear:
         rows = _match(wanted, _features(record.returned[:, tokens]), exact)
         if rows is not None:
-            return record.module, rows, float64(wanted.new_ones(len(rows)))
+            return record.module, rows, None
     return None
 
 

@@ -157,11 +157,12 @@ class _Trace:
             constant = value.constant + torch.einsum("gvd,d->gv", value.weight, norm.bias)
             rank_w = self._rank_w(site, value.weight * norm.gain)
         if query is not None and key is not None:
-            rank_qk = stable_rank((query.weight * norm.gain).mT, (key.weight * norm.gain).mT)
+            read_by_query, read_by_key = (found.weight * norm.gain for found in (query, key))
+            rank_qk = stable_rank(read_by_query.mT, read_by_key.mT)
             factors = [one_factor(found, signal, z) for found, signal in ((query, call.query), (key, call.key))]
             if None not in factors:
                 scale *= math.prod(factor for factor in factors if factor is not None)
-                cost_qk = weight_cost(query.weight * norm.gain, key.weight * norm.gain)
+                cost_qk = weight_cost(read_by_query, read_by_key)
         return Wiring(norm, constant, rank_w, rank_qk, scale, cost_qk)
 
     def _rank_w(self, site: Site, value: Float[Tensor, "group vdim channel"]) -> Float[Tensor, " head"] | None:
