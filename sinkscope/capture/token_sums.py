@@ -44,17 +44,27 @@ class TokenSums:
     @cached_property
     def unit_sum(self) -> tuple[Float[Tensor, "batch channel"], Float[Tensor, " batch"]]:
         """The sum of x_j / norm x_j over j >= 1, and the number of tokens in it: those of norm 0 are left out."""
-        weights = inverse(self.norms[:, 1:])
-        return torch.einsum("bt,btd->bd", weights, self._x[:, 1:]), (weights > 0).sum(-1).to(weights.dtype)
+        return self._unit_sum(self._x.shape[1])
 
     @cached_property
     def pair_cosine(self) -> Float[Tensor, " batch"]:
         """Mean cosine of unordered pairs of tokens >= 1: (|sum of unit vectors|^2 - n) / (n (n - 1))."""
-        count = self._x.shape[1] - 1
+        return self._pair_cosine(self._x.shape[1])
+
+    def pair_cosine_of(self, length: int) -> Float[Tensor, " batch"]:
+        """pair_cosine of the first `length` tokens, whose norms are known already."""
+        return self.pair_cosine if length == self._x.shape[1] else self._pair_cosine(length)
+
+    def _pair_cosine(self, length: int) -> Float[Tensor, " batch"]:
+        count = length - 1
         if count < 2:
             return torch.full_like(self.norms[:, 0], torch.nan)
-        total, counted = self.unit_sum
+        total, counted = self.unit_sum if length == self._x.shape[1] else self._unit_sum(length)
         return (total.square().sum(-1) - counted) / (count * (count - 1))
+
+    def _unit_sum(self, length: int) -> tuple[Float[Tensor, "batch channel"], Float[Tensor, " batch"]]:
+        weights = inverse(self.norms[:, 1:length])
+        return torch.einsum("bt,btd->bd", weights, self._x[:, 1:length]), (weights > 0).sum(-1).to(weights.dtype)
 
     @cached_property
     def peaks(self) -> Float[Tensor, "batch token"]:

@@ -7,31 +7,30 @@ from collections.abc import Callable
 from jaxtyping import Float
 from torch import Tensor
 
-from sinkscope.capture.token_sums import token_sums
+from sinkscope.capture.token_sums import Tokens, TokenSums
 from sinkscope.capture.view import LayerView, Missing
 
-OfTokens = Float[Tensor, "batch token *channel"]
 PrefixValues = Float[Tensor, " batch"]
 
 
 def pair_residual(view: LayerView, length: int) -> PrefixValues:
     """avg_cos_residual over the first `length` tokens."""
-    return token_sums(_first(view.x, view, length)).pair_cosine
+    return _of_queries(view.x_sums, view.x, view).pair_cosine_of(length)
 
 
 def pair_input(view: LayerView, length: int) -> PrefixValues:
     """avg_cos_input over the first `length` tokens."""
-    return token_sums(_first(view.z, view, length)).pair_cosine
+    return _of_queries(view.z_sums, view.z, view).pair_cosine_of(length)
 
 
 def first_residual(view: LayerView, length: int) -> PrefixValues:
     """cos_first_residual over the first `length` tokens."""
-    return _first(view.x_sums.first_cosines, view, length)[:, 1:].mean(-1)
+    return _of_queries(view.x_sums, view.x, view).first_cosines[:, 1:length].mean(-1)
 
 
 def first_input(view: LayerView, length: int) -> PrefixValues:
     """cos_first_input over the first `length` tokens."""
-    return _first(view.z_sums.first_cosines, view, length)[:, 1:].mean(-1)
+    return _of_queries(view.z_sums, view.z, view).first_cosines[:, 1:length].mean(-1)
 
 
 COSINES: dict[str, Callable[[LayerView, int], Tensor]] = {
@@ -43,8 +42,8 @@ COSINES: dict[str, Callable[[LayerView, int], Tensor]] = {
 """By the name of the column of layers.csv that it equals at the whole length."""
 
 
-def _first(tokens: OfTokens, view: LayerView, length: int) -> Float[Tensor, "batch early *channel"]:
-    """What belongs to the first tokens. Raises Missing where the block's tokens are not the queries."""
+def _of_queries(sums: TokenSums, tokens: Tokens, view: LayerView) -> TokenSums:
+    """Raises Missing where the block's tokens are not the queries."""
     if tokens.shape[1] != view.queries:
         raise Missing
-    return tokens[:, :length]
+    return sums

@@ -185,6 +185,7 @@ def test_tokens_and_what_the_norm_makes_of_them(centred: bool, absent: bool) -> 
         close(folded.tokens_spread, (apart**2).sum(-1).mean(), 1e-4)
         close(folded.mean_square, (own.mean(0) ** 2).sum(), 1e-4)
         close(folded.tokens_mean_square, (tokens.mean(0) ** 2).sum())
+        close(folded.unit_square, ((tokens / np.linalg.norm(tokens, axis=-1, keepdims=True)).sum(0) ** 2).sum())
 
 
 def test_a_zero_vector_has_no_unit_vector() -> None:
@@ -215,7 +216,7 @@ def test_the_loops_as_python_are_the_loops_as_compiled(causal: bool) -> None:
             np.zeros((2, 3, 2)),
         )
         tokens_of = [np.zeros(shape, np.float32) for shape in ((2, 3, 6), (3, 6, 5), (3, 7, 5))]
-        facts_of = [np.zeros((3, 6)), np.zeros((3, 5))]
+        facts_of = [np.zeros((3, 6)), np.zeros((3, 6))]
         for turn in range(2):
             normal(*[loops.rows(x)] * 2, gain, gain, causal, False, *tokens_of, *facts_of, turn, 2)
             middles(elements.numpy(), medians, turn, 2)

@@ -21,15 +21,10 @@ and the processor compares many whole numbers at once."""
 
 @njit
 @no_type_check
-def _up_to(bits, bound):
-    """How many numbers other than 0 have a size of at most `bound`, a float; none where it is NaN."""
-    most, count = np.float32(bound).view(np.int32), np.int32(0)
-    if most > INFINITE:
-        return count
-    for place in range(len(bits)):
-        size = np.int32(bits[place] & MAGNITUDE)
-        count += np.int32(size > 0) & np.int32(size <= most)
-    return count
+def _bound(number):
+    """The bits up to which a size is at most `number`; -1, which no size has, where it is NaN."""
+    bits = np.float32(number).view(np.int32)
+    return bits if bits <= INFINITE else np.int32(-1)
 
 
 @compiled(INPUTS)
@@ -51,17 +46,24 @@ def read_inputs(x, divisor, of_tokens, of_features, counts, begin, step):
     for sequence in range(begin, sequences, step):
         largest[:] = 0
         for token in range(tokens):
-            bits, peak = x[sequence, token].view(np.int32), np.int32(0)
+            bits, peak, entries = x[sequence, token].view(np.int32), np.int32(0), np.int32(0)
             for feature in range(width):
                 size = np.int32(bits[feature] & MAGNITUDE)
                 peak = max(peak, size)
                 largest[feature] = max(largest[feature], size)
+                entries += np.int32(size > 0) & np.int32(size <= INFINITE)
             of_tokens[sequence, token] = np.int32(peak).view(np.float32)
-            counts[ENTRIES, sequence, token] = _up_to(bits, np.float32(np.inf))
-        whole = np.int32(largest.max()).view(np.float32) / divisor
+            counts[ENTRIES, sequence, token] = entries
+        whole = _bound(np.int32(largest.max()).view(np.float32) / divisor)
         for feature in range(width):
             of_features[sequence, feature] = np.int32(largest[feature]).view(np.float32)
         for token in range(tokens):
-            bits = x[sequence, token].view(np.int32)
-            counts[LOST_IN_TENSOR, sequence, token] = _up_to(bits, whole)
-            counts[LOST_IN_TOKEN, sequence, token] = _up_to(bits, of_tokens[sequence, token] / divisor)
+            bits, own = x[sequence, token].view(np.int32), _bound(of_tokens[sequence, token] / divisor)
+            in_tensor, in_token = np.int32(0), np.int32(0)
+            for feature in range(width):
+                size = np.int32(bits[feature] & MAGNITUDE)
+                in_tensor += np.int32(size <= whole)
+                in_token += np.int32(size <= own)
+            zeros = width - counts[ENTRIES, sequence, token]  # where there is a bound, no entry is NaN
+            counts[LOST_IN_TENSOR, sequence, token] = in_tensor - zeros if whole >= 0 else 0
+            counts[LOST_IN_TOKEN, sequence, token] = in_token - zeros if own >= 0 else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import no_type_check
 
 import numpy as np
@@ -13,7 +14,7 @@ NORMALISED = (
     " float32[:,:,::1], float64[:,::1], float64[:,::1], int64, int64)"
 )
 
-SPREAD, JOINT, X_SPREAD, MEAN_SQUARE, X_MEAN_SQUARE = range(5)
+SPREAD, JOINT, X_SPREAD, MEAN_SQUARE, X_MEAN_SQUARE, X_UNIT_SQUARE = range(6)
 """The places of a sequence's moments in the last axis of `moments`."""
 
 FACTOR, SHIFT = range(2)
@@ -62,13 +63,13 @@ def read_normalised(
         around: x_i - xbar, and behind the last token xbar, (sequence, token + 1, channel).
         sizes: |x_i|^2, (sequence, token).
         moments: the means over tokens of |n_i - nbar|^2, (x_i - xbar).(n_i - nbar) and |x_i - xbar|^2; then |nbar|^2
-            and |xbar|^2. (sequence, place).
+            and |xbar|^2; then |sum x_i / |x_i||^2, without vectors of 0. (sequence, place).
         begin, step: the sequences that this call takes: begin, begin + step, and so on.
     """
     sequences, tokens, width = normalised.shape
     mean = np.empty(width, np.float32)
     for sequence in range(begin, sequences, step):
-        total, x_total = np.zeros(width), np.zeros(width)
+        total, x_total, units = np.zeros(width), np.zeros(width), np.zeros(width)
         for token in range(tokens):
             line, own = row(x, sequence, token), normalised[sequence, token]
             factor, shift = np.float32(1.0), np.float32(0.0)
@@ -83,9 +84,12 @@ def read_normalised(
                 x_total[channel] += line[channel]
                 size += float(line[channel]) * float(line[channel])
             sizes[sequence, token] = size
+            inverse = 1.0 / math.sqrt(size) if size > 0 else 0.0
+            for channel in range(width):
+                units[channel] += inverse * line[channel]
         x_mean, facts = around[sequence, tokens], moments[sequence]
         facts[MEAN_SQUARE], facts[X_MEAN_SQUARE] = _mean(total, tokens, mean), _mean(x_total, tokens, x_mean)
-        facts[SPREAD], facts[JOINT], facts[X_SPREAD] = 0.0, 0.0, 0.0
+        facts[SPREAD], facts[JOINT], facts[X_SPREAD], facts[X_UNIT_SQUARE] = 0.0, 0.0, 0.0, (units * units).sum()
         for token in range(tokens):
             line, own, apart = row(x, sequence, token), normalised[sequence, token], around[sequence, token]
             spread, joint, x_spread = np.float32(0.0), np.float32(0.0), np.float32(0.0)

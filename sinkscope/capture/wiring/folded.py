@@ -194,9 +194,13 @@ class FoldedHeads:
         return self.spread / self.token_top
 
     @cached_property
+    def unit_square(self) -> Float[Tensor, ""]:
+        """|sum x_i / |x_i||^2; a zero vector adds nothing."""
+        return squares(inverse(self.token_squares.sqrt()) @ self.exact_tokens)
+
+    @property
     def cos_residual(self) -> Float[Tensor, " head"]:
-        weights = inverse(self.token_squares.sqrt())[None]
-        return self._mean_cosine(weights, squares(weights @ self.exact_tokens)).expand(self.heads)
+        return _mean_cosine(self.token_squares, self.unit_square).expand(self.heads)
 
     @property
     def cos_identity(self) -> Float[Tensor, " head"]:
@@ -218,7 +222,7 @@ class FoldedHeads:
         It is (|sum of unit vectors|^2 - n) / (n (n - 1)); a zero vector has cosine 0 with every other.
         """
         weights, change = self.added.units
-        return self._mean_cosine(weights, squares(weights @ self.exact_tokens) + change)
+        return _mean_cosine(weights, squares(weights @ self.exact_tokens) + change)
 
     @cached_property
     def exact_tokens(self) -> Tokens:
@@ -236,11 +240,10 @@ class FoldedHeads:
             raise Missing
         return self.weights
 
-    def _mean_cosine(
-        self, weights: Float[Tensor, "*batch token"], total: Float[Tensor, "*batch"]
-    ) -> Float[Tensor, "*batch"]:
-        """From the vectors' inverse norms and the squared norm of the sum of the unit vectors."""
-        count = weights.shape[-1]
-        if count < 2:
-            return torch.full_like(total, torch.nan)
-        return (total - (weights > 0).sum(-1)) / (count * (count - 1))
+
+def _mean_cosine(norms: Float[Tensor, "*batch token"], unit_square: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    """From |sum of unit vectors|^2 and numbers that are 0 for the vectors that are 0."""
+    count = norms.shape[-1]
+    if count < 2:
+        return torch.full_like(unit_square, torch.nan)
+    return (unit_square - (norms > 0).sum(-1)) / (count * (count - 1))

@@ -87,7 +87,7 @@ def _by_loop(loop: ModuleType, sequences: list[FoldedHeads], x: Rows, z: Rows, n
     batch, count, width = x.shape
     shapes = (2, batch, count), (batch, count, width), (batch, count + 1, width)
     affine, normalised, around = (x.new_empty(shape) for shape in shapes)
-    sizes, moments = (x.new_empty(shape, dtype=torch.float64) for shape in ((batch, count), (batch, 5)))
+    sizes, moments = (x.new_empty(shape, dtype=torch.float64) for shape in ((batch, count), (batch, 6)))
     loops.run(
         loop.read_normalised, loops.rows(x), loops.rows(z), norm.gain.numpy(), norm.bias.numpy(), norm.centred,
         norm.absent, *(each.numpy() for each in (affine, normalised, around, sizes, moments)),
@@ -100,6 +100,7 @@ def _by_loop(loop: ModuleType, sequences: list[FoldedHeads], x: Rows, z: Rows, n
             token_squares=sizes[number], centred_tokens=around[number, :-1], spread=own[loop.SPREAD],
             beta=own[loop.JOINT] / own[loop.SPREAD], tokens_spread=own[loop.X_SPREAD],
             mean_square=own[loop.MEAN_SQUARE], tokens_mean_square=own[loop.X_MEAN_SQUARE],
+            unit_square=own[loop.X_UNIT_SQUARE],
         )  # fmt: skip
     return around
 
