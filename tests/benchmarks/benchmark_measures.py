@@ -1,26 +1,37 @@
 """What `--measure` adds to the time of a scan. Not part of the default run:
 
-    pytest -s -o addopts= tests/benchmarks/benchmark_measures.py             three models, a quarter of an hour
-    pytest -s -o addopts= tests/benchmarks/benchmark_measures.py -k B        one
+    pytest -s -o addopts= tests/benchmarks/benchmark_measures.py             all of it, half an hour
+    pytest -s -o addopts= tests/benchmarks/benchmark_measures.py -k command  whole commands, four minutes a round
+    pytest -s -o addopts= tests/benchmarks/benchmark_measures.py -k B        one model in one process
 
-Scans 32 sequences of 256 tokens with the first 6 layers of benchmark_scan's models, from the loaded model to the
-finished tables: A and B have random weights and read random tokens, C is Gemma-3-270M and reads prose. LAYERS=18 in the
-environment takes more layers, ROUNDS=5 another number of rounds. Each round makes a plain scan and one with each set of
-measurements, every other round in reverse, so that a change in the machine's speed affects all of them; the ratios are
-of the same round. Counts the processor's time of this process on one thread, which other processes change by a tenth.
-Prints the ratio of the least times, which they only ever raise, then the median and the range of the ratios of a round.
+`command` types `sinkscope scan example:gemma-3-270m` in a new process each time, on all cores. The others scan 32
+sequences of 256 tokens with the first 6 layers of benchmark_scan's models, from the loaded model to the finished
+tables, and count the processor's time of one thread: A and B have random weights and read random tokens, C is
+Gemma-3-270M and reads prose. Each round makes a plain scan and one with each set of measurements, every other round in
+reverse, so that a change in the machine's speed affects all of them; the ratios are of the same round. Other processes
+on the machine change one time by a tenth. Printed are the least time, then the mean of the rounds' ratios with its 95 %
+interval.
+
+In the environment, ROUNDS=12 takes another number of rounds, LAYERS=18 more layers, and MEASURES="switch all" some of
+the sets alone.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
+import subprocess
+import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from benchmark_scan import model_of
+from scipy.special import stdtrit
 from torch import nn
 
 import sinkscope
@@ -28,13 +39,12 @@ from sinkscope.checkpoints import open_checkpoint
 from sinkscope.inputs import read_corpus, token_rules
 from sinkscope.runs.defaults import NUM_SEQUENCES
 
-LAYERS, ROUNDS = int(os.environ.get("LAYERS", "6")), int(os.environ.get("ROUNDS", "3"))
+LAYERS, ROUNDS = int(os.environ.get("LAYERS", "6")), int(os.environ.get("ROUNDS", "5"))
 PLAIN, LENGTH = "plain", 256
 WITHOUT_STREAMING = ("smoothing", "switch", "modules", "spikes", "cosines")
 """`all` also holds `first` and `regions`, which need text of their own."""
-ASKED: dict[str, tuple[str, ...]] = {
-    PLAIN: (), **{name: (name,) for name in WITHOUT_STREAMING}, "all but streaming": WITHOUT_STREAMING,
-}  # fmt: skip
+SETS: dict[str, tuple[str, ...]] = {**{name: (name,) for name in WITHOUT_STREAMING}, "all": WITHOUT_STREAMING}
+ASKED = {PLAIN: (), **{name: SETS[name] for name in os.environ.get("MEASURES", " ".join(SETS)).split()}}
 
 
 def model_and_text(name: str) -> tuple[Any, Any, torch.Tensor]:
@@ -63,24 +73,43 @@ def seconds_of(model: Any, tokenizer: Any, ids: torch.Tensor, measure: tuple[str
     return time.process_time() - began
 
 
+def rounds(seconds_of_one: Callable[[tuple[str, ...]], float]) -> dict[str, list[float]]:
+    """The seconds of every set in each round."""
+    taken: dict[str, list[float]] = {asked: [] for asked in ASKED}
+    for number in range(ROUNDS):
+        for asked in list(ASKED)[:: 1 if number % 2 == 0 else -1]:
+            taken[asked].append(seconds_of_one(ASKED[asked]))
+    return taken
+
+
+def show(what: str, taken: dict[str, list[float]]) -> None:
+    print(f"\n{what}, {ROUNDS} interleaved rounds")
+    for asked, times in taken.items():
+        ratios = [own / plain for own, plain in zip(times, taken[PLAIN], strict=True)]
+        mean, half = statistics.mean(ratios), math.nan
+        if ROUNDS > 1:
+            half = float(stdtrit(ROUNDS - 1, 0.975)) * statistics.stdev(ratios) / ROUNDS**0.5
+        print(f"{asked:>10} {min(times):7.2f} s   {mean:.3f} ({mean - half:.3f} to {mean + half:.3f})")
+
+
 @pytest.mark.parametrize("name", ["A", "B", "C"])
 def test_cost_of_measurements(benchmark: Any, name: str) -> None:
     torch.set_num_threads(1)
     model, tokenizer, ids = model_and_text(name)
     cut(model)
+    seconds_of(model, tokenizer, ids[:8], WITHOUT_STREAMING)  # the first of each is slower
+    taken = benchmark.pedantic(rounds, (lambda measure: seconds_of(model, tokenizer, ids, measure),), rounds=1)
+    show(f"{name}: {len(ids)} x {LENGTH} tokens, {LAYERS} layers, processor time on 1 thread", taken)
 
-    def rounds() -> dict[str, list[float]]:
-        seconds_of(model, tokenizer, ids[:8], WITHOUT_STREAMING)  # the first of each is slower
-        taken: dict[str, list[float]] = {asked: [] for asked in ASKED}
-        for number in range(ROUNDS):
-            for asked in list(ASKED)[:: 1 if number % 2 == 0 else -1]:
-                taken[asked].append(seconds_of(model, tokenizer, ids, ASKED[asked]))
-        return taken
 
-    taken = benchmark.pedantic(rounds, rounds=1, iterations=1)
-    print(f"\n{name}: {len(ids)} x {LENGTH} tokens, {LAYERS} layers, {ROUNDS} interleaved rounds, 1 thread")
-    for asked, times in taken.items():
-        ratios = [own / plain for own, plain in zip(times, taken[PLAIN], strict=True)]
-        least, middle = min(times) / min(taken[PLAIN]), statistics.median(ratios)
-        print(f"{asked:>17} {min(times):7.2f} s  {least:.3f}   {middle:.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
-    benchmark.extra_info.update({asked: min(times) for asked, times in taken.items()})
+def test_cost_of_measurements_in_a_command(benchmark: Any, tmp_path: Path) -> None:
+    def seconds_of_command(measure: tuple[str, ...]) -> float:
+        asked = [word for name in measure for word in ("--measure", name)]
+        out = ("--out", str(tmp_path / "run"), "--force", "--quiet")
+        began = time.monotonic()
+        subprocess.run([sys.executable, "-m", "sinkscope", "scan", "example:gemma-3-270m", *out, *asked], check=True)
+        return time.monotonic() - began
+
+    seconds_of_command(WITHOUT_STREAMING)  # compiles what is not compiled yet
+    taken = benchmark.pedantic(rounds, (seconds_of_command,), rounds=1)
+    show("sinkscope scan example:gemma-3-270m, wall time", taken)

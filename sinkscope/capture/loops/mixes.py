@@ -79,6 +79,27 @@ def _divide(total, count, mean):
 
 @helper
 @no_type_check
+def _less_first(total, first, count, mean):
+    """The mean of all rows but the first, from the sum of all."""
+    for channel in range(len(total)):
+        mean[channel] = (total[channel] - first[channel]) / count
+
+
+@helper
+@no_type_check
+def _spread(rows, head, tokens, mean):
+    """The mean squared distance of all rows but the first from `mean`."""
+    spread = 0.0
+    for token in range(tokens):
+        own, square = row(rows, head, token + 1), np.float32(0.0)
+        for channel in range(len(mean)):
+            square += (own[channel] - mean[channel]) * (own[channel] - mean[channel])
+        spread += square
+    return spread / tokens
+
+
+@helper
+@no_type_check
 def _total(moved, seen, written, weighed, mean):
     """What the heads change in the squared norm of the sum of the unit vectors."""
     total = 0.0
@@ -153,16 +174,7 @@ def add_mixes(
                 _drain(few_written, written)
         for mix in range(mixes):
             totals[mix, head] = _total(moved[mix], seen[mix], written[mix], weighed[mix], mean)
-        first, first_out = row(values, group, 0), row(out, head, 0)
-        for channel in range(width):
-            values_mean[head, channel] = (value_sum[channel] - first[channel]) / tokens
-        for channel in range(rank):
-            out_mean[head, channel] = (out_sum[channel] - first_out[channel]) / tokens
+        _less_first(value_sum, row(values, group, 0), tokens, values_mean[head])
+        _less_first(out_sum, row(out, head, 0), tokens, out_mean[head])
         _divide(out_mean[head], 1, mixed_out)
-        spread = 0.0
-        for token in range(tokens):
-            own, square = row(out, head, token + 1), np.float32(0.0)
-            for channel in range(rank):
-                square += (own[channel] - mixed_out[channel]) * (own[channel] - mixed_out[channel])
-            spread += square
-        out_spread[head] = spread / tokens
+        out_spread[head] = _spread(out, head, tokens, mixed_out)
