@@ -1,8 +1,10 @@
 """What `--measure` adds to the time of a scan. Not part of the default run:
 
-    pytest -s -o addopts= tests/benchmarks/benchmark_measures.py             all of it, half an hour
-    pytest -s -o addopts= tests/benchmarks/benchmark_measures.py -k command  whole commands, four minutes a round
-    pytest -s -o addopts= tests/benchmarks/benchmark_measures.py -k B        one model in one process
+    pytest -s -o addopts= tests/benchmarks/benchmark_measures.py
+    pytest -s -o addopts= tests/benchmarks/benchmark_measures.py -k command
+    pytest -s -o addopts= "tests/benchmarks/benchmark_measures.py::test_cost_of_measurements[B]"
+
+The first takes an hour, the others take one part of it.
 
 `command` types `sinkscope scan example:gemma-3-270m` in a new process each time, on all cores. The others scan 32
 sequences of 256 tokens with the first 6 layers of benchmark_scan's models, from the loaded model to the finished
