@@ -56,9 +56,9 @@ class Added:
 
     read: Float[Tensor, "head more vdim"]
     sizes: Float[Tensor, " token"]
-    values: Mixed
-    values_out: Written
-    attended: Mixed | None
+    values: Float[Tensor, "group more vdim"]
+    values_out: Float[Tensor, "head more rank"]
+    attended: Float[Tensor, "head token vdim"] | None
     attended_out: Written | None
     causal: bool
 
