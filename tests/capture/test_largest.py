@@ -41,6 +41,17 @@ def test_closed_forms() -> None:
     assert float(largest_square(torch.zeros(8, 8))) == 0
 
 
+@pytest.mark.usefixtures("_computed_by")
+@pytest.mark.parametrize("hole", [float("nan"), float("inf")])
+def test_a_matrix_that_is_not_finite_has_none(hole: float) -> None:
+    rows = draw(2, 9, 8)
+    rows[1, 3, 2] = hole
+    found = largest_square(rows)
+    assert float(found[0]) == pytest.approx(float(largest_square(rows[0])), rel=1e-12)
+    assert bool(found[1].isnan())
+    assert bool(largest_eigenvalue(rows[1].mT @ rows[1]).isnan())
+
+
 def test_the_same_number_every_time() -> None:
     rows = draw(300, 260)
     assert float(largest_square(rows)) == float(largest_square(rows))

@@ -70,8 +70,9 @@ def test_tp_gives_each_process_its_own_device(refused: Refused, monkeypatch: pyt
     assert "--tp gives each process a GPU of its own" in refused("none", "--tp", "--device", "cpu")
 
 
+@pytest.mark.parametrize("measured", [(), ("--measure", "all")], ids=["plain", "all"])
 def test_weights_that_overflow_after_the_self_check(
-    copied: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+    measured: tuple[str, ...], copied: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Finite weights whose attention is NaN: the layer is named, and the dtype blamed."""
     from safetensors.torch import load_file, save_file
@@ -79,7 +80,7 @@ def test_weights_that_overflow_after_the_self_check(
     weights = load_file(copied / "model.safetensors")
     weights["model.layers.1.self_attn.q_proj.weight"] *= 60_000.0
     save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
-    told = refused(copied, "--dtype", "float16", "--no-self-check")
+    told = refused(copied, "--dtype", "float16", "--no-self-check", *measured)
     assert told.startswith(
         "layer 1 (layers.1.self_attn) gives NaN or infinity although all weights are finite: float16"
     )

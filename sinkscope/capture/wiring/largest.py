@@ -20,18 +20,22 @@ LARGE = 192
 
 
 def largest_eigenvalue(symmetric: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
-    """The largest eigenvalue of each symmetric matrix without negative eigenvalues."""
+    """The largest eigenvalue of each symmetric matrix without negative ones; NaN for a matrix with NaN or infinity."""
     exact = float64(symmetric)
-    if not _large(exact, exact.shape[-1]):
-        return torch.linalg.eigvalsh(exact)[..., -1]
-    return _each(exact, lambda matrix: lambda vector: matrix @ vector)
+    finite = exact.isfinite().all(-1).all(-1)
+    exact = torch.where(finite[..., None, None], exact, 0.0)  # LAPACK refuses NaN
+    if _large(exact, exact.shape[-1]):
+        found = _each(exact, lambda matrix: lambda vector: matrix @ vector)
+    else:
+        found = torch.linalg.eigvalsh(exact)[..., -1]
+    return torch.where(finite, found, torch.nan)
 
 
 def largest_square(rows: Float[Tensor, "*batch row column"]) -> Float[Tensor, "*batch"]:
-    """|A|_2^2 of each matrix A, the square of its largest singular value."""
+    """|A|_2^2 of each matrix A, the square of its largest singular value; NaN for one with NaN or infinity."""
     exact = float64(rows)
     tall = exact if exact.shape[-2] >= exact.shape[-1] else exact.mT
-    if not _large(tall, tall.shape[-1]):
+    if not _large(tall, tall.shape[-1]) or not tall.isfinite().all():
         return largest_eigenvalue(tall.mT @ tall)  # float64: squaring loses no digits of the largest
     return _each(tall, lambda matrix: lambda vector: matrix.T @ (matrix @ vector))
 
