@@ -92,12 +92,21 @@ def check_converted(folder: Path) -> None:
     from safetensors import SafetensorError, safe_open
 
     try:
-        for name in ("config.json", "tokenizer.json"):
-            json.loads((folder / name).read_text("utf-8"))
+        json.loads((folder / "config.json").read_text("utf-8"))
+        # Loading reads all of the tokenizer, which takes a second here too: its end shows a file that was cut off.
+        if not _last_bytes(folder / "tokenizer.json").rstrip().endswith(b"}"):
+            raise ValueError
         with safe_open(folder / "model.safetensors", framework="pt"):
             return
     except (OSError, ValueError, RecursionError, SafetensorError):
         raise SinkscopeError(f"the converted example is damaged: remove {folder}, it is then made again") from None
+
+
+def _last_bytes(file: Path, count: int = 16) -> bytes:
+    """The last bytes of a file, all of them where it is shorter. Raises OSError where it cannot be read."""
+    with file.open("rb") as stream:
+        stream.seek(max(0, file.stat().st_size - count))
+        return stream.read()
 
 
 def remove_left_over(cache: Path) -> None:

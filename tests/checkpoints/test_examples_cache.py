@@ -18,11 +18,12 @@ from sinkscope.checkpoints.examples import A_WHILE, WORK, check_converted, remov
     [
         lambda folder: (folder / "config.json").unlink(),
         lambda folder: (folder / "config.json").write_text("{"),
-        lambda folder: (folder / "tokenizer.json").write_bytes(b"\xff"),
+        lambda folder: (folder / "tokenizer.json").write_bytes(b""),
+        lambda folder: os.truncate(folder / "tokenizer.json", 1000),
         lambda folder: (folder / "model.safetensors").unlink(),
         lambda folder: os.truncate(folder / "model.safetensors", 1000),
     ],
-    ids=["no configuration", "configuration", "tokenizer", "no weights", "weights"],
+    ids=["no configuration", "configuration", "empty tokenizer", "tokenizer", "no weights", "weights"],
 )
 def test_a_damaged_cache_is_to_be_removed(damage: Callable[[Path], object], copied: Path) -> None:
     check_converted(copied)
