@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import Refused
 from ggufs import write_gguf
+from pictured import with_image_processors
 
 from sinkscope import SinkscopeError
 from sinkscope.checkpoints import open_checkpoint
@@ -97,6 +98,7 @@ def test_a_model_of_the_size_of_its_weights_is_loaded(tiny_folder: Path) -> None
         torch.nn.Linear(2**20, 2**20)
 
 
+@with_image_processors
 def test_pictures_are_not_enlarged_without_end(tmp_path: Path) -> None:
     from PIL import Image
     from transformers import ViTImageProcessor

@@ -12,7 +12,7 @@ import transformers
 from conftest import Refused, Scan, make_tokenizer
 from families import dense_maps, tiny_config, tiny_model
 from maps import columns
-from pictured import FIRST, IMAGE, IMAGE_TOKENS, LENGTH, inputs, see
+from pictured import FIRST, IMAGE, IMAGE_TOKENS, LENGTH, inputs, see, with_image_processors
 from PIL import Image
 from tiers import slow_but
 from torch import Tensor
@@ -222,6 +222,7 @@ def test_a_folder_of_pictures_with_a_prompt(llava: Path, pictures: Path, scan_cl
     assert other.json("manifest")["data"][0]["seq_len"] != manifest["data"][0]["seq_len"]
 
 
+@with_image_processors
 def test_a_vision_model_reads_the_folder_alone(
     tmp_path: Path, pictures: Path, scan_cli: Scan, refused: Refused
 ) -> None:
