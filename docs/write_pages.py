@@ -1,22 +1,24 @@
-"""Run `python docs/write_pages.py` after a column, a field or the list of families was changed.
+"""Run `python docs/write_pages.py` after a column, a field, a kind of arm or the list of families was changed.
 
-It rewrites docs/columns.md, docs/metrics.md and docs/schemas.md, and the first part of docs/models.md.
+It rewrites docs/columns.md, docs/metrics.md and docs/schemas.md, the first part of docs/models.md, and the table of
+docs/commands/arms.md.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sinkscope.present.terminal.metrics import NOTATION, SYMBOLS, TITLES, anchor
-from sinkscope.present.terminal.schema import RECORDS, SHOWN
-from sinkscope.runs.catalogue import Column, catalogue
+from sinkscope.experiments.arms.grammar import BUILT_IN
+from sinkscope.present.terminal.metrics import NOTATION, RECORDS, SHOWN, SYMBOLS, TITLES, anchor
+from sinkscope.runs.catalogue import catalogue, table_columns
 from sinkscope.runs.papers import NUMBER, cited_papers
 from sinkscope.runs.schema.base import json_schema
-from sinkscope.runs.schema.tables import ColumnSchema, TableSchema
+from sinkscope.runs.schema.table import Column, ColumnSchema, TableSchema
 
 HERE = Path(__file__).parent
 WIDTH = 120
@@ -74,7 +76,7 @@ def pages() -> dict[Path, str]:
     """The text of every page that is written from the source, by its path."""
     return {
         HERE / "columns.md": columns_page(), HERE / "metrics.md": metrics_page(), HERE / "schemas.md": schemas_page(),
-        HERE / "models.md": models_page(),
+        HERE / "models.md": models_page(), HERE / "commands" / "arms.md": arms_page(),
     }  # fmt: skip
 
 
@@ -99,6 +101,22 @@ def models_page() -> str:
         if "read" in fates:
             lines.append(_wrapped(f"- {name}: {', '.join(fates['read'])}", "  "))
     return "\n".join([before + FROM, *lines, "", TO]) + rest.partition(TO)[2]
+
+
+FROM_ARMS, TO_ARMS = "experiments/arms/grammar.py. -->\n", "\n<!-- Written by hand"
+"""What stands before and after the table of docs/commands/arms.md."""
+FORM = re.compile(r"[^\s,]*[:/+][^\s,]*")
+"""A word of a grammar that is typed as it stands."""
+
+
+def arms_page() -> str:
+    """The page of arms, with its table as the grammar says."""
+    before, _, rest = (HERE / "commands" / "arms.md").read_text("utf-8").partition(FROM_ARMS)
+    lines = ["", "| arm | what it does | source |", "|---|---|---|"]
+    for kind in BUILT_IN:
+        written = FORM.sub(lambda form: f"`{form[0]}`", kind.grammar)
+        lines.append(f"| {written} | {_escaped(kind.what)} | {_linked(kind.source)} |")
+    return before + FROM_ARMS + "\n".join([*lines, ""]) + TO_ARMS + rest.partition(TO_ARMS)[2]
 
 
 def _family(name: str, notes: dict[str, str]) -> str:
@@ -167,7 +185,7 @@ def columns_page() -> str:
 def _table(table: TableSchema) -> str:
     lines = ["", f"## {table.name}", "", f"`{table.file}`: a row is {table.row}.", ""]
     lines += ["| column | type, unit, range | meaning |", "|---|---|---|"]
-    every = list(table.columns())
+    every = list(table_columns(table))
     names = {column.name for column in every}
     shown = [each for each in every if each.name.removesuffix("_sem") not in names - {each.name}]
     return "\n".join([*lines, *(_row(table, column) for column in _without_means(table, shown))]) + "\n"

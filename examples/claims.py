@@ -25,10 +25,10 @@ from scipy.stats import gmean, spearmanr
 
 import sinkscope
 from sinkscope.checkpoints import open_checkpoint
-from sinkscope.experiments.trigger.evaluation import evaluate
-from sinkscope.experiments.trigger.recipe import Recipe
-from sinkscope.experiments.trigger.training import train
-from sinkscope.runs.switch_words import AS_OFF, CANCELLING, SILENT, SINKING, SWITCHING
+from sinkscope.questions.switch.words import AS_OFF, CANCELLING, SILENT, SINKING, SWITCHING
+from sinkscope.trigger.evaluation import evaluate
+from sinkscope.trigger.recipe import Recipe
+from sinkscope.trigger.training import train
 
 GEMMA = "example:gemma-3-270m"
 TEXTS, CONTROLS = ("prose", "code"), ("random", "repeated")

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sinkscope.runs.defaults import VERSION
 from sinkscope.runs.showing import drawn_by
 
 if TYPE_CHECKING:
@@ -37,20 +38,20 @@ if TYPE_CHECKING:
     from sinkscope.engine.scan import scan as scan
     from sinkscope.errors import SinkscopeError as SinkscopeError
     from sinkscope.experiments.ablation.experiment import ablate as ablate
-    from sinkscope.experiments.ablation.result import Ablation as Ablation
     from sinkscope.experiments.arms.arm import Arm as Arm
     from sinkscope.experiments.arms.experiment import arms as arms
     from sinkscope.experiments.arms.grammar import arm_kind as arm_kind
-    from sinkscope.experiments.arms.result import Arms as Arms
     from sinkscope.experiments.bench.bench import bench as bench
-    from sinkscope.experiments.bench.result import Speed as Speed
     from sinkscope.experiments.training.callback import SinkCallback as SinkCallback
     from sinkscope.metrics.registry import head_metric as head_metric
     from sinkscope.metrics.registry import layer_metric as layer_metric
     from sinkscope.runs.run import Run as Run
     from sinkscope.runs.run import load_run as load_run
+    from sinkscope.runs.saved.ablation import Ablation as Ablation
+    from sinkscope.runs.saved.arms import Arms as Arms
+    from sinkscope.runs.saved.speed import Speed as Speed
 
-__version__ = "0.2.0"
+__version__ = VERSION
 
 _PUBLIC = {
     "scan": ("engine.scan", "runs a model over text once and measures each of its attention heads; returns a Run"),
@@ -73,16 +74,16 @@ _PUBLIC = {
         "experiments.ablation.experiment",
         "zeroes heads and measures what the model loses; returns an Ablation",
     ),
-    "Ablation": ("experiments.ablation.result", "what `ablate` found: the loss with and without those heads"),
+    "Ablation": ("runs.saved.ablation", "what `ablate` found: the loss with and without those heads"),
     "arms": (
         "experiments.arms.experiment",
         "measures what a model loses under interventions: keys hidden, caches rounded; returns Arms",
     ),
-    "Arms": ("experiments.arms.result", "what `arms` found: a row for each arm, paired with the unablated model"),
+    "Arms": ("runs.saved.arms", "what `arms` found: a row for each arm, paired with the unablated model"),
     "Arm": ("experiments.arms.arm", "what an intervention of your own derives from, to be measured by `arms`"),
     "arm_kind": ("experiments.arms.grammar", "gives your own kind of arm a name that `arms` reads"),
     "bench": ("experiments.bench.bench", "times a scan against a plain forward pass and against eager attention maps"),
-    "Speed": ("experiments.bench.result", "what `bench` found: time and memory of each of them"),
+    "Speed": ("runs.saved.speed", "what `bench` found: time and memory of each of them"),
     "SinkCallback": (
         "experiments.training.callback",
         "measures sinks while a model trains and logs them beside the loss; for the Trainer or a loop of your own",

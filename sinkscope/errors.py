@@ -31,6 +31,16 @@ def in_one_line(error: Exception) -> str:
     return f"unexpected {type(error).__name__}: {detail} (SINKSCOPE_TRACEBACK=1 shows where)"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, cut to 200 characters, or its class where the text is empty."""
+    return shorten((str(error).strip().splitlines() or [type(error).__name__])[0])
+
+
+def shorten(text: str, limit: int = 200) -> str:
+    """The text, or its beginning with three dots where it is longer than `limit` characters."""
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
 SUGGESTED, FAR = 3, 0.4
 """Most names that an error suggests, and the distance from which on a name is not suggested."""
 

@@ -1,4 +1,4 @@
-"""One measurement at a time in a process, and hooks that other threads' forward passes do not feel.
+"""One measurement at a time in a process.
 
 A measurement changes what all threads share: the model's hooks, its configuration during the self-check, and torch's
 stance on compiled code. Two at once could measure each other.
@@ -6,11 +6,10 @@ stance on compiled code. Two at once could measure each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import RLock, Thread, current_thread, get_ident
-from typing import Any
+from threading import RLock, Thread, current_thread
 
 from sinkscope.errors import SinkscopeError
 
@@ -48,13 +47,3 @@ def alone(what: str) -> Iterator[None]:
         with _lock:
             if turn in _turns:
                 _turns.remove(turn)
-
-
-def here(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a module's hook that acts only in the thread that asks for it: another may run the same model."""
-    thread = get_ident()
-
-    def guarded(*args: Any) -> Any:
-        return hook(*args) if get_ident() == thread else None
-
-    return guarded

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import AttentionInterface, PreTrainedConfig
 
-from sinkscope.capture.private_doors import attention_functions, attention_name, has_sdpa, set_attention_name
+from sinkscope.capture.private_doors import attention_name, has_sdpa, registry_of, set_attention_name
 from sinkscope.capture.registries import READ, is_own
 
 
@@ -41,7 +41,7 @@ def readable(model: nn.Module) -> Iterator[None]:
     """
 
     def choose(owner: nn.Module, name: str | None) -> str | None:
-        if name is None or name in READ or not is_own(attention_functions().get(name)):
+        if name is None or name in READ or not is_own(registry_of(AttentionInterface).get(name)):
             return name
         return "sdpa" if has_sdpa(type(owner)) else "eager"
 

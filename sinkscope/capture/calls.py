@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Collection
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any
 
 from torch import Tensor
@@ -40,6 +40,19 @@ class AttentionCall:
     sinks: Tensor | None = None
     window: int | None = None
     score: str = "softmax"
+    _visible: Visibility | None = field(default=None, init=False, repr=False)
+
+    def beyond(self, understood: Collection[str]) -> list[str]:
+        """The fields outside of `understood` that are not at their defaults, by name.
+
+        Whoever computes a call names the fields that it understands, so that a field which is added later, here or in a
+        subclass, is never left out in silence.
+        """
+        return [
+            each.name
+            for each in fields(self)
+            if each.init and each.name not in understood and not _is_default(getattr(self, each.name), each)
+        ]
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -56,10 +69,13 @@ class AttentionCall:
         """Whether positions attend to positions. False for a single query: pooling, or attention over layers."""
         return self.query.shape[2] > 1
 
-    @cached_property
+    @property
     def visible(self) -> Visibility:
         """Which keys each query sees. Raises ValueError where the mask does not fit the queries and keys."""
-        return read_mask(self.mask, self.causal, *self.lengths, self.query.device)
+        if self._visible is None:
+            _keep(self, read_mask(self.mask, self.causal, *self.lengths, self.query.device))
+        assert self._visible is not None
+        return self._visible
 
     @property
     def linear(self) -> bool:
@@ -69,8 +85,20 @@ class AttentionCall:
     def with_visible(self, visible: Visibility) -> AttentionCall:
         """Returns the call with `visible` already set from an equal mask, so that its own mask is not read."""
         copy = replace(self)
-        copy.__dict__["visible"] = visible  # where cached_property keeps its value
+        _keep(copy, visible)
         return copy
+
+
+def _keep(call: AttentionCall, visible: Visibility) -> None:
+    object.__setattr__(call, "_visible", visible)  # the way that dataclasses document for a frozen record's own fields
+
+
+def _is_default(value: Any, field: Field[Any]) -> bool:
+    default = field.default if field.default_factory is MISSING else field.default_factory()
+    if value is default:
+        return True
+    plain = not isinstance(value, Tensor) and default is not MISSING
+    return plain and type(value) is type(default) and bool(value == default)
 
 
 class MaskReadings:

@@ -12,11 +12,16 @@ from torch import Tensor
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.map_walk import AttentionMap
 from sinkscope.capture.kernels.sums import AttentionSums
+from sinkscope.capture.plan import INLINE
 from sinkscope.capture.site import Site
 from sinkscope.errors import SinkscopeError
 
 Span = tuple[int, int]
 """The first valid position of a sequence, and the one after its last."""
+
+
+UNDERSTOOD = frozenset({"query", "key", "value", "mask", "bias", "sinks"})
+"""The tensors of a call that are cut."""
 
 
 class Cut:
@@ -52,7 +57,13 @@ class Cut:
         return None if tensor is None else self.axis(self.axis(tensor, -1), -2)
 
     def call(self, call: AttentionCall) -> AttentionCall:
-        """The call for this sequence alone."""
+        """The call for this sequence alone. Raises SinkscopeError where a field is a tensor that it cannot cut."""
+        unknown = [name for name in call.beyond(UNDERSTOOD) if isinstance(getattr(call, name), Tensor)]
+        if unknown:
+            raise SinkscopeError(
+                f"{', '.join(unknown)} of an attention call cannot be cut to one sequence of a padded batch: give "
+                "sequences of equal length"
+            )
         return replace(
             call,
             query=self.axis(call.query, 2),
@@ -104,3 +115,19 @@ class Pending:
     output: Tensor | None
     projected: Tensor | None = None
     written: Tensor | None = None
+
+    def keep_read(self, args: tuple[Any, ...]) -> None:
+        """Keeps what the output projection reads as w, where it has the shape of the call's output."""
+        if self.output is None or not args or args[0].numel() != self.output.numel():
+            return
+        read = args[0].reshape(self.output.shape)
+        # The interface fixes the layout (B, T, H * dv). A model's own code may use another, so values are compared.
+        if self.site.path != INLINE or torch.allclose(read, self.output, rtol=1e-3, atol=1e-6):
+            self.projected = read
+
+    def keep_written(self, output: Any, bias: Tensor) -> None:
+        """Keeps what the projection returns less its `bias` (D), where what it read was kept: the sum over heads of
+        W_O^h w_i."""
+        written = output[0] if isinstance(output, tuple) else output
+        if self.projected is not None and written.shape[:-1] == self.rows:
+            self.written = written - bias.to(written.device, written.dtype)

@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 from sinkscope.capture.alone import alone
 from sinkscope.capture.attention_names import readable, uncompiled
 from sinkscope.capture.calls import AttentionCall
-from sinkscope.capture.keywords import with_keywords
+from sinkscope.capture.keywords import unknown_keywords, with_keywords
 from sinkscope.capture.registries import READ, check_registries, layered
 
 Handler = Callable[[nn.Module, AttentionCall], Tensor]
@@ -25,14 +25,15 @@ Handler = Callable[[nn.Module, AttentionCall], Tensor]
 
 
 @contextmanager
-def shadowed(model: nn.Module, handler: Handler) -> Iterator[None]:
+def shadowed(model: nn.Module, handler: Handler, unknown: dict[str, str] | None = None) -> Iterator[None]:
     """Sends every attention call of this thread to `handler` until the block ends, then puts all back.
 
-    `model` is made to attend through the interface's readable names, and runs uncompiled. Raises SinkscopeError where
-    another thread measures, or where the user has replaced the interface's own functions.
+    `model` is made to attend through the interface's readable names, and runs uncompiled. `unknown` gets the keywords
+    that the model passes and sinkscope leaves out, each with the path of the module that passes it first. Raises
+    SinkscopeError where another thread measures, or where the user has replaced the interface's own functions.
     """
     check_registries()
-    functions = dict.fromkeys(READ, _attention_function(handler))
+    functions = dict.fromkeys(READ, _attention_function(model, handler, {} if unknown is None else unknown))
     with (
         alone(f"a watched pass of {type(model).__name__}"),
         uncompiled(),
@@ -42,7 +43,9 @@ def shadowed(model: nn.Module, handler: Handler) -> Iterator[None]:
         yield
 
 
-def _attention_function(handler: Handler) -> Callable[..., tuple[Tensor, None]]:
+def _attention_function(
+    model: nn.Module, handler: Handler, unknown: dict[str, str]
+) -> Callable[..., tuple[Tensor, None]]:
     def attention(
         module: nn.Module,
         query: Tensor,
@@ -58,7 +61,15 @@ def _attention_function(handler: Handler) -> Callable[..., tuple[Tensor, None]]:
             # As in torch's sdpa, the mask is aligned top left: query 0 sees key 0 only, and no query sees keys >= Tq.
             key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
         causal = bool(causal) and query.shape[2] > 1
+        for name in unknown_keywords(keywords):
+            if name not in unknown:
+                unknown[name] = _path(model, module)
         call = AttentionCall(query, key, value, attention_mask, causal, scaling=query.shape[-1] ** -0.5)
         return handler(module, with_keywords(call, keywords)), None
 
     return attention
+
+
+def _path(model: nn.Module, module: nn.Module) -> str:
+    """The module's path; its class's name where it is no part of the model."""
+    return next((path for path, own in model.named_modules() if own is module), type(module).__name__)

@@ -7,8 +7,10 @@ module, before the model is scanned:
     def multiplied(call, factor):
         return replace(call, scaling=call.scaling * factor)
 
-An undeclared keyword is ignored. That is right for `output_attentions`, `use_cache` or `position_ids`; where the
-keyword changes attention, the self-check fails because our probabilities differ from the model's.
+or by an entry point of the group `sinkscope.attention_keywords`, whose name is the keyword's.
+
+An undeclared keyword is left out. That is right for those of `WITHOUT_EFFECT`; any other one stands in the manifest's
+warnings, by name. Where it changes attention, the self-check fails because our probabilities differ from the model's.
 """
 
 from __future__ import annotations
@@ -20,34 +22,48 @@ from typing import Any
 from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
-from sinkscope.errors import SinkscopeError
+from sinkscope.lookup import Lookup
 
 Keyword = Callable[[AttentionCall, Any], AttentionCall]
 """Takes the call and the value that the model passed (never None); returns the call with the keyword applied."""
 
-KEYWORDS: dict[str, Keyword] = {}
-"""Every declared keyword, by the name the model uses. They are applied in the order of their declaration."""
+KEYWORDS: Lookup[Keyword] = Lookup("the attention keyword", group="sinkscope.attention_keywords")
+"""Every declared keyword, by the name the model uses. They are applied in the order of their declaration, those of
+packages last."""
+
+WITHOUT_EFFECT = frozenset(
+    {
+        "dropout",  # 0 where a model does not train
+        # For FlashAttention: where packed sequences end, which the mask says too.
+        *("position_ids", "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
+        "deterministic",  # which of FlashAttention's algorithms
+        "block_indices",  # MiniMax: the blocks of keys that each query sees, which its mask says too
+        *("use_cache", "output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
+        *("num_items_in_batch", "labels", "logits_to_keep"),  # for the loss
+    }
+)
+"""Keywords that transformers' own models pass, or hand down, and that change nothing of attention through the names
+`sdpa` and `eager`."""
 
 
 def attention_keyword(name: str) -> Callable[[Keyword], Keyword]:
     """Declares how the keyword `name` changes a call. Raises SinkscopeError for a name that is declared already."""
-
-    def declare(keyword: Keyword) -> Keyword:
-        if name in KEYWORDS:
-            raise SinkscopeError(f"the attention keyword {name!r} is declared already, by {KEYWORDS[name].__module__}")
-        KEYWORDS[name] = keyword
-        return keyword
-
-    return declare
+    return lambda keyword: KEYWORDS.add(name, keyword, keyword.__module__)
 
 
 def with_keywords(call: AttentionCall, given: Mapping[str, Any]) -> AttentionCall:
-    """Applies every declared keyword that the model passed; a value of None counts as not passed."""
-    for name, keyword in KEYWORDS.items():
+    """Applies every declared keyword that the model passed; a value of None counts as not passed. Raises SinkscopeError
+    where the package that declares one of them does not load."""
+    for name in KEYWORDS:
         value = given.get(name)
         if value is not None:
-            call = keyword(call, value)
+            call = KEYWORDS[name](call, value)
     return call
+
+
+def unknown_keywords(given: Mapping[str, Any]) -> list[str]:
+    """The keywords that the model passed and that are neither declared nor known to change nothing."""
+    return [name for name, value in given.items() if not (value is None or name in WITHOUT_EFFECT or name in KEYWORDS)]
 
 
 @attention_keyword("scaling")

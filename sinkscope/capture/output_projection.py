@@ -8,9 +8,9 @@ import torch
 from accelerate.utils import align_module_device
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from sinkscope.capture.precision import has_float64
+from sinkscope.capture.private_doors import conv1d
 
 NAMES = (
     "o_proj",
@@ -88,17 +88,33 @@ def projection_weight(projection: nn.Module, width: int) -> Float[Tensor, "out w
         if isinstance(weight, Tensor) and weight.dim() == 2 and _plain(weight) and not weight.is_meta:
             if type(projection).forward is nn.Linear.forward:
                 return weight.detach()
-            if type(projection).forward is Conv1D.forward:
+            if type(projection).forward is conv1d().forward:
                 return weight.detach().mT
     with torch.no_grad():
         eye = torch.eye(width, **_home(projection))
-        return (_applied(projection, eye) - _applied(projection, torch.zeros_like(eye))).mT
+        nothing = _applied(projection, torch.zeros_like(eye))
+        if nothing.isfinite().all():
+            return (_applied(projection, eye) - nothing).mT
+        return (_applied(projection, eye) - _applied(projection, -eye)).mT / 2
 
 
 def projection_bias(projection: nn.Module, width: int) -> Float[Tensor, " out"]:
-    """What the projection returns for 0: its bias, whatever kind of layer it is."""
+    """What the projection returns for 0: its bias, whatever kind of layer it is.
+
+    A quantised layer may divide what it reads by its size, and so return no number for 0: then the mean of what it
+    returns for a vector and its opposite.
+    """
     with torch.no_grad():
-        return _applied(projection, torch.zeros(1, width, **_home(projection)))[0]
+        nothing = _applied(projection, torch.zeros(1, width, **_home(projection)))[0]
+        if nothing.isfinite().all():
+            return nothing
+        ones = torch.ones(1, width, **_home(projection))
+        return (_applied(projection, ones) + _applied(projection, -ones))[0] / 2
+
+
+def holds_codes(projection: nn.Module) -> bool:
+    """Whether a layer or one inside it is quantised: it holds codes beside numbers, or tensors of a kind of its own."""
+    return not all(_plain(local_part(held)) for held in (*projection.parameters(), *projection.buffers()))
 
 
 def _home(projection: nn.Module) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor, nn
 
 from sinkscope.capture.calls import AttentionCall
@@ -19,6 +18,7 @@ from sinkscope.capture.interface import shadowed
 from sinkscope.capture.kernels.attend import TORCH, kernel_of, read
 from sinkscope.capture.kernels.map_walk import map_sums
 from sinkscope.capture.output_projection import output_projection
+from sinkscope.capture.private_doors import is_out_of_memory
 from sinkscope.capture.site import Site
 from sinkscope.capture.sites import block_of, head_counts, kind_of, stream_of
 from sinkscope.capture.unreadable import Seen, hidden_states, no_maps
@@ -38,6 +38,9 @@ class Plan:
     """The largest number of queries of any site in the dry run. For an image model: the positions of an image."""
     failures: list[str] = field(default_factory=list)
     """Why Triton failed, in the dry run or in a later pass that follows this plan: at most one line."""
+    keywords: dict[str, str] = field(default_factory=dict)
+    """Attention keywords that the model passes and that sinkscope does not know, in the dry run or in a later pass that
+    follows this plan, each with the module that passed it first."""
 
     @property
     def inline(self) -> bool:
@@ -52,10 +55,11 @@ def plan(model: nn.Module, forward: Callable[[], Any]) -> Plan:
     read.
     """
     failures: list[str] = []
-    seen, unread = _dry_run(model, forward, failures)
+    keywords: dict[str, str] = {}
+    seen, unread = _dry_run(model, forward, failures, keywords)
     if any(one.path == INLINE for one in seen):
         # BigBird replaces its attention modules during its first forward pass, so the first record is out of date.
-        seen, unread = _dry_run(model, forward, failures)
+        seen, unread = _dry_run(model, forward, failures, keywords)
     if not seen:
         raise SinkscopeError(
             f"no attention of {type(model).__name__} could be read: it has no softmax attention, or computes it "
@@ -63,10 +67,12 @@ def plan(model: nn.Module, forward: Callable[[], Any]) -> Plan:
         )
     if failures:  # Triton failed in some call: no layer tries it again
         seen = [replace(one, kernel=one.kernel and TORCH) for one in seen]
-    return Plan(_sites(model, seen), unread, max(one.queries for one in seen), failures)
+    return Plan(_sites(model, seen), unread, max(one.queries for one in seen), failures, keywords)
 
 
-def _dry_run(model: nn.Module, forward: Callable[[], Any], failures: list[str]) -> tuple[list[Seen], tuple[str, ...]]:
+def _dry_run(
+    model: nn.Module, forward: Callable[[], Any], failures: list[str], keywords: dict[str, str]
+) -> tuple[list[Seen], tuple[str, ...]]:
     names = {module: name for name, module in model.named_modules()}
     seen: list[Seen] = []
 
@@ -92,7 +98,7 @@ def _dry_run(model: nn.Module, forward: Callable[[], Any], failures: list[str]) 
     watch = InlineWatch(inline)
     with (
         torch.no_grad(),
-        shadowed(model, dispatched),
+        shadowed(model, dispatched, keywords),
         watch.watched(model),
         _runnable(model),
         hidden_states(model) as given,
@@ -111,7 +117,7 @@ def _runnable(model: nn.Module) -> Iterator[None]:
     except (SinkscopeError, MemoryError):
         raise
     except Exception as error:
-        if isinstance(error, RuntimeError) and should_reduce_batch_size(error):
+        if isinstance(error, RuntimeError) and is_out_of_memory(error):
             raise
         detail = " ".join(str(error).split())[:200]
         raise SinkscopeError(

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 
-def wide(tensor: Tensor) -> Tensor:
+def as_widest(tensor: Tensor) -> Tensor:
     """The tensor in float64 where the device has it (Apple's GPUs do not), else in float32. For sums whose terms nearly
     cancel."""
     return tensor.double() if has_float64(tensor.device) else tensor.float()
 
 
-def float64(tensor: Tensor) -> Tensor:
+def as_float64(tensor: Tensor) -> Tensor:
     """The tensor in float64, moved to the CPU where the device has no float64. For steps rare enough to afford that."""
     return tensor.double() if has_float64(tensor.device) else tensor.cpu().double()
 

@@ -6,6 +6,7 @@ part; `tests/capture/test_private_doors.py` calls them all on the installed vers
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from datetime import timedelta
 from importlib.metadata import version
@@ -15,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AttentionInterface, AutoModel, PreTrainedConfig, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, pytorch_utils
 
 from sinkscope.errors import SinkscopeError
 
@@ -40,19 +40,11 @@ def _part(library: str, owner: Any, name: str) -> Any:
 # transformers: the registries of attention functions and of mask functions
 
 
-def attention_functions() -> MutableMapping[str, Any]:
-    """The registry of attention functions, by name. `AttentionInterface.register` adds to it; no public function
-    removes."""
-    return _part("transformers", AttentionInterface, "AttentionInterface._global_mapping")
-
-
-def mask_functions() -> MutableMapping[str, Any]:
-    """The registry of mask functions, by name. No public function lists those that transformers registers itself."""
-    return _part("transformers", AttentionMaskInterface, "AttentionMaskInterface._global_mapping")
-
-
 def registry_of(interface: type[Any]) -> MutableMapping[str, Any]:
-    """The registry behind one of the two interfaces, by name."""
+    """The registry behind one of the two interfaces (AttentionInterface, AttentionMaskInterface), by name.
+
+    `interface.register` adds to it; no public function removes, or lists what transformers registers itself.
+    """
     return _part("transformers", interface, f"{interface.__name__}._global_mapping")
 
 
@@ -72,12 +64,36 @@ def shared_registries() -> dict[str, Mapping[str, Any]]:
     }
 
 
+def mask_arguments(make: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of one call of the mask function `make`, by name."""
+    signature = inspect.signature(make)
+    for name in ("batch_size", "q_length", "kv_length", "q_offset", "kv_offset", "mask_function"):
+        if name not in signature.parameters:  # the function would take it among its other keywords, and ignore it
+            raise moved("transformers", f"mask functions' argument {name!r}")
+    given = dict(signature.bind(*args, **kwargs).arguments)
+    rest = given.pop("kwargs", {})
+    return given | rest
+
+
 def mask_sizes(given: Mapping[str, Any]) -> tuple[int, int, int]:
     """Batch size, queries and keys of the mask that a mask function makes from these arguments."""
-    try:
-        return given["batch_size"], given["q_length"], given["kv_length"]
-    except KeyError as error:
-        raise moved("transformers", f"mask functions' argument {error}") from None
+    return given["batch_size"], given["q_length"], given["kv_length"]
+
+
+def asking(given: Mapping[str, Any], allowed: Callable[..., Any]) -> dict[str, Any]:
+    """The arguments of the same mask, but for the function that tells which key a query sees."""
+    return {**given, "mask_function": allowed}
+
+
+def mask_strip(make: Callable[..., Any], given: Mapping[str, Any], rows: range, keys: range) -> Tensor:
+    """Some rows and keys of the mask that `make` makes from these arguments, never left out as None."""
+    row, column = given.get("q_offset", 0), given.get("kv_offset", 0)
+    corner = {"q_offset": row + rows.start, "kv_offset": column + keys.start}
+    whole = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    made = make(**{**given, **corner, **whole, "q_length": len(rows), "kv_length": len(keys)})
+    if made is None:
+        raise moved("transformers", "mask functions' arguments 'allow_is_causal_skip', 'allow_is_bidirectional_skip'")
+    return made
 
 
 # transformers: the attention that a configuration chooses, and the classes of a model type
@@ -120,14 +136,40 @@ def causal_class_names() -> set[str]:
 
 def capturing(model: nn.Module) -> bool | None:
     """Whether transformers has put hooks into this model that collect the maps it returns; None where it never did."""
-    return vars(model).get("_output_capturing_hooks_installed")
+    return vars(model).get(_capturing_flag())
 
 
 def set_capturing(model: nn.Module, state: bool | None) -> None:
     """Tells transformers whether its hooks are in this model; None where it never put any."""
-    vars(model).pop("_output_capturing_hooks_installed", None)
+    vars(model).pop(_capturing_flag(), None)
     if state is not None:
-        vars(model)["_output_capturing_hooks_installed"] = state
+        vars(model)[_capturing_flag()] = state
+
+
+def _capturing_flag() -> str:
+    """The attribute that transformers sets on a model with such hooks. A model without any lacks it, so that only
+    transformers' own code tells whether it is still called so."""
+    from transformers.utils import output_capturing
+
+    name = "_output_capturing_hooks_installed"
+    install = _part("transformers", output_capturing, "output_capturing.maybe_install_capturing_hooks")
+    if name not in install.__code__.co_consts:
+        raise moved("transformers", f"{name} in maybe_install_capturing_hooks")
+    return name
+
+
+# transformers: layers
+
+
+def conv1d() -> type[nn.Module]:
+    """The class of GPT-2's linear layers, whose weight is [in, out]."""
+    kind: type[nn.Module] = _part("transformers", pytorch_utils, "pytorch_utils.Conv1D")
+    return kind
+
+
+def linear_kinds() -> tuple[type[nn.Module], type[nn.Module]]:
+    """The classes of layers that multiply by a matrix: nn.Linear, whose weight is [out, in], and `conv1d()`."""
+    return nn.Linear, conv1d()
 
 
 # torch: tensors without storage or made of others, how often one was written into, compiled modules, multi-head
@@ -204,7 +246,14 @@ def open_multi_head_attention() -> Callable[..., Any]:
     return copy
 
 
-# accelerate: the devices of a module's weights
+# accelerate: whether memory ran out, and the devices of a module's weights
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of torch, on any device, says that memory ran out."""
+    from accelerate.utils import memory
+
+    return bool(_part("accelerate", memory, "utils.memory.should_reduce_batch_size")(error))
 
 
 def execution_devices(model: nn.Module) -> Iterable[Any]:

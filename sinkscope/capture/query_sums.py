@@ -58,7 +58,7 @@ def query_sums(query: Queries, key: Keys | None) -> QuerySums:
     """Reads the queries, and with `key` their cosines with keys. See QuerySums."""
     sums, loop = QuerySums(query, key), loops.loops_over("vectors", query, query.shape[2] * query.shape[3])
     if loop is not None:
-        vars(sums).update(_read(loop, query, key))
+        loops.fill(sums, _read(loop, query, key))
     return sums
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Kind:
+class AttentionKind:
     """What a query of an attention call may see: `full`, `cross`, or the last `size` keys: `sliding`, `chunked`.
 
     As text, in the tables: `full`, `cross`, `sliding:512`, `chunked:8192`.
@@ -42,7 +42,7 @@ class Site:
     layer: int
     module: str
     call: int
-    kind: Kind
+    kind: AttentionKind
     heads: int
     kv_groups: int
     head_dim: int | None

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from sinkscope.capture.site import Kind, Site
+from sinkscope.capture.site import AttentionKind, Site
 
 CROSS_NAMES = ("encoder_attn", "encdecattention", "crossattention", "cross_attn", "cross_attention")
 HEAD_COUNTS = (
@@ -74,20 +74,20 @@ def stream_of(model: nn.Module, path: str, cross: bool) -> str:
     return STREAM_INPUTS.get(getattr(model, "main_input_name", "input_ids"), "text")
 
 
-def kind_of(module: nn.Module, window: int | None, cross: bool, layer: int | None) -> Kind:
+def kind_of(module: nn.Module, window: int | None, cross: bool, layer: int | None) -> AttentionKind:
     """`full`, `sliding:W`, `chunked:C` or `cross`, from the window that the call names and from the configuration."""
     if cross:
-        return Kind("cross")
+        return AttentionKind("cross")
     if window is None:
         window = getattr(module, "sliding_window", None)
     if isinstance(window, int) and window > 0:
-        return Kind("sliding", window)
+        return AttentionKind("sliding", window)
     config = getattr(module, "config", None)
     types = getattr(config, "layer_types", None)
     chunk = getattr(config, "attention_chunk_size", None)
     if types and chunk and layer is not None and layer < len(types) and types[layer] == "chunked_attention":
-        return Kind("chunked", chunk)
-    return Kind("full")
+        return AttentionKind("chunked", chunk)
+    return AttentionKind("full")
 
 
 def not_softmax(model: nn.Module, sites: Iterable[Site]) -> list[str]:

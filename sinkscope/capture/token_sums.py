@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sinkscope.capture import loops
-from sinkscope.capture.precision import wide
+from sinkscope.capture.precision import as_widest
 
 Tokens = Float[Tensor, "batch token channel"]
 KURTOSIS_ROWS = 128
@@ -81,7 +81,7 @@ def token_sums(x: Tokens, whole: bool = False) -> TokenSums:
     """Reads the tokens of x. `whole`: peaks and kurtosis will be asked for too."""
     sums, loop = TokenSums(x), loops.loops_over("vectors", x, x.shape[1] * x.shape[2])
     if loop is not None:
-        vars(sums).update(_read(loop, x, whole))
+        loops.fill(sums, _read(loop, x, whole))
     return sums
 
 
@@ -101,7 +101,7 @@ def kurtosis(x: Float[Tensor, "... channel"]) -> Float[Tensor, "..."]:  # noqa: 
     pieces = rows.split(KURTOSIS_ROWS) if x.device.type == "cpu" else (rows,)
     found = []
     for piece in pieces:
-        exact = wide(piece)
+        exact = as_widest(piece)
         squares = (exact - exact.mean(-1, keepdim=True)).square_()
         second = squares.mean(-1)
         found.append(squares.square_().mean(-1) / second.square() - 3.0)

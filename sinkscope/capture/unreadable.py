@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sinkscope.capture.alone import here
+from sinkscope.capture.hooks import hooked
 from sinkscope.capture.sites import stream_of
 
 
@@ -69,16 +69,11 @@ def hidden_states(model: nn.Module) -> Iterator[dict[str, torch.Size]]:
 
         return hook
 
-    handles = [
-        module.register_forward_pre_hook(here(keep(name)), with_kwargs=True)
-        for name, module in model.named_modules()
-        if name
-    ]
-    try:
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if name:
+                stack.enter_context(hooked(module, pre=keep(name), with_kwargs=True))
         yield shapes
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _reads_windowed_cache(model: nn.Module, one: Seen) -> bool:

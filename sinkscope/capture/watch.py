@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sinkscope.capture.alone import here
 from sinkscope.capture.calls import AttentionCall, MaskReadings
 from sinkscope.capture.cuts import Cut, Part, Pending, Readers, Span, readings
+from sinkscope.capture.hooks import hooked
 from sinkscope.capture.inline.calls import InlineCall, SdpaCall
 from sinkscope.capture.inline.mode import InlineWatch
 from sinkscope.capture.interface import shadowed
@@ -22,7 +22,6 @@ from sinkscope.capture.kernels.map_walk import AttentionMap, map_sums
 from sinkscope.capture.masks.lazy import lazy_masks
 from sinkscope.capture.output_projection import head_factors, projection_bias
 from sinkscope.capture.plan import Plan
-from sinkscope.capture.projected import keep_read, keep_written
 from sinkscope.capture.site import Site
 from sinkscope.capture.view import LayerView
 from sinkscope.errors import SinkscopeError
@@ -61,10 +60,10 @@ class Capture:
         self._watch = InlineWatch(self._inline)
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            stack.enter_context(shadowed(self.model, self._dispatched))
+            stack.enter_context(shadowed(self.model, self._dispatched, self.plan.keywords))
             stack.enter_context(lazy_masks())
-            for handle in self._hooks():
-                stack.callback(handle.remove)
+            for hooks in self._hooks():
+                stack.enter_context(hooks)
             stack.callback(self._reset)
             stack.enter_context(self._watch.watched(self.model) if self.plan.inline else nullcontext())
             yield
@@ -83,23 +82,23 @@ class Capture:
             if self._calls[site.module] <= site.call:
                 raise SinkscopeError(f"attention module {site.name!r} was called in the dry run, but not on this input")
 
-    def _hooks(self) -> Iterator[Any]:
+    def _hooks(self) -> Iterator[AbstractContextManager[None]]:
         self._names = {module: name for name, module in self.model.named_modules()}
         self._by_call = {(site.module, site.call): site for site in self.plan.sites}
         blocks = {site.block for site in self.plan.sites if site.block is not None}
         attentions = {site.module for site in self.plan.sites}
         for path in sorted(blocks | attentions):
             module = self.model.get_submodule(path)
-            yield module.register_forward_pre_hook(here(self._keep_input(path)), with_kwargs=True)
+            yield hooked(module, pre=self._keep_input(path), with_kwargs=True)
         for path in sorted(blocks):
-            yield self.model.get_submodule(path).register_forward_hook(here(self._end_block(path)))
+            yield hooked(self.model.get_submodule(path), post=self._end_block(path))
         for site in self.plan.sites:
             if site.projection is not None and site.call == 0:
                 projection = self.model.get_submodule(site.projection)
                 if self.writing and site.value_dim is not None:
                     bias = projection_bias(projection, site.heads * site.value_dim)
-                    yield projection.register_forward_hook(here(self._keep_written(site.module, bias)))
-                yield projection.register_forward_pre_hook(here(self._keep_read(site.module)))
+                    yield hooked(projection, post=self._keep_written(site.module, bias))
+                yield hooked(projection, pre=self._keep_read(site.module))
 
     def _keep_input(self, path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -110,10 +109,18 @@ class Capture:
         return hook
 
     def _keep_read(self, path: str) -> Callable[..., None]:
-        return self._while_paused(lambda module, args: keep_read(self._latest.get(path), args))
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if path in self._latest:
+                self._latest[path].keep_read(args)
+
+        return self._while_paused(hook)
 
     def _keep_written(self, path: str, bias: Tensor) -> Callable[..., None]:
-        return self._while_paused(lambda module, args, output: keep_written(self._latest.get(path), output, bias))
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if path in self._latest:
+                self._latest[path].keep_written(output, bias)
+
+        return self._while_paused(hook)
 
     def _while_paused(self, hook: Callable[..., None]) -> Callable[..., None]:
         def paused(*args: Any) -> None:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sinkscope.checkpoints.checkpoint import Checkpoint
     from sinkscope.checkpoints.examples import EXAMPLES, Example
-    from sinkscope.checkpoints.loading import LoadOptions, open_checkpoint, wrap_model
+    from sinkscope.checkpoints.loading import open_checkpoint, wrap_model
+    from sinkscope.checkpoints.options import LoadOptions
 
 __all__ = ["EXAMPLES", "Checkpoint", "Example", "LoadOptions", "open_checkpoint", "wrap_model"]
 
-_MODULES = {"Checkpoint": "checkpoint", "EXAMPLES": "examples", "Example": "examples"}
+_MODULES = {"Checkpoint": "checkpoint", "EXAMPLES": "examples", "Example": "examples", "LoadOptions": "options"}
 
 
 def __getattr__(name: str) -> Any:

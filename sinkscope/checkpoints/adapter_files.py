@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from sinkscope.checkpoints.hashing import sha256_of_file
 from sinkscope.checkpoints.weight_files import check_file, read_json
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
@@ -38,6 +40,52 @@ NOT_MEASURED = {
     "POLY": "it mixes its weights by a task that each text would have to name",
     "SHADOW": "it adds a second network beside the model, which attends by itself",
 }
+
+
+def _is_rank(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _is_place(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _is_pattern(value: Any) -> bool:
+    try:
+        re.compile(value)
+    except (re.error, TypeError, RecursionError):
+        return False
+    return isinstance(value, str)
+
+
+def _all(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(test, value))
+
+
+def _by_name(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(map(_is_pattern, value)) and all(map(test, value.values()))
+
+
+def _either(*tests: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: any(test(value) for test in tests)
+
+
+FORMS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("r init_r target_r", _is_rank, "a whole number from 1 on"),
+    ("rank_pattern", _by_name(_is_rank), "a whole number from 1 on for each name"),
+    ("lora_alpha", _is_number, "a number"),
+    ("alpha_pattern", _by_name(_is_number), "a number for each name"),
+    ("target_modules exclude_modules", _either(_is_pattern, _all(_is_pattern)), "a pattern or a list of names"),
+    ("layers_pattern", _either(_is_pattern, _all(_is_pattern)), "a name or a list of names"),
+    ("modules_to_save target_parameters", _all(_is_pattern), "a list of names"),
+    ("trainable_token_indices", _either(_all(_is_place), _by_name(_all(_is_place))), "a list of token ids"),
+    ("layers_to_transform", _either(_is_place, _all(_is_place)), "a list of layers"),
+)  # fmt: skip
+"""Settings by name, what they must be where they are not null, and the words for it. peft fails anyhow on others."""
 
 
 @dataclass(frozen=True)
@@ -151,9 +199,31 @@ def _check_settings(name: str, settings: dict[str, Any]) -> None:
             f"{name} began by changing its base's weights too (init_lora_weights {start}), which its files do not hold:"
             " convert it to plain LoRA (peft's save_pretrained, path_initial_model_for_weight_conversion), or merge it"
         )
-    reason = NOT_MEASURED.get(settings["peft_type"])
+    _check_kind(name, settings["peft_type"])
+    for keys, fits, words in FORMS:
+        for key in keys.split():
+            value = settings.get(key)
+            none = key == "r" and value == 0 and settings.get("oft_block_size")  # its blocks say the rank instead
+            if value is not None and not none and not fits(value):
+                raise SinkscopeError(
+                    f"{name}: {CONFIG} says {key} {repr(value)[:80]}, where {words} is needed: it is damaged, "
+                    "download it again"
+                )
+
+
+def _check_kind(name: str, kind: str) -> None:
+    """Raises SinkscopeError for a kind of adapter that the installed peft does not know, or that cannot be measured."""
+    from peft import PeftType
+
+    known = [each.value for each in PeftType]
+    if kind not in known:
+        raise SinkscopeError(
+            f"{name}: {CONFIG} names the kind {kind[:80]!r}, which peft {version('peft')} does not have: update peft, "
+            f"or download the adapter again{did_you_mean(kind, known)}"
+        )
+    reason = NOT_MEASURED.get(kind)
     if reason is not None:
-        raise SinkscopeError(f"{name} is a PEFT adapter of kind {settings['peft_type']}: {reason}; it is not measured")
+        raise SinkscopeError(f"{name} is a PEFT adapter of kind {kind}: {reason}; it is not measured")
 
 
 def _named(name: str, settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:

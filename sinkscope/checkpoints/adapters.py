@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from warnings import catch_warnings, simplefilter
@@ -11,8 +12,15 @@ from torch import Tensor, nn
 
 from sinkscope.checkpoints.adapter_files import CONFIG, WEIGHTS, AdapterFolder, find_adapter
 from sinkscope.checkpoints.bounds import Bounds
-from sinkscope.checkpoints.sources import Source, first_line
-from sinkscope.errors import SinkscopeError
+from sinkscope.checkpoints.private_doors import (
+    adapter_config,
+    marks_of_adapter,
+    misshapen,
+    puts_tokens_before,
+    unsuitable_class,
+)
+from sinkscope.checkpoints.sources import Source
+from sinkscope.errors import SinkscopeError, first_line
 
 SAVED = "base_model.model."
 """Start of a name in an adapter's file; what follows is the name in the model that was trained. Weights that all layers
@@ -102,6 +110,13 @@ def _saved_weights(folder: AdapterFolder) -> dict[str, Tensor]:
         weights = load_file(folder.weights)
     except (SafetensorError, OSError, ValueError) as error:
         raise SinkscopeError(f"{folder.weights} is damaged or truncated ({first_line(error)}): save it again") from None
+    coded = next((key for key, weight in weights.items() if weight.is_floating_point() and weight.itemsize < 2), None)
+    if coded is not None:
+        kind = str(weights[coded].dtype).removeprefix("torch.")
+        raise SinkscopeError(
+            f"{folder.name}: the weights {coded} are stored as {kind}, and nothing says what these codes stand for: "
+            "save the adapter again in float32, bfloat16 or float16"
+        )
     bad = next((key for key, weight in weights.items() if weight.is_floating_point() and not _finite(weight)), None)
     if bad is not None:
         raise SinkscopeError(f"{folder.name}: the weights {bad} hold NaN or infinity; the adapter is damaged")
@@ -116,17 +131,18 @@ def _finite(weight: Tensor) -> bool:
 
 def _injected(name: str, whole: nn.Module, folder: AdapterFolder) -> Any:
     """The model with the adapter's layers, which hold first numbers yet."""
-    from peft import PeftConfig, PeftModel
+    from peft import PeftModel
 
     try:
-        config = PeftConfig.from_peft_type(**PeftConfig.check_kwargs(**folder.settings))
+        config = adapter_config(folder.settings)
         config.inference_mode = True
+    except SinkscopeError:
+        raise
     except Exception as error:  # an unknown kind, a missing setting, a value of a wrong type
         raise SinkscopeError(
-            f"{folder.path / CONFIG} is damaged, or from another version of peft: {type(error).__name__}: "
-            f"{first_line(error)}"
+            f"{folder.path / CONFIG} is damaged, or from another version of peft: {_reason(error)}"
         ) from None
-    if config.is_prompt_learning or config.is_adaption_prompt:
+    if puts_tokens_before(config):
         raise SinkscopeError(
             f"{folder.name} ({folder.kind}) puts tokens of its own before the text, so that the first token is not the "
             "first key any more, which alpha_0 and BOS mass are about: it is not measured"
@@ -137,7 +153,7 @@ def _injected(name: str, whole: nn.Module, folder: AdapterFolder) -> Any:
     except SinkscopeError:
         raise
     except Exception as error:  # no such module in the model; a rank of 0; no memory
-        raise _misfit(name, folder, f"{type(error).__name__}: {first_line(error)}") from None
+        raise _misfit(name, folder, _reason(error)) from None
 
 
 def _filled(name: str, adapted: Any, folder: AdapterFolder, weights: dict[str, Tensor]) -> None:
@@ -147,8 +163,7 @@ def _filled(name: str, adapted: Any, folder: AdapterFolder, weights: dict[str, T
     try:
         report = set_peft_model_state_dict(adapted, weights)
     except Exception as error:  # torch names each tensor of another shape on a line of its own
-        lines = [line.strip() for line in str(error).splitlines() if "size mismatch" in line or "shape" in line]
-        raise _misfit(name, folder, lines[0] if lines else f"{type(error).__name__}: {first_line(error)}") from None
+        raise _misfit(name, folder, misshapen(error) or _reason(error)) from None
     if report.unexpected_keys:
         raise _misfit(name, folder, f"{WEIGHTS} holds {sorted(report.unexpected_keys)[0]}, which has no place in it")
     absent = _absent(adapted, set(report.missing_keys))
@@ -160,8 +175,22 @@ def _absent(adapted: Any, missing: set[str]) -> list[str]:
     """Names of the adapter's own weights that no tensor of the file has filled, under any of their names."""
     named = {key: weight for key, weight in adapted.state_dict(keep_vars=True).items() if isinstance(weight, Tensor)}
     filled = {id(weight) for key, weight in named.items() if key not in missing}
-    own = (adapted.base_model.prefix, "modules_to_save")
+    own = marks_of_adapter(adapted)
     return sorted(key for key, weight in named.items() if any(part in key for part in own) and id(weight) not in filled)
+
+
+def _reason(error: Exception) -> str:
+    """What peft says of a failure, where it is said for people, else what that failure means."""
+    kind = unsuitable_class(error)
+    if kind is not None:
+        return f"{CONFIG} targets a module of class {kind}, which peft cannot adapt"
+    if isinstance(error, KeyError):  # peft looks for a weight by its name
+        return f"{WEIGHTS} lacks {error.args[0]}"
+    if isinstance(error, IndexError):
+        return f"{CONFIG} names a token or a layer that the model does not have"
+    if isinstance(error, ValueError | NotImplementedError | RuntimeError | ImportError):
+        return first_line(error)
+    return f"peft {version('peft')} can make nothing of a setting in {CONFIG}"
 
 
 def _misfit(name: str, folder: AdapterFolder, reason: str) -> SinkscopeError:

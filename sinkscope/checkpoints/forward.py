@@ -1,14 +1,22 @@
-"""Calls a base model of any family on token ids, signals or vectors, with the keywords that its forward takes."""
+"""Runs a loaded model of any family: one pass, over a probe or with eager attention, and writing after a prompt."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import nn
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.capture.attention_names import renamed, uncompiled
+from sinkscope.capture.private_doors import capturing, forward_hooks, is_out_of_memory, set_capturing
+from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts
+from sinkscope.checkpoints.loading import unwrapped
+from sinkscope.checkpoints.quiet import quiet_logs
+from sinkscope.errors import SinkscopeError, first_line
 from sinkscope.inputs.signals import KINDS
 
 
@@ -76,10 +84,11 @@ class Forward:
             arguments = {"decoder_input_ids": self._blank_canvas(inputs), **arguments}
         accepted = {name: value for name, value in arguments.items() if name in self._accepted or name in extra}
         if inputs.is_floating_point():
-            name = self.signal or "inputs_embeds"
-            return self.model(**{name: inputs.to(next(self.model.parameters()).dtype)}, **accepted)
-        name = "input_ids" if "input_ids" in self._accepted else "inputs"  # Perceiver's keyword
-        return self.model(**{name: inputs}, **accepted)
+            name, inputs = self.signal or "inputs_embeds", inputs.to(next(self.model.parameters()).dtype)
+        else:
+            name = "input_ids" if "input_ids" in self._accepted else "inputs"  # Perceiver's keyword
+        with quiet_logs():
+            return self.model(**{name: inputs}, **accepted)
 
     def _blank_canvas(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns the same random tokens for every sequence and pass; by itself a diffusion model draws new ones."""
@@ -92,3 +101,80 @@ class Forward:
         if self.start is None:
             return ids
         return torch.cat([torch.full_like(ids[:, :1], self.start), ids[:, :-1]], -1)
+
+
+DRY_RUN_TOKENS = 16
+
+
+def probe(checkpoint: Checkpoint) -> torch.Tensor:
+    """One sequence of DRY_RUN_TOKENS token ids, [1, token]."""
+    return torch.arange(DRY_RUN_TOKENS, device=checkpoint.device).remainder(checkpoint.vocabulary)[None]
+
+
+def several_probes(checkpoint: Checkpoint) -> torch.Tensor:
+    """DRY_RUN_TOKENS sequences of 4 token ids, [sequence, token], all different where the vocabulary has that many."""
+    count, length = DRY_RUN_TOKENS, 4
+    ids = torch.randperm(max(checkpoint.vocabulary, count * length), generator=torch.Generator().manual_seed(0))
+    ids = ids[: count * length].remainder(checkpoint.vocabulary)
+    return ids.view(count, length).to(checkpoint.device)
+
+
+@contextmanager
+def eager(model: nn.Module) -> Iterator[None]:
+    """Sets every configuration of the model's modules to `eager` attention for the block, then restores each.
+
+    The hooks by which transformers collects maps, once a pass asks for them, are removed again.
+    """
+    with uncompiled(), renamed(model, lambda owner, name: "eager"), _hooks_kept(model):
+        yield
+
+
+@contextmanager
+def _hooks_kept(model: nn.Module) -> Iterator[None]:
+    """Removes the hooks that transformers adds during the block. It adds them once, and by itself never removes one."""
+    before = [(module, set(forward_hooks(module)), capturing(module)) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, numbers, state in before:
+            hooks = forward_hooks(module)
+            for number, hook in list(hooks.items()):
+                if number not in numbers and getattr(hook, "__module__", "").startswith("transformers."):
+                    del hooks[number]
+            if capturing(module) != state:
+                set_capturing(module, state)
+
+
+def keep_writer(checkpoint: Checkpoint) -> None:
+    """Keeps the whole language model as the checkpoint's `writer` and measures its base model, as every scan does.
+
+    Raises SinkscopeError for a model that writes no text.
+    """
+    writer: Any = checkpoint.model
+    if not (hasattr(writer, "generate") and writer.can_generate()):
+        raise SinkscopeError(f"--generate: {checkpoint.name} ({type(writer).__name__}) writes no text")
+    checkpoint.writer, checkpoint.model = writer, unwrapped(writer)
+    add_facts(checkpoint)
+
+
+def written(checkpoint: Checkpoint, prompt: list[int], count: int) -> list[int]:
+    """The tokens that the model writes after a prompt: the likeliest at each step, at most `count`; it may end before.
+
+    The settings of the checkpoint's own generation_config.json, such as a penalty for repetition or sampling, are left
+    out, but for the tokens at which it ends. Raises SinkscopeError where the model cannot go on.
+    """
+    writer: Any = checkpoint.writer
+    ends = getattr(writer.generation_config, "eos_token_id", None)
+    settings = type(writer.generation_config)(
+        do_sample=False, num_beams=1, max_new_tokens=count, use_cache=True, eos_token_id=deepcopy(ends),
+        pad_token_id=0,  # one prompt at a time: nothing is padded, and transformers asks for an id
+    )  # fmt: skip
+    ids = torch.tensor([prompt], device=checkpoint.device)
+    try:
+        with torch.no_grad(), quiet_logs():
+            made = writer.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError) as error:
+        if is_out_of_memory(error):  # out of memory
+            raise
+        raise SinkscopeError(f"--generate: {type(writer).__name__} cannot go on writing: {first_line(error)}") from None
+    return [int(token) for token in made[0, len(prompt) :]]

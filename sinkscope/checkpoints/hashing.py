@@ -1,4 +1,4 @@
-"""The SHA-256 of weight files, which a thread computes while the weights are loaded."""
+"""The SHA-256 of a checkpoint's files: of the small ones, and of weights, which a thread computes while they load."""
 
 from __future__ import annotations
 
@@ -83,3 +83,22 @@ def sha256_of_file(file: Path, stopped: threading.Event | None = None) -> str:
                 raise CancelledError
             digest.update(piece[:size])
     return digest.hexdigest()
+
+
+SETTINGS = (
+    "generation_config.json", "processor_config.json", "preprocessor_config.json", "image_processor_config.json",
+    "video_preprocessor_config.json", "feature_extractor_config.json", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "chat_template.json", "chat_template.jinja",
+)  # fmt: skip
+
+
+def settings_sha256(origin: dict[str, Any]) -> dict[str, str]:
+    """SHA-256 of each settings file of a checkpoint in a folder, by name; empty for others.
+
+    A hub model's revision names all its files already, and a model object has none. `origin`: see `Checkpoint.origin`.
+    """
+    folder = Path(str(origin.get("pretrained_model_name_or_path", "")))
+    if not origin or not folder.is_dir():
+        return {}
+    found = [folder / name for name in SETTINGS if (folder / name).is_file()]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in found}

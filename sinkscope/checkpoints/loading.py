@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,52 +16,43 @@ from sinkscope.capture.private_doors import base_class, has_sdpa
 from sinkscope.checkpoints.adapter_files import AdapterFolder
 from sinkscope.checkpoints.adapters import adapted, adapter_asked
 from sinkscope.checkpoints.bounds import Bounds
-from sinkscope.checkpoints.causal import need_causal
 from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts
-from sinkscope.checkpoints.dequantizing import Report, dequantizing, silent
+from sinkscope.checkpoints.checks import (
+    check_experts,
+    check_finite,
+    check_gguf_layers,
+    check_keys,
+    check_object,
+    check_stored_types,
+    need_causal,
+)
+from sinkscope.checkpoints.gguf_files import dequantizing
 from sinkscope.checkpoints.hashing import Hashing
-from sinkscope.checkpoints.keys import check_gguf_layers, check_keys
-from sinkscope.checkpoints.load_errors import why_not_loaded
-from sinkscope.checkpoints.measurable import check_finite, check_object
-from sinkscope.checkpoints.names import check_dtype
+from sinkscope.checkpoints.options import LoadOptions, check_dtype
 from sinkscope.checkpoints.placement import Placement
-from sinkscope.checkpoints.quiet import quiet_transformers
-from sinkscope.checkpoints.sources import Source, find_source, first_line, weight_paths
-from sinkscope.checkpoints.stored_types import check_stored_types
-from sinkscope.checkpoints.tokenizers import load_tokenizer
+from sinkscope.checkpoints.private_doors import loading_report
+from sinkscope.checkpoints.quiet import Report, quiet_transformers, silent
+from sinkscope.checkpoints.sources import Source, find_source, weight_paths
+from sinkscope.checkpoints.tokenizers import load_tokenizer, why_not_loaded
 from sinkscope.checkpoints.weight_files import stamps
 from sinkscope.checkpoints.wrappers import inner_model, wrapped_name
-from sinkscope.errors import OutOfMemory, SinkscopeError
+from sinkscope.errors import OutOfMemory, SinkscopeError, first_line
+from sinkscope.lookup import Lookup
 
+FAMILIES: Lookup[Callable[[], None]] = Lookup("model family", {"trigger": "sinkscope.trigger.model:register"})
+"""Families of models that sinkscope brings itself: each makes itself known to transformers."""
 
-@dataclass(frozen=True)
-class LoadOptions:
-    """How to load; the names and defaults are the command line's.
-
-    Attributes:
-        device_map: `auto`, or accelerate's map of module paths to devices (`cpu`, `disk`, a GPU's number).
-        head: load the language-model head too.
-        tensor_parallel: processes that the heads are spread over.
-        adapter: folder of a PEFT adapter that is put into the model.
-    """
-
-    revision: str | None = None
-    device: str = "auto"
-    device_map: str | dict[str, Any] | None = None
-    dtype: str = "auto"
-    trust_remote_code: bool = False
-    allow_pickle: bool = False
-    head: bool = False
-    tensor_parallel: int = 1
-    adapter: str | None = None
+PLACINGS = ("auto", "balanced", "balanced_low_0", "sequential")
+"""Ways in which accelerate can spread a model by itself."""
 
 
 def open_checkpoint(name: str, options: LoadOptions = LoadOptions(), report: Report = silent) -> Checkpoint:
     """Loads a MODEL argument, and `report`s. Raises SinkscopeError, in one line, for anything that is wrong with it."""
     device = pick_device(options.device)
     dtype = pick_dtype(options.dtype)
+    check_device_map(options.device_map)
     adapter = adapter_asked(options.adapter, options.device_map is not None or options.tensor_parallel > 1)
-    source = find_source(name, options.revision, options.allow_pickle, report)
+    source = find_source(name, options.revision, options.allow_pickle, report).fetched(report)
     report("loading", 0, 0)
     stored = weight_paths(source) if source.folder else []
     noted = stamps([*stored, *(adapter.paths if adapter else [])])
@@ -92,6 +83,7 @@ def _open(
     files = weight_paths(source, getattr(type(model.config), "extra_files", ()))
     check_stored_types(name, model, files)
     warnings += [line for file in files if source.gguf for line in check_gguf_layers(name, model, file)]
+    check_experts(name, model)
     check_finite(name, model)
     noted = stamps(files)
     if device.type == "cpu" and hashing.running:
@@ -102,11 +94,12 @@ def _open(
         "weights_sha256": hashing.joined(files),
         "tokenizer": type(tokenizer).__name__ if tokenizer is not None else None,
     }
+    warnings += [source.warning] if source.warning else []
     if adapter is not None:
         warnings += adapted(name, model, adapter, facts)
     checkpoint = Checkpoint(name, model, tokenizer, facts, problem, warnings)
-    checkpoint.origin = {"pretrained_model_name_or_path": source.location, "revision": source.revision or "main"}
-    checkpoint.origin["trust_remote_code"] = options.trust_remote_code
+    common = source.arguments(options.trust_remote_code)
+    checkpoint.origin = {"pretrained_model_name_or_path": source.location, "revision": "main", **common}
     checkpoint.weights = noted
     add_facts(checkpoint)
     return checkpoint
@@ -131,6 +124,7 @@ def wrap_model(model: Any, tokenizer: Any = None, head: bool = False) -> Checkpo
     base = model if head else inner_model(unwrapped(model))
     check_object(base)
     name = wrapped_name(given)
+    check_experts(name, base)
     check_finite(name, base)
     facts = {
         "id": name,
@@ -175,6 +169,21 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def check_device_map(value: str | dict[str, Any] | None) -> None:
+    """Raises SinkscopeError for a map with a place that is not here. The disk is a place in a dictionary alone."""
+    ways = PLACINGS if isinstance(value, str) else ("disk",)
+    for place in value.values() if isinstance(value, dict) else [value]:
+        if place is None or place in ways:
+            continue
+        try:
+            pick_device("" if place == "auto" else f"cuda:{place}" if isinstance(place, int) else str(place))
+        except SinkscopeError:
+            raise SinkscopeError(
+                f"--device-map {place!r} is no place on this machine: give {', '.join(ways)}, cpu, or a GPU that "
+                "is here (cuda:0)"
+            ) from None
+
+
 def pick_dtype(name: str) -> torch.dtype | str:
     if name == "auto":
         return "auto"
@@ -184,35 +193,34 @@ def pick_dtype(name: str) -> torch.dtype | str:
 
 
 def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) -> tuple[nn.Module, list[str]]:
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    from sinkscope.checkpoints.trigger.model import register
-
-    register()
+    for register in FAMILIES.values():
+        register()
     placement = Placement(options.device_map, options.tensor_parallel)
-    common: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
-    if source.revision:
-        common["revision"] = source.revision
+    common = source.arguments(options.trust_remote_code)
+    # transformers asks for an adapter's configuration apart from the rest, with arguments of its own.
+    adapter = {"adapter_kwargs": {"local_files_only": True}} if common.get("local_files_only") else {}
     if source.gguf:
         common["gguf_file"] = source.gguf
     try:
-        with placement, Bounds(source):
+        with placement:
             config = AutoConfig.from_pretrained(source.location, **common)
             placement.check(source.name, config)
             if options.head:
                 need_causal(source.name, getattr(config, "architectures", None) or [])
-            family = AutoModelForCausalLM if options.head else AutoModel
-            model, report = family.from_pretrained(
-                source.location,
-                dtype=torch.float32 if source.gguf and dtype == "auto" else dtype,
-                attn_implementation=_implementation(config),
-                use_safetensors=None if source.gguf else not source.pickled,
-                weights_only=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # the report names them; transformers' own error does not
+            arguments = {
+                "dtype": torch.float32 if source.gguf and dtype == "auto" else dtype,
+                "attn_implementation": _implementation(config),
+                "use_safetensors": None if source.gguf else not source.pickled,
+                "weights_only": True,
+                "output_loading_info": True,
+                "ignore_mismatched_sizes": True,  # the report names them; transformers' own error does not
                 **placement.arguments,
                 **common,
-            )
+                **adapter,
+            }
+            model, report = _of_class(source, config, options.head, arguments)
     except SinkscopeError:
         raise
     except torch.OutOfMemoryError:
@@ -223,6 +231,52 @@ def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) 
         raise SinkscopeError(why_not_loaded(source, error)) from error
     placement.settle(model)
     return model, check_keys(source.name, model, report)
+
+
+def _of_class(source: Source, config: Any, head: bool, arguments: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
+    """The model, without its head unless `head`, and transformers' report on its loading.
+
+    Where the headless class cannot be loaded, it is the base of the class that the checkpoint names: some quantised
+    weights are converted by the names that they have there. Raises what the first class raised where none can.
+    """
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    failure: Exception | None = None
+    for family in (AutoModelForCausalLM,) if head else (AutoModel, *_named_classes(config)):
+        try:
+            with Bounds(source):
+                model, report = family.from_pretrained(source.location, **arguments)
+        except (SinkscopeError, torch.OutOfMemoryError, MemoryError, ImportError):
+            raise
+        except Exception as error:  # a defect of the checkpoint, or of the class
+            failure = failure or error.with_traceback(None)  # whose frames hold the weights
+            continue
+        return (model, report) if failure is None else _base_of(model, report)
+    assert failure is not None  # there is at least one class
+    raise failure
+
+
+def _named_classes(config: Any) -> list[Any]:
+    """The classes of transformers that a checkpoint names, but for the headless one."""
+    import transformers
+
+    names = [name for name in getattr(config, "architectures", None) or [] if isinstance(name, str)]
+    found = [getattr(transformers, name, None) for name in names]
+    base = base_class(config)
+    return [each for each in found if isinstance(each, type) and issubclass(each, nn.Module) and each is not base]
+
+
+def _base_of(whole: Any, report: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
+    """The model inside one with a head, and what the report says of it, by the names that its weights have there."""
+    base, inside = unwrapped(whole), f"{whole.base_model_prefix}."
+    if hasattr(whole, "hf_device_map"):
+        base.hf_device_map = whole.hf_device_map
+    missing, mismatched, unexpected = loading_report(report)
+    return base, {
+        "missing_keys": [key.removeprefix(inside) for key in missing if key.startswith(inside)],
+        "mismatched_keys": [(key.removeprefix(inside), *sizes) for key, *sizes in mismatched],
+        "unexpected_keys": unexpected,
+    }
 
 
 def _implementation(config: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""What a model's name and its loading options may be: checked without torch, so that a slip is refused at once."""
+"""Ids of the hub's models that a misspelt name may mean."""
 
 from __future__ import annotations
 
@@ -7,11 +7,7 @@ from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 
-from sinkscope.checkpoints.examples import find_example
-from sinkscope.errors import SinkscopeError, did_you_mean
-
-DTYPES = ("float32", "bfloat16", "float16", "float64")
-"""The dtypes that a model may be loaded in, as torch calls them."""
+from sinkscope.errors import did_you_mean
 
 WELL_KNOWN = (
     "EleutherAI/pythia-1b", "EleutherAI/pythia-160m", "EleutherAI/pythia-410m", "FacebookAI/roberta-base",
@@ -22,26 +18,6 @@ WELL_KNOWN = (
     "openai/whisper-tiny", "tiiuae/falcon-7b",
 )  # fmt: skip
 """Hub ids that people often misspell, beside those of data/published.csv."""
-
-
-def check_dtype(name: str) -> None:
-    """Raises SinkscopeError for a dtype that no model is loaded in."""
-    if name != "auto" and name not in DTYPES:
-        raise SinkscopeError(f"unknown dtype {name!r}: use auto, {', '.join(DTYPES)}{did_you_mean(name, DTYPES)}")
-
-
-def check_model(name: str, revision: str | None = None, allow_pickle: bool = False) -> None:
-    """Raises SinkscopeError for a model that cannot be found: an unknown example, an absent folder, no such hub id.
-
-    Opens no file of the model: that is for loading. A hub id is asked for at the hub, or looked up in its cache.
-    """
-    if name.startswith("example:"):
-        find_example(name.removeprefix("example:"))
-        return
-    from sinkscope.checkpoints.sources import find_source, path_of
-
-    if not name.strip() or not path_of(name).exists():
-        find_source(name, revision, allow_pickle)
 
 
 def near_hub_names(name: str) -> str:

@@ -15,10 +15,8 @@ from torch import Tensor, nn
 
 from sinkscope.capture.output_projection import local_part
 from sinkscope.capture.private_doors import execution_devices
-from sinkscope.checkpoints.cache import cache_folder
+from sinkscope.checkpoints.weight_files import cache_folder
 from sinkscope.errors import SinkscopeError
-
-NO_PLAN = "--tp: transformers has no plan to spread this kind of model over processes: scan it without --tp"
 
 
 class Placement:
@@ -63,8 +61,6 @@ class Placement:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if kind is not None and self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
-        if self._count > 1 and "has no `tp_plan`" in str(error):
-            raise SinkscopeError(NO_PLAN) from None
 
 
 def _check_heads(name: str, config: Any, count: int) -> None:
@@ -82,7 +78,9 @@ def _check_heads(name: str, config: Any, count: int) -> None:
 def _check_plan(model: nn.Module) -> None:
     """Raises SinkscopeError for a model that transformers did not spread: every process would hold all of it."""
     if not any(hasattr(parameter, "to_local") for parameter in model.parameters()):
-        raise SinkscopeError(NO_PLAN)
+        raise SinkscopeError(
+            "--tp: transformers has no plan to spread this kind of model over processes: scan it without --tp"
+        )
 
 
 def held(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -1,37 +1,57 @@
-"""Silences progress bars and load reports of transformers and accelerate; sinkscope reports what matters itself."""
+"""Silences progress bars and load reports of transformers and accelerate; sinkscope reports how far it is itself."""
 
 from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from logging import ERROR, getLogger
+
+Report = Callable[[str, int, int], None]
+"""Called with (stage, done, total)."""
+
+LOUD = ("transformers", "accelerate", "bitsandbytes", "torchao")
+"""Libraries that log on stderr how a model is loaded or run: which kernel is not installed, which type is cast."""
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """No progress shown."""
+
+
+@contextmanager
+def quiet_logs() -> Iterator[None]:
+    """Silences what LOUD libraries log below an error until the block ends, then restores the user's settings."""
+    loud = [logger for name in LOUD if (logger := getLogger(name)).level < ERROR]
+    levels = [logger.level for logger in loud]
+    for logger in loud:
+        logger.setLevel(ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loud, levels, strict=True):
+            logger.setLevel(level)
 
 
 @contextmanager
 def quiet_transformers(bars_too: bool = False) -> Iterator[None]:
-    """Silences transformers' and accelerate's logging and bars until the block ends, then restores the user's settings.
+    """Silences the logging of LOUD libraries, transformers' bars and all warnings until the block ends, then restores
+    the user's settings.
 
     `bars_too`: also hides bars that ignore this setting (GGUF conversion's), by discarding stderr.
     """
     from transformers.utils import logging
 
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    accelerate = getLogger("accelerate")
-    level = accelerate.level
-    logging.set_verbosity_error()
-    accelerate.setLevel(ERROR)
+    bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         with ExitStack() as stack:
+            stack.enter_context(quiet_logs())
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
             if bars_too:
                 stack.enter_context(redirect_stderr(io.StringIO()))
             yield
     finally:
-        logging.set_verbosity(verbosity)
-        accelerate.setLevel(level)
         if bars:
             logging.enable_progress_bar()

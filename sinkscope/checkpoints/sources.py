@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sinkscope.checkpoints.dequantizing import Report, silent
 from sinkscope.checkpoints.examples import example_folder
-from sinkscope.checkpoints.names import near_hub_names
+from sinkscope.checkpoints.quiet import Report, silent
 from sinkscope.checkpoints.weight_files import DISTRIBUTED, SAFE, check_file, weight_names
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, first_line, shorten
+
+if TYPE_CHECKING:
+    from sinkscope.checkpoints.hub import Listing
 
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -27,11 +28,33 @@ class Source:
     pickled: bool = False
     weights: tuple[str, ...] = ()
     """Names of the files that hold the weights, sorted."""
+    listing: Listing | None = None
+    """What the hub says of the commit, where it was asked; its files are still to be fetched."""
+    warning: str | None = None
 
     @property
     def folder(self) -> Path | None:
         path = Path(self.location)
         return path if path.is_dir() else None
+
+    def fetched(self, report: Report) -> Source:
+        """The source once all its files are on this machine. Raises SinkscopeError where the hub does not give them."""
+        if self.listing is not None:
+            from sinkscope.checkpoints.hub import fetch
+
+            fetch(self.listing, self.weights, report)
+        return self
+
+    def arguments(self, trust_remote_code: bool) -> dict[str, Any]:
+        """Arguments of from_pretrained beside the location: one commit, from the cache, which holds all of it.
+
+        Code that a checkpoint brings may need other repositories too: it is loaded with the hub, if that is in reach.
+        """
+        common: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+        if self.revision is not None:
+            common["revision"] = self.revision
+            common["local_files_only"] = self.listing is None or not trust_remote_code
+        return common
 
 
 def find_source(
@@ -152,74 +175,16 @@ def _check_safetensors(file: Path) -> None:
 
 
 def _hub(name: str, revision: str | None, allow_pickle: bool) -> Source:
-    """Resolves a hub id to one commit, so that config, weights and tokenizer come from one state of the repository."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+    from sinkscope.checkpoints.hub import find_on_hub
 
-    try:
-        info = HfApi().model_info(name, revision=revision, timeout=20)
-    except GatedRepoError:
-        raise _gated(name) from None
-    except RevisionNotFoundError:
-        raise SinkscopeError(f"{name} has no revision {revision!r}") from None
-    except RepositoryNotFoundError:
-        raise SinkscopeError(
-            f"no model {name!r} on the hub, and no such folder (private ones need `hf auth login`)"
-            f"{near_hub_names(name)}"
-        ) from None
-    except HFValidationError:
-        raise SinkscopeError(f"{name!r} is neither a folder, a .gguf file nor a hub id{near_hub_names(name)}") from None
-    except Exception as error:  # every transport error of every HTTP library: offline, DNS, proxy, 5xx
-        return _cached(name, revision, allow_pickle, error)
-    files = {sibling.rfilename for sibling in info.siblings or []}
-    return _hub_source(name, files, info.sha, allow_pickle, lambda file: _download(name, file, info.sha))
-
-
-def _gated(name: str) -> SinkscopeError:
-    return SinkscopeError(f"{name} is gated: ask for access on its page, then run `hf auth login`")
-
-
-def _download(name: str, file: str, sha: str | None) -> Path:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import GatedRepoError
-
-    from sinkscope.checkpoints.quiet import quiet_transformers
-
-    try:
-        with quiet_transformers():
-            return Path(hf_hub_download(name, file, revision=sha))
-    except GatedRepoError:
-        raise _gated(name) from None
-    except Exception as error:  # transport errors, a full disk, a cache that cannot be written
-        raise SinkscopeError(f"cannot download {file} of {name}: {first_line(error)}") from None
-
-
-def _cached(name: str, revision: str | None, allow_pickle: bool, error: Exception) -> Source:
-    """Finds an earlier download in the cache while the hub is unreachable. Raises SinkscopeError if there is none."""
-    from huggingface_hub import try_to_load_from_cache
-
-    config = try_to_load_from_cache(name, "config.json", revision=revision)
-    if not isinstance(config, str):
-        raise SinkscopeError(
-            f"the model hub cannot be reached ({first_line(error)}) and {name!r} is neither a folder nor in its "
-            f"cache{near_hub_names(name)}"
-        ) from None
-    snapshot = Path(config).parent
-    return _hub_source(name, {file.name for file in snapshot.iterdir()}, snapshot.name, allow_pickle, snapshot.joinpath)
-
-
-def _hub_source(
-    name: str, files: set[str], sha: str | None, allow_pickle: bool, path_of: Callable[[str], Path]
-) -> Source:
-    if "config.json" not in files:
-        raise SinkscopeError(f"{name} holds no config.json: not a transformers model")
-    weights = weight_names(name, files, path_of)
-    if not weights:
-        raise SinkscopeError(f"{name} holds no weights ({SAFE})")
-    pickled = not _safe(weights)
+    found = find_on_hub(name, revision)
+    pickled = not _safe(found.weights)
     if pickled:
         _require_allow_pickle(name, allow_pickle)
-    return Source(name, name, revision=sha, pickled=pickled, weights=weights)
+    return Source(
+        name, name, revision=found.commit, pickled=pickled, weights=found.weights, listing=found.listing,
+        warning=found.warning,
+    )  # fmt: skip
 
 
 def weight_paths(source: Source, extra: tuple[str, ...] = ()) -> list[Path]:
@@ -232,12 +197,3 @@ def weight_paths(source: Source, extra: tuple[str, ...] = ()) -> list[Path]:
         folder = Path(config).parent
     more = {file for file in extra if (folder / file).is_file()}
     return [folder / file for file in sorted({*source.weights} | more)]
-
-
-def first_line(error: BaseException | Any) -> str:
-    """The first line of an error's text, cut to 200 characters, or its class where the text is empty."""
-    return shorten((str(error).strip().splitlines() or [type(error).__name__])[0])
-
-
-def shorten(text: str, limit: int = 200) -> str:
-    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,11 +1,13 @@
-"""Loads a checkpoint's tokenizer, or says why there is none."""
+"""Loads a checkpoint's tokenizer, says why that or the model cannot be loaded, and which tokens tell it a language."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sinkscope.checkpoints.gguf_tokenizers import gguf_problem
-from sinkscope.checkpoints.sources import Source, first_line
+from sinkscope.checkpoints.gguf_files import gguf_problem
+from sinkscope.checkpoints.private_doors import asks_for_own_code, is_unknown_type, is_unsafe_pickle, language_codes
+from sinkscope.checkpoints.sources import Source, pickled_files
+from sinkscope.errors import SinkscopeError, first_line, shorten
 
 
 def load_tokenizer(source: Source, trust_remote_code: bool) -> tuple[Any, str | None]:
@@ -14,16 +16,57 @@ def load_tokenizer(source: Source, trust_remote_code: bool) -> tuple[Any, str | 
 
     if source.gguf and (problem := gguf_problem()):
         return None, problem
-    extra: dict[str, Any] = {"revision": source.revision} if source.revision else {}
+    extra = source.arguments(trust_remote_code)
     if source.gguf:
         extra["gguf_file"] = source.gguf
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source.location, trust_remote_code=trust_remote_code, **extra)
+        tokenizer = AutoTokenizer.from_pretrained(source.location, **extra)
     except Exception as error:  # absent, damaged, of an unknown class, missing package: the caller says which
-        if "trust_remote_code" in str(error):
+        if asks_for_own_code(error):
             return None, "it carries its own Python code: pass --trust-remote-code if you trust it"
         return None, first_line(error)
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         # Some families load an empty tokenizer where its files are missing, and all text would become [UNK].
         return None, "no vocabulary files"
     return tokenizer, None
+
+
+def why_not_loaded(source: Source, error: Exception) -> str:
+    """One line for any defect of a checkpoint, with what to do where that is known."""
+    text = str(error)
+    if source.pickled and is_unsafe_pickle(error):
+        return (
+            f"{source.name}: its pickled weights ({', '.join(pickled_files(source))}) are damaged or hold more than "
+            "tensors; convert them to safetensors"
+        )
+    if asks_for_own_code(error):
+        return f"{source.name} carries its own Python code: pass --trust-remote-code if you trust it"
+    if isinstance(error, ImportError):
+        return f"{source.name} needs a package that is not installed: {first_line(error)}"
+    if is_unknown_type(error):
+        return f"{source.name} is of a model type this transformers does not know: {first_line(error)}"
+    detail = f"it lacks {text}" if isinstance(error, KeyError) else " ".join(text.split())
+    return f"cannot load {source.name}: {shorten(detail) or 'no reason is given'}"
+
+
+def language_and_task(origin: dict[str, Any]) -> dict[str, int]:
+    """The tokens, with their ids, that tell a multilingual Whisper its language and task; empty for other models.
+
+    They are what generation_config.json asks for, or else English and transcription.
+    """
+    from transformers import GenerationConfig
+
+    given = dict(origin)
+    try:
+        config = GenerationConfig.from_pretrained(given.pop("pretrained_model_name_or_path", None), **given)
+    except (OSError, ValueError, TypeError):  # the checkpoint has no such file
+        return {}
+    languages, tasks = getattr(config, "lang_to_id", None), getattr(config, "task_to_id", None)
+    if not isinstance(languages, dict) or not isinstance(tasks, dict):
+        return {}
+    language = str(getattr(config, "language", None) or "en").lower().strip("<|>")
+    language = f"<|{language_codes().get(language, language)}|>"
+    task = str(getattr(config, "task", None) or "transcribe")
+    if not isinstance(languages.get(language), int) or not isinstance(tasks.get(task), int):
+        raise SinkscopeError(f"--audio: generation_config.json has no id for language {language} or task {task}")
+    return {language: languages[language], f"<|{task}|>": tasks[task]}

@@ -1,8 +1,10 @@
-"""Finds the files that transformers loads a checkpoint's weights from, and notices when one of them changes."""
+"""Finds the files that transformers loads a checkpoint's weights from, and notices when one of them changes; says where
+converted ones are kept."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -144,3 +146,11 @@ def check_unchanged(noted: Mapping[Path, Stamp]) -> None:
 def _stamp(file: Path) -> Stamp:
     status = file.stat()
     return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def cache_folder() -> Path:
+    """The user's cache: SINKSCOPE_CACHE, else XDG_CACHE_HOME/sinkscope, else ~/.cache/sinkscope."""
+    chosen = os.environ.get("SINKSCOPE_CACHE")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sinkscope"

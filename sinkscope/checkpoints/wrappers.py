@@ -8,10 +8,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from sinkscope.capture.private_doors import compiled_from
+from sinkscope.checkpoints.private_doors import is_fsdp, is_zero3, puts_tokens_before
 from sinkscope.errors import SinkscopeError
-
-SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
-"""Classes of models whose weights FSDP has spread over processes, by its first and second interface."""
 
 
 def inner_model(model: nn.Module) -> nn.Module:
@@ -63,7 +61,7 @@ def _refuse_inputs_of_adapters(model: nn.Module) -> None:
     """Raises SinkscopeError for adapters that act on the input of the whole model, which the model inside lacks."""
     configs: Any = getattr(model, "peft_config", None)
     for name, config in configs.items() if isinstance(configs, dict) else ():
-        prompts = getattr(config, "is_prompt_learning", False)
+        prompts = puts_tokens_before(config)
         if prompts or getattr(config, "alora_invocation_tokens", None):
             what = "puts tokens of its own before the text" if prompts else "starts at a token of the text"
             raise SinkscopeError(
@@ -74,11 +72,11 @@ def _refuse_inputs_of_adapters(model: nn.Module) -> None:
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether FSDP has spread the weights over processes (FullyShardedDataParallel or fully_shard)."""
-    return any(SHARDED.intersection(kind.__name__ for kind in type(module).__mro__) for module in model.modules())
+    return any(map(is_fsdp, model.modules()))
 
 
 def _refuse_shards(model: nn.Module) -> None:
-    zero3 = any(hasattr(parameter, "ds_id") for parameter in model.parameters())
+    zero3 = any(map(is_zero3, model.parameters()))
     if zero3 or is_sharded(model):
         raise SinkscopeError(
             f"{'DeepSpeed' if zero3 else 'FSDP'} has spread the model's weights over processes: save the whole model "

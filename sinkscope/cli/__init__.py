@@ -70,9 +70,9 @@ def root(
     Example: sinkscope scan example:gemma-3-270m
     """
     if version:
-        from sinkscope import __version__
+        from sinkscope.runs.defaults import VERSION
 
-        sys.stdout.write(f"{__version__}\n")
+        sys.stdout.write(f"{VERSION}\n")
         raise typer.Exit
 
 

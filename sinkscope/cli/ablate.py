@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sinkscope.cli.arms_job import Model, TextLoss, Written, prepared
-from sinkscope.cli.options import slug, with_options
-from sinkscope.cli.places import free_folder, unfinished_folder
+from sinkscope.cli.arms_job import RESULTS, Model, TextLoss, Written, prepared
+from sinkscope.cli.options import with_options
+from sinkscope.cli.scan_job import free_folder, unfinished_folder
+
+
+@dataclass(frozen=True)
+class AblationWritten(Written):
+    """The same for an ablation, whose folder is a new one each time."""
+
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FOLDER",
+            help=f"{RESULTS} [default: runs/MODEL-SLUG-ablation, with a number where that is there]",
+        ),
+    ] = None
 
 
 @with_options
@@ -27,16 +43,7 @@ def ablate(
     tokens: Annotated[str | None, typer.Option(help="first: also hide the first token from all later queries.")] = None,
     *,
     text: TextLoss,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FOLDER",
-            help="Folder of the results. [default: runs/MODEL-SLUG-ablation, with a number where that is there]",
-        ),
-    ] = None,
-    written: Written,
+    written: AblationWritten,
 ) -> None:
     """Zero the heads that a score calls dormant and measure the loss on text the run did not read.
 
@@ -44,11 +51,17 @@ def ablate(
 
     Example: sinkscope ablate example:gemma-3-270m --run runs/gemma --score honor --score bos_mass --fraction 0.05,0.1
     """
-    from sinkscope.experiments.ablation.result import ABLATION_FOLDER
     from sinkscope.experiments.arms.head_choice import read_fractions
+    from sinkscope.runs.saved.ablation import ABLATION_FOLDER
 
     shares = read_fractions(fraction)
-    job = prepared(model, lambda: out or _place(model, written), ABLATION_FOLDER, text, written)
+
+    def place(usual: Path) -> Path:
+        if written.force:
+            return usual
+        return unfinished_folder(usual) if written.resume else free_folder(usual)
+
+    job = prepared("ablation", model, text, written, ABLATION_FOLDER, place)
     from sinkscope.experiments.ablation.experiment import ablate as measure
     from sinkscope.present.figures.ablation import draw_ablation
     from sinkscope.present.terminal.ablation import render_ablation
@@ -56,11 +69,3 @@ def ablate(
     job.measure(
         measure, draw_ablation, render_ablation, run=run, scores=score or ["honor"], fractions=shares, tokens=tokens
     )
-
-
-def _place(model: str, written: Written) -> Path:
-    """The folder of the results where no --out is given."""
-    place = Path("runs") / f"{slug(model)}-ablation"
-    if written.force:
-        return place
-    return unfinished_folder(place) if written.resume else free_folder(place)

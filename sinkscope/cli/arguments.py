@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sinkscope.cli.spot_scan import SpotScan
+    from sinkscope.cli.options import SpotScan
     from sinkscope.runs.request import Request
     from sinkscope.runs.run import Run
 

@@ -7,17 +7,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from sinkscope.cli.common import INTERRUPTED, say
 from sinkscope.cli.early import check_early
-from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Revision, TrustRemoteCode
+from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Revision, TrustRemoteCode, slug
 
 if TYPE_CHECKING:
     from sinkscope.engine.launch import Processes
     from sinkscope.runs.folder import FolderKind
+    from sinkscope.runs.saved.result import Result
 
 Model = Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or example:NAME.", metavar="MODEL")]
 RunFolder = Annotated[
@@ -29,6 +30,7 @@ SeqLen = Annotated[int | None, typer.Option(help="Tokens per sequence. [default:
 NumSequences = Annotated[int, typer.Option(help="Sequences; every arm is measured on the same ones.")]
 Draws = Annotated[int, typer.Option(help="Draws of every random arm, the control.")]
 Seed = Annotated[int, typer.Option(help="Seed that draws the documents and the random arms.")]
+RESULTS = "Folder of the results."
 
 
 @dataclass(frozen=True)
@@ -63,23 +65,17 @@ class GridLoss(TextLoss):
 class Written:
     """What these commands write and print. Each field is an option of all of them."""
 
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FOLDER", help=f"{RESULTS} [default: runs/MODEL-SLUG-COMMAND]"),
+    ] = None
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted measurement.")] = False
     force: Annotated[bool, typer.Option("--force", help="Replace a finished measurement.")] = False
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON alone to stdout.")] = False
     quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only: no progress, warnings or table.")] = False
 
 
-class Result(Protocol):
-    """What a measurement returns."""
-
-    warnings: list[str]
-
-    def as_dict(self) -> dict[str, Any]: ...
-
-    def save(self, folder: Path, force: bool, draw: Any, resume: bool) -> list[Path]: ...
-
-
-R = TypeVar("R", bound=Result)
+R = TypeVar("R", bound="Result")
 
 
 @dataclass(frozen=True)
@@ -97,7 +93,7 @@ class ArmsJob:
         experiment: Callable[..., R],
         draw: Callable[[R], dict[str, bytes]],
         render: Callable[[R, list[Path]], str],
-        **asked: Any,
+        **question: Any,
     ) -> None:
         """Runs the experiment in all processes with what is asked of it; the main one saves and prints the result.
 
@@ -108,7 +104,7 @@ class ArmsJob:
 
         with progress_bar(self.written.quiet) as progress, resumable():
             result = experiment(
-                self.model, **asked, **self.text.settings(), shards=self.target, resume=self.written.resume,
+                self.model, **question, **self.text.settings(), shards=self.target, resume=self.written.resume,
                 progress=progress, processes=self.processes,
             )  # fmt: skip
         if not available():
@@ -119,7 +115,7 @@ class ArmsJob:
             for warning in result.warnings:
                 say(f"warning: {warning}")
         if self.written.as_json:
-            from sinkscope.runs.strict_json import to_json
+            from sinkscope.runs.schema.base import to_json
 
             sys.stdout.write(to_json(result.as_dict()))
         elif not self.written.quiet:
@@ -127,20 +123,23 @@ class ArmsJob:
 
 
 def prepared(
-    model: str, target: Callable[[], Path], kind: FolderKind, text: TextLoss, written: Written
+    command: str, model: str, text: TextLoss, written: Written, kind: FolderKind | None = None,
+    otherwise: Callable[[Path], Path] = lambda place: place,
 ) -> ArmsJob:  # fmt: skip
     """Joins the processes of the launch and refuses, before the model is loaded, what is wrong for any model.
 
-    `target`: chooses the folder, in the main process. Raises SinkscopeError.
+    `kind`: the kind of folder where it is none of arms. `otherwise`: chooses the folder where --out is not given, from
+    the usual one, in the main process. Raises SinkscopeError.
     """
     from sinkscope.engine.launch import start_processes
+    from sinkscope.runs.saved.arms import ARMS_FOLDER
 
     processes = start_processes(text.device)
-    folder = processes.on_main(target)
+    kind = kind or ARMS_FOLDER
+    folder = processes.on_main(lambda: written.out or otherwise(Path("runs") / f"{slug(model)}-{command}"))
     processes.on_main(lambda: kind.check(folder, written.force, written.resume))
-    asked = text.settings()
-    asked = {name: asked[name] for name in ("seq_len", "num_sequences", "seed", "dtype", "revision", "allow_pickle")}
-    processes.run(lambda: check_early([model], data=[text.data], **asked))
+    known = ("seq_len", "num_sequences", "seed", "dtype", "revision", "allow_pickle")
+    processes.run(lambda: check_early([model], data=[text.data], **{name: getattr(text, name) for name in known}))
     return ArmsJob(model, folder, text, written, processes)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sinkscope.cli.common import check_writable, say
-from sinkscope.runs.folder import write_file
+from sinkscope.runs.folder import write_files
 
 
 def atlas(
@@ -34,9 +34,11 @@ def atlas(
     check_writable(csv)
     entries = compiled([load_run(path) for path in runs])
     page = render_atlas(entries)
+    files: dict[Path, str | bytes] = {}
     if csv is not None:
         table = without_formulas(atlas_table(entries))
-        write_file(csv, table.to_csv(index=False, float_format="%.9g", lineterminator="\n"))
+        files[csv] = table.to_csv(index=False, float_format="%.9g", lineterminator="\n")
+    write_files({**files, out: page})
+    if csv is not None:
         say(f"wrote {csv}")
-    write_file(out, page)
     say(f"wrote {out} ({len(page.encode()) / 1e6:.2f} MB)")

@@ -9,8 +9,7 @@ import typer
 
 from sinkscope.cli.arguments import open_run
 from sinkscope.cli.common import check_writable, say
-from sinkscope.cli.options import with_options
-from sinkscope.cli.spot_scan import SpotScan
+from sinkscope.cli.options import SpotScan, with_options
 from sinkscope.present.text import next_command
 from sinkscope.runs.folder import write_file
 

@@ -37,7 +37,7 @@ def bench(
     from sinkscope.experiments.bench.bench import bench as measure
     from sinkscope.present.terminal.bench import render_bench
     from sinkscope.present.terminal.progress import progress_bar
-    from sinkscope.runs.strict_json import to_json
+    from sinkscope.runs.schema.base import to_json
 
     options = LoadOptions(revision, device, device_map, dtype, trust_remote_code, allow_pickle)
     with progress_bar(quiet) as progress:

@@ -10,7 +10,7 @@ import typer
 
 from sinkscope.cli.common import check_writable, say
 from sinkscope.errors import SinkscopeError, did_you_mean
-from sinkscope.runs.folder import write_file
+from sinkscope.runs.folder import write_files
 
 PARTS = ("all", "markdown", "yaml")
 
@@ -38,11 +38,10 @@ def card(
     check_writable(badge)
     loaded = load_run(run)
     text = {"all": render_card, "markdown": markdown_block, "yaml": model_index}[part](loaded)
-    if badge is not None:
-        write_file(badge, render_badge(loaded))
-        say(f"wrote {badge}")
+    files: dict[Path, str | bytes] = {} if badge is None else {badge: render_badge(loaded)}
+    write_files(files if out is None else {**files, out: text})
+    for path in (badge, out):
+        if path is not None:
+            say(f"wrote {path}")
     if out is None:
         sys.stdout.write(text)
-        return
-    write_file(out, text)
-    say(f"wrote {out}")

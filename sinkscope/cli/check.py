@@ -12,8 +12,7 @@ import typer
 
 from sinkscope.cli.arguments import is_run, open_run
 from sinkscope.cli.common import check_writable, say
-from sinkscope.cli.options import AsJson, with_options
-from sinkscope.cli.spot_scan import SpotScan
+from sinkscope.cli.options import AsJson, SpotScan, with_options
 from sinkscope.runs.folder import write_file
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ def open_baseline(name: str) -> Baseline:
 def show(verdict: Verdict, junit: Path | None, as_json: bool) -> None:
     """Writes the result to stdout and to `junit`; under GitHub Actions also annotations and the step's summary."""
     from sinkscope.present.ci import github_annotations, junit_xml, markdown_verdict, render_verdict
-    from sinkscope.runs.strict_json import to_json
+    from sinkscope.runs.schema.base import to_json
 
     if junit is not None:
         write_file(junit, junit_xml(verdict))

@@ -11,8 +11,7 @@ import typer
 
 from sinkscope.cli.arguments import is_run, open_run
 from sinkscope.cli.common import check_writable
-from sinkscope.cli.options import AsJson, with_options
-from sinkscope.cli.spot_scan import SpotScan
+from sinkscope.cli.options import AsJson, SpotScan, with_options
 from sinkscope.runs.folder import write_file
 
 if TYPE_CHECKING:
@@ -57,12 +56,12 @@ def compare(
     if csv is not None:
         write_file(csv, result.as_table().to_csv(index=False, float_format="%.9g", lineterminator="\n"))
     if as_json:
-        from sinkscope.runs.strict_json import to_json
+        from sinkscope.runs.schema.base import to_json
 
         sys.stdout.write(to_json(result.as_dict()))
         return
     from sinkscope.present.terminal.comparison import render_comparison
-    from sinkscope.present.terminal.console import terminal_style
+    from sinkscope.present.terminal.table import terminal_style
 
     sys.stdout.write(render_comparison(result, **terminal_style()))
 

@@ -23,7 +23,7 @@ def check_early(
     `look`: whether the models are looked for. `options`: other keywords of `sinkscope.scan`. The scan checks them
     again, with what only the model can tell.
     """
-    from sinkscope.checkpoints.names import check_dtype, check_model
+    from sinkscope.checkpoints.options import check_dtype, check_model
     from sinkscope.engine.requested import requested
     from sinkscope.inputs import check_spec
 

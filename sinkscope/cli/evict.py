@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sinkscope.cli.arms_job import GridLoss, Model, RunFolder, Written, numbers, prepared
-from sinkscope.cli.options import slug, with_options
+from sinkscope.cli.options import with_options
 from sinkscope.errors import SinkscopeError
 
 LAYERS = {"full": "/full", "all": ""}
@@ -24,10 +23,6 @@ def evict(
     layers: Annotated[str, typer.Option(help="full: layers without a window of their own; or all.")] = "full",
     *,
     text: GridLoss,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FOLDER", help="Folder of the results. [default: runs/MODEL-SLUG-evict]"),
-    ] = None,
     written: Written,
 ) -> None:
     """Measure what a model loses where its cache keeps only a window and a few first tokens (StreamingLLM).
@@ -36,8 +31,6 @@ def evict(
 
     Example: sinkscope evict example:gemma-3-270m --window 256 --sinks 0,1,4 --seq-len 1024
     """
-    from sinkscope.experiments.arms.result import ARMS_FOLDER
-
     if layers not in LAYERS:
         raise SinkscopeError(f"--layers {layers!r}: one of {', '.join(LAYERS)}")
     grid = [
@@ -45,7 +38,7 @@ def evict(
         for size in numbers(window, "window", 1)
         for count in numbers(sinks, "sinks")
     ]
-    job = prepared(model, lambda: out or Path("runs") / f"{slug(model)}-evict", ARMS_FOLDER, text, written)
+    job = prepared("evict", model, text, written)
     from sinkscope.experiments.arms.experiment import arms
     from sinkscope.present.figures.arms import draw_grid
     from sinkscope.present.terminal.arms import render_grid

@@ -12,7 +12,7 @@ import typer
 
 from sinkscope.cli.common import check_writable, say
 from sinkscope.errors import SinkscopeError
-from sinkscope.present.paper.format import Format, find_format, format_names, format_of_file
+from sinkscope.present.paper.format import FORMATS, Format, format_of_file
 from sinkscope.runs.folder import write_file
 
 DEFAULT = "markdown"
@@ -28,7 +28,7 @@ def export(
         str | None,
         typer.Option(
             "--format",
-            help=f"{', '.join(format_names())}; {DATASET}: a folder of "
+            help=f"{', '.join(FORMATS)}; {DATASET}: a folder of "
             f"all tables; {DUO} for --heads {STREAMING}; {IDS} for --tokens. [default: by the extension of --out, "
             f"else {DEFAULT}]",
         ),
@@ -127,8 +127,8 @@ def write_streaming(runs: list[Path], heads: str | None, form: str | None, out: 
 def choose_format(name: str | None, out: Path | None) -> Format:
     """The format called `name`; without a name, the format of the file's extension; else Markdown."""
     if name is not None:
-        return find_format(name)
-    return (format_of_file(out) if out is not None else None) or find_format(DEFAULT)
+        return FORMATS[name]
+    return (format_of_file(out) if out is not None else None) or FORMATS[DEFAULT]
 
 
 def write_dataset(runs: list[Path], out: Path | None, more: bool) -> None:
@@ -161,10 +161,9 @@ def list_of(
     """The selected heads or tokens of one run, with model and rule, as JSON; with the format `ids`, the tokens' ids,
     one a line. Raises SinkscopeError for options that clash, for several runs, and for ids of several streams, which
     may have other vocabularies."""
-    from sinkscope.runs.head_selection import described_heads
     from sinkscope.runs.run import load_run
-    from sinkscope.runs.strict_json import to_json
-    from sinkscope.runs.token_selection import selected_tokens
+    from sinkscope.runs.schema.base import to_json
+    from sinkscope.runs.selections import described_heads, selected_tokens
 
     if heads is not None and tokens is not None:
         raise SinkscopeError("--heads and --tokens write a list each: give one of them")

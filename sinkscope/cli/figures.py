@@ -14,11 +14,11 @@ from sinkscope.cli.help import Command, Group
 from sinkscope.cli.options import TrustRemoteCode
 from sinkscope.cli.plot import TEXT, Style
 from sinkscope.errors import SinkscopeError
-from sinkscope.runs.folder import write_file
+from sinkscope.runs.folder import write_files
 
 if TYPE_CHECKING:
-    from sinkscope.experiments.trigger.maps import TriggerMaps
     from sinkscope.runs.run import Run
+    from sinkscope.trigger.maps import TriggerMaps
 
 app = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
 
@@ -99,7 +99,7 @@ def trigger(
 
     Example: sinkscope figures trigger example:trigger-relu -o maps
     """
-    from sinkscope.present.figures.trigger_maps import SHOWN, captions, draw_trigger_maps
+    from sinkscope.trigger.figure import SHOWN, captions, draw_trigger_maps
 
     if inputs < 1:
         raise SinkscopeError(f"--inputs {inputs}: at least 1 is needed")
@@ -117,7 +117,7 @@ def trigger(
 def by_layers(models: list[str]) -> dict[int, list[Any]]:
     """The models of the task, by their number of layers. Raises SinkscopeError for any other model."""
     from sinkscope.checkpoints import LoadOptions, open_checkpoint
-    from sinkscope.checkpoints.trigger.as_input import need_task
+    from sinkscope.trigger.as_input import need_task
 
     found: dict[int, list[Any]] = {}
     for name in models:
@@ -128,7 +128,7 @@ def by_layers(models: list[str]) -> dict[int, list[Any]]:
 
 def maps_of(network: Any, length: int | None, seed: int, count: int, singles: int) -> TriggerMaps:
     """Maps of one model. Raises SinkscopeError as `trigger_maps` does."""
-    from sinkscope.experiments.trigger.maps import trigger_maps
+    from sinkscope.trigger.maps import trigger_maps
 
     return trigger_maps(network, length, seed, count, singles)
 
@@ -141,15 +141,23 @@ def chosen(title: str) -> str | None:
 
 
 def save(out: Path, drawn: dict[str, tuple[bytes, str]], page: Callable[[dict[str, str]], str]) -> None:
-    """Writes the figures and captions.md, and names them. Raises SinkscopeError where the folder cannot be written."""
+    """Writes the figures and captions.md, all or none, and names them.
+
+    Raises SinkscopeError where the folder cannot be written.
+    """
+    there = out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SinkscopeError(f"cannot write into {out}: {error.strerror}") from None
     told = {name: caption for name, (_, caption) in drawn.items()}
-    for name, (content, _) in drawn.items():
-        write_file(out / name, content)
-    write_file(out / "captions.md", page(told))
+    figures = {out / name: content for name, (content, _) in drawn.items()}
+    try:
+        write_files({**figures, out / "captions.md": page(told)})
+    except SinkscopeError:
+        if not there:
+            out.rmdir()
+        raise
     sys.stdout.write("".join(f"{out / name}\n" for name in (*drawn, "captions.md")))
 
 

@@ -19,7 +19,7 @@ def metrics(
     Example: sinkscope metrics bos_mass sink_rate
     """
     from sinkscope.present.terminal.metrics import metric_list, render_metrics
-    from sinkscope.runs.strict_json import to_json
+    from sinkscope.runs.schema.base import to_json
 
     columns = metric_list(names or [])
     sys.stdout.write(to_json(columns) if as_json else render_metrics(columns))

@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from sinkscope.cli.help import FIRST, LOADED, MEASURED, READ, WRITTEN
+from sinkscope.cli.help import FIRST, LOADED, MEASURED, READ, SPOT, WRITTEN
 from sinkscope.runs.defaults import EPSILON
 
 Data = Annotated[
@@ -201,3 +201,17 @@ def parse_batch_size(text: str) -> int | None:
         return int(text)
     except ValueError:
         raise SinkscopeError(f"--batch-size {text!r}: write a number or auto") from None
+
+
+@dataclass(frozen=True)
+class SpotScan:
+    """How a model that is named in place of a run is scanned. Each field is an option of those commands."""
+
+    device: Annotated[str, typer.Option(metavar="DEVICE", help=DEVICES, rich_help_panel=SPOT)] = "auto"
+    dtype: Annotated[str, typer.Option(metavar="DTYPE", help=DTYPES, rich_help_panel=SPOT)] = "auto"
+    adapter: Annotated[Path | None, typer.Option(metavar="DIR", help=ADAPTER, rich_help_panel=SPOT)] = None
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help=TRUST, rich_help_panel=SPOT)] = False
+    metrics: Annotated[list[Path] | None, typer.Option(metavar="FILE.py", help=METRICS, rich_help_panel=SPOT)] = None
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print no progress and no warnings.", rich_help_panel=WRITTEN)
+    ] = False

@@ -12,7 +12,9 @@ import typer
 from sinkscope.cli.common import check_writable, say
 from sinkscope.cli.options import TrustRemoteCode
 from sinkscope.errors import SinkscopeError, did_you_mean
+from sinkscope.present.figures import SINGLE as TABLES_OF_ONE
 from sinkscope.runs.folder import write_file
+from sinkscope.runs.questions import QUESTIONS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 TRUST = "--trust-remote-code"
 OPTIONS: dict[str, tuple[str, ...]] = {
-    "--domain": ("heatmap", "profile", "length", "scatter"),
+    "--domain": TABLES_OF_ONE,
     "--metric": ("heatmap",),
     "--layer": ("attention",),
     "--head": ("attention",),
@@ -31,9 +33,9 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     TRUST: ("attention", "gallery"),
 }
 """The figures that take each option."""
-SINGLE = ("heatmap", "profile", "length", "scatter", "attention")
+SINGLE = (*TABLES_OF_ONE, "attention")
 """Figures of one run."""
-SEVERAL = ("alignment", "cosine", "smoothing", "ranks", "costs", "switch", "gallery", "trajectory")
+SEVERAL = (*(name for question in QUESTIONS.values() for name in question.figures), "gallery", "trajectory")
 """Figures over several runs."""
 TEXT = (
     "The ferry bell rang twice before the rope was loose, and the old man on the pier lifted his hat to nobody we "
@@ -130,9 +132,9 @@ def of_tables(
     runs: list[Run], figure: str, metric: str | None, style: Style, domain: str | None = None
 ) -> tuple[bytes, str]:
     """A figure that needs the runs' tables alone, and its caption."""
-    from sinkscope.present.figures.captions import caption
     from sinkscope.present.figures.run import draw
-    from sinkscope.present.figures.several.drawing import draw_several
+    from sinkscope.present.figures.series import caption
+    from sinkscope.present.figures.several import draw_several
 
     if figure in SEVERAL:
         return draw_several(runs, figure, style.form, style.size, style.title)

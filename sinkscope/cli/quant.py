@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sinkscope.cli.arms_job import GridLoss, Model, RunFolder, Written, numbers, prepared
-from sinkscope.cli.options import slug, with_options
+from sinkscope.cli.options import with_options
 
 
 @with_options
@@ -24,10 +23,6 @@ def quant(
     ] = None,
     *,
     text: GridLoss,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FOLDER", help="Folder of the results. [default: runs/MODEL-SLUG-quant]"),
-    ] = None,
     written: Written,
 ) -> None:
     """Measure what a model loses where its KV cache, or its activations, are rounded to few bits.
@@ -36,8 +31,6 @@ def quant(
 
     Example: sinkscope quant example:gemma-3-270m --bits 3,4 --kept 0,1,4 --acts 8
     """
-    from sinkscope.experiments.arms.result import ARMS_FOLDER
-
     grid = [
         f"kv:{width}" + (f"+first{count}" if count else "")
         for width in numbers(bits, "bits", 1)
@@ -45,7 +38,7 @@ def quant(
     ]
     if acts is not None:
         grid += [f"acts:{width}/{step}" for width in numbers(acts, "acts", 2) for step in ("tensor", "token")]
-    job = prepared(model, lambda: out or Path("runs") / f"{slug(model)}-quant", ARMS_FOLDER, text, written)
+    job = prepared("quant", model, text, written)
     from sinkscope.experiments.arms.experiment import arms
     from sinkscope.present.figures.arms import draw_grid
     from sinkscope.present.terminal.arms import render_grid

@@ -32,9 +32,9 @@ def report(
     Example: sinkscope report runs/gemma -o gemma.html
     """
     from sinkscope.errors import SinkscopeError
-    from sinkscope.experiments.saved_arms import load_arms, placed
     from sinkscope.present.html.report import render_report
     from sinkscope.runs.run import load_run
+    from sinkscope.runs.saved.loaded_arms import load_arms, placed
 
     check_writable(out)
     loaded = [load_run(path) for path in runs]

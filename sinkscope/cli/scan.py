@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,9 +15,8 @@ from sinkscope.cli.common import BAD_INPUT, say
 from sinkscope.cli.early import check_early
 from sinkscope.cli.help import FIRST, WRITTEN
 from sinkscope.cli.options import TextScan, slug, slugs, with_options
-from sinkscope.cli.places import SETTINGS, run_folder
-from sinkscope.cli.scan_job import Job, launched
-from sinkscope.cli.scan_options import MoreOfScan
+from sinkscope.cli.scan_job import SETTINGS, ScanJob, launched, run_folder
+from sinkscope.cli.scan_options import MoreOfScan, QuestionOptions
 from sinkscope.errors import in_one_line
 
 if TYPE_CHECKING:
@@ -35,6 +34,7 @@ def scan(
     *,
     text: TextScan,
     more: MoreOfScan,
+    asked: QuestionOptions,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue a scan that was interrupted.", rich_help_panel=WRITTEN)
     ] = False,
@@ -80,16 +80,16 @@ def scan(
     models = list(dict.fromkeys([*(model or []), *processes.on_main(lambda: names_in(more.names))]))
     if not models:
         raise SinkscopeError("no model: name one, or give --models FILE")
-    options = text.settings() | more.settings()
+    options = text.settings() | more.settings() | asdict(asked)
     request = processes.run(lambda: check_early(models, look=False, **options))
-    asked = request.part(*SETTINGS)
-    job = Job(request, options["metrics"], resume, force, tuple({"csv", formats}), quiet, processes)
+    settings = request.part(*SETTINGS)
+    job = ScanJob(request, options["metrics"], resume, force, tuple({"csv", formats}), quiet, processes, more.strict)
     if len(models) == 1:
-        place = out or processes.on_main(lambda: chosen_folder(job, own_name(models[0], more.adapter), asked))
+        place = out or processes.on_main(lambda: chosen_folder(job, own_name(models[0], more.adapter), settings))
         run, written = job.scan(models[0], place)
         show(run, written, as_json, quiet)
         return
-    scan_all(job, models, lambda name: out / name if out else chosen_folder(job, name, asked), as_json)
+    scan_all(job, models, lambda name: out / name if out else chosen_folder(job, name, settings), as_json)
 
 
 def own_name(model: str, adapter: Path | None) -> str:
@@ -97,7 +97,7 @@ def own_name(model: str, adapter: Path | None) -> str:
     return slug(model) if adapter is None else f"{slug(model)}--{slug(str(adapter))}"
 
 
-def chosen_folder(job: Job, name: str, asked: dict[str, Any]) -> Path:
+def chosen_folder(job: ScanJob, name: str, asked: dict[str, Any]) -> Path:
     """The run folder where no --out is given; says so where it is not runs/NAME."""
     base = Path("runs") / name
     chosen = run_folder(base, asked, job.resume, job.force)
@@ -106,9 +106,9 @@ def chosen_folder(job: Job, name: str, asked: dict[str, Any]) -> Path:
     return chosen
 
 
-def scan_all(job: Job, models: list[str], place: Callable[[str], Path], as_json: bool) -> None:
+def scan_all(job: ScanJob, models: list[str], place: Callable[[str], Path], as_json: bool) -> None:
     """Scans several models, each into the `place` of its slug. One that fails stops no other; exit code 2 then."""
-    from sinkscope.runs.strict_json import to_json
+    from sinkscope.runs.schema.base import to_json
 
     runs, failed = [], []
     for number, (model, name) in enumerate(slugs(models).items(), 1):
@@ -154,11 +154,11 @@ def show(run: Run, written: list[Path], as_json: bool, quiet: bool) -> None:
         for warning in run.manifest.warnings:
             say(f"warning: {warning}")
     if as_json:
-        from sinkscope.runs.strict_json import to_json
+        from sinkscope.runs.schema.base import to_json
 
         sys.stdout.write(to_json(run.summary.as_dict()))
     elif not quiet:
-        from sinkscope.present.terminal.console import terminal_style
         from sinkscope.present.terminal.run import render_run
+        from sinkscope.present.terminal.table import terminal_style
 
         sys.stdout.write(render_run(run, written, **terminal_style()))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from sinkscope.cli.common import INTERRUPTED, say
+from sinkscope.runs.folder import KEY, UNFINISHED
 
 if TYPE_CHECKING:
     from sinkscope.engine.launch import Processes
@@ -35,7 +38,7 @@ def launched(device: str, tp: bool) -> Processes:
 
 
 @dataclass(frozen=True)
-class Job:
+class ScanJob:
     """How each model is scanned and saved. `request`: what is asked of each. `metrics`: files of the user's own."""
 
     request: Request
@@ -45,6 +48,7 @@ class Job:
     formats: tuple[str, ...]
     quiet: bool
     processes: Processes
+    strict: bool = False
     what: str = ""
     """Which of several models or steps this is; it stands before the stages of the progress."""
 
@@ -54,7 +58,7 @@ class Job:
         Raises SinkscopeError. After Ctrl-C, saves what was measured until then and exits with 130.
         """
         resume = self.processes.on_main(lambda: self._resumes(target))
-        from sinkscope.checkpoints.names import check_model
+        from sinkscope.checkpoints.options import check_model
 
         asked = self.request
         self.processes.on_main(lambda: check_model(model, asked.revision, asked.allow_pickle))
@@ -65,7 +69,7 @@ class Job:
             try:
                 run = scan_request(
                     asked.model_copy(update={"model": model}), metrics=self.metrics, shards=target, resume=resume,
-                    progress=progress, processes=self.processes,
+                    progress=progress, processes=self.processes, strict=self.strict,
                 )  # fmt: skip
             except Interrupted as stopped:
                 part = stopped.run
@@ -104,3 +108,57 @@ class Job:
         say(
             f"interrupted: {run.manifest.sequences_done} sequences are measured and saved in {target}; --resume goes on"
         )
+
+
+SETTINGS: tuple[Any, ...] = ("text", "columns", "rounding")
+"""The parts of a request that an unfinished scan and the one that goes on with it must share."""
+
+
+def free_folder(base: Path) -> Path:
+    """`base`, or the first of base-2, base-3, ... that is not there or is empty."""
+    return next(path for path in _numbered(base) if (not path.is_dir() and not path.exists()) or _empty(path))
+
+
+def unfinished_folder(base: Path) -> Path:
+    """The last of base, base-2, ... that holds what an interrupted measurement has kept; else a free folder."""
+    there = list(itertools.takewhile(lambda path: path.exists() and not _empty(path), _numbered(base)))
+    return next((path for path in reversed(there) if (path / UNFINISHED).is_dir()), None) or free_folder(base)
+
+
+def run_folder(base: Path, settings: dict[str, Any], resume: bool, force: bool) -> Path:
+    """The run folder of a scan with these settings (`Request.part` of SETTINGS).
+
+    With `force` it is `base`, whose run is replaced. With `resume` it is the last folder that holds an unfinished scan
+    of the same settings, else one with a finished scan of the same. Where there is none, it is the last unfinished one:
+    the scan is then refused with what differs. In all other cases it is a free folder.
+    """
+    if force:
+        return base
+    there = list(itertools.takewhile(lambda path: path.exists() and not _empty(path), _numbered(base)))[::-1]
+    unfinished = [path for path in there if (path / UNFINISHED).is_dir()]
+    if resume:
+        same = [path for path in unfinished if _asked(path / UNFINISHED / KEY) == settings]
+        finished = [path for path in there if path not in unfinished]
+        done = [path for path in finished if _asked(path / "manifest.json", settings) == settings]
+        if same or done or unfinished:
+            return [*same, *done, *unfinished][0]
+    return free_folder(base)
+
+
+def _numbered(base: Path) -> Iterator[Path]:
+    yield base
+    for number in itertools.count(2):
+        yield base.with_name(f"{base.name}-{number}")
+
+
+def _empty(path: Path) -> bool:
+    return path.is_dir() and next(path.iterdir(), None) is None
+
+
+def _asked(path: Path, names: dict[str, Any] | None = None) -> Any:
+    """The settings of the request in a JSON file, those called `names`; None where it holds none."""
+    try:
+        asked = json.loads(path.read_text("utf-8"))["request"]
+        return asked if names is None else {name: asked[name] for name in names}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None

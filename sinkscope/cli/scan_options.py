@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
+from itertools import starmap
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sinkscope.cli.help import LOADED, MEASURED, READ
 from sinkscope.cli.options import Adapter, DeviceMap, Metrics, Revision, parse_lengths
-from sinkscope.runs.defaults import DORMANT_RULE, SINKS, WINDOW
-from sinkscope.runs.schema.measures import MEASURES
+from sinkscope.runs.defaults import DORMANT_RULE
+from sinkscope.runs.questions import QUESTIONS, Option, Question, declared_options
 
-MEASURES_TOLD = ", ".join(f"{each.name} ({each.what})" for each in MEASURES.values())
+MEASURES_TOLD = ", ".join(f"{each.name} ({each.asks})" for each in QUESTIONS.values())
 
 
 @dataclass(frozen=True)
@@ -101,22 +102,6 @@ class MoreOfScan:
             rich_help_panel=MEASURED,
         ),
     ] = None
-    window: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="Recent keys that a streaming cache keeps, for --measure streaming.",
-            rich_help_panel=MEASURED,
-        ),
-    ] = WINDOW
-    sinks: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="First keys that a streaming cache keeps, for --measure streaming.",
-            rich_help_panel=MEASURED,
-        ),
-    ] = SINKS
     smoothing: Annotated[bool, typer.Option("--smoothing", hidden=True)] = False
     spectra: Annotated[
         int | None,
@@ -135,6 +120,14 @@ class MoreOfScan:
         ),
     ] = None
     metrics: Metrics = None
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Treat warnings about what could not be read as errors: measure nothing then.",
+            rich_help_panel=MEASURED,
+        ),
+    ] = False
     no_self_check: Annotated[
         bool,
         typer.Option("--no-self-check", help="Skip the comparison with eager attention.", rich_help_panel=MEASURED),
@@ -150,8 +143,6 @@ class MoreOfScan:
             "revision",
             "adapter",
             "generate",
-            "window",
-            "sinks",
             "dormant_rule",
             "smoothing",
             "spectra",
@@ -159,3 +150,16 @@ class MoreOfScan:
         given = {name: getattr(self, name) for name in names}
         repeated = {name: getattr(self, name) or [] for name in ("first", "prepend", "measure", "metrics")}
         return given | repeated | {"lengths": parse_lengths(self.lengths), "self_check": not self.no_self_check}
+
+
+def _option_of(question: Question, option: Option) -> tuple[str, Any, Any]:
+    """The field of an option: its name, its type with what typer shows, its default."""
+    shown = typer.Option(metavar=option.metavar, help=question.told(option), rich_help_panel=MEASURED)
+    return option.name, Annotated[type(option.default), shown], option.default
+
+
+if TYPE_CHECKING:
+    QuestionOptions = Any
+else:
+    QuestionOptions = make_dataclass("QuestionOptions", starmap(_option_of, declared_options().values()), frozen=True)
+    """The options of all questions. Each field is an option of `scan`."""

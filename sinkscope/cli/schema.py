@@ -18,6 +18,6 @@ def schema(
 
     Example: sinkscope schema manifest
     """
-    from sinkscope.present.terminal.schema import render_schema
+    from sinkscope.present.terminal.metrics import render_schema
 
     sys.stdout.write(render_schema(name))

@@ -19,10 +19,10 @@ def show(
 
     Example: sinkscope show runs/gemma
     """
-    from sinkscope.present.terminal.console import terminal_style
     from sinkscope.present.terminal.run import render_run
+    from sinkscope.present.terminal.table import terminal_style
     from sinkscope.runs.run import load_run
-    from sinkscope.runs.strict_json import to_json
+    from sinkscope.runs.schema.base import to_json
 
     loaded = load_run(run)
     sys.stdout.write(to_json(loaded.summary.as_dict()) if as_json else render_run(loaded, **terminal_style()))

@@ -13,7 +13,7 @@ from sinkscope.cli.common import BAD_INPUT, say
 from sinkscope.cli.early import check_early
 from sinkscope.cli.help import FIRST, LOADED, WRITTEN
 from sinkscope.cli.options import TextScan, with_options
-from sinkscope.cli.scan_job import Job
+from sinkscope.cli.scan_job import ScanJob
 from sinkscope.errors import SinkscopeError, in_one_line
 
 if TYPE_CHECKING:
@@ -60,20 +60,24 @@ def track(
 
     Example: sinkscope track out/checkpoint-* --out runs/training
     """
-    from sinkscope.experiments.training.steps import steps_of, tables
+    from sinkscope.experiments.training.steps import check_training, steps_of, tables
+    from sinkscope.runs.saved.trajectory import check_tables
 
     steps = steps_of(model, [name for name in (revisions or "").split(",") if name])
     from sinkscope.engine.launch import ALONE
 
     request = check_early([step.model for step in steps], look=False, **text.settings())
-    job = Job(request, (), resume=not force, force=force, formats=("csv",), quiet=quiet, processes=ALONE)
-    runs, failed = scan_steps(job, steps, out)
+    check_tables(out)
+    standing = standing_runs(out, {step.number for step in steps})
+    check_training(standing, steps)
+    job = ScanJob(request, (), resume=not force, force=force, formats=("csv",), quiet=quiet, processes=ALONE)
+    runs, failed = scan_steps(job, steps, out, standing)
     if not runs:
         raise SinkscopeError(f"none of the {len(steps)} steps could be scanned")
-    trajectory, emerged = tables(runs)
+    trajectory, emerged = tables(standing_runs(out, set(runs)) | runs)
     written = write(out, trajectory, emerged)
     if as_json:
-        from sinkscope.runs.strict_json import plain, to_json
+        from sinkscope.runs.schema.base import plain, to_json
 
         sys.stdout.write(to_json([plain(row) for row in emerged.to_dict("records")]))
     elif not quiet:
@@ -85,14 +89,30 @@ def track(
         raise typer.Exit(BAD_INPUT)
 
 
-def scan_steps(job: Job, steps: list[Step], out: Path) -> tuple[dict[int, Run], list[Step]]:
-    """Scans every step into its own folder; returns the runs by step, and the steps that failed."""
+def standing_runs(out: Path, without: set[int]) -> dict[int, Run]:
+    """The runs of all steps whose finished run folders stand in `out`, but for these."""
+    from sinkscope.runs.run import load_run
+    from sinkscope.runs.saved.trajectory import finished_steps
+
+    return {number: load_run(path) for number, path in finished_steps(out).items() if number not in without}
+
+
+def scan_steps(
+    job: ScanJob, steps: list[Step], out: Path, standing: dict[int, Run]
+) -> tuple[dict[int, Run], list[Step]]:
+    """Scans every step into its own folder; returns the runs by step, and the steps that failed.
+
+    `standing`: the runs of other steps. Raises SinkscopeError once a step is scanned that cannot stand in one table
+    with them and those before it.
+    """
+    from sinkscope.experiments.training.steps import check_alike
     from sinkscope.runs.run import load_run
 
-    runs, failed = {}, []
-    for number, step in enumerate(steps, 1):
+    runs: dict[int, Run] = {}
+    failed = []
+    for place, step in enumerate(steps, 1):
         asked = job.request.model_copy(update={"revision": step.revision})
-        own = replace(job, what=f"{step.shown} ({number} of {len(steps)})", request=asked)
+        own = replace(job, what=f"{step.shown} ({place} of {len(steps)})", request=asked)
         try:
             own.scan(step.model, out / step.folder)
             runs[step.number] = load_run(out / step.folder)  # as it was written, also where it was scanned before
@@ -101,23 +121,23 @@ def scan_steps(job: Job, steps: list[Step], out: Path) -> tuple[dict[int, Run], 
         except Exception as error:  # whatever it is, the other steps are still scanned
             say(f"error: {step.shown}: {in_one_line(error)}")
             failed.append(step)
+        else:
+            check_alike(standing | runs)
     return runs, failed
 
 
 def write(out: Path, trajectory: pd.DataFrame, emerged: pd.DataFrame) -> list[Path]:
-    """Writes the two tables and, with matplotlib, the figure; returns their paths."""
+    """Writes the two tables and, with matplotlib, the figure, all or nothing; returns their paths."""
     from sinkscope.present.figures.canvas import available
     from sinkscope.present.figures.trajectory import draw_trajectory
-    from sinkscope.runs.folder import write_file
+    from sinkscope.runs.saved.trajectory import EMERGENCE_FILE, TRAJECTORY_FILE, write_tables
 
-    written = []
-    for name, table in (("trajectory.csv", trajectory), ("emergence.csv", emerged)):
-        write_file(out / name, table.to_csv(index=False, float_format="%.9g", lineterminator="\n"))
-        written.append(out / name)
-    if not available():
+    content = {
+        name: table.to_csv(index=False, float_format="%.9g", lineterminator="\n").encode()
+        for name, table in ((TRAJECTORY_FILE, trajectory), (EMERGENCE_FILE, emerged))
+    }
+    if available():
+        content |= {f"trajectory.{form}": draw_trajectory(trajectory, form) for form in ("png", "svg")}
+    else:
         say("no figure: it needs matplotlib (pip install 'sinkscope[figures]')")
-        return written
-    for form in ("png", "svg"):
-        write_file(out / f"trajectory.{form}", draw_trajectory(trajectory, form))
-        written.append(out / f"trajectory.{form}")
-    return written
+    return write_tables(out, content)

@@ -64,11 +64,11 @@ def train(
 
     Example: sinkscope trigger train --attention relu --layers 2 --heads 2 --out runs/trigger-relu-2x2
     """
-    from sinkscope.experiments.trigger.recipe import Recipe
-    from sinkscope.experiments.trigger.training import train as run
-    from sinkscope.experiments.trigger.trajectory import keeper
     from sinkscope.present.terminal.progress import training_bar
-    from sinkscope.present.terminal.trigger import render_training
+    from sinkscope.trigger.recipe import Recipe
+    from sinkscope.trigger.screen import render_training
+    from sinkscope.trigger.training import train as run
+    from sinkscope.trigger.trajectory import keeper
 
     recipe = Recipe(attention, layers, heads, dim, length, seed, steps, default)
     recipe.config()
@@ -85,10 +85,10 @@ def train(
 
 def _write_trajectory(out: Path, name: str) -> str:
     """Writes trajectory.csv and, where matplotlib is installed, its figure; says at which step each sink appears."""
-    from sinkscope.experiments.trigger.trajectory import emergence, trajectory
     from sinkscope.present.figures.canvas import available
-    from sinkscope.present.figures.trigger import trajectory as draw
     from sinkscope.runs.folder import write_file
+    from sinkscope.trigger.figure import trajectory as draw
+    from sinkscope.trigger.trajectory import emergence, trajectory
 
     table = trajectory(out)
     write_file(out / "trajectory.csv", table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
@@ -119,11 +119,11 @@ def scan(
     Example: sinkscope trigger scan example:trigger-relu
     """
     from sinkscope.checkpoints import open_checkpoint
-    from sinkscope.checkpoints.trigger.as_input import need_task
-    from sinkscope.checkpoints.trigger.task import check_sizes
     from sinkscope.engine.scan import scan as measure
-    from sinkscope.present.terminal.console import terminal_style
-    from sinkscope.present.terminal.trigger import render_task, task_csv
+    from sinkscope.present.terminal.table import terminal_style
+    from sinkscope.present.terminal.task import render_task, task_csv
+    from sinkscope.trigger.as_input import need_task
+    from sinkscope.trigger.task import check_sizes
 
     network = open_checkpoint(model).model
     config = need_task(network, model).config
@@ -163,13 +163,13 @@ def reproduce(
 
     Example: sinkscope trigger reproduce --quick --out runs/trigger
     """
-    from sinkscope.experiments.trigger import reproduce as study
-    from sinkscope.experiments.trigger.recipe import Recipe
     from sinkscope.present.figures.canvas import available
-    from sinkscope.present.figures.trigger import draw_study
-    from sinkscope.present.terminal.console import terminal_style
     from sinkscope.present.terminal.progress import training_bar
-    from sinkscope.present.terminal.trigger import render_study
+    from sinkscope.present.terminal.table import terminal_style
+    from sinkscope.trigger import reproduce as study
+    from sinkscope.trigger.figure import draw_study
+    from sinkscope.trigger.recipe import Recipe
+    from sinkscope.trigger.screen import render_study
 
     plans = study.recipes(
         attention or study.ATTENTIONS,

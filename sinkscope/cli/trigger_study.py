@@ -32,9 +32,9 @@ def evaluate(
     Example: sinkscope trigger evaluate example:trigger-softmax --length 16 --length 32 --length 128
     """
     from sinkscope.checkpoints import LoadOptions, open_checkpoint
-    from sinkscope.checkpoints.trigger.as_input import need_task
-    from sinkscope.experiments.trigger.lengths import by_length
-    from sinkscope.present.terminal.trigger_study import render_lengths
+    from sinkscope.trigger.as_input import need_task
+    from sinkscope.trigger.evaluation import by_length
+    from sinkscope.trigger.screen import render_lengths
 
     network: Any = open_checkpoint(model, LoadOptions(device="cpu")).model
     config = need_task(network, model).config
@@ -63,9 +63,9 @@ def explicit(
 
     Example: sinkscope trigger explicit runs/explicit-softmax --attention softmax --error 1e-4
     """
-    from sinkscope.experiments.trigger.evaluation import evaluate as measure
-    from sinkscope.experiments.trigger.explicit import write_explicit
-    from sinkscope.present.terminal.trigger_study import render_explicit
+    from sinkscope.trigger.evaluation import evaluate as measure
+    from sinkscope.trigger.explicit import write_explicit
+    from sinkscope.trigger.screen import render_explicit
 
     model = write_explicit(out, attention, heads, default, dim, length, seed, error)
     sys.stdout.write(render_explicit(model.config.training, measure(model, seed).error, out))
@@ -94,12 +94,12 @@ def study(
 
     Example: sinkscope trigger study --default constant --attention softmax --seeds 1 --out runs/study
     """
-    from sinkscope.checkpoints.trigger.config import KINDS
-    from sinkscope.checkpoints.trigger.default import DEFAULTS
-    from sinkscope.experiments.trigger import study as experiment
-    from sinkscope.experiments.trigger.recipe import Recipe
     from sinkscope.present.terminal.progress import training_bar
-    from sinkscope.present.terminal.trigger_study import render_summary
+    from sinkscope.trigger import study as experiment
+    from sinkscope.trigger.config import KINDS
+    from sinkscope.trigger.recipe import Recipe
+    from sinkscope.trigger.screen import render_summary
+    from sinkscope.trigger.task import DEFAULTS
 
     recipes = experiment.plans(default or tuple(DEFAULTS), attention or tuple(KINDS), heads or (1,), seeds, steps)
     with training_bar(quiet) as (begin, progress):

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.runs.averages import mean, sem
 from sinkscope.runs.per_sequence import LEVELS, PLACE, Cells, cells, chosen_metrics, domains
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.base import Record, read_record
@@ -25,6 +24,7 @@ from sinkscope.runs.schema.baseline import (
     BaselineModel,
 )
 from sinkscope.runs.schema.old import baseline_from_0_1
+from sinkscope.runs.statistics import mean, sem
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
@@ -161,7 +161,7 @@ def baseline_text(baseline: Baseline) -> str:
 
 
 def _dump(value: Any) -> str:
-    from sinkscope.runs.strict_json import plain
+    from sinkscope.runs.schema.base import plain
 
     return json.dumps(plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from sinkscope.comparison.differences import SIGNIFICANT
 from sinkscope.comparison.level_rows import Pair, level_rows
 from sinkscope.runs.dormancy import parse_rule
 from sinkscope.runs.per_sequence import PLACE
+from sinkscope.runs.statistics import SIGNIFICANT
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run

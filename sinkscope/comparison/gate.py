@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sinkscope.comparison.baseline import Baseline, Level, baseline_of
-from sinkscope.comparison.differences import beyond
 from sinkscope.comparison.policy import DEFAULT, Policy, Rule
 from sinkscope.comparison.verdict import Breach, Tally, Verdict
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.catalogue import catalogue
-from sinkscope.runs.significance import false_discovery
+from sinkscope.runs.statistics import beyond, false_discovery
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from sinkscope.comparison.differences import paired_difference, welch_difference
 from sinkscope.runs.per_sequence import cells
-from sinkscope.runs.significance import false_discovery
+from sinkscope.runs.statistics import false_discovery, paired_difference, welch_difference
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run

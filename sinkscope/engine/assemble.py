@@ -8,32 +8,32 @@ from typing import Any
 import pandas as pd
 
 from sinkscope.capture import not_softmax
-from sinkscope.comparison.domains import contrast_summary, contrast_table
 from sinkscope.engine.batch_size import return_freed
 from sinkscope.engine.loop import Loop
-from sinkscope.engine.manifest import spectra_measured, timing, with_failures
-from sinkscope.engine.measures.measurement import Findings
+from sinkscope.engine.manifest import spectra_measured, timing, with_failures, with_late_keywords
+from sinkscope.engine.measurement import Findings
 from sinkscope.engine.places import places_of
 from sinkscope.runs.dormancy import dormant_in_some
-from sinkscope.runs.places import PlacesOf
 from sinkscope.runs.published import published_for
 from sinkscope.runs.run import Run
+from sinkscope.runs.schema.base import plain
 from sinkscope.runs.schema.manifest import FirstToken, Manifest
 from sinkscope.runs.schema.summary import Summary
-from sinkscope.runs.sink_summary import add_sinks
-from sinkscope.runs.sink_tokens import token_table
-from sinkscope.runs.sinks import sink_table
-from sinkscope.runs.stretches import stretch_table
-from sinkscope.runs.strict_json import plain
-from sinkscope.runs.summary import domain_summaries, stream_summaries
-from sinkscope.runs.tables import curve_table, head_table, layer_table, position_table, sequence_table
-from sinkscope.runs.values import Domain
+from sinkscope.tables.contrasts import contrast_summary, contrast_table
+from sinkscope.tables.frames import curve_table, head_table, layer_table, position_table, sequence_table
+from sinkscope.tables.places import PlacesOf
+from sinkscope.tables.sink_summary import add_sinks
+from sinkscope.tables.sinks import sink_table, token_table
+from sinkscope.tables.stretches import stretch_table
+from sinkscope.tables.summary import domain_summaries, stream_summaries
+from sinkscope.tables.values import Domain
 
 
 def build_run(loop: Loop, manifest: Manifest, started: float, complete: bool) -> Run:
     """Builds the Run of the sequences measured so far. `started`: time.perf_counter() when the scan began."""
     sites, domains, asked = loop.sites, loop.domains(), manifest.request
     return_freed()
+    manifest = with_late_keywords(manifest, loop.plan)
     manifest = with_failures(manifest, [*loop.plan.failures, *loop.failures])
     places = places_of(loop, domains)
     heads = head_table(domains, sites, asked)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from accelerate.utils.memory import should_reduce_batch_size
 
+from sinkscope.capture.private_doors import is_out_of_memory
 from sinkscope.errors import OutOfMemory
 
 CPU_BATCH_TOKENS, DEVICE_BATCH_TOKENS = 2048, 16384
@@ -43,13 +44,13 @@ def memory_needed(what: str) -> Iterator[None]:
 def return_freed() -> None:
     """Gives the system the memory that was freed, where the C library keeps it (glibc): small tensors by the thousand
     leave theirs in pieces that large tables cannot use."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    trim = None if os.name == "nt" else getattr(ctypes.CDLL(None), "malloc_trim", None)  # no CDLL(None) on Windows
     if trim is not None:
         trim(0)
 
 
 def _is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
-    return isinstance(error, MemoryError) or should_reduce_batch_size(error)
+    return isinstance(error, MemoryError) or is_out_of_memory(error)
 
 
 def _what_would_fit(length: int) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sinkscope.capture import LayerView, Site
 from sinkscope.capture.kernels.sums import EARLY
-from sinkscope.capture.precision import float64
+from sinkscope.capture.precision import as_float64
 from sinkscope.engine.sampling import Sampler
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics import stretches
@@ -123,5 +123,5 @@ def _over_batch(dims: tuple[str, ...], values: Tensor) -> Tensor:
         return over_sequences(values)
     if dims[-1] not in POSITIONS:
         return values
-    total = float64(values).sum(0, keepdim=True)
+    total = as_float64(values).sum(0, keepdim=True)
     return total.float() if "head" in dims and total.shape[-1] > stretches.EVERY else total

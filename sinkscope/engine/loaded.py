@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
-from sinkscope.checkpoints.writing import keep_writer
+from sinkscope.checkpoints.forward import keep_writer
 from sinkscope.engine.launch import Processes
 from sinkscope.engine.loop import Progress
 from sinkscope.runs.request import Request

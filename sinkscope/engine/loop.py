@@ -16,16 +16,16 @@ from sinkscope.checkpoints import Checkpoint
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.engine.batch_size import _is_out_of_memory, _what_would_fit, chosen_batch, not_square
 from sinkscope.engine.collector import Collector, Parts
+from sinkscope.engine.input_kinds.kind import Reading
 from sinkscope.engine.launch import ALONE, Processes
-from sinkscope.engine.measures.measurement import Measurement
-from sinkscope.engine.reading import Reading
-from sinkscope.engine.record import Record
+from sinkscope.engine.measurement import Measurement
+from sinkscope.engine.record import BatchRecord
 from sinkscope.engine.shards import Shard, Shards
 from sinkscope.engine.tensor_parallel import HeadShards
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.batches import Batch, batches
 from sinkscope.metrics.quantities import QuantitySet, quantity_set
-from sinkscope.runs.values import Domain
+from sinkscope.tables.values import Domain
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, sequences done, sequences in all); stages are `loading`, `checking`, `scanning`."""
@@ -66,7 +66,7 @@ class Loop:
     smallest_batch: int | None = None
     seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
-    _records: list[Record] = field(default_factory=list)
+    _records: list[BatchRecord] = field(default_factory=list)
     _fits: int | None = None
 
     @property
@@ -90,7 +90,7 @@ class Loop:
         In a launch, each process measures one batch a round; then all receive the batches of all.
         Raises SinkscopeError: out of memory with one sequence; a layer that gives NaN or infinity.
         """
-        self._records = [Record(data.longest, self.quantities) for data in self.reading.tokens]
+        self._records = [BatchRecord(data.longest, self.quantities) for data in self.reading.tokens]
         self._watches = [self._watch(data.longest) for data in self.reading.tokens]
         self._restore()
         work = deque(self.processes.share(self._pieces()))

@@ -13,28 +13,31 @@ from typing import Any
 
 import numpy as np
 
-import sinkscope
-from sinkscope.capture import Site
+from sinkscope.capture import Plan, Site
 from sinkscope.capture.kernels.attend import TORCH, TRITON
 from sinkscope.checkpoints import Checkpoint
-from sinkscope.checkpoints.settings_files import settings_sha256
+from sinkscope.checkpoints.hashing import settings_sha256
+from sinkscope.engine.input_kinds.kind import Reading
 from sinkscope.engine.loop import Loop
-from sinkscope.engine.reading import Reading
-from sinkscope.engine.self_check import warnings_of
+from sinkscope.engine.self_check import EAGER, warnings_of
+from sinkscope.engine.shards import first_difference
+from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import Corpus
 from sinkscope.inputs.rules import first_token
 from sinkscope.metrics.extension import definitions
 from sinkscope.metrics.spectra import FEWEST_SPECTRA, SPECTRA_CUBES
-from sinkscope.runs.columns import columns
-from sinkscope.runs.folder import sha256_of
+from sinkscope.runs.defaults import VERSION
+from sinkscope.runs.folder import UNFINISHED, sha256_of
+from sinkscope.runs.questions import QUESTIONS
 from sinkscope.runs.request import Request
+from sinkscope.runs.run import Run, finished, load_run
+from sinkscope.runs.schema.base import plain
 from sinkscope.runs.schema.manifest import Manifest, Timing
-from sinkscope.runs.schema.measures import MEASURES
 from sinkscope.runs.schema.site import SiteFacts
-from sinkscope.runs.strict_json import plain
-from sinkscope.runs.values import Domain
+from sinkscope.tables.columns import columns
+from sinkscope.tables.values import Domain
 
-MEASURING = ("capture", "checkpoints", "engine", "inputs", "metrics")
+MEASURING = ("capture", "checkpoints", "engine", "inputs", "metrics", "questions", "trigger", "wiring")
 """The rooms whose code decides what a batch measures."""
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "numba", "pandas")
@@ -44,7 +47,7 @@ def describe(loop: Loop, request: Request, checked: dict[str, Any]) -> Manifest:
     """Returns the manifest as known before the first batch. `checked`: the self-check's record."""
     reading, processes = loop.reading, loop.processes
     facts = {
-        "sinkscope": sinkscope.__version__,
+        "sinkscope": VERSION,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version()}
         | {name: version(name) for name in PACKAGES if find_spec(name)},
@@ -63,14 +66,14 @@ def describe(loop: Loop, request: Request, checked: dict[str, Any]) -> Manifest:
             for name, column in columns(table, loop.declared.metrics).items()
         },
         "metrics": definitions(loop.declared.metrics),
-        "warnings": [*loop.checkpoint.warnings, *reading.warnings, *_unread(loop), *warnings_of(checked)],
+        "warnings": [*loop.checkpoint.warnings, *reading.warnings, *unread(loop.plan, checked), *warnings_of(checked)],
     }
     return Manifest.model_validate(plain(facts))
 
 
 def _measured_tables(request: Request) -> list[str]:
     """The tables that the request's measurements write."""
-    return [table.name for name in request.measures for table in MEASURES[name].tables]
+    return [table.name for name in request.measures for table in QUESTIONS[name].tables]
 
 
 def spectra_measured(domains: list[Domain]) -> dict[str, int]:
@@ -102,9 +105,32 @@ def timing(done: int, scan_seconds: float, total_seconds: float) -> Timing:
     )
 
 
-def _unread(loop: Loop) -> list[str]:
-    names = loop.plan.unread
-    return [f"attention that is no map of queries and keys was not read: {', '.join(names)}"] if names else []
+def unread(plan: Plan, checked: dict[str, Any]) -> list[str]:
+    """Warnings that name what a scan leaves out: attention that is not read, and keywords that sinkscope does not know.
+
+    `checked`: the self-check's record.
+    """
+    found = []
+    if plan.unread:
+        found.append(f"attention that is no map of queries and keys was not read: {', '.join(plan.unread)}")
+    agrees = checked["status"] == "passed" and checked["reference"] == EAGER
+    shown = (
+        "the self-check agreed with the model's own attention maps without it"
+        if agrees
+        else "no self-check against the model's own attention maps shows that it changes nothing"
+    )
+    return found + [
+        f"the model passes the attention keyword {name!r} (in {module}), which sinkscope does not know and leaves out: "
+        f"{shown}"
+        for name, module in plan.keywords.items()
+    ]
+
+
+def with_late_keywords(manifest: Manifest, plan: Plan) -> Manifest:
+    """Returns the manifest with the unknown keywords that the model passed only after it was written."""
+    named = unread(plan, manifest.self_check.as_dict())
+    late = [warning for warning in named if warning not in manifest.warnings]
+    return manifest.model_copy(update={"warnings": [*manifest.warnings, *late]}) if late else manifest
 
 
 def _corpus_facts(corpus: Corpus, reading: Reading) -> dict[str, Any]:
@@ -140,7 +166,48 @@ def resume_key(manifest: Manifest, checkpoint: Checkpoint) -> dict[str, Any]:
 
 def measuring_code() -> str:
     """The first 16 digits of the SHA-256 over the source of every module that decides what a batch measures."""
-    root, digest = Path(sinkscope.__file__).parent, hashlib.sha256()
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(path for room in MEASURING for path in (root / room).rglob("*.py")):
         digest.update(f"{path.relative_to(root).as_posix()}:{sha256_of(path)}\n".encode())
     return digest.hexdigest()[:16]
+
+
+READ = {"spec", "bos", "fingerprint", "sequences", "seq_len"}
+"""What tells the sequences of one domain from others."""
+
+
+def finished_before(folder: str | Path, asked: Manifest) -> Run | None:
+    """The finished run in a folder; None where there is none, or where an unfinished scan is to replace it.
+
+    `asked`: the manifest of the scan that is asked for now. Raises SinkscopeError where another scan made the run: of
+    another model, over other sequences, or with other settings. It names the first difference.
+    """
+    target = Path(folder)
+    if not finished(target) or (target / UNFINISHED).exists():
+        return None
+    run = load_run(target)
+    own, theirs = _facts(asked), _facts(run.manifest)
+    known = {name for name, value in theirs["model"].items() if value is not None}  # sinkscope 0.1 recorded fewer
+    for facts in (own, theirs):
+        facts["model"] = {name: value for name, value in facts["model"].items() if name in known}
+    if own["data"] == theirs["data"]:  # however they were asked for, the sequences are the same
+        del own["text"], theirs["text"]
+    different = [name for name in own if own[name] != theirs[name]]
+    if different:
+        raise SinkscopeError(
+            f"{target} holds a finished run with another {first_difference(own, theirs, different)}; give another "
+            "--out, or --force to replace it"
+        )
+    return run
+
+
+def _facts(manifest: Manifest) -> dict[str, Any]:
+    """What makes two scans the same, as plain data."""
+    return {
+        "text": plain(manifest.request.part("text")),
+        "request": plain(manifest.request.part("columns", "rounding")),
+        "model": manifest.model.model_dump(mode="json", by_alias=True),
+        "data": {each.domain: each.model_dump(mode="json", include=READ) for each in manifest.data},
+        "metrics": {name: each.model_dump(mode="json") for name, each in manifest.metrics.items()},
+        "tensor_parallel": manifest.tensor_parallel,
+    }

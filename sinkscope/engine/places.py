@@ -9,9 +9,9 @@ from sinkscope.engine.loop import Loop
 from sinkscope.inputs.batches import TokenData
 from sinkscope.inputs.chats import region_names
 from sinkscope.inputs.signals import PIXELS
-from sinkscope.runs.places import Places, PlacesOf, text_regions
-from sinkscope.runs.tables import sites_of
-from sinkscope.runs.values import Domain
+from sinkscope.tables.frames import sites_of
+from sinkscope.tables.places import Places, PlacesOf, text_regions
+from sinkscope.tables.values import Domain
 
 LEADING = {
     "cls_token": "class", "class_embedding": "class", "class_token": "class", "cls_emb": "class",

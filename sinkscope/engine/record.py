@@ -5,18 +5,21 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
 from sinkscope.engine.collector import Part, Parts, prefixes
-from sinkscope.engine.totals import Total, new_total
 from sinkscope.errors import SinkscopeError
-from sinkscope.metrics.quantities import EVENT, EVENT_FIELDS, Quantity, QuantitySet
-from sinkscope.runs.values import SiteValues
+from sinkscope.metrics.quantities import EVENT, EVENT_FIELDS, STRETCHED, Quantity, QuantitySet
+from sinkscope.metrics.stretches import joined
+from sinkscope.tables.values import SiteValues
 
 
-class Record:
+class BatchRecord:
     """The batches of one domain. They may come in any order, and leave gaps.
 
     `length`: T of the longest sequence. `quantities`: what was measured.
@@ -121,3 +124,57 @@ def _numbered(name: str, parts: list[Part]) -> np.ndarray | None:
     ]
     shift = torch.tensor([field == "sequence" for field in EVENT_FIELDS], dtype=torch.float64)
     return torch.cat([events + start * shift for events, start in rows]).numpy() if rows else None
+
+
+class Total(Protocol):
+    """A running total."""
+
+    def add(self, values: Tensor, count: int) -> None:
+        """Adds what a batch kept of its `count` sequences, [1, ...]."""
+
+    def result(self) -> np.ndarray:
+        """What a run holds of all sequences so far."""
+
+
+def new_total(quantity: Quantity) -> Total | None:
+    """An empty total; None for a quantity of which a run holds every sequence."""
+    if quantity.dims == STRETCHED:
+        return Stretches()
+    return PlaceTotals() if quantity.summed else None
+
+
+class PlaceTotals:
+    """A quantity by position: the sum at each position (the last axis), and how many sequences reach it."""
+
+    def __init__(self) -> None:
+        self._sum = torch.zeros(0)
+        self._number = torch.zeros(0, dtype=torch.float64)
+
+    def add(self, values: Tensor, count: int) -> None:
+        own, before, size = values[0], len(self._number), values.shape[-1]
+        if size > before:
+            longer = torch.zeros_like(own)
+            longer[..., :before] = self._sum
+            self._sum, self._number = longer, pad(self._number, (0, size - before))
+        self._sum[..., :size] += own
+        self._number[:size] += count
+
+    def result(self) -> np.ndarray:
+        """The mean at each position, over the sequences that reach it."""
+        if bool((self._number == 1).all()):
+            return self._sum.numpy()  # not copied: of one long sequence, this is most of what a scan holds
+        return (self._sum / self._number.to(self._sum.dtype)).numpy()
+
+
+class Stretches:
+    """Stretches of positions."""
+
+    def __init__(self) -> None:
+        self._parts = torch.zeros(0)
+
+    def add(self, values: Tensor, count: int) -> None:
+        self._parts = joined(self._parts, values) if len(self._parts) else values
+
+    def result(self) -> np.ndarray:
+        """`stretches.PARTS` of each stretch, [head, stretch, 4]."""
+        return self._parts[0].numpy()

@@ -1,4 +1,4 @@
-"""Makes a Request of what `sinkscope.scan` is called with."""
+"""Makes a Request of what `sinkscope.scan` is called with. A wrong option is refused before torch is loaded."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sinkscope.capture import LayerView, Missing
-from sinkscope.capture.precision import wide
+from sinkscope.capture.precision import as_widest
 from sinkscope.metrics.registry import Metric
 from sinkscope.metrics.spectra import SpectrumEntropy, cheap_spectra, full, solve
 
@@ -87,4 +87,4 @@ class Sampler:
 
 
 def _put(values: Tensor, column: Tensor) -> None:
-    column[: len(values)] = wide(values)
+    column[: len(values)] = as_widest(values)

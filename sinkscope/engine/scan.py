@@ -10,18 +10,16 @@ from typing import Any
 from sinkscope.capture import plan
 from sinkscope.capture.alone import alone
 from sinkscope.checkpoints import Checkpoint
-from sinkscope.checkpoints.forward import Forward
-from sinkscope.checkpoints.probes import DRY_RUN_TOKENS
+from sinkscope.checkpoints.forward import DRY_RUN_TOKENS, Forward
 from sinkscope.engine.assemble import build_run
 from sinkscope.engine.batch_size import memory_needed
 from sinkscope.engine.collector import check_lengths
-from sinkscope.engine.finished import finished_before
-from sinkscope.engine.input_kinds import Asked, asked_of, check_asked, claim
+from sinkscope.engine.input_kinds import check_asked, claim
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loaded import loaded
 from sinkscope.engine.loop import Loop, Progress
-from sinkscope.engine.manifest import describe, resume_key
-from sinkscope.engine.measures import Subject, measurements, refuse_spread
+from sinkscope.engine.manifest import describe, finished_before, resume_key, unread
+from sinkscope.engine.measurement import Subject, measurements, refuse_spread
 from sinkscope.engine.requested import requested
 from sinkscope.engine.self_check import check_loop
 from sinkscope.engine.shards import Shards
@@ -29,13 +27,14 @@ from sinkscope.engine.tensor_parallel import spread
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.extension import definitions
 from sinkscope.metrics.quantities import quantity_set
-from sinkscope.runs.columns import metric_set
-from sinkscope.runs.defaults import DORMANT_RULE, EPSILON, SINKS, WINDOW
+from sinkscope.metrics.registry import MetricSet
+from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
 from sinkscope.runs.dormancy import check_rule
+from sinkscope.runs.questions import declared_options, questions_asked
 from sinkscope.runs.request import Request
 from sinkscope.runs.run import Run
 from sinkscope.runs.schema.manifest import Manifest
-from sinkscope.runs.schema.measures import asked_measures
+from sinkscope.tables.columns import metric_set
 
 
 class Interrupted(KeyboardInterrupt):
@@ -72,8 +71,6 @@ def scan(
     epsilon: float = EPSILON,
     dormant_rule: str = DORMANT_RULE,
     measure: str | Sequence[str] = (),
-    window: int = WINDOW,
-    sinks: int = SINKS,
     smoothing: bool = False,
     spectra: int | None = None,
     lengths: Sequence[int] | None = None,
@@ -83,6 +80,7 @@ def scan(
     resume: bool = False,
     progress: Progress | None = None,
     processes: Processes = ALONE,
+    **options: Any,
 ) -> Run:
     """Measures every attention head of a model while it reads text once.
 
@@ -109,7 +107,6 @@ def scan(
         device_map: `auto`, or accelerate's map of module paths to devices: the model is spread over them.
         epsilon: the sink threshold. dormant_rule: "NAME<x" on a head column. smoothing: True adds measure="smoothing".
         measure: what to measure on request (`Run.measured`): names of `sinkscope scan --help`, or "all".
-        window, sinks: keys that a streaming cache keeps, the last and the first; for measure="streaming".
         spectra: how many first sequences of each domain matrix_entropy, and what needs spectra in smoothing.csv, is
             measured on; None = as many as are cheap.
         lengths: the prefixes of length_curve.csv and cosine_curve.csv; None = 64, 128, 256, ... T comes last always.
@@ -121,6 +118,8 @@ def scan(
             that scan is finished, its run is returned.
         processes: the result of `start_processes`, in a script that a launcher runs in several processes: they share
             the work, and all get the same Run.
+        options: those of the questions, such as `window` and `sinks` of measure="streaming"; `sinkscope scan --help`
+            lists them.
 
     Returns:
         A Run: tables as pandas frames, summary and manifest as records. Nothing is written; use `run.save(folder)`.
@@ -132,12 +131,15 @@ def scan(
     Other threads may use other models meanwhile. A forward pass of this model in another thread is not measured either,
     but while the self-check runs it may attend with the wrong function: pass self_check=False there.
     """
-    asked: dict[str, Any] = {
+    unknown = sorted(options.keys() - declared_options().keys())
+    if unknown:
+        raise TypeError(f"scan() got an unexpected keyword argument {unknown[0]!r}")
+    asked: dict[str, Any] = options | {
         "images": images, "audio": audio, "prompt": prompt, "seq_len": seq_len, "num_sequences": num_sequences,
         "batch_size": batch_size, "bos": bos, "first": first, "prepend": prepend, "generate": generate,
         "device": device, "device_map": device_map, "dtype": dtype, "revision": revision, "adapter": adapter,
         "trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle, "seed": seed, "epsilon": epsilon,
-        "dormant_rule": dormant_rule, "measures": measure, "window": window, "sinks": sinks, "spectra": spectra,
+        "dormant_rule": dormant_rule, "measures": measure, "spectra": spectra,
         "lengths": lengths, "self_check": self_check,
     }  # fmt: skip
     if smoothing:
@@ -159,19 +161,22 @@ def scan_request(
     resume: bool = False,
     progress: Progress | None = None,
     processes: Processes = ALONE,
+    strict: bool = False,
 ) -> Run:
     """Runs the scan of a request. The request may come from a manifest or a baseline, to measure the same way again.
 
-    `model`: a model object in place of `request.model`. The other arguments are those of `scan`. Raises as `scan` does,
-    and SinkscopeError where the request's data were handed over in Python and are no longer there.
+    `model`: a model object in place of `request.model`. `strict`: measure nothing where some attention of the model is
+    left out. The other arguments are those of `scan`. Raises as `scan` does, and SinkscopeError where `strict` asks for
+    it, or where the request's data were handed over in Python and are no longer there.
     """
     with alone(f"a scan of {request.model}"):
-        return _scan(request, model, tokenizer, metrics, shards, resume, progress or (lambda *_: None), processes)
+        report = progress or (lambda *_: None)
+        return _scan(request, model, tokenizer, metrics, shards, resume, report, processes, strict)
 
 
 def _scan(
     request: Request, model: Any, tokenizer: Any, metrics: Sequence[Callable[..., Any] | str | Path],
-    shards: str | Path | None, resume: bool, report: Progress, processes: Processes,
+    shards: str | Path | None, resume: bool, report: Progress, processes: Processes, strict: bool,
 ) -> Run:  # fmt: skip
     started = time.perf_counter()
     if request.given is not None and request.handed is None:
@@ -179,7 +184,7 @@ def _scan(
             f"the {request.given} of that scan were handed over in Python, or in a folder that sinkscope 0.1 did not "
             "record: they cannot be read again; scan the model yourself and give its run folder"
         )
-    loop, manifest = _set_up(request, model, tokenizer, metrics, report, processes)
+    loop, manifest = _set_up(request, model, tokenizer, metrics, report, processes, strict)
     if shards is not None:
         before = processes.on_main(lambda: finished_before(shards, manifest) if resume else None)
         if before is not None:
@@ -197,22 +202,18 @@ def _scan(
 
 def _set_up(
     request: Request, model: Any, tokenizer: Any, metrics: Sequence[Callable[..., Any] | str | Path],
-    report: Progress, processes: Processes,
+    report: Progress, processes: Processes, strict: bool,
 ) -> tuple[Loop, Manifest]:  # fmt: skip
     """Everything before the first batch: checks, loading, the dry run, reading, the self-check."""
-    asked, kinds = asked_of(request), measurements(request.measures)
-    processes.run(lambda: check_asked(asked))
+    measured = processes.run(lambda: _checked(request, metrics))
     model = request.model if model is None else model
     processes.check(model, request.device_map)
     if processes.tensor:
-        refuse_spread(kinds)
-    measured = processes.run(lambda: metric_set(metrics).asked(request.measures))
-    check_rule(request.dormant_rule, measured.names("heads"))
+        refuse_spread(measurements(request.measures))
     checkpoint = processes.run(lambda: loaded(request, model, tokenizer, report, processes))
-    loop = processes.run(lambda: _prepare(checkpoint, asked, request, report, processes))
-    request = request.model_copy(update={"measures": asked_measures((*request.measures, *loop.reading.measures))})
+    loop = processes.run(lambda: _prepare(checkpoint, request, report, processes))
+    request = request.model_copy(update={"measures": questions_asked((*request.measures, *loop.reading.measures))})
     loop.declared = quantity_set(measured, request.lengths)
-    processes.run(lambda: check_lengths(request.lengths, max(data.longest for data in loop.reading.tokens)))
     read = [corpus.fingerprint for corpus in loop.reading.corpora]
     processes.require_same([checkpoint.facts["weights_sha256"], definitions(measured), *read])
     subject = Subject(
@@ -221,17 +222,30 @@ def _set_up(
     )  # fmt: skip
     loop.measurements = processes.run(lambda: [kind(subject) for kind in measurements(request.measures)])
     checked = check_loop(loop) if request.self_check else {"status": "skipped"}
+    left_out = unread(loop.plan, checked)
+    if strict and left_out:
+        more = f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else ""
+        raise SinkscopeError(f"--strict: {left_out[0]}{more}")
     return loop, describe(loop, request.model_copy(update={"model": checkpoint.facts["id"]}), checked)
 
 
-def _prepare(checkpoint: Checkpoint, asked: Asked, request: Request, report: Progress, processes: Processes) -> Loop:
+def _checked(request: Request, metrics: Sequence[Callable[..., Any] | str | Path]) -> MetricSet:
+    """The metrics of the scan. Raises SinkscopeError for what is wrong with the request for every model."""
+    check_asked(request)
+    measured = metric_set(metrics).asked(request.measures)
+    check_rule(request.dormant_rule, measured.names("heads"))
+    return measured
+
+
+def _prepare(checkpoint: Checkpoint, request: Request, report: Progress, processes: Processes) -> Loop:
     """Finds the model's attention calls and reads its inputs."""
     forward = Forward(checkpoint.model)
-    kind = claim(asked, checkpoint, forward)
+    kind = claim(request, checkpoint, forward)
     short, extra = kind.probe()
     with memory_needed(f"a dry run of {DRY_RUN_TOKENS} tokens"):
         found = plan(checkpoint.model, lambda: forward(short, **extra))
     reading = kind.read(found.positions)
+    check_lengths(request.lengths, max(data.longest for data in reading.tokens))
     heads = None
     if processes.tensor:
         found, heads = spread(checkpoint.model, found, processes.count)

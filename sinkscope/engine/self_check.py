@@ -15,9 +15,8 @@ from sinkscope.capture import Capture, LayerView, Plan, Site
 from sinkscope.capture.attention_names import uncompiled
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.map_walk import AttentionMap
-from sinkscope.capture.precision import float64
-from sinkscope.checkpoints.eager import eager
-from sinkscope.checkpoints.forward import Forward
+from sinkscope.capture.precision import as_float64
+from sinkscope.checkpoints.forward import Forward, eager
 from sinkscope.checkpoints.quiet import quiet_transformers
 from sinkscope.engine.batch_size import memory_needed
 from sinkscope.engine.loop import Loop
@@ -143,14 +142,14 @@ def _verdict(
 def _difference(view: LayerView, first: Tensor, columns: Tensor) -> float:
     sums = view.attention
     rows = query_rows(sums.columns, view.queries, sums.causal)
-    in_columns = ((columns - float64(sums.columns)) / float64(rows)).abs().max()
-    return float(torch.maximum((first - float64(sums.first)).abs().max(), in_columns))
+    in_columns = ((columns - as_float64(sums.columns)) / as_float64(rows)).abs().max()
+    return float(torch.maximum((first - as_float64(sums.first)).abs().max(), in_columns))
 
 
 def _keep(reference: _Reference, site: Site, probabilities: Tensor | None) -> None:
     if probabilities is not None:
-        reference.first[site.name] = float64(probabilities[..., 0])
-        reference.columns[site.name] = float64(probabilities).sum(-2)
+        reference.first[site.name] = as_float64(probabilities[..., 0])
+        reference.columns[site.name] = as_float64(probabilities).sum(-2)
 
 
 def _eager_reference(

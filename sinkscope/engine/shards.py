@@ -30,7 +30,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.quantities import STRETCHED, QuantitySet
 from sinkscope.runs import whole
 from sinkscope.runs.folder import KEY, UNFINISHED
-from sinkscope.runs.strict_json import plain, to_json
+from sinkscope.runs.schema.base import plain, to_json
 
 NAME = re.compile(r"([0-9]{3,})-([0-9]{8,})")
 """The name of a shard: its domain and the number of its first sequence."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.map_walk import AttentionMap
-from sinkscope.capture.precision import float64
+from sinkscope.capture.precision import as_float64
 
 
 def dense_map(seen: AttentionCall | AttentionMap) -> Tensor | None:
@@ -20,20 +20,20 @@ def dense_map(seen: AttentionCall | AttentionMap) -> Tensor | None:
     """
     if isinstance(seen, AttentionMap):
         if seen.logits is None:
-            return float64(seen.probabilities)
-        return float64(seen.logits).softmax(-1)[..., : seen.probabilities.shape[-1]]
+            return as_float64(seen.probabilities)
+        return as_float64(seen.logits).softmax(-1)[..., : seen.probabilities.shape[-1]]
     if seen.score != "softmax":
         return None
-    key = float64(seen.key).repeat_interleave(seen.query.shape[1] // seen.key.shape[1], 1)
-    logits = float64(seen.query) @ key.mT * seen.scaling
+    key = as_float64(seen.key).repeat_interleave(seen.query.shape[1] // seen.key.shape[1], 1)
+    logits = as_float64(seen.query) @ key.mT * seen.scaling
     if seen.softcap is not None:
         logits = (logits / seen.softcap).tanh() * seen.softcap
     if seen.bias is not None:
-        logits = logits + float64(seen.bias)
+        logits = logits + as_float64(seen.bias)
     mask = None if seen.mask is None else seen.mask.to(logits.device)
     logits = _masked(logits, mask, seen.causal)
     if seen.sinks is not None:
-        sinks = float64(seen.sinks)
+        sinks = as_float64(seen.sinks)
         shape = (*logits.shape[:-1], sinks.shape[-1])
         logits = torch.cat([logits, sinks.expand(shape)], -1)
     probabilities = logits.softmax(-1)[..., : key.shape[-2]]
@@ -52,4 +52,4 @@ def _masked(logits: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         later = torch.ones_like(logits, dtype=torch.bool).triu(1)
         return logits.masked_fill(later, -torch.inf) if causal else logits
     mask = mask[..., : logits.shape[-1]]
-    return logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + float64(mask)
+    return logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + as_float64(mask)

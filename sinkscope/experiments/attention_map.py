@@ -77,8 +77,7 @@ def _own_maps(model: str, checkpoint: Any, ids: Any, expected: int) -> list[Any]
     """The maps that the model's eager attention returns, [1, head, query, key] each."""
     import torch
 
-    from sinkscope.checkpoints.eager import eager
-    from sinkscope.checkpoints.forward import Forward
+    from sinkscope.checkpoints.forward import Forward, eager
 
     forward = Forward(checkpoint.model)
     with torch.no_grad(), eager(checkpoint.model):

@@ -1,12 +1,11 @@
 """Turns text, token files, random and repeated tokens into token ids of one length, with a fingerprint."""
 
-from sinkscope.inputs.corpus import BOS_MODES, Corpus, read_corpus
+from sinkscope.inputs.corpus import Corpus, read_corpus
 from sinkscope.inputs.documents import check_spec
-from sinkscope.inputs.passages import NothingLeft, Passage
 from sinkscope.inputs.rules import TokenRules, token_rules
+from sinkscope.runs.passages import NothingLeft, Passage
 
 __all__ = [
-    "BOS_MODES",
     "Corpus",
     "NothingLeft",
     "Passage",

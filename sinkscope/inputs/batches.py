@@ -11,8 +11,8 @@ import torch
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.corpus import Corpus
-from sinkscope.inputs.passages import Passage, ids_fingerprint
 from sinkscope.inputs.rules import check_ids
+from sinkscope.runs.passages import Passage, ids_fingerprint
 
 DECODER = "decoder_input_ids"
 

@@ -11,11 +11,10 @@ import numpy as np
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.cutting import drawn, stretches
-from sinkscope.inputs.documents import SYNTHETIC, Document, Source, read_source
-from sinkscope.inputs.passages import LeftOut, NothingLeft, Passage
+from sinkscope.inputs.documents import SYNTHETIC, DataSource, Document, origin, read_source
 from sinkscope.inputs.rules import TokenRules, check_ids, ordinary_tokens
-
-BOS_MODES = ("auto", "always", "never")
+from sinkscope.runs.openings import BOS_MODES
+from sinkscope.runs.passages import LeftOut, NothingLeft, Passage, overlap
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ def _special_tokens(rules: TokenRules, bos: str) -> tuple[list[int], list[int]]:
     return [rules.bos_id, *rules.prefix], rules.suffix
 
 
-def _as_given(source: Source, rules: TokenRules, seq_len: int, wanted: int, seed: int) -> Corpus:
+def _as_given(source: DataSource, rules: TokenRules, seq_len: int, wanted: int, seed: int) -> Corpus:
     for document in source.documents:
         if document.ids is None:
             raise SinkscopeError(f"{document.name}: text and token ids are mixed in one source; use a source for each")
@@ -225,3 +224,22 @@ def warn(corpus: Corpus, rules: TokenRules, wanted: int) -> None:
         )
     elif corpus.ids.shape[1] > 1 and (corpus.ids[:, 1] == rules.bos_id).any():
         corpus.warnings.append(f"{corpus.domain}: BOS stands twice at the start of a sequence")
+
+
+def same_documents(a: Corpus, b: Corpus, count: int) -> bool:
+    """Whether the first `count` sequences of two corpora read the same documents, one by one.
+
+    Documents are the same where their content is, whatever their files are called; windows of one text must overlap.
+    Two columns of one file are a pair row by row. Equal names in different files say nothing.
+    """
+    rows = origin(a.source) == origin(b.source) and a.pieces[:count] == b.pieces[:count]
+    if not (a.passages and b.passages):
+        return rows
+    return all(
+        len(first) == len(second) and all(_matched(x, y, rows) for x, y in zip(first, second, strict=True))
+        for first, second in zip(a.passages[:count], b.passages[:count], strict=True)
+    )
+
+
+def _matched(a: Passage, b: Passage, rows: bool) -> bool:
+    return overlap(a, b) if a.document == b.document else rows

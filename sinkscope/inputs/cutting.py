@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.inputs.documents import Document, Source
-from sinkscope.inputs.passages import Passage
+from sinkscope.inputs.documents import DataSource, Document
 from sinkscope.inputs.rules import encode
+from sinkscope.runs.passages import Passage
 
 JOINT = "\n\n"
 CHARACTERS_PER_TOKEN = 12
@@ -34,7 +34,7 @@ class Stretch:
     passages: tuple[Passage, ...]
 
 
-def stretches(source: Source, tokenizer: Any, length: int, wanted: int, seed: int) -> list[Stretch]:
+def stretches(source: DataSource, tokenizer: Any, length: int, wanted: int, seed: int) -> list[Stretch]:
     """Returns at most `wanted` stretches of `length` tokens, in the order of the source.
 
     The passage of a document that is cut or joined is the whole document, so that no part of it counts as unread.
@@ -54,7 +54,7 @@ def drawn(count: int, wanted: int, seed: int) -> list[int]:
     return list(range(count)) if count <= wanted else np.random.default_rng(seed).permutation(count).tolist()
 
 
-def _cut_or_joined(source: Source, tokenizer: Any, length: int, wanted: int, seed: int) -> Iterator[Stretch]:
+def _cut_or_joined(source: DataSource, tokenizer: Any, length: int, wanted: int, seed: int) -> Iterator[Stretch]:
     order = iter(drawn(len(source.documents), wanted, seed))
     for made, index in enumerate(order):
         if made == wanted:
@@ -73,7 +73,7 @@ def _cut_or_joined(source: Source, tokenizer: Any, length: int, wanted: int, see
         yield Stretch(index, ids, tuple(names), tuple(passages))
 
 
-def _windows(source: Source, tokenizer: Any, length: int, wanted: int) -> Iterator[Stretch]:
+def _windows(source: DataSource, tokenizer: Any, length: int, wanted: int) -> Iterator[Stretch]:
     document, left_out = source.documents[0], source.left_out
     whole = document.passage.document
     reach = left_out.reach(whole)

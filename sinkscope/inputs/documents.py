@@ -10,10 +10,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sinkscope.errors import SinkscopeError, did_you_mean
-from sinkscope.inputs.messages import messages
-from sinkscope.inputs.passages import LeftOut, NothingLeft, Passage, ids_fingerprint, text_fingerprint
+from sinkscope.errors import SinkscopeError, did_you_mean, first_line
 from sinkscope.inputs.rules import check_characters
+from sinkscope.runs.passages import LeftOut, NothingLeft, Passage, ids_fingerprint, text_fingerprint
 
 BUILT_IN = ("prose", "code", "multilingual")
 SYNTHETIC = ("random", "repeated")
@@ -44,7 +43,7 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """The documents a SPEC names. `running`: one long text, read in consecutive windows, except those `left_out`."""
 
     spec: str
@@ -52,7 +51,7 @@ class Source:
     running: bool = False
     left_out: LeftOut = field(default_factory=LeftOut)
 
-    def leaving_out(self, left_out: LeftOut) -> Source:
+    def leaving_out(self, left_out: LeftOut) -> DataSource:
         """Returns the source without the documents (or windows) to leave out. Raises NothingLeft if none remains."""
         if self.running or not left_out:
             return replace(self, left_out=left_out)
@@ -62,25 +61,25 @@ class Source:
         return replace(self, documents=kept)
 
 
-def read_source(spec: str) -> Source:
+def read_source(spec: str) -> DataSource:
     """Reads a SPEC: a built-in name, FILE.txt, FILE.jsonl[#FIELD], FILE.parquet[#FIELD], hf:NAME[:CONFIG]/SPLIT#FIELD.
 
     Raises SinkscopeError in one line: unknown name, absent, empty, binary or damaged file, unknown field or dataset.
     """
     if spec in BUILT_IN:
-        return Source(spec, list(_built_in(spec)))
+        return DataSource(spec, list(_built_in(spec)))
     if spec.startswith("hf:"):
-        return Source(spec, list(_hub_dataset(spec)))
+        return DataSource(spec, list(_hub_dataset(spec)))
     check_spec(spec)
     name, _, field = spec.partition("#")
     path = Path(name)
     if path.suffix.lower() == ".txt":
-        return Source(spec, [Document(path.name, text=_text(path))], running=True)
+        return DataSource(spec, [Document(path.name, text=_text(path))], running=True)
     rows = _json_rows(path) if path.suffix.lower() == ".jsonl" else _parquet_rows(path, field)
     documents = list(_documents(islice(rows, STREAM_LIMIT), field))
     if not documents:
         raise SinkscopeError(f"{name} holds neither text nor token ids")
-    return Source(spec, documents)
+    return DataSource(spec, documents)
 
 
 def origin(spec: str) -> str:
@@ -114,6 +113,32 @@ def check_regular(path: Path, option: str) -> None:
     """Raises SinkscopeError for what is no regular file: reading a pipe would wait for ever."""
     if not path.is_file():
         raise SinkscopeError(f"{option}: {path} is not a regular file")
+
+
+def listed(folder: Path, option: str, suffixes: tuple[str, ...]) -> list[Path]:
+    """The files of a folder with these endings, by name. Raises SinkscopeError where there are none."""
+    if not folder.is_dir():
+        raise SinkscopeError(f"{option} {folder}: no such folder")
+    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in suffixes)
+    if not paths:
+        raise SinkscopeError(f"{option} {folder}: no {' or '.join(suffixes[:2])} in it")
+    return paths
+
+
+def from_checkpoint(family: Any, origin: dict[str, Any], option: str, what: str) -> Any:
+    """The processor that a checkpoint brings. `origin`: arguments of from_pretrained.
+
+    Raises SinkscopeError where it brings none that can be used.
+    """
+    try:
+        return family.from_pretrained(**origin)
+    except Exception as error:  # absent, damaged, missing package: transformers' text says which
+        raise SinkscopeError(f"{option}: no usable {what}: {in_words(error)}") from error
+
+
+def in_words(error: BaseException) -> str:
+    """What another library says of a failure, in one line of at most 200 characters."""
+    return " ".join(str(error).split())[:200]
 
 
 def _built_in(name: str) -> Iterator[Document]:
@@ -168,7 +193,7 @@ def _parquet_rows(path: Path, field: str) -> Iterator[tuple[str, Any]]:
     except SinkscopeError:
         raise
     except Exception as error:  # damage also ends in ValueError, UnicodeDecodeError or OverflowError
-        raise SinkscopeError(f"cannot read {path} as Parquet: {_first_line(error)}") from None
+        raise SinkscopeError(f"cannot read {path} as Parquet: {first_line(error)}") from None
 
 
 def _documents(rows: Iterable[tuple[str, Any]], field: str) -> Iterator[Document]:
@@ -219,7 +244,7 @@ def _hub_dataset(spec: str) -> Iterator[Document]:
     except SinkscopeError:
         raise
     except Exception as error:  # the library raises many kinds: unknown dataset, config, split, network
-        raise SinkscopeError(f"cannot read dataset {name!r}: {_first_line(error)}") from None
+        raise SinkscopeError(f"cannot read dataset {name!r}: {first_line(error)}") from None
 
 
 def _hub_names(spec: str) -> tuple[str, str, str, str]:
@@ -234,5 +259,27 @@ def _hub_names(spec: str) -> tuple[str, str, str, str]:
     return name, config, split, field
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+def messages(rows: list[dict[str, Any]], place: str) -> list[dict[str, str]]:
+    """Returns role and text of each message. A content may be a list of parts, as vision-language models have it, all
+    of them text. `place` names the conversation in errors.
+
+    Raises SinkscopeError where there is no message, for a role that is unknown and for a content that is no text.
+    """
+    if not rows:
+        raise SinkscopeError(f"{place} holds no message")
+    return [_message(row, f"{place}, message {number}") for number, row in enumerate(rows)]
+
+
+def _message(row: dict[str, Any], place: str) -> dict[str, str]:
+    role, content = row.get("role"), row.get("content")
+    if role not in ROLES:
+        raise SinkscopeError(f"{place}: role {role!r} is none of {', '.join(ROLES)}")
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        content = "".join(str(part.get("text", "")) for part in content)
+    if not isinstance(content, str) or not content.strip():
+        raise SinkscopeError(f"{place} ({role}): its `content` is no text")
+    check_characters(content, place)
+    return {"role": role, "content": content}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.inputs.documents import check_regular
+from sinkscope.inputs.documents import check_regular, from_checkpoint, in_words, listed
 from sinkscope.inputs.signals import PIXELS
 
 LONGEST_SIDE = 10_000
@@ -37,9 +37,7 @@ def processed(folder: str | Path, prompt: str | None, count: int | None, origin:
             return processor(images=list(pictures.values()), return_tensors="pt")
         return [_with_text(processor, picture, PROMPT if prompt is None else prompt) for picture in pictures.values()]
     except (ValueError, TypeError, KeyError, RuntimeError, ImportError) as error:
-        raise SinkscopeError(
-            f"the model's own processor cannot read these pictures: {' '.join(str(error).split())[:200]}"
-        ) from error
+        raise SinkscopeError(f"the model's own processor cannot read these pictures: {in_words(error)}") from error
 
 
 def read_folder(folder: Path, count: int | None) -> dict[str, Any]:
@@ -71,22 +69,13 @@ def read_folder(folder: Path, count: int | None) -> dict[str, Any]:
 
 def picture_paths(folder: Path) -> list[Path]:
     """The png and jpg files of a folder, by name. Raises SinkscopeError where there are none."""
-    if not folder.is_dir():
-        raise SinkscopeError(f"--images {folder}: no such folder")
-    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
-    if not paths:
-        raise SinkscopeError(f"--images {folder}: no .png or .jpg in it")
-    return paths
+    return listed(folder, "--images", SUFFIXES)
 
 
 def _processor(origin: dict[str, Any], alone: bool) -> Any:
     from transformers import AutoImageProcessor, AutoProcessor
 
-    family = AutoImageProcessor if alone else AutoProcessor
-    try:
-        processor = family.from_pretrained(**origin)
-    except Exception as error:  # absent, damaged, missing package: transformers' text says which
-        raise SinkscopeError(f"--images: no usable processor: {' '.join(str(error).split())[:200]}") from error
+    processor = from_checkpoint(AutoImageProcessor if alone else AutoProcessor, origin, "--images", "processor")
     if not alone and not hasattr(processor, "image_processor"):
         raise SinkscopeError("--images: the checkpoint has no processor for text with pictures")
     _check_sizes(processor if alone else processor.image_processor)

@@ -1,61 +1,22 @@
-"""How sequences of text begin: the tokenizer's own special tokens, another first token, tokens put before it."""
+"""Makes the tokens with which sequences of text begin, and reads the same text under several of these openings."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
 
 from sinkscope.errors import SinkscopeError
+from sinkscope.inputs.corpus import Corpus, read_corpus, too_short, warn_of_count
+from sinkscope.inputs.cutting import Stretch, stretches
+from sinkscope.inputs.documents import SYNTHETIC, read_source
 from sinkscope.inputs.rules import TokenRules, check_ids, encode, ordinary_tokens
+from sinkscope.runs.openings import Opening, repeats
 
-NAMED = ("auto", "bos", "none", "random")
 ESCAPES = {"\\n": "\n", "\\t": "\t"}
 SHOWN = 6
 """Most tokens that an error spells."""
-MOST_REPEATS = 64
-"""Most times that `bosxN` puts BOS at the start."""
-
-
-@dataclass(frozen=True)
-class Opening:
-    """What stands before the text of each sequence.
-
-    Attributes:
-        first: `auto` (the tokenizer's own special tokens), `bos`, `bosxN` (BOS N times), `none`, `random` (one ordinary
-            token, drawn for each sequence), or a text that is one token.
-        prepend: number of ordinary tokens that are drawn for each sequence and stand before `first`. They are the same
-            under every `first`.
-    """
-
-    first: str = "auto"
-    prepend: int = 0
-
-    def named(self, several: tuple[bool, bool]) -> str:
-        """The end of a domain's name. `several`: whether a scan has several `first`, and several `prepend`."""
-        plain = self.first in NAMED or _repeats(self.first) is not None
-        shown = self.first if plain else f"'{self.first}'"
-        return (f" first={shown}" if several[0] else "") + (f" prepend={self.prepend}" if several[1] else "")
-
-
-def check_opening(opening: Opening) -> None:
-    """Raises SinkscopeError for an opening that is wrong for every tokenizer."""
-    repeats = _repeats(opening.first)
-    if not opening.first:
-        raise SinkscopeError(f"--first '': give one of {', '.join(NAMED)}, bosxN, or a text that is one token")
-    if repeats is not None and not 1 <= repeats <= MOST_REPEATS:
-        raise SinkscopeError(f"--first {opening.first}: BOS can stand there 1 to {MOST_REPEATS} times")
-    if opening.prepend < 0:
-        raise SinkscopeError(f"--prepend {opening.prepend}: a number of tokens is needed, 0 for none")
-
-
-def openings(first: Sequence[str], prepend: Sequence[int]) -> list[Opening]:
-    """Every combination, in the order given; `auto` and 0 stand where nothing is given."""
-    return [Opening(*each) for each in product(first or ("auto",), prepend or (0,))]
 
 
 def opening_tokens(opening: Opening, tokenizer: Any, rules: TokenRules, rows: int, seed: int) -> np.ndarray:
@@ -77,13 +38,13 @@ def _first_tokens(
         return _none(rows)
     if first == "random":
         return generator.choice(ordinary_tokens(rules), (rows, 1))
-    repeats = _repeats(first)
+    times = repeats(first)
     if first == "auto":
         ids = rules.prefix
-    elif repeats is not None:
+    elif times is not None:
         if rules.bos_id is None:
             raise SinkscopeError(f"--first {first}: the tokenizer has no BOS token; give none, random or a token")
-        ids = [rules.bos_id] * repeats
+        ids = [rules.bos_id] * times
     else:
         ids = [_one_token(first, tokenizer)]
     check_ids(ids, rules.vocabulary, f"--first {first}")
@@ -116,10 +77,63 @@ def _spelled(ids: list[int], tokenizer: Any) -> str:
     return ", ".join([*pieces, *(["..."] if len(ids) > SHOWN else [])])
 
 
-def _repeats(first: str) -> int | None:
-    found = re.fullmatch(r"bos(?:x(\d{1,4}))?", first)
-    return None if found is None else int(found[1] or 1)
-
-
 def _none(rows: int) -> np.ndarray:
     return np.empty((rows, 0), dtype=np.int64)
+
+
+def read_opened(
+    spec: str, tokenizer: Any, rules: TokenRules, seq_len: int, num_sequences: int, opened: Sequence[Opening],
+    seed: int = 0,
+) -> list[Corpus]:  # fmt: skip
+    """Reads a SPEC once and puts each opening before its sequences: one Corpus for each, in the same order.
+
+    Every sequence has `seq_len` tokens: the opening, then as much of the text as fits, then the tokenizer's own ending.
+    Sequence n of every Corpus therefore begins its text at the same token of the same documents.
+
+    Raises SinkscopeError as `read_corpus` and `opening_tokens` do, and for data that are token ids, whose beginning is
+    given.
+    """
+    before = [opening_tokens(each, tokenizer, rules, num_sequences, seed) for each in opened]
+    most, least = (choose(tokens.shape[1] for tokens in before) + len(rules.suffix) for choose in (max, min))
+    if seq_len <= most:
+        raise SinkscopeError(
+            f"--seq-len {seq_len} leaves no room for text beside the {most} tokens that --first, --prepend and the "
+            "tokenizer add"
+        )
+    taken = _taken(spec, tokenizer, rules, seq_len - least, num_sequences, seed)
+    if not taken:
+        raise too_short(spec, seq_len)
+    several = len({each.first for each in opened}) > 1, len({each.prepend for each in opened}) > 1
+    corpora = []
+    for opening, tokens in zip(opened, before, strict=True):
+        corpus = Corpus(
+            domain=spec + opening.named(several),
+            ids=_joined(tokens, taken, rules.suffix, seq_len),
+            pieces=[stretch.names for stretch in taken],
+            passages=[stretch.passages for stretch in taken],
+            bos=opening.named((True, True)).strip(),
+            source=spec,
+        )
+        check_ids(corpus.ids.ravel().tolist(), rules.vocabulary, f"{spec} under this tokenizer")
+        warn_of_count(corpus, num_sequences)  # what stands first was asked for
+        corpora.append(corpus)
+    return corpora
+
+
+def _taken(spec: str, tokenizer: Any, rules: TokenRules, length: int, wanted: int, seed: int) -> list[Stretch]:
+    """The text of each sequence: stretches of documents, or drawn tokens."""
+    if spec not in SYNTHETIC:
+        source = read_source(spec)
+        if any(document.text is None for document in source.documents):
+            raise SinkscopeError(f"--first and --prepend change how text begins, but {spec} holds no text")
+        return stretches(source, tokenizer, length, wanted, seed)
+    made = read_corpus(spec, tokenizer, rules, length, wanted, "never", seed)
+    rows = zip(made.ids.tolist(), made.pieces, made.passages, strict=True)
+    return [Stretch(number, *row) for number, row in enumerate(rows)]
+
+
+def _joined(before: np.ndarray, taken: list[Stretch], suffix: list[int], seq_len: int) -> np.ndarray:
+    """[sequence, seq_len]: the opening, the text cut to what is left, the tokenizer's own ending."""
+    left = seq_len - before.shape[1] - len(suffix)
+    rows = [[*row, *stretch.ids[:left], *suffix] for row, stretch in zip(before.tolist(), taken, strict=False)]
+    return np.array(rows, dtype=np.int64)

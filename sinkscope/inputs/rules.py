@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, first_line
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,9 @@ def encode(tokenizer: Any, text: str, special: bool) -> list[int]:
         ids = tokenizer(text, add_special_tokens=special, truncation=False, verbose=False)["input_ids"]
         return [int(token) for token in ids]
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise SinkscopeError(
-            f"the checkpoint's tokenizer, {type(tokenizer).__name__}, fails on text ({reason}): mend its files, or "
-            "give token ids"
+            f"the checkpoint's tokenizer, {type(tokenizer).__name__}, fails on text ({first_line(error)}): mend its "
+            "files, or give token ids"
         ) from None
 
 

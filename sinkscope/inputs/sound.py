@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.inputs.documents import check_regular
+from sinkscope.inputs.documents import check_regular, from_checkpoint, in_words, listed
 from sinkscope.inputs.rules import encode
 
 
@@ -36,18 +36,13 @@ def sound_features(folder: str | Path, count: int | None, origin: dict[str, Any]
         return np.stack(parts)
     except (ValueError, TypeError, KeyError, RuntimeError, ImportError) as error:
         raise SinkscopeError(
-            f"the model's own feature extractor cannot read these recordings: {' '.join(str(error).split())[:200]}"
+            f"the model's own feature extractor cannot read these recordings: {in_words(error)}"
         ) from error
 
 
 def sound_paths(folder: Path) -> list[Path]:
     """The wav files of a folder, by name. Raises SinkscopeError where there are none."""
-    if not folder.is_dir():
-        raise SinkscopeError(f"--audio {folder}: no such folder")
-    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".wav")
-    if not paths:
-        raise SinkscopeError(f"--audio {folder}: no .wav in it")
-    return paths
+    return listed(folder, "--audio", (".wav",))
 
 
 def read_wav(path: Path, rate: int) -> np.ndarray:
@@ -115,37 +110,10 @@ def decoder_ids(tokenizer: Any, text: str | None, start: int | None) -> list[int
     return [start, *(ids[1:] if ids[:1] == [start] else ids)[:-1]]
 
 
-def language_and_task(origin: dict[str, Any]) -> dict[str, int]:
-    """The tokens, with their ids, that tell a multilingual Whisper its language and task; empty for other models.
-
-    They are what generation_config.json asks for, or else English and transcription.
-    """
-    from transformers import GenerationConfig
-    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
-
-    given = dict(origin)
-    try:
-        config = GenerationConfig.from_pretrained(given.pop("pretrained_model_name_or_path", None), **given)
-    except (OSError, ValueError, TypeError):  # the checkpoint has no such file
-        return {}
-    languages, tasks = getattr(config, "lang_to_id", None), getattr(config, "task_to_id", None)
-    if not isinstance(languages, dict) or not isinstance(tasks, dict):
-        return {}
-    language = str(getattr(config, "language", None) or "en").lower().strip("<|>")
-    language = f"<|{TO_LANGUAGE_CODE.get(language, language)}|>"
-    task = str(getattr(config, "task", None) or "transcribe")
-    if not isinstance(languages.get(language), int) or not isinstance(tasks.get(task), int):
-        raise SinkscopeError(f"--audio: generation_config.json has no id for language {language} or task {task}")
-    return {language: languages[language], f"<|{task}|>": tasks[task]}
-
-
 def _extractor(origin: dict[str, Any]) -> Any:
     from transformers import AutoFeatureExtractor
 
-    try:
-        extractor = AutoFeatureExtractor.from_pretrained(**origin)
-    except Exception as error:  # absent, damaged, missing package: transformers' text says which
-        raise SinkscopeError(f"--audio: no usable feature extractor: {' '.join(str(error).split())[:200]}") from error
+    extractor = from_checkpoint(AutoFeatureExtractor, origin, "--audio", "feature extractor")
     if not isinstance(getattr(extractor, "sampling_rate", None), int):
         raise SinkscopeError("--audio: the checkpoint's feature extractor reads no sound")
     return extractor

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from sinkscope.capture.precision import wide
+from sinkscope.capture.precision import as_widest
 from sinkscope.capture.view import LayerView, Missing, once_per_view
 from sinkscope.metrics import mass
 from sinkscope.metrics.quantities import quantity
@@ -42,7 +42,7 @@ def first4_boost(view: LayerView) -> HeadValues:
     that i may see) / (number of keys that i may see). Empty where attention is no softmax, and in bidirectional layers
     with a window."""
     _need_softmax(view)
-    visible = wide(view.attention.visible)
+    visible = as_widest(view.attention.visible)
     shares = _first_keys_seen(view, visible) / visible.clamp(min=1)
     return first4_mass(view) / mass.mean_rows(shares).to(view.attention.columns.dtype)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import io
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, replace
 from functools import wraps
 from importlib.metadata import entry_points
@@ -15,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor
 
+from sinkscope.capture.private_doors import is_out_of_memory, times_written
 from sinkscope.capture.view import LayerView, Missing
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.registry import Metric, MetricSet, declared, registered
@@ -64,7 +66,10 @@ def functions_in(path: str | Path) -> list[Callable[..., Any]]:
         raise SinkscopeError(f"--metrics {path}: a Python file (.py) is needed")
     module = sys.modules[name] = module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        # Compiled from its text: the cache beside it goes by time and size, and may hold what stood there before.
+        code = compile(path.read_bytes(), str(path), "exec")
+        with _printed_to_stderr():
+            exec(code, vars(module))  # the user named the file
     except OSError as error:
         raise SinkscopeError(f"--metrics {path}: {error.strerror or error}") from None
     except (Exception, SystemExit) as error:
@@ -98,7 +103,7 @@ def definitions(metrics: MetricSet) -> dict[str, dict[str, Any]]:
 
     Two scans measure the same metrics where names and code are the same.
     """
-    known = registered()
+    known = registered(shipped=True)
     own = [
         metric
         for table, columns in metrics.tables.items()
@@ -172,15 +177,22 @@ def _checked(metric: Metric) -> Callable[[LayerView], Tensor]:
 
     @wraps(metric.compute)
     def compute(view: LayerView) -> Tensor:
+        before = _tensors_of(view)
         try:
-            values = metric.compute(view)
-        except (Missing, SinkscopeError, MemoryError):
+            with _printed_to_stderr():
+                values = metric.compute(view)
+        except (Missing, SinkscopeError, MemoryError, KeyboardInterrupt):
             raise
-        except Exception as error:
-            if isinstance(error, RuntimeError) and should_reduce_batch_size(error):
+        except BaseException as error:  # sys.exit too: a metric is a guest, and does not end the scan in silence
+            if isinstance(error, RuntimeError) and is_out_of_memory(error):
                 raise  # the batch is halved and measured again
             file = inspect.unwrap(metric.compute).__code__.co_filename
             raise SinkscopeError(f"metric {metric.name}: {_one_line(error, Path(file).name)}") from error
+        changed = next((name for name, tensor, times in before if times_written(tensor) != times), None)
+        if changed is not None:
+            raise SinkscopeError(
+                f"metric {metric.name}: it changed `{changed}` of what it was shown; work on a copy: {changed}.clone()"
+            )
         first = view.attention.first
         wanted = tuple(first.shape[:2] if metric.table == "heads" else first.shape[:1])
         given = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
@@ -192,6 +204,24 @@ def _checked(metric: Metric) -> Callable[[LayerView], Tensor]:
         return values.to(first.device)
 
     return compute
+
+
+def _tensors_of(view: LayerView) -> list[tuple[str, Tensor, int]]:
+    """The tensors that a metric is shown, by name, each with torch's count of the writes into it."""
+    named = [*vars(view).items(), *vars(view.attention).items()]
+    return [(name, value, times_written(value)) for name, value in named if isinstance(value, Tensor)]
+
+
+@contextmanager
+def _printed_to_stderr() -> Iterator[None]:
+    """Sends what the block prints to stderr, once it has ended: stdout is for results."""
+    told = io.StringIO()
+    try:
+        with redirect_stdout(told):
+            yield
+    finally:
+        if not told.closed:
+            sys.stderr.write(told.getvalue())
 
 
 def _one_line(error: BaseException, file: str | None = None) -> str:

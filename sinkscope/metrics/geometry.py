@@ -55,7 +55,7 @@ def k_norm_other(view: LayerView) -> HeadValues:
     return view.per_query_head(view.key_norms[..., 1:].mean(-1))
 
 
-@head_metric(unit="logit", range="(-inf, inf)", source="Guo et al. 2410.13835")
+@head_metric(unit="logit", range="(-inf, inf)", source="Guo et al. 2410.13835", dormant="high")
 def logit_gap(view: LayerView) -> HeadValues:
     """Mean over i >= 1 of (s_i0 - mean_{j<=i} s_ij), s after scaling, soft-cap and bias, before mask and window.
 

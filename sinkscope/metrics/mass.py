@@ -22,33 +22,33 @@ TAIL = 64
 HeadValues = Float[Tensor, "batch head"]
 
 
-@head_metric(unit="probability", range="[0, 1]", source="ours")
+@head_metric(unit="probability", range="[0, 1]", source="ours", dormant="high")
 def bos_mass(view: LayerView) -> HeadValues:
     """Mean over queries i = 1..T-1 of A[i,0]; query 0 is left out (its row is trivially 1 in causal heads)."""
     return mean_rows(view.attention.first[..., 1:])
 
 
-@head_metric(unit="probability", range="[0, 1]", source=GU)
+@head_metric(unit="probability", range="[0, 1]", source=GU, dormant="high")
 def sink_score(view: LayerView) -> HeadValues:
     """alpha_0, where alpha_k = 1/(T-k) sum_{i>=k} A[i,k]; the sum includes query k itself."""
     return mean_rows(view.attention.first)
 
 
-@head_metric(unit="share", range="[0, 1]", source=GU)
+@head_metric(unit="share", range="[0, 1]", source=GU, dormant="high")
 def sink_rate(view: LayerView) -> HeadValues:
     """Mean over sequences of 1[alpha_0 > epsilon]: the indicator per sequence first, then the mean; epsilon is 0.3 by
     default. Where sequences are so short that uniform attention passes epsilon too, it says nothing about sinks."""
     return (sink_score(view) > view.epsilon).float()
 
 
-@head_metric(unit="probability", range="[0, 1]", source=GU)
+@head_metric(unit="probability", range="[0, 1]", source=GU, dormant="high")
 def sink_score_t64(view: LayerView) -> HeadValues:
     """alpha_0 over the first 64 queries of the same pass (in causal heads equal to a run at T = 64); NaN where
     T < 64."""
     return mean_rows(view.attention.first[..., :EARLY]) if view.queries >= EARLY else _nan(view)
 
 
-@head_metric(unit="share", range="[0, 1]", source=GU)
+@head_metric(unit="share", range="[0, 1]", source=GU, dormant="high")
 def sink_rate_t64(view: LayerView) -> HeadValues:
     """Mean over sequences of 1[alpha_0 at T = 64 > epsilon], indicator per sequence first; NaN where T < 64."""
     return (sink_score_t64(view) > view.epsilon).float() if view.queries >= EARLY else _nan(view)
@@ -61,13 +61,13 @@ def sinks_per_sequence(view: LayerView) -> HeadValues:
     return (alpha(view)[..., :eligible] > view.epsilon).float().sum(-1)
 
 
-@head_metric(unit="share", range="[0, 1]", source="Kaul et al. 2410.17174")
+@head_metric(unit="share", range="[0, 1]", source="Kaul et al. 2410.17174", dormant="high")
 def first_argmax(view: LayerView) -> HeadValues:
     """Share of queries i >= 1 whose largest A[i,j] over keys j is at key 0; a tie counts for key 0."""
     return mean_rows(view.attention.first_is_largest[..., 1:].float())
 
 
-@head_metric(unit="nats", range="(-inf, inf)", source=f"{LAMPERT} (margin kappa); estimator ours")
+@head_metric(unit="nats", range="(-inf, inf)", source=f"{LAMPERT} (margin kappa); estimator ours", dormant="high")
 def sink_margin(view: LayerView) -> HeadValues:
     """Mean over i >= 1 of log(A[i,0] / (1 - A[i,0])), from logits, unclipped; queries that cannot see key 0, or see
     nothing else, are left out."""
@@ -86,14 +86,19 @@ def previous_mass(view: LayerView) -> HeadValues:
     return mean_rows(_own(view, view.attention.previous)[..., 1:])
 
 
-@head_metric(unit="nats", range="[0, log T]", source="Sandoval-Segura et al. 2504.03889 (AEQD)")
+@head_metric(unit="nats", range="[0, log T]", source="Sandoval-Segura et al. 2504.03889 (AEQD)", dormant="low")
 def entropy(view: LayerView) -> HeadValues:
     """Mean over all queries i (0 included) of -sum_j A[i,j] log A[i,j]; the sum is over keys, without learned
     sinks."""
     return mean_rows(view.attention.entropy)
 
 
-@head_metric(unit="ratio", range="[0, 1]", source="ours (in place of Lampert et al. eq. 12, which we could not read)")
+@head_metric(
+    unit="ratio",
+    range="[0, 1]",
+    source="ours (in place of Lampert et al. eq. 12, which we could not read)",
+    dormant="low",
+)
 def uniformity(view: LayerView) -> HeadValues:
     """Mean over i >= 1 of entropy of row i / log(number of keys i may see); queries that see at most one key are left
     out."""
@@ -102,14 +107,14 @@ def uniformity(view: LayerView) -> HeadValues:
     return torch.where(visible > 1, ratio, torch.nan).nanmean(-1)
 
 
-@head_metric(unit="probability", range="[0, 1]", source="ours")
+@head_metric(unit="probability", range="[0, 1]", source="ours", dormant="high")
 def learned_sink_mass(view: LayerView) -> HeadValues:
     """Mean over all queries of 1 - sum_j A[i,j]: the mass that a learned sink logit (gpt-oss) takes; 0 for plain
     softmax."""
     return mean_rows(view.attention.learned_sink)
 
 
-@head_metric(unit="probability", range="[0, 1]", source="ours")
+@head_metric(unit="probability", range="[0, 1]", source="ours", dormant="high")
 def tail_mass(view: LayerView) -> HeadValues:
     """Mean over the last 64 queries of A[i,0]; over i = 1..T-1 where T <= 64."""
     return mean_rows(view.attention.first[..., max(1, view.queries - TAIL) :])

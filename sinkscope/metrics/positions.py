@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sinkscope.capture.kernels.sums import EARLY
-from sinkscope.capture.precision import wide
+from sinkscope.capture.precision import as_widest
 from sinkscope.capture.view import LayerView, Missing, need
 from sinkscope.metrics import mass
 from sinkscope.metrics.quantities import quantity
@@ -63,4 +63,4 @@ def curve_sink_score(view: LayerView, length: int) -> HeadValues:
 @quantity("sequence", "head", "length", unit="share", range="[0, 1]", source=mass.GU, column="sink_rate")
 def curve_sink_rate(view: LayerView, length: int) -> HeadValues:
     """sink_rate of the first `length` queries: the indicator per sequence first, then the mean over sequences."""
-    return (wide(curve_sink_score(view, length)) > view.epsilon).float()
+    return (as_widest(curve_sink_score(view, length)) > view.epsilon).float()

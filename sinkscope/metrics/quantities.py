@@ -24,7 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sinkscope.capture.precision import wide
+from sinkscope.capture.precision import as_widest
 from sinkscope.capture.view import LayerView, Missing
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics import stretches
@@ -206,11 +206,11 @@ def _layer_columns(metrics: Mapping[str, Metric], view: LayerView) -> Tensor:
 
 def _columns(metrics: Mapping[str, Metric], view: LayerView, like: Tensor) -> Tensor:
     """Every metric of a table, as [*like, metric]; NaN for a metric that is missing or sampled."""
-    missing = torch.full_like(wide(like), torch.nan)
+    missing = torch.full_like(as_widest(like), torch.nan)
     columns = []
     for metric in metrics.values():
         try:
-            columns.append(missing if metric.sampled else wide(metric.compute(view)).expand_as(like))
+            columns.append(missing if metric.sampled else as_widest(metric.compute(view)).expand_as(like))
         except Missing:
             columns.append(missing)
     return torch.stack(columns, -1)

@@ -17,6 +17,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sinkscope.errors import SinkscopeError
+from sinkscope.runs.questions import QUESTIONS
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -53,6 +54,8 @@ class Metric:
             domain (option --spectra) and leaves it empty for the others.
         begin: starts the work of `compute` without waiting for it; the result's `tensor()` returns the same values.
         measure: the measurement (`--measure NAME`) that has to be asked for; None for a metric of every scan.
+        dormant: the end of its values at which a head is dormant, `low` or `high`; None where neither end says so.
+            `ablate` and `arms` choose heads from that end.
     """
 
     name: str
@@ -66,6 +69,7 @@ class Metric:
     sampled: bool = False
     begin: Begin | None = None
     measure: str | None = None
+    dormant: str | None = None
 
 
 @dataclass(frozen=True)
@@ -97,21 +101,25 @@ class MetricSet:
 
 
 METRICS: dict[Table, dict[str, Metric]] = {table: {} for table in ALWAYS}
-"""The metrics that come with sinkscope, those of every measurement among them."""
+"""The metrics of every scan."""
 
 
-def register(family: ModuleType) -> None:
-    """Adds the metrics of a module of this package, in the module's order. Raises SinkscopeError for a duplicate
-    name."""
+def register(family: ModuleType, tables: dict[Table, dict[str, Metric]] = METRICS) -> None:
+    """Adds the metrics of a module, in the module's order. Raises SinkscopeError for a duplicate name."""
     for value in vars(family).values():
         for metric in declared(value):
-            if METRICS.setdefault(metric.table, {}).setdefault(metric.name, metric) is not metric:
+            if tables.setdefault(metric.table, {}).setdefault(metric.name, metric) is not metric:
                 raise SinkscopeError(f"metric {metric.name}: {family.__name__} declares it a second time")
 
 
-def registered() -> MetricSet:
-    """The metrics that come with sinkscope, those of every measurement among them."""
-    return MetricSet({table: dict(own) for table, own in METRICS.items()})
+def registered(shipped: bool = False) -> MetricSet:
+    """The metrics of every scan and of every question; `shipped`: only of questions that come with sinkscope."""
+    tables = {table: dict(own) for table, own in METRICS.items()}
+    for name in QUESTIONS:
+        family = QUESTIONS[name].part("columns")
+        if family is not None and (QUESTIONS.ships(name) or not shipped):
+            register(family, tables)
+    return MetricSet(tables)
 
 
 def declared(function: object) -> tuple[Metric, ...]:
@@ -120,7 +128,7 @@ def declared(function: object) -> tuple[Metric, ...]:
 
 
 def head_metric(
-    *, unit: str, range: str, source: str = "ours", normalised: bool = False
+    *, unit: str, range: str, source: str = "ours", normalised: bool = False, dormant: str | None = None
 ) -> Callable[[Compute], Compute]:
     """Declares a function LayerView -> [sequence, head] as a head metric: a column of heads.csv.
 
@@ -130,15 +138,16 @@ def head_metric(
         source: the paper or repository that the metric comes from.
         normalised: adds the column `<name>_ln`: the value divided by its mean over the heads of the same layer, in the
             same sequence.
+        dormant: see Metric.
 
     The function's name is the column's name, the first paragraph of its docstring is the column's formula. The function
     may raise Missing where a layer lacks what it needs. Raises SinkscopeError where there is no docstring.
     """
 
     def declare(compute: Compute) -> Compute:
-        metric = _describe(compute, "heads", unit, range, source)
+        metric = replace(_describe(compute, "heads", unit, range, source), dormant=dormant)
         name, text = f"{metric.name}_ln", f"{metric.name} {LN}"
-        ln = Metric(name, "heads", "ratio", "[0, heads]", text, source, over_layer(compute))
+        ln = Metric(name, "heads", "ratio", "[0, heads]", text, source, over_layer(compute), dormant=dormant)
         return _declare(compute, metric, ln) if normalised else _declare(compute, metric)
 
     return declare
@@ -168,26 +177,26 @@ def layer_metric(
 
 
 def measured_metric(
-    table: Table, *, unit: str, range: str, source: str = "ours", measure: str | None = None, sampled: bool = False
+    table: Table,
+    *,
+    unit: str,
+    range: str,
+    source: str = "ours",
+    measure: str | None = None,
+    sampled: bool = False,
+    dormant: str | None = None,
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Declares a function as a column with one value for each sequence, in a table that a measurement writes.
 
     The measurement decides what the function takes and returns, and leaves a `sampled` column empty from sequence
-    `LayerView.sampled` on. `measure`: its name; None = the table's name.
+    `LayerView.sampled` on. `measure`: its name; None = the table's name. `dormant`: see Metric.
     """
 
     def declare(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
         metric = _describe(compute, table, unit, range, source)
-        return _declare(compute, replace(metric, measure=measure or table, sampled=sampled))
+        return _declare(compute, replace(metric, measure=measure or table, sampled=sampled, dormant=dormant))
 
     return declare
-
-
-def smoothing_metric(
-    *, unit: str, range: str, source: str, sampled: bool = False
-) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Declares a function FoldedHeads -> [head] as a column of smoothing.csv."""
-    return measured_metric("smoothing", unit=unit, range=range, source=source, sampled=sampled)
 
 
 def over_layer(compute: Compute) -> Compute:

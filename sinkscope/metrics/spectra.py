@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sinkscope.capture.precision import float64
+from sinkscope.capture.precision import as_float64
 
 STRIPS = 4
 """Strips in which a Gram matrix's lower triangle is formed: five eighths of all products, in pieces large enough to be
@@ -45,7 +45,7 @@ def gram_matrix(x: Float[Tensor, "batch token channel"]) -> Float[Tensor, "batch
     Products are float64 too: in float32 the error of the few tokens with huge norms (massive activations, sinks) moves
     the entropy of Gemma-3-270M's layer 1 by 1e-5 of its value.
     """
-    exact = float64(x)
+    exact = as_float64(x)
     gram = _lower_products(exact if x.shape[1] <= x.shape[2] else exact.mT)
     finite = gram.isfinite().flatten(1).all(-1)
     return torch.where(finite[:, None, None], gram, torch.nan)

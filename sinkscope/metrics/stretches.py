@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sinkscope.capture.precision import float64
+from sinkscope.capture.precision import as_float64
 from sinkscope.capture.view import LayerView, Missing
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def stretched(values: Float[Tensor, "sequence head position"]) -> Float[Tensor, 
     """PARTS of every stretch in float64. NaN is no value; a stretch without any has NaN as its largest."""
     found = []
     for start, stop, step in _octaves(values.shape[-1]):
-        own = float64(values[..., start:stop])
+        own = as_float64(values[..., start:stop])
         own = torch.nn.functional.pad(own, (0, -own.shape[-1] % step), value=torch.nan).unflatten(-1, (-1, step))
         known = ~own.isnan()
         largest, place = own.where(known, -torch.inf).max(-1)

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sinkscope.capture.kernels.sums import EARLY
-from sinkscope.capture.precision import wide
+from sinkscope.capture.precision import as_widest
 from sinkscope.capture.view import LayerView
 from sinkscope.metrics import mass
 from sinkscope.metrics.quantities import quantity
@@ -21,7 +21,7 @@ def uniform_alpha_0(view: LayerView) -> Float[Tensor, "batch head 2"]:
     It is H_T / T (harmonic number) in a causal head, 1 / keys where every query sees all keys, and less under a window.
     """
     sums = view.attention
-    shares = torch.where(sums.sees_first, wide(sums.visible).clamp(min=1).reciprocal(), 0.0)
+    shares = torch.where(sums.sees_first, as_widest(sums.visible).clamp(min=1).reciprocal(), 0.0)
     early = mass.mean_rows(shares[..., :EARLY])
     if view.queries < EARLY:
         early = torch.full_like(early, torch.nan)

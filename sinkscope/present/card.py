@@ -8,10 +8,8 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.present.answers import answers
-from sinkscope.present.identity import run_id
 from sinkscope.present.numbers import estimate, fixed, is_missing
-from sinkscope.present.text import markdown_cell, printable
+from sinkscope.present.text import answers, markdown_cell, printable, run_id
 from sinkscope.runs.atlas import Entry, atlas
 
 if TYPE_CHECKING:

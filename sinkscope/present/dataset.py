@@ -10,9 +10,9 @@ import pandas as pd
 from sinkscope.present.text import markdown_cell
 from sinkscope.runs.atlas import atlas, atlas_table, run_names
 from sinkscope.runs.per_sequence import domains
+from sinkscope.runs.questions import tables_of_questions
 from sinkscope.runs.run import TABLES
-from sinkscope.runs.schema.atlas_table import ATLAS_TABLE
-from sinkscope.runs.schema.measures import MEASURED_TABLES
+from sinkscope.runs.schema.other_tables import ATLAS_TABLE
 from sinkscope.runs.schema.tables import TABLES as DESCRIBED
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 CARD, ATLAS = "README.md", ATLAS_TABLE.name
 FILES = frozenset({CARD, *(f"{name}.parquet" for name in (ATLAS, *TABLES))})
 """All files that such a folder may hold."""
-KEYS = {name: {key.name for key in table.keys} for name, table in (DESCRIBED | MEASURED_TABLES).items()}
+KEYS = {name: {key.name for key in table.keys} for name, table in (DESCRIBED | tables_of_questions()).items()}
 """The columns that identify a row of each table."""
-ROWS = {name: table.row for name, table in (DESCRIBED | MEASURED_TABLES).items()} | {ATLAS: ATLAS_TABLE.row}
+ROWS = {name: table.row for name, table in (DESCRIBED | tables_of_questions()).items()} | {ATLAS: ATLAS_TABLE.row}
 """What one row of each table stands for."""
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sinkscope.errors import SinkscopeError, did_you_mean
-from sinkscope.present.answers import answers
 from sinkscope.present.html.comparison import comparison_view
 from sinkscope.present.html.heat_map import Cell, heat_map
 from sinkscope.present.html.page import render_fragment
 from sinkscope.present.html.svg import legend, number
 from sinkscope.present.numbers import parameters
+from sinkscope.present.text import answers
 from sinkscope.runs.folder import write_file
 from sinkscope.runs.per_sequence import domains
 
@@ -25,7 +25,6 @@ LARGE = 2048
 """Heads past which the maps are left to `Run.plot`: each square of a map has a title of its own."""
 MAPS = 4
 """Most maps that are shown."""
-SINGLE = ("heatmap", "profile", "length", "scatter")
 
 
 @dataclass(frozen=True)
@@ -55,17 +54,18 @@ def run_figure(
     run: Run, figure: str, metric: str | None, domain: str | None, size: str, title: str | None
 ) -> Figure:  # fmt: skip
     """A figure of a run's tables, drawn once to see that it can be. Raises SinkscopeError as `plot` does."""
-    from sinkscope.present.figures.captions import caption
+    from sinkscope.present.figures import SINGLE
     from sinkscope.present.figures.run import draw
-    from sinkscope.present.figures.several.drawing import KINDS, draw_several
+    from sinkscope.present.figures.series import caption
+    from sinkscope.present.figures.several import draw_several, table_figures
 
     if figure in SINGLE:
         draw(run, figure, "svg", size, metric, title, domain)
         return Figure(lambda form: draw(run, figure, form, size, metric, title, domain), caption(
             run, figure, metric, domain
         ))  # fmt: skip
-    if figure not in KINDS:
-        known = (*SINGLE, *KINDS)
+    if figure not in table_figures():
+        known = (*SINGLE, *table_figures())
         raise SinkscopeError(f"figure {figure!r}: choose one of {', '.join(known)}{did_you_mean(figure, known)}")
     if metric is not None or domain is not None:
         raise SinkscopeError(f"metric and domain belong to {', '.join(SINGLE)}: {figure} shows every text")

@@ -1,8 +1,14 @@
-"""Text that comes from models, tokenizers and files, made safe to show."""
+"""Text as every screen and page shows it: safe to print, names of runs, answers, labels."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shlex
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sinkscope.runs.run import Run
 
 
 def printable(text: str) -> str:
@@ -38,3 +44,48 @@ def markdown_cell(text: str) -> str:
     """Text for a Markdown line or table cell: control characters visible, Markdown's and HTML's own signs escaped."""
     shown = printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return "".join(f"\\{char}" if char in "\\`*_[]|" else char for char in shown)
+
+
+def answers(run: Run) -> list[tuple[str, list[str]]]:
+    """The answers, each below its name: of each stream; of each domain where there are several, since a mean over
+    different kinds of text answers nothing."""
+    summary = run.summary
+    if not summary.domains:
+        return [(stream, each.in_words) for stream, each in summary.streams.items()]
+    return [
+        (domain if len(entry.streams) == 1 else f"{domain}, {stream}", each.in_words)
+        for domain, entry in summary.domains.items()
+        for stream, each in entry.streams.items()
+    ]
+
+
+MODEL = ("id", "revision", "weights_sha256", "dtype", "device")
+
+
+def run_id(run: Run) -> str:
+    """12 hex digits of the SHA-256 of weights, text and settings: the same scan again has the same id."""
+    manifest = run.manifest
+    facts = [
+        manifest.sinkscope,
+        [getattr(manifest.model, name) for name in MODEL],
+        [[data.domain, data.fingerprint] for data in manifest.data],
+        manifest.request.part("columns"),
+    ]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
+
+
+CHANGED = {
+    "gained_sink": "gained a sink",
+    "lost_sink": "lost its sink",
+    "woke": "became active (no longer dormant)",
+    "fell_dormant": "became dormant",
+}
+"""The changes of state that a comparison lists."""
+
+
+def within_noise(count: int, beside_others: bool) -> str:
+    """What follows a list of changes: how many heads crossed the threshold without a difference that holds."""
+    if not count:
+        return ""
+    heads = "more" if beside_others else "head" if count == 1 else "heads"
+    return f"; {count} {heads} crossed the threshold without a difference that holds"

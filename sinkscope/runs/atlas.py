@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from sinkscope.errors import SinkscopeError
+from sinkscope.runs.catalogue import table_columns
 from sinkscope.runs.published import PublishedNumber, Setting, kind_of_text, numbers_of
-from sinkscope.runs.schema.atlas_table import ATLAS_TABLE
+from sinkscope.runs.schema.other_tables import ATLAS_TABLE
 from sinkscope.runs.words import says_nothing
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def atlas(runs: list[Run]) -> list[Entry]:
 
 def atlas_table(entries: list[Entry]) -> pd.DataFrame:
     """The entries as a table; `sinkscope schema atlas` describes its columns."""
-    columns = list(ATLAS_TABLE.columns())
+    columns = list(table_columns(ATLAS_TABLE))
     rows = [entry.values | _published_words(entry) for entry in entries]
     table = pd.DataFrame(rows, columns=[column.name for column in columns])
     return table.astype({column.name: KINDS[column.type] for column in columns})

@@ -1,47 +1,22 @@
-"""The definition of every column, read without importing torch: data/columns.json, and the metrics of a run's user.
+"""The definition of every column, read without importing torch: data/columns.json, the columns.json of each question,
+and the metrics of a run's user.
 
-`python -m sinkscope.runs.write_catalogue` writes that file from the declarations, whose modules import torch.
+`python -m sinkscope.tables.write_catalogue` writes these files from the declarations, whose modules import torch.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
+from sinkscope.runs.questions import QUESTIONS
+from sinkscope.runs.schema.table import Column, ColumnSchema, TableSchema, error_of, number
+
 if TYPE_CHECKING:
     from sinkscope.runs.schema.manifest import Manifest
-
-
-@dataclass(frozen=True)
-class Column:
-    """The definition of one column.
-
-    Attributes:
-        table: `heads`, `layers`, `positions`, `length_curve`, `sinks`, `tokens`, or a table of a measurement such as
-            `smoothing`.
-        per: `sequence` (the table shows a mean over sequences and its standard error), `position` (a mean over the
-            sequences that reach the position, without an error), `run` (one value for the whole run), `sink` and
-            `token` (one value a row of sinks.parquet, of tokens.csv) or `kind` (a kind of row of sinks.parquet, no
-            column).
-        shown: whether the table has the column, and not only the per-sequence values.
-        sampled: whether it is measured on the first sequences of each domain only.
-        measure: the measurement that adds the column to a table of every scan; None for all other columns.
-    """
-
-    name: str
-    table: str
-    unit: str
-    range: str
-    formula: str
-    source: str
-    per: str = "sequence"
-    shown: bool = True
-    sampled: bool = False
-    measure: str | None = None
 
 
 PER = ("sequence", "run")
@@ -49,16 +24,19 @@ PER = ("sequence", "run")
 
 @cache
 def catalogue() -> tuple[Column, ...]:
-    """Every column that comes with sinkscope, in the order of the tables."""
+    """Every column that a scan measures, in the order of the tables, then those of every question."""
     text = (files("sinkscope") / "data" / "columns.json").read_text("utf-8")
-    return tuple(Column(**entry) for entry in json.loads(text))
+    always = tuple(Column(**entry) for entry in json.loads(text))
+    return always + tuple(column for question in QUESTIONS.values() for column in question.columns)
 
 
 def columns_of(manifest: Manifest | None) -> Iterator[Column]:
     """The columns that come with sinkscope, then those of the metrics that the run's user added."""
     yield from catalogue()
+    known = {(column.name, column.table) for column in catalogue()}
     for name, facts in () if manifest is None else manifest.metrics.items():
-        yield Column(name, **facts.model_dump(exclude={"code_sha256"}))
+        if (name, facts.table) not in known:  # the package that brings a question may be installed here
+            yield Column(name, **facts.model_dump(exclude={"code_sha256"}))
 
 
 def find_column(manifest: Manifest, name: str, *tables: str) -> Column | None:
@@ -77,3 +55,48 @@ def per_sequence(table: str) -> frozenset[str]:
     """Names of a table's columns that are means over sequences; a position such as max_abs_token is not."""
     names = {per: {each.name for each in catalogue() if (each.table, each.per) == (table, per)} for per in PER}
     return frozenset(names["sequence"] - names["run"])
+
+
+def table_columns(table: TableSchema) -> Iterator[ColumnSchema]:
+    """Every column of a table, in the order of the file."""
+    yield from table.keys
+    for name in _kept_per_sequence() if table.name == "sequences" else ():
+        yield from _of_sequences(name)
+    for name in table.measured:
+        yield from _measured(name)
+    if table.name == "layers":
+        yield from _means_over_heads()
+    yield from table.own
+
+
+def _kept_per_sequence() -> list[str]:
+    """Tables of the catalogue whose metrics sequences.parquet holds: heads, those of measurements, layers."""
+    tables = dict.fromkeys(column.table for column in catalogue() if column.per == "sequence")
+    return [*(table for table in tables if table not in ("layers", "length_curve")), "layers"]
+
+
+def _measured(table: str) -> Iterator[ColumnSchema]:
+    """The columns that the catalogue declares for a table; each mean over sequences is followed by its error."""
+    own = [column for column in catalogue() if column.table == table and column.shown]
+    for column in sorted(own, key=lambda column: column.per == "run"):
+        kind = {"name": "string", "bool": "boolean"}.get(column.unit, "number")
+        when = "" if column.measure is None else f" Only with --measure {column.measure}."
+        schema = ColumnSchema(column.name, kind, column.unit, column.range, column.formula + when)
+        yield schema
+        if column.per == "sequence":
+            yield error_of(schema)
+
+
+def _of_sequences(table: str) -> Iterator[ColumnSchema]:
+    """The per-sequence columns of a table, without errors; includes positions that the table itself leaves out."""
+    for column in catalogue():
+        if column.table == table and column.per == "sequence":
+            yield number(column.name, column.unit, column.range, column.formula)
+
+
+def _means_over_heads() -> Iterator[ColumnSchema]:
+    for column in catalogue():
+        if column.table == "heads" and column.per == "sequence":
+            mean = number(f"mean_{column.name}", column.unit, column.range, f"Mean of {column.name} over the heads.")
+            yield mean
+            yield error_of(mean)

@@ -1,8 +1,10 @@
-"""The defaults of a scan; the command line, the Python function and the request all read them here."""
+"""The version, and the defaults of a scan: the command line, the Python function and the request read them here."""
 
 from __future__ import annotations
 
 from sinkscope.errors import SinkscopeError
+
+VERSION = "0.2.0"
 
 DATA = "prose"
 SEQ_LEN, NUM_SEQUENCES = 256, 32

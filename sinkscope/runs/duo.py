@@ -14,7 +14,7 @@ import numpy as np
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.folder import FolderKind
-from sinkscope.runs.strict_json import to_json
+from sinkscope.runs.schema.base import to_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,8 +42,8 @@ def write_pattern(run: Run, folder: str | Path) -> list[str]:
     asked = run.manifest.request
     config = {
         "model_name": run.manifest.model.id,
-        "sink_size": asked.sinks,
-        "recent_size": asked.window,
+        "sink_size": asked.options["sinks"],
+        "recent_size": asked.options["window"],
         "score": "distant_write of sinkscope, the largest of the KV head's query heads and of the domains, at most 1",
         "dataset_name": ", ".join(run.summary.data),
     }

@@ -7,7 +7,7 @@ import hashlib
 import os
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -172,26 +172,50 @@ def sha256_of_files(folder: Path) -> dict[str, str]:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Writes a file whole or not at all: to a temporary file beside it, then renamed over it. A link stays a link.
+    """Writes a file whole or not at all, as `write_files` does."""
+    write_files({path: content})
 
-    A device, a pipe and a stream of this process (/dev/stdout) cannot be replaced: the content is written into them.
-    Raises SinkscopeError where it cannot be written; BrokenPipeError where the reader of a pipe has gone.
+
+def write_files(contents: Mapping[Path, str | bytes]) -> None:
+    """Writes files whole, and all of them or none: each to a temporary file beside it, then all are renamed over them.
+    A link stays a link.
+
+    A device, a pipe and a stream of this process (/dev/stdout) cannot be replaced: the content is written into them,
+    after all other files. Raises SinkscopeError where one cannot be written; BrokenPipeError where the reader of a pipe
+    has gone.
     """
-    data = content.encode() if isinstance(content, str) else content
-    stream = _own_stream(path)
+    temporaries: dict[Path, Path] = {}
+    path = Path()
     try:
-        if stream is not None:
-            with os.fdopen(os.dup(stream), "wb") as file:
-                file.write(data)
-        elif _may_be_replaced(path):
-            _replace(Path(os.path.realpath(path)), data)
-        else:
-            with path.open("wb") as file:
-                file.write(data)
+        for path in contents:
+            if _own_stream(path) is None and _may_be_replaced(path):
+                target = Path(os.path.realpath(path))
+                temporaries[target] = _staged(target, _as_bytes(contents[path]))
+        for target, temporary in temporaries.items():
+            temporary.replace(target)
+        for folder in {target.parent for target in temporaries}:
+            whole.sync_folder(folder)
+        for path in contents:
+            if Path(os.path.realpath(path)) not in temporaries:
+                _write_into(path, _as_bytes(contents[path]))
     except BrokenPipeError:
         raise
     except OSError as error:
         raise SinkscopeError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        for temporary in temporaries.values():
+            temporary.unlink(missing_ok=True)
+
+
+def _as_bytes(content: str | bytes) -> bytes:
+    return content.encode() if isinstance(content, str) else content
+
+
+def _write_into(path: Path, data: bytes) -> None:
+    """Writes into a device, a pipe or a stream of this process."""
+    stream = _own_stream(path)
+    with path.open("wb") if stream is None else os.fdopen(os.dup(stream), "wb") as file:
+        file.write(data)
 
 
 def _may_be_replaced(path: Path) -> bool:
@@ -214,7 +238,8 @@ def _own_stream(path: Path) -> int | None:
     return None
 
 
-def _replace(path: Path, data: bytes) -> None:
+def _staged(path: Path, data: bytes) -> Path:
+    """A temporary file beside `path` that holds the data, on the disk."""
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -224,8 +249,7 @@ def _replace(path: Path, data: bytes) -> None:
         mask = os.umask(0)
         os.umask(mask)
         Path(temporary).chmod(0o666 & ~mask)
-        Path(temporary).replace(path)
-        whole.sync_folder(path.parent)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+    return Path(temporary)

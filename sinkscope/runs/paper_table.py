@@ -9,10 +9,9 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.errors import SinkscopeError, did_you_mean
-from sinkscope.runs.averages import mean, sem
 from sinkscope.runs.catalogue import columns_of, elsewhere, find_column
 from sinkscope.runs.per_sequence import cells, domains, metric_names
-from sinkscope.runs.significance import t_half_width
+from sinkscope.runs.statistics import mean, sem, t_half_width
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run

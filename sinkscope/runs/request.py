@@ -7,12 +7,11 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from sinkscope.errors import SinkscopeError, did_you_mean
-from sinkscope.inputs.corpus import BOS_MODES
-from sinkscope.inputs.openings import check_opening, openings
-from sinkscope.runs.defaults import DORMANT_RULE, EPSILON, SINKS, WINDOW, check_not_too_large
+from sinkscope.runs.defaults import DORMANT_RULE, EPSILON, check_not_too_large
 from sinkscope.runs.dormancy import parse_rule
+from sinkscope.runs.openings import BOS_MODES, check_opening, openings
+from sinkscope.runs.questions import QUESTIONS, declared_options, questions_asked
 from sinkscope.runs.schema.base import Record
-from sinkscope.runs.schema.measures import asked_measures
 
 Role = Literal["text", "columns", "rounding"]
 """What a setting decides: `text`, which sequences are read; `columns`, what is computed from them; `rounding`, the
@@ -23,16 +22,24 @@ def _decides(role: Role, default: Any = None) -> Any:
     return Field(default, json_schema_extra={"decides": role})
 
 
+def _with_options(schema: dict[str, Any]) -> None:
+    """Adds the options of the questions to the JSON schema."""
+    schema["additionalProperties"] = False
+    for name, (question, option) in declared_options().items():
+        schema["properties"][name] = option.schema() | {"decides": "columns", "description": question.told(option)}
+
+
 class Request(Record):
     """Everything that a scan is asked for. It is frozen: `model_copy(update=...)` makes another.
 
     The schema of a field says what it `decides`: `text` (which sequences are read), `columns` (what is computed from
-    them) or `rounding` (the last digits). A field that decides nothing changes no number.
+    them) or `rounding` (the last digits). A field that decides nothing changes no number. Every option that a question
+    declares is a field too; `options` holds them all.
 
     Raises SinkscopeError for settings that are wrong for every model.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="allow", json_schema_extra=_with_options)
 
     model: str
     """Hub id, folder, .gguf file or example:NAME; the name of a model object."""
@@ -77,10 +84,6 @@ class Request(Record):
     """The prefixes of the length curve, ascending; null = 64, 128, 256, ... The whole sequence is added to them."""
     measures: tuple[str, ...] = _decides("columns", ())
     """The measurements made on request (`--measure NAME`), in one order however they were listed."""
-    window: int = _decides("columns", WINDOW)
-    """Recent keys that a streaming cache keeps, a query's own among them (`--measure streaming`)."""
-    sinks: int = _decides("columns", SINKS)
-    """First keys that a streaming cache keeps (`--measure streaming`)."""
     batch_size: int | None = _decides("rounding")
     """Sequences per forward pass; null = chosen for the device."""
     dtype: str = _decides("rounding", "auto")
@@ -97,11 +100,24 @@ class Request(Record):
     """Whether one sequence is compared with a reference before the scan."""
     _handed: Any = PrivateAttr(None)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _options(cls, given: Any) -> Any:
+        """Adds the options that are not given, and refuses fields that nobody declares."""
+        if not isinstance(given, dict):
+            return given
+        declared = declared_options()
+        unknown = sorted(map(str, given.keys() - cls.model_fields.keys() - declared.keys()))
+        if unknown:
+            raise ValueError(f"unknown field {unknown[0]!r}{did_you_mean(unknown[0], [*cls.model_fields, *declared])}")
+        options = {name: option.read(given.get(name, option.default)) for name, (_, option) in declared.items()}
+        return {**given, **options}
+
     @field_validator("measures", mode="before")
     @classmethod
     def _measures(cls, names: Any) -> Any:
         """Puts the measurements into their order, so that a scan resumes however they were listed."""
-        return asked_measures(names) if isinstance(names, str | list | tuple) else names
+        return questions_asked(names) if isinstance(names, str | list | tuple) else names
 
     @field_validator("lengths", mode="after")
     @classmethod
@@ -111,18 +127,24 @@ class Request(Record):
 
     @model_validator(mode="after")
     def _checked(self) -> Request:
-        for words in _wrong_data(self), _wrong_numbers(self):
+        for words in _wrong_data(self), _wrong_numbers(self), _wrong_options(self):
             if words:
                 raise SinkscopeError(words)
-        for option in ("seq-len", "num-sequences", "batch-size", "seed", "spectra", "generate", "window", "sinks"):
-            check_not_too_large(option, getattr(self, option.replace("-", "_")))
+        for name in ("seq-len", "num-sequences", "batch-size", "seed", "spectra", "generate"):
+            check_not_too_large(name, getattr(self, name.replace("-", "_")))
         parse_rule(self.dormant_rule)
         return self
 
     def part(self, *roles: Role) -> dict[str, Any]:
         """The settings that decide any of `roles`, as plain data by name."""
         names = {name for name, field in type(self).model_fields.items() if _role(field) in roles}
+        names |= self.options.keys() if "columns" in roles else set()
         return self.model_dump(mode="json", include=names)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of all questions, by name."""
+        return dict(self.__pydantic_extra__ or {})
 
     def of_model(self, model: str, **settings: Any) -> Request:
         """A request for the same text and columns of another model; `settings` are the other fields."""
@@ -144,10 +166,11 @@ class Request(Record):
 def make_request(**settings: Any) -> Request:
     """Makes a Request. Raises SinkscopeError, one line, where a setting is wrong.
 
-    `first` and `prepend` ask for the measurement `first` too: it holds their domains against each other.
+    A setting that asks a question too, such as `first`, adds it to the measurements.
     """
-    if settings.get("first") or settings.get("prepend"):
-        settings["measures"] = (*asked_measures(settings.get("measures", ())), "first")
+    also = [each.name for each in QUESTIONS.values() if any(settings.get(name) for name in each.asked_by)]
+    if also:
+        settings["measures"] = (*questions_asked(settings.get("measures", ())), *also)
     try:
         return Request(**settings)
     except ValidationError as error:
@@ -211,10 +234,14 @@ def _wrong_numbers(request: Request) -> str | None:
         return f"--seed {request.seed}: 0 or more is needed"
     if not 0 < request.epsilon < 1:
         return f"--epsilon {request.epsilon}: a probability between 0 and 1 is needed"
-    if request.window < 1 or request.sinks < 0:
-        return f"--window {request.window} --sinks {request.sinks}: at least 1 recent and 0 first keys are needed"
-    if (request.window, request.sinks) != (WINDOW, SINKS) and "streaming" not in request.measures:
-        return "--window and --sinks say what a streaming cache keeps: they need --measure streaming"
     if request.spectra is not None and request.spectra < 0:
         return f"--spectra {request.spectra}: a number of sequences is needed, 0 for none"
+    return None
+
+
+def _wrong_options(request: Request) -> str | None:
+    """Names the first option that is given and belongs to a question that is not asked; None if there is none."""
+    for name, (question, option) in declared_options().items():
+        if request.options[name] != option.default and question.name not in request.measures:
+            return f"{option.flag} belongs to --measure {question.name}: ask that too, or leave it out"
     return None

@@ -12,13 +12,14 @@ import pandas as pd
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.folder import FolderKind, sha256_of, sha256_of_files
-from sinkscope.runs.schema.base import read_record
+from sinkscope.runs.questions import tables_of_questions
+from sinkscope.runs.schema.base import read_record, to_json
 from sinkscope.runs.schema.manifest import SCHEMA_VERSION, Manifest, TableFacts
-from sinkscope.runs.schema.measures import MEASURED_TABLES
 from sinkscope.runs.schema.old import manifest_from_0_1
 from sinkscope.runs.schema.summary import Summary
 from sinkscope.runs.showing import ShownRun
-from sinkscope.runs.strict_json import to_json
+
+MEASURED_TABLES = tables_of_questions()
 
 
 def _with_measured(*tables: str, ending: str) -> tuple[str, ...]:

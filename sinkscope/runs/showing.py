@@ -43,8 +43,8 @@ class ShownRun:
         """A figure of the run's tables: a notebook shows it, `.save(path)` writes it, `.caption` says what it shows.
 
         Args:
-            figure: heatmap, profile, length, scatter; alignment, cosine, smoothing, ranks, costs or switch where the
-                run has the table.
+            figure: heatmap, profile, length or scatter; or a figure of a question that the run was asked, such as
+                switch (`sinkscope plot --help` lists them).
             metric: the column of heads.csv that a heat map shows; bos_mass by default.
             domain: the text to draw where the run has several; the first by default.
             size: column or page, the width of a paper's column or of its page.

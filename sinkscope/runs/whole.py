@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -17,6 +16,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from sinkscope.runs.locks import take
 
 WORK = ".sinkscope-"
 COMMITTED, JOURNAL, LOCK = f"{WORK}committed", "journal.json", "lock"
@@ -30,6 +31,10 @@ CANNOT = frozenset(
     }
 )  # fmt: skip
 """Errors by which a system says that it cannot move a folder in one step: no such call, a mount point, no right."""
+
+WINDOWS = os.name == "nt"
+"""There a file that is open can neither be removed nor be synced by who may only read it, and no folder be renamed to
+the place of an empty one."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,10 @@ def work_in(parent: Path, prefix: str) -> Iterator[Work]:
         work.run.mkdir()  # mkdtemp lets nobody else in; this folder follows the umask
         yield work
     finally:
+        if lock is not None and WINDOWS:
+            os.close(lock)
         shutil.rmtree(folder, ignore_errors=True)
-        if lock is not None:
+        if lock is not None and not WINDOWS:
             os.close(lock)
 
 
@@ -69,7 +76,7 @@ def _locked(folder: Path) -> int | None:
     """
     lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        take(lock)
     except BlockingIOError:
         os.close(lock)
         return None
@@ -91,10 +98,13 @@ def _remove_if_free(folder: Path) -> None:
     with suppress(OSError):
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+            take(lock)
+            if not WINDOWS:
+                shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(lock)
+        if WINDOWS:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def may_be_replaced(target: Path) -> bool:
@@ -106,7 +116,7 @@ def may_be_replaced(target: Path) -> bool:
         return True
     with suppress(OSError):
         here = Path.cwd()
-        return not target.is_mount() and here != target and target not in here.parents
+        return not os.path.ismount(target) and here != target and target not in here.parents
     return False
 
 
@@ -130,6 +140,8 @@ def put(new: Path, target: Path) -> bool:
         if target.exists() and any(target.iterdir()):
             exchange(new, target)
         else:
+            if WINDOWS and target.exists():
+                target.rmdir()
             new.rename(target)  # it may replace an empty folder
     except OSError as error:
         if error.errno in CANNOT:
@@ -141,7 +153,7 @@ def put(new: Path, target: Path) -> bool:
 
 def exchange(one: Path, other: Path) -> None:
     """Exchanges two folders in one step, by Linux' renameat2. Raises OSError, ENOSYS where the system has no such."""
-    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    call = None if WINDOWS else getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if call is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     paths = [ctypes.c_char_p(os.fsencode(path)) for path in (one, other)]
@@ -218,7 +230,7 @@ def sync_tree(folder: Path) -> None:
 
 def sync_file(path: Path) -> None:
     """Waits until the disk holds the content of a file. Raises OSError."""
-    handle = os.open(path, os.O_RDONLY)
+    handle = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

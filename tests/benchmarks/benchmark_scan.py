@@ -25,8 +25,8 @@ import sinkscope
 from sinkscope.checkpoints.examples import example_folder
 from sinkscope.engine.batch_size import chosen_batch
 from sinkscope.experiments.bench.contenders import Passes
-from sinkscope.experiments.bench.result import EAGER, ratio
 from sinkscope.runs.defaults import NUM_SEQUENCES
+from sinkscope.runs.saved.speed import EAGER, ratio
 
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
 SEQUENCES = int(os.environ.get("SEQUENCES", NUM_SEQUENCES))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
+from conftest import Refused, Scan
 from models import random_ids, tiny
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -16,9 +20,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 import sinkscope
-from sinkscope.capture import AttentionCall, Capture, LayerView, attention_keyword, plan
-from sinkscope.capture.keywords import KEYWORDS
+from sinkscope.capture import AttentionCall, Capture, LayerView, attention_keyword, keywords, plan
+from sinkscope.capture.keywords import KEYWORDS, unknown_keywords
 from sinkscope.checkpoints.forward import Forward
+from sinkscope.lookup import Lookup
 
 IDS = random_ids(2, 70)
 
@@ -63,7 +68,7 @@ def declared() -> Iterator[None]:
         return replace(call, query=call.query * factors.view(1, -1, 1, 1))
 
     yield
-    del KEYWORDS["logit_multiplier"]
+    KEYWORDS.remove("logit_multiplier")
 
 
 @pytest.mark.usefixtures("declared")
@@ -105,6 +110,91 @@ def test_a_scan_of_padded_sequences_reads_a_declared_keyword(model: PreTrainedMo
 def test_a_keyword_that_nobody_declared_fails_the_self_check(model: PreTrainedModel) -> None:
     with pytest.raises(sinkscope.SinkscopeError, match="self-check failed"):
         sinkscope.scan(model, data=IDS)
+
+
+UNKNOWN = "which sinkscope does not know and leaves out: "
+AGREED = "the self-check agreed with the model's own attention maps without it"
+UNCHECKED = "no self-check against the model's own attention maps shows that it changes nothing"
+
+
+def test_the_manifest_names_a_keyword_that_nobody_declared(model: PreTrainedModel) -> None:
+    run = sinkscope.scan(model, data=IDS, self_check=False)
+    named = f"the model passes the attention keyword 'logit_multiplier' (in layers.0.self_attn), {UNKNOWN}{UNCHECKED}"
+    assert run.manifest.warnings == [named]
+
+
+@pytest.mark.usefixtures("declared")
+def test_a_declared_keyword_and_those_without_effect_are_not_named(model: PreTrainedModel) -> None:
+    assert sinkscope.scan(model, data=IDS).manifest.warnings == []
+    assert unknown_keywords({"dropout": 0.1, "softcap": 2.0, "of_nobody": None}) == []
+    assert unknown_keywords({"of_nobody": 0, "softcap": None}) == ["of_nobody"]
+
+
+def test_a_keyword_that_the_model_passes_later_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It passes the keyword for texts of more than 130 tokens only, so neither in the dry run nor in the self-check."""
+    llama, own = tiny("llama", num_hidden_layers=2), LlamaAttention.forward
+
+    def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return own(self, hidden_states, *args, **kwargs | ({"late": 1} if hidden_states.shape[1] > 130 else {}))
+
+    monkeypatch.setattr(LlamaAttention, "forward", forward)
+    run = sinkscope.scan(llama, data=random_ids(2, 140), batch_size=1)
+    assert run.manifest.warnings == [
+        f"the model passes the attention keyword 'late' (in layers.0.self_attn), {UNKNOWN}{AGREED}"
+    ]
+
+
+def test_strict_measures_nothing_where_a_keyword_is_unknown(
+    tiny_folder: Path, scan_cli: Scan, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keywords, "WITHOUT_EFFECT", keywords.WITHOUT_EFFECT - {"position_ids"})
+    named = f"the model passes the attention keyword 'position_ids' (in layers.0.self_attn), {UNKNOWN}"
+    assert refused(tiny_folder, "--strict") == f"--strict: {named}{AGREED}"
+    monkeypatch.setattr(keywords, "WITHOUT_EFFECT", keywords.WITHOUT_EFFECT - {"dropout"})
+    assert refused(tiny_folder, "--strict", "--no-self-check").endswith(f"{UNCHECKED} (and 1 more)")
+    told = scan_cli(tiny_folder)
+    assert told.code == 0
+    assert f"sinkscope: warning: {named}{AGREED}" in told.stderr.splitlines()
+
+
+def test_strict_scans_a_model_that_is_read_whole(tiny_folder: Path, scan_cli: Scan) -> None:
+    assert scan_cli(tiny_folder, "--strict", "--quiet").code == 0
+
+
+@pytest.mark.slow
+def test_every_keyword_that_transformers_own_attention_is_called_with_is_known() -> None:
+    """`indices` (DeepSeek) is None but for a flash package: through `sdpa` and `eager` the mask has it."""
+    passed: dict[str, str] = {}
+    for path in sorted(Path(transformers.__path__[0], "models").rglob("modeling_*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "attention_interface":
+                passed |= {each.arg: path.stem for each in node.keywords if each.arg is not None}
+    assert len(passed) > 12
+    arguments = {"query", "key", "value", "attention_mask", "is_causal", "indices"}
+    assert set(unknown_keywords({name: 1 for name in passed if name not in arguments})) == set()
+
+
+PACKAGE = """
+from dataclasses import replace
+def multiplied(call, factors):
+    return replace(call, query=call.query * factors.view(1, -1, 1, 1))
+"""
+
+
+def test_a_package_declares_a_keyword(model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts, module = tmp_path / "outside-1.0.dist-info", f"outside_{tmp_path.name.replace('-', '_')}"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
+    entry = f"[sinkscope.attention_keywords]\nlogit_multiplier = {module}:multiplied\n"
+    (facts / "entry_points.txt").write_text(entry)
+    (tmp_path / f"{module}.py").write_text(PACKAGE)
+    monkeypatch.syspath_prepend(tmp_path)
+    installed: Lookup[Any] = Lookup(KEYWORDS.what, group=KEYWORDS.group)
+    installed.add("scaling", KEYWORDS["scaling"])
+    monkeypatch.setattr(keywords, "KEYWORDS", installed)
+    run = sinkscope.scan(model, data=IDS)
+    assert run.manifest.self_check.status == "passed"
+    assert run.manifest.warnings == []
 
 
 def test_a_keyword_is_declared_once() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import cpu_offload
+from accelerate.utils import memory
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree, weak
@@ -28,9 +29,11 @@ from transformers import (
     PreTrainedModel,
     masking_utils,
     modeling_utils,
+    pytorch_utils,
 )
 from transformers.masking_utils import AttentionMaskInterface, create_causal_mask
 from transformers.models.auto import modeling_auto
+from transformers.utils import output_capturing
 
 import sinkscope
 from sinkscope.capture import private_doors as doors
@@ -63,7 +66,7 @@ def attend(function: Callable[..., Any]) -> tuple[Tensor, Tensor]:
 
 
 def test_attention_functions_are_those_that_models_look_up() -> None:
-    registry = doors.attention_functions()
+    registry = doors.registry_of(AttentionInterface)
     AttentionInterface.register("of_this_test", attend)
     assert AttentionInterface()["of_this_test"] is attend
     assert registry.pop("of_this_test") is attend
@@ -73,11 +76,11 @@ def test_attention_functions_are_those_that_models_look_up() -> None:
 
 def test_mask_functions_are_those_that_models_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int, int]] = []
-    registry = doors.mask_functions()
+    registry = doors.registry_of(AttentionMaskInterface)
     plain = registry["sdpa"]
 
     def noted(*args: Any, **kwargs: Any) -> Tensor | None:
-        asked.append(doors.mask_sizes(kwargs))
+        asked.append(doors.mask_sizes(doors.mask_arguments(plain, args, kwargs)))
         return plain(*args, **kwargs)
 
     monkeypatch.setitem(registry, "sdpa", noted)
@@ -87,6 +90,31 @@ def test_mask_functions_are_those_that_models_look_up(monkeypatch: pytest.Monkey
     assert mask.shape == (2, 1, 7, 7)
     assert asked == [(2, 7, 7)]
     assert AttentionMaskInterface()["sdpa"] is noted
+
+
+@pytest.mark.parametrize("name", ["sdpa", "eager"])
+def test_a_strip_of_a_mask_is_that_part_of_the_whole_one(name: str) -> None:
+    make = doors.registry_of(AttentionMaskInterface)[name]
+    causal = lambda batch, head, query, key: key <= query  # noqa: E731
+    padded = torch.tensor([[0] + 6 * [1], 7 * [1]]).bool()
+    given = doors.mask_arguments(make, (2, 7, 7), {"mask_function": causal, "attention_mask": padded})
+    assert doors.mask_sizes(given) == (2, 7, 7)
+    whole = make(**given)
+    assert torch.equal(doors.mask_strip(make, given, range(2, 5), range(1, 4)), whole[:, :, 2:5, 1:4])
+    everywhere = doors.asking(given, lambda batch, head, query, key: key >= 0)
+    assert not torch.equal(make(**everywhere), whole)
+    left_out = {**given, "attention_mask": None, "allow_is_causal_skip": True}
+    strip = doors.mask_strip(make, left_out, range(7), range(7))
+    assert torch.equal(strip[0, 0], whole[1, 0])
+
+
+def test_linear_layers_of_both_kinds() -> None:
+    model = AutoModel.from_config(AutoConfig.for_model("gpt2", n_embd=8, n_layer=1, n_head=2, vocab_size=8))
+    read = model.h[0].attn.c_attn
+    assert type(read) is doors.conv1d()
+    assert isinstance(read, doors.linear_kinds())
+    assert isinstance(nn.Linear(2, 2), doors.linear_kinds())
+    assert tuple(read.weight.shape) == (8, 24)
 
 
 def test_a_launch_waits_as_long_as_it_is_told_after_its_start(tmp_path: Path) -> None:
@@ -114,7 +142,8 @@ def test_a_registry_is_replaced_for_every_instance(interface: Any) -> None:
 
 
 def test_the_shared_registries_show_what_was_assigned_to_them_alone() -> None:
-    for what, plain in (("attention", doors.attention_functions()), ("mask", doors.mask_functions())):
+    for what, interface in (("attention", AttentionInterface), ("mask", AttentionMaskInterface)):
+        plain = doors.registry_of(interface)
         shared: Any = doors.shared_registries()[what]
         assert shared["sdpa"] is plain["sdpa"]
         shared["sdpa"] = attend
@@ -218,6 +247,17 @@ def test_multi_head_attention_is_open_to_a_mode_and_computes_the_same() -> None:
     assert "softmax" in parts.names
 
 
+def test_errors_of_memory_that_ran_out() -> None:
+    for words in ("CUDA out of memory. Tried to allocate 2.00 GiB.", "DefaultCPUAllocator: can't allocate memory"):
+        assert doors.is_out_of_memory(RuntimeError(words)), words
+    assert doors.is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
+    with pytest.raises(RuntimeError) as found:
+        torch.empty(2**55)
+    assert doors.is_out_of_memory(found.value)
+    assert not doors.is_out_of_memory(RuntimeError("a layer failed"))
+    assert not doors.is_out_of_memory(ValueError("CUDA out of memory."))
+
+
 def test_accelerate_says_where_a_module_runs() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     assert list(doors.execution_devices(model)) == []
@@ -267,9 +307,11 @@ Break = Callable[[pytest.MonkeyPatch], object]
 WHOLE: Break = lambda patch: None  # noqa: E731
 GONE: list[tuple[str, str, Break, Callable[[], Any]]] = [
     ("transformers", "AttentionInterface._global_mapping",
-     lambda patch: remove(patch, AttentionInterface, "_global_mapping"), doors.attention_functions),
+     lambda patch: remove(patch, AttentionInterface, "_global_mapping"),
+     lambda: doors.registry_of(AttentionInterface)),
     ("transformers", "AttentionMaskInterface._global_mapping",
-     lambda patch: remove(patch, AttentionMaskInterface, "_global_mapping"), doors.mask_functions),
+     lambda patch: remove(patch, AttentionMaskInterface, "_global_mapping"),
+     lambda: doors.registry_of(AttentionMaskInterface)),
     ("transformers", "AttentionInterface._global_mapping",
      lambda patch: remove(patch, AttentionInterface, "_global_mapping"),
      lambda: doors.set_registry(AttentionInterface, {})),
@@ -277,7 +319,17 @@ GONE: list[tuple[str, str, Break, Callable[[], Any]]] = [
      lambda patch: remove(patch, modeling_utils, "ALL_ATTENTION_FUNCTIONS"), doors.shared_registries),
     ("transformers", "masking_utils.ALL_MASK_ATTENTION_FUNCTIONS",
      lambda patch: remove(patch, masking_utils, "ALL_MASK_ATTENTION_FUNCTIONS"), doors.shared_registries),
-    ("transformers", "mask functions' argument 'q_length'", WHOLE, lambda: doors.mask_sizes({"batch_size": 1})),
+    ("transformers", "mask functions' argument 'q_offset'", WHOLE,
+     lambda: doors.mask_arguments(lambda batch_size, q_length, kv_length, **rest: None, (1, 2, 2), {"q_offset": 1})),
+    ("transformers", "mask functions' arguments 'allow_is_causal_skip', 'allow_is_bidirectional_skip'", WHOLE,
+     lambda: doors.mask_strip(lambda **given: None, {}, range(2), range(2))),
+    ("transformers", "_output_capturing_hooks_installed in maybe_install_capturing_hooks",
+     lambda patch: patch.setattr(output_capturing, "maybe_install_capturing_hooks", asks_nothing),
+     lambda: doors.capturing(nn.Linear(2, 2))),
+    ("transformers", "output_capturing.maybe_install_capturing_hooks",
+     lambda patch: remove(patch, output_capturing, "maybe_install_capturing_hooks"),
+     lambda: doors.set_capturing(nn.Linear(2, 2), None)),
+    ("transformers", "pytorch_utils.Conv1D", lambda patch: remove(patch, pytorch_utils, "Conv1D"), doors.linear_kinds),
     ("transformers", "PreTrainedConfig._attn_implementation_internal", WHOLE,
      lambda: doors.attention_name(bare_config())),
     ("transformers", "PreTrainedConfig._attn_implementation_internal", WHOLE,
@@ -304,6 +356,8 @@ GONE: list[tuple[str, str, Break, Callable[[], Any]]] = [
      doors.open_multi_head_attention),
     ("torch", "multi_head_attention_forward.__code__",
      lambda patch: patch.setattr(nn.functional, "multi_head_attention_forward", len), doors.open_multi_head_attention),
+    ("accelerate", "utils.memory.should_reduce_batch_size",
+     lambda patch: remove(patch, memory, "should_reduce_batch_size"), lambda: doors.is_out_of_memory(ValueError())),
     ("accelerate", "Module._hf_hook", WHOLE, lambda: doors.execution_devices(spread_without_hooks())),
 ]  # fmt: skip
 

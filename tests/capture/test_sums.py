@@ -16,10 +16,10 @@ from sinkscope.capture import loops
 from sinkscope.capture.loops import mixes, normalised, vectors
 from sinkscope.capture.query_sums import query_sums
 from sinkscope.capture.token_sums import TokenSums, token_sums
-from sinkscope.capture.wiring import folding
-from sinkscope.capture.wiring.added import ATTENTION, IDENTITY, UNIFORM, Added, read_added
-from sinkscope.capture.wiring.folded import FoldedHeads
-from sinkscope.capture.wiring.linear_maps import InputNorm
+from sinkscope.wiring import folding
+from sinkscope.wiring.added import ATTENTION, IDENTITY, UNIFORM, Added, read_added
+from sinkscope.wiring.folded import FoldedHeads
+from sinkscope.wiring.linear_maps import InputNorm
 
 
 @pytest.fixture(autouse=True, scope="module", params=["torch", "compiled"])

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
 import torch
 from models import random_ids, tiny
+from pandas.testing import assert_frame_equal
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
@@ -19,9 +21,11 @@ from watched import find, hooks
 import sinkscope
 from sinkscope.capture import Capture
 from sinkscope.capture.alone import alone
+from sinkscope.capture.hooks import hooked
 from sinkscope.capture.interface import shadowed
 from sinkscope.capture.masks.lazy import lazy_masks
 from sinkscope.capture.registries import layered
+from sinkscope.wiring.parts import find_parts
 
 PATIENCE = 60.0
 
@@ -96,6 +100,68 @@ def test_a_forward_pass_of_another_thread_is_not_measured(same: bool, implementa
     assert [view.shape for view in views] == 3 * [(2, 4, 30)]
     again = sinkscope.scan(model, data=ids, self_check=False)
     assert again.heads.equals(alone_run.heads)
+
+
+def test_hooks_observe_the_thread_that_put_them_there_and_are_all_taken_off() -> None:
+    layers = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    model = nn.Sequential(*layers)
+    seen: list[tuple[str, int]] = []
+
+    def before(module: nn.Module, args: Any) -> None:
+        seen.append(("before", layers.index(module)))  # type: ignore[arg-type]
+
+    def first(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        seen.append(("first", layers.index(module)))  # type: ignore[arg-type]
+        return (torch.zeros_like(args[0]),), kwargs
+
+    def after(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+        seen.append(("after", layers.index(module)))  # type: ignore[arg-type]
+
+    def run() -> Tensor:
+        found: Tensor = model(torch.ones(1, 2))
+        return found
+
+    own, state = run(), hooks(model)
+    with pytest.raises(RuntimeError, match="stop"), hooked(layers, before):
+        with hooked(iter(layers), first, after, with_kwargs=True, first=True):
+            assert torch.equal(elsewhere(run), own)
+            assert seen == []
+            assert not torch.equal(run(), own)
+        assert seen == [(name, layer) for layer in (0, 1) for name in ("first", "before", "after")]
+        raise RuntimeError("stop")
+    assert hooks(model) == state
+    assert torch.equal(run(), own)
+
+
+def test_the_parts_of_a_block_are_not_those_of_another_thread_s_pass() -> None:
+    model, ids = tiny("llama"), random_ids(2, 12)
+    _, found = find(model)
+    assert len(find_parts(model, found, lambda: output(model, ids))) == 3
+    assert find_parts(model, found, lambda: elsewhere(lambda: output(model, ids))) == {}
+
+
+@pytest.mark.parametrize("measure", ["modules", "spikes"])
+def test_a_measurement_s_hooks_do_not_feel_another_thread_s_pass(measure: str) -> None:
+    """The other thread runs the same model when our own pass has ended its last block."""
+    model, ids = tiny("llama"), random_ids(2, 30)
+    with torch.no_grad():
+        model.layers[1].mlp.down_proj.weight[7, 13] = 3e4  # a massive activation, without which there are no spikes
+    alone_run = sinkscope.scan(model, data=ids, self_check=False, measure=measure)
+    assert len(alone_run.measured[measure])
+
+    def interrupt(module: nn.Module, args: Any, result: Any) -> None:
+        elsewhere(lambda: output(model, ids.flip(-1)))
+
+    with hooked(model.layers[-1], post=interrupt):
+        run = sinkscope.scan(model, data=ids, self_check=False, measure=measure)
+    assert_frame_equal(run.measured[measure], alone_run.measured[measure])
+
+
+def test_only_one_file_puts_hooks_on_modules() -> None:
+    """So that no hook forgets the guard against other threads."""
+    root = Path(sinkscope.__path__[0])
+    texts = {path.relative_to(root).as_posix(): path.read_text("utf-8") for path in root.rglob("*.py")}
+    assert [name for name, text in texts.items() if "register_forward" in text] == ["capture/hooks.py"]
 
 
 def test_inline_attention_of_another_thread_is_not_measured() -> None:

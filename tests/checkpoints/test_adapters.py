@@ -167,8 +167,21 @@ def test_tokens_before_the_text_are_refused(kind: str, tiny_folder: Path, tmp_pa
 SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "rank bomb": ({"r": 10**9}, "a rank above 65536"),
     "rank bomb by name": ({"rank_pattern": {"q_proj": 10**9}}, "a rank above 65536"),
-    "rank of 0": ({"r": 0}, "does not fit"),
-    "unknown kind": ({"peft_type": "MAGIC"}, "damaged, or from another version of peft"),
+    "rank of 0": ({"r": 0}, "says r 0, where a whole number from 1 on is needed"),
+    "unknown kind": ({"peft_type": "MAGIC"}, r"names the kind 'MAGIC', which peft [0-9.]+ does not have: update peft"),
+    "small letters": ({"peft_type": "lora"}, r"does not have: .* did you mean LORA"),
+    "a kept module by its name": ({"modules_to_save": "embed_tokens"}, "'embed_tokens', where a list of names is"),
+    "a kept module that is not there": (
+        {"modules_to_save": ["embed_tokens"]}, r"adapter_model.safetensors lacks \S+embed_tokens.weight$",
+    ),
+    "tokens that were not kept": ({"trainable_token_indices": [1]}, r"lacks \S+trainable_tokens_delta$"),
+    "a token past the last": ({"trainable_token_indices": [10**9]}, "names a token or a layer that the model does not"),
+    "a negative token": ({"trainable_token_indices": [-5]}, r"\[-5\], where a list of token ids is needed"),
+    "a broken pattern": ({"target_modules": "("}, "'\\(', where a pattern or a list of names is needed"),
+    "a rank of 0 by name": ({"rank_pattern": {"q_proj": 0}}, "where a whole number from 1 on for each name is needed"),
+    "no number": ({"lora_alpha": float("nan")}, "says lora_alpha nan, where a number is needed"),
+    "whole model": ({"target_modules": ".*"}, "targets a module of class LlamaModel, which peft cannot adapt"),
+    "no rank": ({"r": None}, r"peft [0-9.]+ can make nothing of a setting in adapter_config.json"),
     "no kind": ({"peft_type": None}, "names no peft_type"),
     "code": ({"megatron_config": {"a": 1}, "megatron_core": "antigravity"}, "import Megatron"),
     "a file elsewhere": ({"lora_ga_config": {"cache_file": "/etc/passwd"}}, "names a file of its own"),
@@ -181,16 +194,17 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "too many modules": ({"target_modules": [*ALL, "gate_proj"]}, "lacks"),
     "other rank": ({"r": 4}, "does not fit.*shape"),
     "a value of a wrong type": ({"r": "many"}, "does not fit|damaged"),
-}
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", quick(SETTINGS, "rank bomb", "code", "too few modules"))
+@pytest.mark.parametrize("name", quick(SETTINGS, "rank bomb", "code", "too few modules", "unknown kind", "no rank"))
 def test_settings_that_cannot_be_trusted_are_refused(
     name: str, tiny_folder: Path, spoilt: Path, refused: Refused
 ) -> None:
     changes, said = SETTINGS[name]
     line = refused(tiny_folder, "--adapter", setting(spoilt, **changes))
     assert re.search(said, line), line
+    assert not re.search(r"\w(Error|Exception)\b", line), "the class of an exception tells a user nothing"
 
 
 def test_settings_nested_too_deeply(tiny_folder: Path, spoilt: Path, refused: Refused) -> None:
@@ -222,6 +236,8 @@ def test_files_that_cannot_be_trusted_are_refused(tiny_folder: Path, spoilt: Pat
     tensors = load_file(elsewhere)
     save_file({key: torch.full_like(tensor, float("nan")) for key, tensor in tensors.items()}, weights)
     assert "NaN" in told()
+    save_file({key: tensor.to(torch.float8_e4m3fn) for key, tensor in tensors.items()}, weights)
+    assert "are stored as float8_e4m3fn, and nothing says what these codes stand for" in told()
     save_file({}, weights)
     assert "holds no weights: save the adapter again" in told()
     (spoilt / "adapter_config.json").write_text("{", "utf-8")

@@ -480,8 +480,24 @@ def test_absent_backend_is_told_briefly(tiny_folder: Path, refused: Refused) -> 
     assert len(refused(tiny_folder, "--device", "mps")) < 300
 
 
-def test_unknown_device_map(tiny_folder: Path, refused: Refused) -> None:
-    assert "toaster" in refused(tiny_folder, "--device-map", "toaster")
+@pytest.mark.parametrize(
+    ("place", "ways"),
+    [("nonsense", "auto, balanced, balanced_low_0, sequential, cpu"), ("meta", "auto"), ("disk", "auto"),
+     ({"": "nonsense"}, "disk, cpu"), ({"layers": "cpu", "": "auto"}, "disk"), ({"": 99}, "disk")],
+)  # fmt: skip
+def test_a_device_map_with_a_place_that_is_not_here(place: Any, ways: str, tiny_folder: Path) -> None:
+    named = [*place.values()][-1] if isinstance(place, dict) else place
+    with pytest.raises(SinkscopeError, match=rf"^--device-map {named!r} is no place on this machine: give {ways}"):
+        open_checkpoint(str(tiny_folder), LoadOptions(device_map=place))
+
+
+def test_a_router_that_chooses_more_experts_than_there_are(tmp_path: Path) -> None:
+    sizes = {**BLOCKS, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 99, "num_local_experts": 2}
+    folder = save_tiny(tmp_path, "gpt_oss", **sizes, num_experts_per_tok=3)
+    said = r"its configuration has 3 experts chosen for a token, of 2 \(layers\.0\.mlp\.router\): it is damaged"
+    for given in (str(folder), AutoModel.from_pretrained(folder).eval()):
+        with pytest.raises(SinkscopeError, match=said):
+            scan(given, data=[[1, 2, 3]])
 
 
 def test_device_map_gives_the_same_numbers(tiny_folder: Path, scan_cli: Scan) -> None:

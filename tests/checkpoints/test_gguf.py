@@ -17,7 +17,7 @@ from models import tiny
 import sinkscope
 from sinkscope.checkpoints import open_checkpoint
 from sinkscope.checkpoints.examples import example_folder
-from sinkscope.checkpoints.gguf_tokenizers import gguf_problem
+from sinkscope.checkpoints.gguf_files import gguf_problem
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 TOKENS = ["<pad>", "<eos>", "<bos>", "<unk>", "▁", *LETTERS, *LETTERS.upper(), *".,;:!?'-()\n"]

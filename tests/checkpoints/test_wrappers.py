@@ -92,7 +92,7 @@ class Peft(nn.Module):
     def __init__(self, model: nn.Module, **settings: Any) -> None:
         super().__init__()
         self.base_model = Tuner(model)
-        self.peft_config = {"default": SimpleNamespace(**settings)}
+        self.peft_config = {"default": SimpleNamespace(**{"is_prompt_learning": False, **settings})}
         self.active_adapters = ["default"]
 
     def __getattr__(self, name: str) -> Any:

@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 
 from sinkscope import SinkscopeError, __version__, load_run, scan
 from sinkscope.cli import app
-from sinkscope.runs.strict_json import to_json
+from sinkscope.runs.schema.base import to_json
 
 HEAVY = ("torch", "transformers", "pandas", "scipy", "rich.progress")
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}

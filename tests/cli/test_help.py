@@ -139,7 +139,7 @@ SHORTER: dict[tuple[str, ...], tuple[str, ...]] = {
 def test_every_example_runs(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order of the program, in one folder, with a tiny model for the one that takes half a minute to load."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sinkscope.experiments.trigger.reproduce.QUICK_SIZES", (1,))
+    monkeypatch.setattr("sinkscope.trigger.reproduce.QUICK_SIZES", (1,))
     tiny = tmp_path / "tiny"
     make_model(num_hidden_layers=6).save_pretrained(tiny)
     tokenizer.save_pretrained(tiny)

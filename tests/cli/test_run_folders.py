@@ -11,7 +11,7 @@ from conftest import SHORT
 from typer.testing import CliRunner
 
 from sinkscope.cli import app
-from sinkscope.cli.places import free_folder, run_folder
+from sinkscope.cli.scan_job import free_folder, run_folder
 from sinkscope.runs.folder import KEY, UNFINISHED
 
 ASKED = {"seed": 0, "data": ["prose"]}

@@ -13,13 +13,12 @@ from typer.testing import CliRunner
 from sinkscope.cli import app
 from sinkscope.comparison.baseline import baseline_of, baseline_text
 from sinkscope.metrics import stretches
-from sinkscope.present.terminal.schema import RECORDS
+from sinkscope.present.terminal.metrics import RECORDS
+from sinkscope.runs.questions import declared_options, tables_of_questions
 from sinkscope.runs.run import load_run
-from sinkscope.runs.schema.arms_tables import ARMS_TABLES
 from sinkscope.runs.schema.base import Record, json_schema
-from sinkscope.runs.schema.measures import MEASURED_TABLES
+from sinkscope.runs.schema.other_tables import ARMS_TABLES, TRAINING_TABLES
 from sinkscope.runs.schema.tables import TABLES
-from sinkscope.runs.schema.training_tables import TRAINING_TABLES
 
 
 def printed(*words: str) -> str:
@@ -48,7 +47,7 @@ def test_every_field_says_what_it_is(kind: type[Record]) -> None:
 def test_the_names_are_listed() -> None:
     lines = printed().splitlines()
     assert [line.split()[0] for line in lines] == [
-        *RECORDS, *TABLES, *MEASURED_TABLES, *TRAINING_TABLES, *ARMS_TABLES, "atlas"
+        *RECORDS, *TABLES, *tables_of_questions(), *TRAINING_TABLES, *ARMS_TABLES, "atlas"
     ]  # fmt: skip
     assert max(map(len, lines)) <= 80
 
@@ -56,7 +55,8 @@ def test_the_names_are_listed() -> None:
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_record_s_schema_names_every_field(name: str) -> None:
     schema = json.loads(printed(name))
-    assert set(schema["properties"]) == {
+    options = set(declared_options()) if name == "request" else set()
+    assert set(schema["properties"]) == options | {
         field.alias or key for key, field in RECORDS[name][0].model_fields.items()
     }  # fmt: skip
 
@@ -68,7 +68,7 @@ def test_the_tables_have_the_columns_of_their_schema(
     outcome = scan_cli(tiny_folder, "--data", "prose", "--data", "code", "--measure", "all")
     run = load_run(outcome.folder)
     tables: dict[str, Any] = run.tables()
-    assert set(tables) == {*TABLES, *MEASURED_TABLES}
+    assert set(tables) == {*TABLES, *tables_of_questions()}
     for name, table in tables.items():
         described = json.loads(printed(name))["columns"]
         assert [column["name"] for column in described] == list(table.columns), name

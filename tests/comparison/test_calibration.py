@@ -17,11 +17,9 @@ from scipy.stats import binom
 from tiers import slow_but
 
 from sinkscope.capture import Site
-from sinkscope.capture.site import Kind
+from sinkscope.capture.site import AttentionKind
 from sinkscope.comparison.baseline import baseline_of
 from sinkscope.comparison.changes import head_changes
-from sinkscope.comparison.differences import Difference, paired_difference, welch_difference
-from sinkscope.comparison.domains import contrast_table
 from sinkscope.comparison.gate import check
 from sinkscope.comparison.level_rows import level_rows
 from sinkscope.comparison.policy import DEFAULT, Policy, Rule
@@ -29,7 +27,9 @@ from sinkscope.inputs import Corpus
 from sinkscope.metrics.quantities import quantity_set
 from sinkscope.runs.per_sequence import domains
 from sinkscope.runs.run import Run
-from sinkscope.runs.values import Domain, SiteValues
+from sinkscope.runs.statistics import Difference, paired_difference, welch_difference
+from sinkscope.tables.contrasts import contrast_table
+from sinkscope.tables.values import Domain, SiteValues
 
 LEVEL, RARE = 0.05, 1e-4
 Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
@@ -224,7 +224,9 @@ def test_false_alarms_of_domains(paired: bool, count: int, tell: Tell) -> None:
     """Two domains of 8 sequences and 40 heads, whose BOS mass comes from one distribution near 0."""
     seed, out, differing, alarmed = 41, 0, 0, 0
     noise = np.random.default_rng(seed)
-    site = Site("text", 0, "attention", 0, Kind("full"), 40, 40, 1, 1, causal=True, block=None, projection=None)
+    site = Site(
+        "text", 0, "attention", 0, AttentionKind("full"), 40, 40, 1, 1, causal=True, block=None, projection=None
+    )
     for _ in range(count):
         drawn = [drawn_domain(name, noise.beta(0.5, 9.5, (8, 40)), paired) for name in "ab"]
         table = contrast_table(drawn, [site])

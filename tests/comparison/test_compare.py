@@ -18,19 +18,19 @@ import sinkscope
 from sinkscope.cli import app
 from sinkscope.comparison.changes import Listed
 from sinkscope.comparison.compare_runs import Comparison, compare
-from sinkscope.comparison.differences import (
-    beyond,
-    from_moments,
-    paired_difference,
-    welch_difference,
-)
 from sinkscope.errors import SinkscopeError
 from sinkscope.present.numbers import interval
 from sinkscope.present.terminal.comparison import render_comparison
 from sinkscope.runs.per_sequence import cells
 from sinkscope.runs.run import Run
-from sinkscope.runs.significance import false_discovery
-from sinkscope.runs.strict_json import to_json
+from sinkscope.runs.schema.base import to_json
+from sinkscope.runs.statistics import (
+    beyond,
+    false_discovery,
+    from_moments,
+    paired_difference,
+    welch_difference,
+)
 
 RANDOM = np.random.default_rng(3)
 A = RANDOM.normal(0.4, 0.1, (9, 5))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,16 +22,16 @@ from transformers import AutoModel, LlamaConfig, LlamaForCausalLM, PreTrainedMod
 import sinkscope
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.checkpoints import wrap_model
-from sinkscope.checkpoints.writing import keep_writer, written
-from sinkscope.engine.measures.regions import MEASUREMENT
+from sinkscope.checkpoints.forward import keep_writer, written
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import read_corpus
 from sinkscope.inputs.batches import Batch
-from sinkscope.inputs.chats import REGIONS, read_chats
+from sinkscope.inputs.chats import REGIONS, continued, read_chats, region_names
 from sinkscope.inputs.documents import read_source
 from sinkscope.inputs.rules import token_rules
-from sinkscope.inputs.texts import continued
-from sinkscope.runs.schema.measures import MEASURED_TABLES
+from sinkscope.questions.regions import QUESTION
+from sinkscope.questions.regions.measure import MEASUREMENT
+from sinkscope.runs.catalogue import table_columns
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]\n{{ m['content'] | trim }}</s>\n{% endfor %}"
@@ -83,6 +85,153 @@ def test_every_token_belongs_to_whom_the_template_says(chats: str, talker: Any) 
         assert not any(content in markers for _, content in chat)
     assert corpus.domain == chats
     assert corpus_of(chats, talker, 9).ids.shape == (3, 9)
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+AWKWARD = [
+    [("user", "m"), ("assistant", "user"), ("user", "s"), ("assistant", "a")],
+    [("system", "start"), ("user", "assistant\nassistant"), ("assistant", "<|im_end|>"), ("user", "  im_start ")],
+    [("user", "\U00100000\U001000001\U00100000"), ("assistant", "1"), ("user", "\U00100000")],
+]
+
+
+def told_by(tokenizer: Any, parts: list[tuple[str, str]]) -> tuple[list[int], list[str]]:
+    """Token ids and regions of a conversation that is written as these (region, text), "" for no region."""
+    whose = [name for name, text in parts for _ in text]
+    encoded = tokenizer("".join(text for _, text in parts), add_special_tokens=False, return_offsets_mapping=True)
+    regions = []
+    for start, stop in encoded["offset_mapping"]:
+        words = [name for name in whose[start:stop] if name != "markers"]  # a token may hold characters of both
+        regions.append(words[0] if words else "markers")
+    return encoded["input_ids"], regions
+
+
+def regions_of(chat: list[Any], tokenizer: Any, tmp_path: Path) -> tuple[list[int], list[str], list[str]]:
+    """Token ids, the region of each, and warnings."""
+    corpus = corpus_of(saved(tmp_path, [chat, *CHATS[:2]]), tokenizer, 10_000)
+    length = int((corpus.ids[0] >= 0).sum())
+    return corpus.ids[0, :length].tolist(), region_names(corpus.regions)[0, :length].tolist(), corpus.warnings
+
+
+@pytest.mark.parametrize("chat", AWKWARD, ids=["markers", "more markers", "marks"])
+@pytest.mark.parametrize("trim", ["", " | trim"])
+def test_a_text_that_the_template_s_markers_hold_too(chat: list[Any], trim: str, talker: Any, tmp_path: Path) -> None:
+    talker.chat_template = CHATML.replace("m['content']", f"m['content']{trim}")
+    parts = []
+    for role, text in chat:
+        before, after = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
+        before, after = ("", "") if trim else (before, after)
+        parts += [
+            ("markers", f"<|im_start|>{role}\n{before}"),
+            (role, text.strip()),
+            ("markers", f"{after}<|im_end|>\n"),
+        ]
+    ids, regions, warnings = regions_of(chat, talker, tmp_path)
+    assert (ids, regions) == told_by(talker, parts)
+    assert not any("as it stands" in warning for warning in warnings)
+
+
+THOUGHTS = CHATML.replace(
+    "m['content']", "(m['content'].split('</think>')[-1].lstrip() if m['role'] == 'assistant' else m['content'])"
+)
+LOUD = CHATML.replace("m['content']", "(m['content'] | upper if m['role'] == 'tool' else m['content'])")
+MERGED = (
+    "{% for m in messages[1:] %}[{{ m['role'] }}]{{ (messages[0]['content'] + '\n\n' if loop.last else '') + "
+    "m['content'] }}[end]{% endfor %}"
+)
+QUIET = "{% for m in messages if m['role'] != 'system' %}[{{ m['role'] }}]{{ m['content'] }}[end]{% endfor %}"
+MOVED = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}[end{{ '!' if m['content'] == 'long' }}]{% endfor %}"
+COUNTED = (
+    "{{ messages | map(attribute='content') | join | length if messages[0]['content'].startswith('long') }}"
+    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}[end]{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "chat", "parts", "said"),
+    [(THOUGHTS, [("user", "hi"), ("assistant", "<think>\nassistant, hi\n</think>\n\nhi"), ("user", "hi")],
+      [("markers", "<|im_start|>user\n"), ("user", "hi"), ("markers", "<|im_end|>\n<|im_start|>assistant\n"),
+       ("assistant", "hi"), ("markers", "<|im_end|>\n<|im_start|>user\n"), ("user", "hi"),
+       ("markers", "<|im_end|>\n")], None),
+     (LOUD, [("user", "tool"), ("tool", "Rain."), ("assistant", "tool")],
+      [("markers", "<|im_start|>user\n"), ("user", "tool"), ("markers", "<|im_end|>\n<|im_start|>tool\n"),
+       ("", "RAIN."), ("markers", "<|im_end|>\n<|im_start|>assistant\n"), ("assistant", "tool"),
+       ("markers", "<|im_end|>\n")], r"message 1 \(tool\) as it stands: tokens"),
+     (MERGED, [("system", "end"), ("user", "user"), ("assistant", "end"), ("user", "e")],
+      [("markers", "[user]"), ("user", "user"), ("markers", "[end][assistant]"), ("assistant", "end"),
+       ("markers", "[end][user]"), ("system", "end"), ("markers", "\n\n"), ("user", "e"), ("markers", "[end]")], None),
+     (QUIET, [("system", "user"), ("user", "user"), ("assistant", "u")],
+      [("markers", "[user]"), ("user", "user"), ("markers", "[end][assistant]"), ("assistant", "u"),
+       ("markers", "[end]")], r"message 0 \(system\) as it stands"),
+     (COUNTED, [("user", "long" * 9), ("assistant", "long"), ("user", "e")],
+      [("", f"41[user]{'long' * 9}[end][assistant]long[end][user]e[end]")],
+      r"message 0 \(user\) as it stands"),
+     (MOVED, [("user", "long"), ("assistant", "last")],
+      [("markers", "[user]"), ("user", "long"), ("", "[end!"), ("markers", "][assistant]"), ("assistant", "last"),
+       ("markers", "[end]")], "changes its own markers with the texts")],
+    ids=["thoughts left out", "changed", "another order", "left out", "counted", "another marker"],
+)  # fmt: skip
+def test_a_template_that_changes_what_is_said(
+    template: str, chat: list[Any], parts: list[Any], said: str | None, talker: Any, tmp_path: Path
+) -> None:
+    """What it still says is told, and what nobody can tell is of no region."""
+    talker.chat_template = template
+    ids, regions, warnings = regions_of(chat, talker, tmp_path)
+    assert (ids, regions) == told_by(talker, parts)
+    told = [warning for warning in warnings if "the chat template" in warning]
+    assert re.search(said, told[0]) if said else not told
+
+
+def test_a_template_that_says_itself_what_the_model_writes(talker: Any, tmp_path: Path) -> None:
+    """It is asked where nothing can be told between marks."""
+    talker.chat_template = COUNTED.replace(
+        "{{ m['content'] }}",
+        "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] | upper }}{% endgeneration %}{% else %}"
+        "{{ m['content'] }}{% endif %}",
+    )
+    chat = [("user", "long" * 9), ("assistant", "long")]
+    parts = [("", f"40[user]{'long' * 9}[end][assistant]"), ("assistant", "LONG"), ("", "[end]")]
+    ids, regions, warnings = regions_of(chat, talker, tmp_path)
+    assert (ids, regions) == told_by(talker, parts)
+    assert any("message 0 (user) as it stands" in warning for warning in warnings)
+
+
+def test_tokens_of_nobody_are_in_no_row_of_the_table(talker: Any, tmp_path: Path) -> None:
+    talker.chat_template = LOUD
+    spec = saved(tmp_path, [[("user", "tool"), ("tool", "Rain."), ("assistant", "tool")], *CHATS])
+    run = sinkscope.scan(make_model(), tokenizer=talker, data=spec, batch_size=2, self_check=False)
+    corpus = corpus_of(spec, talker)
+    regions = run.measured["regions"]
+    assert set(regions["region"]) == {"markers", "system", "user", "assistant"}
+    counted = regions[(regions["layer"] == 0) & (regions["head"] == 0)]["queries"].sum()
+    assert counted == (corpus.regions[:, 1:] >= 0).sum() < (corpus.ids[:, 1:] >= 0).sum()
+    assert any("have no region" in warning for warning in run.manifest.warnings)
+
+
+def steps_of(turns: int, tokenizer: Any, tmp_path: Path) -> int:
+    """How many steps of Python's own reading a conversation of so many messages takes in sinkscope."""
+    spec = saved(tmp_path, [[(("user", "assistant")[turn % 2], f"s {turn}") for turn in range(turns)]])
+    taken = 0
+
+    def counted(frame: Any, event: str, _: Any) -> Any:
+        nonlocal taken
+        taken += event == "line" and "sinkscope" in frame.f_code.co_filename
+        return counted
+
+    before = sys.gettrace()
+    sys.settrace(counted)
+    try:
+        corpus_of(spec, tokenizer, 10**6)
+    finally:
+        sys.settrace(before)
+    return taken
+
+
+def test_the_time_of_a_conversation_is_that_of_its_length(talker: Any, tmp_path: Path) -> None:
+    assert steps_of(400, talker, tmp_path) < 5 * steps_of(100, talker, tmp_path)
 
 
 def test_the_columns_against_the_model_s_own_maps(chats: str, talker: Any) -> None:
@@ -190,7 +339,7 @@ def test_text_and_chats_go_on(chats: str, talker: Any, tiny_folder: Path) -> Non
     assert set(generated["domain"]) == {"prose", chats}
     assert (generated["queries"] <= 8).all()
     assert (generated["queries"] > 0).all()
-    assert [*table] == [column.name for column in MEASURED_TABLES["regions"].columns()]
+    assert [*table] == [column.name for column in table_columns(QUESTION.tables[0])]
     by_name = sinkscope.scan(str(tiny_folder), data="prose", **asked)
     by_object = sinkscope.scan(make_model(), tokenizer=talker, data="prose", **asked)
     assert "Special tokens get most from" in by_name.summary.streams["text"].measured["regions"]["in_words"]

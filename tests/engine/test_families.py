@@ -142,6 +142,7 @@ def check(auto: Any, family: str) -> Any:
     base = wrap_model(model).model
     forward = Forward(base)
     found = plan(base, lambda: forward(ids[:1, :16]))
+    assert found.keywords == {}
     with torch.no_grad():
         plain = forward(ids, mask)[0]
         lengths = mask.sum(1).tolist()
@@ -217,6 +218,7 @@ def check_speech(auto: Any, family: str) -> Any:
     extra = {name: value for name, value in given.items() if name != forward.signal}
     sound = given[forward.signal]
     found = plan(base, lambda: forward(sound[:1], **{name: value[:1] for name, value in extra.items()}))
+    assert found.keywords == {}
     with torch.no_grad():
         plain = forward(sound, **extra)[0]
         with Capture(base, found, lambda view, row: None, 0.3).watching():

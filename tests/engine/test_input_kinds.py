@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -16,10 +17,11 @@ from sinkscope import SinkscopeError
 from sinkscope.capture import Site
 from sinkscope.checkpoints import wrap_model
 from sinkscope.checkpoints.forward import Forward
-from sinkscope.engine.input_kinds import INPUT_KINDS, Asked, InputKind, Reading, check_asked, claim, kind_asked_for
+from sinkscope.engine.input_kinds import INPUT_KINDS, InputKind, Reading, check_asked, claim, kind_asked_for
 from sinkscope.inputs import Corpus, token_rules
 from sinkscope.inputs.batches import TokenData, as_corpus, token_data
-from sinkscope.runs.values import Domain
+from sinkscope.runs.request import Request, make_request
+from sinkscope.tables.values import Domain
 
 FIRST = 3
 """The token id that stands for byte 0 in the made-up model's vocabulary."""
@@ -31,17 +33,17 @@ class BytesInput(InputKind):
     name: ClassVar[str] = "bytes"
 
     @classmethod
-    def asked_for(cls, asked: Asked) -> bool:
-        return isinstance(asked.given, dict) and "bytes" in asked.given
+    def asked_for(cls, request: Request) -> bool:
+        return isinstance(request.handed, dict) and "bytes" in request.handed
 
     @classmethod
-    def check(cls, asked: Asked) -> None:
-        rows = asked.given["bytes"]
+    def check(cls, request: Request) -> None:
+        rows = request.handed["bytes"]
         if not rows or any(not isinstance(row, bytes) or len(row) < 2 for row in rows):
             raise SinkscopeError("bytes: a list of byte strings, each of at least 2, is needed")
 
     def read(self, positions: int) -> Reading:
-        rows = [[FIRST + byte for byte in row] for row in self.asked.given["bytes"][: self.asked.num_sequences]]
+        rows = [[FIRST + byte for byte in row] for row in self.request.handed["bytes"][: self.request.num_sequences]]
         tokens: TokenData = token_data(rows, self.checkpoint.vocabulary)
         corpus: Corpus = as_corpus(tokens)
         rules = token_rules(self.checkpoint.tokenizer, self.checkpoint.vocabulary)
@@ -52,9 +54,17 @@ class BytesInput(InputKind):
 
 
 @pytest.fixture
-def bytes_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puts the kind in front of the list, for one test."""
-    monkeypatch.setattr("sinkscope.engine.input_kinds.INPUT_KINDS", [BytesInput, *INPUT_KINDS])
+def bytes_kind() -> Iterator[None]:
+    """Declares the kind for one test."""
+    INPUT_KINDS.add("bytes", BytesInput)
+    yield
+    INPUT_KINDS.remove("bytes")
+
+
+def wanted(given: Any = None, specs: tuple[str, ...] | None = None, **settings: Any) -> Request:
+    """A request for data handed over in Python, or for SPECs."""
+    kind = None if given is None else "an object"
+    return make_request(model="m", data=specs, given=kind, **settings).reading(given)
 
 
 @pytest.mark.usefixtures("bytes_kind")
@@ -83,14 +93,14 @@ def test_without_the_kind_its_request_is_refused(tiny_model: Any) -> None:
 
 
 PIXELS = {"pixel_values": torch.zeros(1, 3, 32, 32)}
-ASKED: dict[str, Asked] = {
-    "text": Asked(),
-    "text ": Asked(specs=("prose", "code")),
-    "the model's own task": Asked(specs=("trigger",)),
-    "token ids": Asked(given=[[3, 4]]),
-    "signals": Asked(given=PIXELS),
-    "signals ": Asked(images="folder"),
-    "signals with text": Asked(given=PIXELS | {"input_ids": [[3, 4]]}),
+ASKED: dict[str, Request] = {
+    "text": wanted(),
+    "text ": wanted(specs=("prose", "code")),
+    "the model's own task": wanted(specs=("trigger",)),
+    "token ids": wanted(given=[[3, 4]]),
+    "signals": wanted(given=PIXELS),
+    "signals ": wanted(images="folder"),
+    "signals with text": wanted(given=PIXELS | {"input_ids": [[3, 4]]}),
 }
 
 
@@ -100,26 +110,26 @@ def test_a_request_asks_for_one_kind(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("request_", "words"),
     [
-        (Asked(specs=("wikipedia",)), "unknown data 'wikipedia'"),
-        (Asked(specs=("trigger", "wikipedia")), "unknown data 'wikipedia'"),
-        (Asked(specs=("absent.txt",)), "no such data file"),
-        (Asked(given=7), "token ids"),
-        (Asked(given=[[3, 4.5]]), "token ids"),
-        (Asked(given={"input_ids": [[3, 4]], "attention_mask": [[1]]}), "differ in shape"),
-        (Asked(given={"pixel_values": torch.zeros(3, 32, 32)}), r"shape \[picture"),
-        (Asked(given={"input_values": torch.full((1, 64), torch.nan)}), "NaN"),
-        (Asked(given=PIXELS, seq_len=64), "--seq-len"),
-        (Asked(given=PIXELS | {"input_ids": [[3, 4]]}, seq_len=64), "--seq-len"),
-        (Asked(given=PIXELS | {"input_ids": [[3]]}), "at least 2 tokens"),
-        (Asked(images="no-such-folder"), "no such folder"),
-        (Asked(audio="no-such-folder"), "no such folder"),
+        (wanted(specs=("wikipedia",)), "unknown data 'wikipedia'"),
+        (wanted(specs=("trigger", "wikipedia")), "unknown data 'wikipedia'"),
+        (wanted(specs=("absent.txt",)), "no such data file"),
+        (wanted(given=7), "token ids"),
+        (wanted(given=[[3, 4.5]]), "token ids"),
+        (wanted(given={"input_ids": [[3, 4]], "attention_mask": [[1]]}), "differ in shape"),
+        (wanted(given={"pixel_values": torch.zeros(3, 32, 32)}), r"shape \[picture"),
+        (wanted(given={"input_values": torch.full((1, 64), torch.nan)}), "NaN"),
+        (wanted(given=PIXELS, seq_len=64), "--seq-len"),
+        (wanted(given=PIXELS | {"input_ids": [[3, 4]]}, seq_len=64), "--seq-len"),
+        (wanted(given=PIXELS | {"input_ids": [[3]]}), "at least 2 tokens"),
+        (wanted(images="no-such-folder"), "no such folder"),
+        (wanted(audio="no-such-folder"), "no such folder"),
     ],
 )
-def test_what_no_model_can_read_is_refused_before_one_is_loaded(asked: Asked, words: str) -> None:
+def test_what_no_model_can_read_is_refused_before_one_is_loaded(request_: Request, words: str) -> None:
     with pytest.raises(SinkscopeError, match=words):
-        check_asked(asked)
+        check_asked(request_)
 
 
 def test_ids_that_can_be_read_once_are_read_once(tiny_model: Any) -> None:
@@ -129,17 +139,17 @@ def test_ids_that_can_be_read_once_are_read_once(tiny_model: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("request_", "words"),
     [
-        (Asked(), "reads pixel_values, not token ids"),
-        (Asked(given=[[3, 4]]), "give --images FOLDER"),
-        (Asked(given={"input_values": torch.zeros(1, 64)}), "takes no sound"),
+        (wanted(), "reads pixel_values, not token ids"),
+        (wanted(given=[[3, 4]]), "give --images FOLDER"),
+        (wanted(given={"input_values": torch.zeros(1, 64)}), "takes no sound"),
     ],
 )
-def test_a_model_of_pictures_says_what_it_reads(asked: Asked, words: str) -> None:
+def test_a_model_of_pictures_says_what_it_reads(request_: Request, words: str) -> None:
     checkpoint = wrap_model(tiny_model(AutoModel, "vit"))
     with pytest.raises(SinkscopeError, match=words):
-        claim(asked, checkpoint, Forward(checkpoint.model))
+        claim(request_, checkpoint, Forward(checkpoint.model))
 
 
 def test_given_ids_keep_the_fingerprint_of_what_was_cut(tiny_model: Any) -> None:
@@ -147,8 +157,8 @@ def test_given_ids_keep_the_fingerprint_of_what_was_cut(tiny_model: Any) -> None
     checkpoint = wrap_model(tiny_model)
     rows = torch.randint(FIRST, VOCABULARY, (3, 24), generator=torch.Generator().manual_seed(0))
     both = [
-        claim(asked, checkpoint, Forward(checkpoint.model)).read(1).corpora[0]
-        for asked in (Asked(given=rows, seq_len=16, num_sequences=2), Asked(given=rows))
+        claim(request_, checkpoint, Forward(checkpoint.model)).read(1).corpora[0]
+        for request_ in (wanted(given=rows, seq_len=16, num_sequences=2), wanted(given=rows))
     ]
     assert both[0].ids.shape == (2, 16)
     assert both[0].passages == both[1].passages[:2]

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import sinkscope
 from sinkscope import SinkscopeError
 from sinkscope.cli import app
-from sinkscope.metrics.prefixes import COSINES
+from sinkscope.questions.cosines.columns import COSINES
 from sinkscope.runs.request import make_request
 
 LENGTHS = (5, 12)

@@ -19,18 +19,17 @@ from watched import hooks
 
 import sinkscope
 from sinkscope.cli import app
-from sinkscope.engine import measures
 from sinkscope.engine import scan as scanning
 from sinkscope.engine.collector import Part, Parts
-from sinkscope.engine.measures import Findings, Measurement, refuse_spread
-from sinkscope.engine.measures.smoothing import Smoothing
+from sinkscope.engine.measurement import Findings, Measurement, measurements, refuse_spread
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.batches import Batch
-from sinkscope.metrics import METRICS, registered
+from sinkscope.metrics import registered
 from sinkscope.metrics.quantities import Quantity
+from sinkscope.questions.smoothing.measure import Smoothing
+from sinkscope.runs.questions import QUESTIONS, questions_asked, tables_of_questions
 from sinkscope.runs.request import make_request
 from sinkscope.runs.schema.manifest import Manifest
-from sinkscope.runs.schema.measures import MEASURED_TABLES, MEASURES, asked_measures
 
 
 class Echo(Measurement):
@@ -142,15 +141,15 @@ def test_a_scan_resumes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_every_measurement_has_its_module_and_its_tables() -> None:
-    for name, measure in MEASURES.items():
-        [kind] = measures.measurements([name])
-        assert kind.name == name
-        assert measure.tables
-        assert measure.what.endswith("?")
-    for table, columns in METRICS.items():
+    for name, question in QUESTIONS.items():
+        [kind] = measurements([name])
+        assert kind.name == question.name == name
+        assert question.tables
+        assert question.asks.endswith("?")
+    for table, columns in registered().tables.items():
         asked = {metric.measure for metric in columns.values()} - {None}
-        assert asked <= MEASURES.keys()
-        assert table in ("heads", "layers") or table in MEASURED_TABLES
+        assert asked <= {*QUESTIONS}
+        assert table in ("heads", "layers") or table in tables_of_questions()
 
 
 def test_a_plain_scan_has_no_column_of_a_measurement() -> None:
@@ -162,9 +161,9 @@ def test_a_plain_scan_has_no_column_of_a_measurement() -> None:
 
 
 def test_names_come_in_one_order_and_all_is_every_one() -> None:
-    assert asked_measures("all") == asked_measures([*reversed(MEASURES), "all", "all"]) == tuple(MEASURES)
-    assert asked_measures(()) == ()
-    assert make_request(model="m", measures=[*reversed(MEASURES)]).measures == tuple(MEASURES)
+    assert questions_asked("all") == questions_asked([*reversed(list(QUESTIONS)), "all", "all"]) == tuple(QUESTIONS)
+    assert questions_asked(()) == ()
+    assert make_request(model="m", measures=[*reversed(list(QUESTIONS))]).measures == tuple(QUESTIONS)
     with pytest.raises(SinkscopeError, match=r"^--measure 'smooth': .*all; did you mean smoothing\?$"):
         make_request(model="m", measures=["smooth"])
 
@@ -183,7 +182,7 @@ def test_the_older_spelling_means_the_same(tiny_folder: Path, scan_cli: Scan) ->
     text = CliRunner().invoke(app, ["scan", "--help"]).stdout
     assert "--smoothing" not in text
     assert re.search(r"--measure +NAME", text)
-    assert all(name in text for name in MEASURES)
+    assert all(name in text for name in QUESTIONS)
 
 
 def test_an_unknown_measurement_is_refused_before_anything_is_loaded(refused: Refused, tiny_folder: Path) -> None:

@@ -22,8 +22,8 @@ from sinkscope import SinkscopeError, load_run
 from sinkscope.checkpoints import wrap_model
 from sinkscope.checkpoints.loading import pick_device
 from sinkscope.checkpoints.sources import find_source
-from sinkscope.checkpoints.trigger.model import TriggerModel
 from sinkscope.cli import app
+from sinkscope.trigger.model import TriggerModel
 
 
 def out_of_memory(*args: Any, **kwargs: Any) -> None:

@@ -58,7 +58,7 @@ def test_minilm_every_column(minilm: Checkpoint, length: int, count: int) -> Non
 @pytest.mark.slow
 def test_gemma_against_its_own_eager_attention(gemma: Checkpoint) -> None:
     """bos_mass and alpha_0 of every head from the model's own eager maps, an implementation that is not ours at all."""
-    from sinkscope.checkpoints.eager import eager
+    from sinkscope.checkpoints.forward import eager
 
     ids = prose(gemma, 600, 1)
     with torch.no_grad(), eager(gemma.model):

@@ -18,7 +18,8 @@ from maps import columns
 from transformers import AutoModel, Wav2Vec2FeatureExtractor, WhisperFeatureExtractor
 
 import sinkscope
-from sinkscope.inputs.sound import decoder_ids, language_and_task, read_wav
+from sinkscope.checkpoints.tokenizers import language_and_task
+from sinkscope.inputs.sound import decoder_ids, read_wav
 
 RATE = 16000
 START = 1

@@ -17,7 +17,7 @@ from sinkscope.comparison.gate import check
 from sinkscope.comparison.policy import Policy, Rule
 from sinkscope.metrics.extension import functions_in
 from sinkscope.present.figures.run import draw
-from sinkscope.runs.strict_json import to_json
+from sinkscope.runs.schema.base import to_json
 
 FILE = Path(__file__).parents[2] / "examples" / "my_metric.py"
 IDS = random_ids(3, 24)

@@ -22,12 +22,13 @@ from typer.testing import CliRunner, Result
 from watched import find, hooks
 
 import sinkscope
-from sinkscope.cli.places import unfinished_folder
-from sinkscope.experiments.ablation.result import HIDDEN, RANDOM, UNABLATED, Arm, summarise
+from sinkscope.cli.scan_job import unfinished_folder
 from sinkscope.experiments.arms.head_choice import HeadTable, Score, read_fractions, read_score
 from sinkscope.experiments.arms.loss import next_token_losses
-from sinkscope.experiments.arms.statistics import versus_random
 from sinkscope.experiments.arms.zeroing import zeroed
+from sinkscope.runs.saved.ablation import HIDDEN, RANDOM, summarise
+from sinkscope.runs.saved.ablation import ZeroedArm as Arm
+from sinkscope.runs.saved.arms_table import UNABLATED, versus_random
 
 FILES = {"ablation.csv", "losses.csv", "arms.csv", "ablation.json", "ablation.png", "ablation.svg"}
 SMALL = {"num_sequences": 3, "seq_len": 24, "draws": 2}
@@ -177,6 +178,18 @@ def test_a_model_object_and_all_of_the_first_token(tiny_model: Any, tokenizer: A
     assert rows["sink_rate_any"].notna().sum() == 2
     assert rows.loc[HIDDEN, "increase"] == pytest.approx(rows.loc[HIDDEN, "loss"] - rows.loc[UNABLATED, "loss"])
     assert result.words[-1].startswith("First token hidden")
+
+
+def test_a_score_that_is_named_twice_is_one_arm(tiny_folder: Path, tiny_run: Path) -> None:
+    """And fractions of as many heads share their random draws, which an error over draws must not count twice."""
+    result = sinkscope.ablate(
+        str(tiny_folder), tiny_run, scores=["honor", "honor:low"], fractions=[0.25, 0.26], **SMALL
+    )
+    assert result.table["arm"].tolist() == [UNABLATED, "honor:low", RANDOM, "honor:low", RANDOM]
+    assert result.facts["scores"] == ["honor:low"]
+    assert result.arms.set_index("arm")["draws"].to_dict() == {
+        UNABLATED: 1, "heads:honor:low25%": 1, "heads:random2": 2, "heads:honor:low26%": 1,
+    }  # fmt: skip
 
 
 # Choosing

@@ -5,9 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,15 +41,15 @@ from sinkscope.experiments.arms.calls import watched
 from sinkscope.experiments.arms.compared import Reference
 from sinkscope.experiments.arms.engine import measure, run
 from sinkscope.experiments.arms.experiment import expanded
-from sinkscope.experiments.arms.finished import key_of
-from sinkscope.experiments.arms.grammar import KINDS, read_arm
+from sinkscope.experiments.arms.finished import Finished, key_of
+from sinkscope.experiments.arms.grammar import BUILT_IN, KINDS, READERS, read_arm, told, written
 from sinkscope.experiments.arms.kinds import massive
 from sinkscope.experiments.arms.kinds.keys import HiddenKeys
-from sinkscope.experiments.arms.measured import MEASURES, Measured
 from sinkscope.experiments.arms.positions import Positions
-from sinkscope.experiments.arms.result import in_words
 from sinkscope.experiments.arms.sinks import SinkCount
-from sinkscope.experiments.arms.statistics import DESTROYED, table_of
+from sinkscope.runs.catalogue import table_columns
+from sinkscope.runs.saved.arms import in_words
+from sinkscope.runs.saved.arms_table import DESTROYED, MEASURES, ArmNumbers, table_of
 
 LENGTH = 40
 IDS = random_ids(2, LENGTH)
@@ -565,10 +570,10 @@ def test_sink_rates_are_those_of_a_scan() -> None:
 
 def made(
     name: str, shift: Any, family: str | None = None, kept: int | None = None, draw: int | None = None
-) -> Measured:
+) -> ArmNumbers:
     base = np.linspace(2.0, 3.0, 8)
     values = {measure: np.zeros(8) for measure in MEASURES} | {"loss": base + shift}
-    return Measured(name, family, kept, draw, values)
+    return ArmNumbers(name, family, kept, draw, values)
 
 
 def test_the_knee_is_the_least_number_within_an_error_of_the_best() -> None:
@@ -727,11 +732,30 @@ def test_every_kind_is_told_of_in_the_help() -> None:
     from sinkscope.cli import app
 
     text = " ".join(CliRunner().invoke(app, ["arms", "--help"]).stdout.split())
-    for kind in KINDS.values():
-        assert kind.what
+    for kind in BUILT_IN:
         assert kind.source
-        for form in kind.grammar.split(" with ")[0].split(": ")[0].replace(" or ", ", ").split(", "):
-            assert form.split(" with ")[0] in text, (kind.name, form)
+        assert f"{kind.grammar}: {kind.what}" in text
+        assert "(" not in kind.name
+        assert kind.grammar.startswith(f"{kind.name}:")
+    assert "Example: sinkscope arms" in text
+
+
+def test_every_file_of_kinds_is_in_the_table() -> None:
+    """Each kind has a file of its own, and its reader reads one of the forms that the table lists."""
+    files = {path.stem for path in Path(massive.__file__).parent.glob("*.py")} - {"__init__"}
+    assert {kind.reader.partition(":")[0] for kind in BUILT_IN} == files
+    assert [kind.name for kind in BUILT_IN] == [name for name in READERS if READERS.ships(name)]
+    for name in KINDS:
+        with pytest.raises(sinkscope.SinkscopeError) as refused:
+            read_arm(f"{name}:" + "\udcff" * (name == "first-token"))
+        assert str(refused.value).endswith(f"; write {written(name)}")
+
+
+def test_the_grammar_loads_no_torch() -> None:
+    seen = "'neuron:L.N' in arms.__doc__, 'torch' in sys.modules"
+    code = f"import sys; from sinkscope.cli.arms import arms; print({seen})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True False\n"
 
 
 # Models that call their modules in other ways
@@ -841,20 +865,22 @@ class ScaledValues(Arm):
         return self.title or f"scaled:{self.factor:g}"
 
     @contextmanager
-    def applied(self, one: Pass) -> Iterator[None]:
-        with one.changed(lambda site, call: replace(call, value=self.factor * call.value)):
+    def applied(self, forward: Pass) -> Iterator[None]:
+        with forward.changed(lambda site, call: replace(call, value=self.factor * call.value)):
             yield
 
 
 def test_an_arm_of_one_s_own(tiny_model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As an object, and by a name of the grammar."""
     monkeypatch.setattr("sinkscope.experiments.arms.grammar.KINDS", dict(KINDS))
+    monkeypatch.setattr("sinkscope.experiments.arms.grammar.READERS", copy.deepcopy(READERS))
 
     @sinkscope.arm_kind("scaled", "scaled:FACTOR", "this test")
     def read_scaled(rest: str) -> Arm:
         """All values times a factor."""
         return ScaledValues(float(rest))
 
+    assert "\n\nscaled:FACTOR: All values times a factor.\n\n" in told()
     with pytest.raises(sinkscope.SinkscopeError, match="is declared already"):
         sinkscope.arm_kind("scaled", "scaled:FACTOR", "this test")(read_scaled)
     options: dict[str, Any] = {"tokenizer": tokenizer, "num_sequences": 2, "seq_len": 24, "draws": 2}
@@ -862,6 +888,25 @@ def test_an_arm_of_one_s_own(tiny_model: Any, tokenizer: Any, monkeypatch: pytes
     rows = result.table.set_index("arm")
     assert rows.loc["scaled:1", "increase"] == 0
     assert rows.loc["scaled:0.5", "increase"] != 0
+
+
+def read_packaged(rest: str) -> Arm:
+    if not rest:
+        raise sinkscope.SinkscopeError("no factor")
+    return ScaledValues(float(rest))
+
+
+def test_an_arm_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an entry point, which `--help` names without loading it."""
+    entry = EntryPoint("packaged", f"{__name__}:read_packaged", "sinkscope.arms")
+    installed = {"sinkscope.arms": {"packaged": [entry]}}
+    monkeypatch.setattr("sinkscope.lookup._entries", lambda group, paths: installed.get(group, {}))
+    assert read_arm("packaged:2").name == "scaled:2"
+    assert "\n\npackaged:REST: of another package\n\n" in told()
+    with pytest.raises(sinkscope.SinkscopeError, match="--arm 'packaged:': no factor; write packaged:REST"):
+        read_arm("packaged:")
+    with pytest.raises(sinkscope.SinkscopeError, match=r"no such kind of arm; one of heads, .*, neuron, packaged$"):
+        read_arm("packed:2")
 
 
 # The experiment and the commands
@@ -899,6 +944,76 @@ def test_an_interrupted_measurement_goes_on(tiny_folder: Path, tmp_path: Path, m
     pd.testing.assert_frame_equal(result.sequences, whole.sequences, check_exact=True)
     result.save(tmp_path / "a", resume=True)
     assert {path.name for path in (tmp_path / "a").iterdir()} == {"arms.csv", "arm_sequences.csv", "arms.json"}
+
+
+@pytest.fixture
+def in_time() -> Iterator[None]:
+    """Ends a test that waits, as for the writer of a pipe."""
+
+    def late(*_: Any) -> None:
+        raise TimeoutError("it waits for ever")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def kept_batch(folder: Path) -> tuple[Path, np.ndarray]:
+    """One finished batch on disk, and its numbers."""
+    values = np.arange(6.0).reshape(1, 2, 3)
+    Finished(folder, {"seed": 0}, resume=False).write(0, values)
+    return folder / "shards", values
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "[]", "", "\xff", '{"values": [[[', "{}"])
+def test_a_damaged_batch_is_measured_again(content: str, tmp_path: Path) -> None:
+    shards, values = kept_batch(tmp_path)
+    (shards / "00000000.json").write_text(content, "latin-1")
+    found = Finished(tmp_path, {"seed": 0}, resume=True)
+    assert found.read(0, values.shape) is None
+    with pytest.raises(KeyboardInterrupt), found.kept():
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("number", ["1" * 400, '"many"', "null", "[1]", "1" * 5000])
+def test_a_number_that_no_batch_holds(number: str, tmp_path: Path) -> None:
+    shards, values = kept_batch(tmp_path)
+    path = shards / "00000000.json"
+    path.write_text(path.read_text().replace("5.0", number))
+    assert Finished(tmp_path, {"seed": 0}, resume=True).read(0, values.shape) is None
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "[]", "", "nonsense", '{"seed": ' + "1" * 5000 + "}"])
+def test_a_damaged_key_is_told_of(content: str, tmp_path: Path) -> None:
+    shards, _ = kept_batch(tmp_path)
+    (shards / "key.json").write_text(content)
+    with pytest.raises(sinkscope.SinkscopeError, match=r"shards/key\.json is damaged: start anew with --force"):
+        Finished(tmp_path, {"seed": 0}, resume=True)
+    Finished(tmp_path, {"seed": 0}, resume=False)
+    assert json.loads((shards / "key.json").read_text()) == {"seed": 0}
+
+
+def test_a_key_with_a_large_number_is_another_measurement(tmp_path: Path) -> None:
+    shards, _ = kept_batch(tmp_path)
+    (shards / "key.json").write_text('{"seed": ' + "1" * 400 + "}")
+    with pytest.raises(sinkscope.SinkscopeError, match="an unfinished measurement with another seed"):
+        Finished(tmp_path, {"seed": 0}, resume=True)
+
+
+@pytest.mark.parametrize("name", ["00000000.json", "key.json"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+@pytest.mark.usefixtures("in_time")
+def test_a_pipe_in_the_place_of_a_batch_is_refused(make: Callable[[Path], None], name: str, tmp_path: Path) -> None:
+    """Nobody writes into it: who reads it waits for ever."""
+    shards, values = kept_batch(tmp_path)
+    (shards / name).unlink()
+    make(shards / name)
+    with pytest.raises(sinkscope.SinkscopeError, match=f"shards/{name} is no file: remove it, or start anew with"):
+        Finished(tmp_path, {"seed": 0}, resume=True).read(0, values.shape)
+    Finished(tmp_path, {"seed": 0}, resume=False)
+    assert sorted(path.name for path in shards.iterdir()) == ["key.json"]
 
 
 def test_another_run_is_another_measurement() -> None:
@@ -994,7 +1109,7 @@ def cli(tmp_path: Path, tiny_folder: Path) -> Callable[..., Result]:
 def test_a_command_writes_its_folder(
     command: str, words: list[str], shown: list[str], cli: Callable[..., Result], tmp_path: Path
 ) -> None:
-    from sinkscope.runs.schema.arms_tables import ARMS_TABLES
+    from sinkscope.runs.schema.other_tables import ARMS_TABLES
 
     done = cli(command, *words)
     assert done.exit_code == 0, done.stderr
@@ -1004,7 +1119,7 @@ def test_a_command_writes_its_folder(
     assert all(part in done.stdout for part in shown), done.stdout
     for name in ARMS_TABLES:
         table = pd.read_csv(folder / f"{name}.csv")
-        assert list(table.columns) == [column.name for column in ARMS_TABLES[name].columns()]
+        assert list(table.columns) == [column.name for column in table_columns(ARMS_TABLES[name])]
     saved = json.loads((folder / "arms.json").read_text())
     assert saved["table"][0]["arm"] == "unablated"
     assert saved["in_words"]

@@ -24,7 +24,7 @@ from sinkscope.experiments.arms.finished import Finished
 from sinkscope.experiments.arms.grammar import read_arm
 from sinkscope.experiments.arms.sharing import pieces
 from sinkscope.runs.folder import UNFINISHED
-from sinkscope.runs.strict_json import to_json
+from sinkscope.runs.schema.base import to_json
 
 FAULTY = str(Path(__file__).parents[1] / "support" / "launched.py")
 ARMS = ["keys:first1", "kv:2+first1"]
@@ -35,19 +35,19 @@ WORDS = ("--arm", ARMS[0], "--arm", ARMS[1], "--num-sequences", "5", "--seq-len"
 
 
 @pytest.mark.parametrize(
-    ("batches", "jobs", "processes", "parts"),
+    ("batches", "trials", "processes", "parts"),
     [
         (4, 20, 1, 1), (4, 20, 2, 1), (4, 20, 4, 1), (16, 20, 8, 1), (1, 20, 2, 2), (2, 20, 4, 2), (4, 20, 8, 2),
         (1, 20, 3, 3), (5, 28, 2, 2), (4, 2, 8, 1), (3, 1, 8, 1), (1, 4, 64, 3),
     ],
 )  # fmt: skip
-def test_a_batch_is_cut_where_processes_would_be_idle(batches: int, jobs: int, processes: int, parts: int) -> None:
-    found = pieces([(3 * number, 3) for number in range(batches)], jobs, processes)
+def test_a_batch_is_cut_where_processes_would_be_idle(batches: int, trials: int, processes: int, parts: int) -> None:
+    found = pieces([(3 * number, 3) for number in range(batches)], trials, processes)
     assert len(found) == batches * parts
     for start in range(0, 3 * batches, 3):
         own = [piece for piece in found if piece.start == start]
-        assert all(piece.jobs[0] == 0 for piece in own)
-        assert sorted(job for piece in own for job in piece.jobs[1:]) == list(range(1, jobs))
+        assert all(piece.trials[0] == 0 for piece in own)
+        assert sorted(trial for piece in own for trial in piece.trials[1:]) == list(range(1, trials))
         assert [piece.last for piece in own] == [False] * (parts - 1) + [True]
     assert [piece.start for piece in found] == sorted(piece.start for piece in found)
 

@@ -20,8 +20,8 @@ from sinkscope.experiments.bench import bench as speed
 from sinkscope.experiments.bench.bench import bench
 from sinkscope.experiments.bench.contenders import Passes
 from sinkscope.experiments.bench.memory import free_bytes, peak_bytes
-from sinkscope.experiments.bench.result import BACKBONE, EAGER, LATER, PLAIN, SCAN, Cost, Speed
 from sinkscope.present.terminal.bench import render_bench
+from sinkscope.runs.saved.speed import BACKBONE, EAGER, LATER, PLAIN, SCAN, Cost, Speed
 
 CPU = torch.device("cpu")
 

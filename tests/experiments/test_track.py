@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from click.testing import Result
-from trainings import causal_llama, ids
+from trainings import callback, causal_llama, ids
 from typer.testing import CliRunner
 
 import sinkscope
@@ -19,7 +20,8 @@ from sinkscope.cli import app
 from sinkscope.experiments.training.steps import Step, steps_of, tables
 from sinkscope.experiments.training.trajectory import emergence
 from sinkscope.present.terminal.trajectory import render_trajectory
-from sinkscope.runs.schema.training_tables import TRAINING_TABLES
+from sinkscope.runs.catalogue import table_columns
+from sinkscope.runs.schema.other_tables import TRAINING_TABLES
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +65,157 @@ def test_one_folder_a_step_and_the_tables_of_all(checkpoints: list[Path], tmp_pa
         assert model["value"].item() == pytest.approx(run.summary.streams["text"].sink_score.mean, rel=1e-8)
     assert len(emerged) == 8
     for name, table in (("trajectory", trajectory), ("emergence", emerged)):
-        assert list(table.columns) == [column.name for column in TRAINING_TABLES[name].columns()]
+        assert list(table.columns) == [column.name for column in table_columns(TRAINING_TABLES[name])]
     again = emergence(trajectory, 0.3)
     assert again.to_csv(index=False, float_format="%.9g") == (out / "emergence.csv").read_text()
     assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+@pytest.fixture(scope="module")
+def tracked(checkpoints: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a track of the first two steps wrote. Shared: copy it."""
+    out = tmp_path_factory.mktemp("tracked") / "out"
+    result = track(checkpoints[:2], out)
+    assert result.exit_code == 0, result.stderr
+    return out
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+
+
+def refused(result: Result, said: str) -> None:
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    lines = [line for line in result.stderr.splitlines() if "error" in line]
+    assert len(lines) == 1, result.stderr
+    assert said in lines[0]
+    assert "unexpected" not in lines[0]
+
+
+# Which steps the tables hold, and whose files are replaced
+
+
+def test_the_tables_hold_every_step_that_stands_there(checkpoints: list[Path], tracked: Path, tmp_path: Path) -> None:
+    """Also those that are not named again, because the training has removed their checkpoints, and those that fail."""
+    out = tmp_path / "out"
+    shutil.copytree(tracked, out)
+    broken = tmp_path / "checkpoint-0"
+    broken.mkdir()
+    result = track([broken, checkpoints[1], checkpoints[2]], out)
+    assert result.exit_code == 2
+    assert "1 of 3 steps failed" in result.stderr
+    whole = tmp_path / "whole"
+    shutil.copytree(out, whole)
+    assert sorted(set(pd.read_csv(out / "trajectory.csv")["step"])) == [0, 20, 100]
+    fewer = track(checkpoints[1:], out)
+    assert fewer.exit_code == 0, fewer.stderr
+    assert "step 0" not in fewer.stderr
+    assert contents(out) == contents(whole)
+    table = pd.read_csv(out / "trajectory.csv")
+    assert set(pd.read_csv(tracked / "trajectory.csv")["step"]) == {0, 20}
+    own = table[table["step"] <= 20].to_csv(index=False, float_format="%.9g")
+    assert own == pd.read_csv(tracked / "trajectory.csv").to_csv(index=False, float_format="%.9g")
+
+
+def test_the_trajectory_of_a_callback_is_left_alone(checkpoints: list[Path], tmp_path: Path) -> None:
+    """SinkCallback writes that name into the Trainer's folder: those measurements cannot be made again."""
+    out = tmp_path / "out"
+    out.mkdir()
+    callback(output=out / "trajectory.csv").measure(20, causal_llama())
+    before = contents(out)
+    for more in ((), ("--force",)):
+        refused(track(checkpoints[:2], out, *more), f"{out / 'trajectory.csv'} holds step 20, of which no run folder")
+        assert contents(out) == before
+        assert list(out.iterdir()) == [out / "trajectory.csv"], "nothing was scanned"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("trajectory.csv", "step,mine\n1,2\n", "is no trajectory of sinkscope's: move it, or give another --out"),
+        ("trajectory.csv", "", "is no trajectory of sinkscope's: move it, or give another --out"),
+        ("emergence.csv", "mine", "stands there without the trajectory.csv"),
+        ("trajectory.png", "mine", "stands there without the trajectory.csv"),
+    ],
+)
+def test_a_file_of_somebody_s_is_left_alone(
+    name: str, content: str, said: str, checkpoints: list[Path], tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(content)
+    refused(track(checkpoints[:2], tmp_path), said)
+    assert contents(tmp_path) == {name: content.encode()}
+
+
+def test_a_callback_s_table_over_the_steps_of_an_interrupted_track(
+    checkpoints: list[Path], tracked: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(tracked, out)
+    for name in ("emergence.csv", "trajectory.png", "trajectory.svg"):
+        (out / name).unlink()
+    before = contents(out)
+    refused(track(checkpoints[:2], out), "has no emergence.csv beside it")
+    assert contents(out) == before
+
+
+def test_the_files_are_replaced_together_or_not_at_all(
+    checkpoints: list[Path], tracked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(tracked, out)
+    before = contents(out)
+
+    def fails(*_: Any, **__: Any) -> bytes:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sinkscope.present.figures.trajectory.draw_trajectory", fails)
+        refused(track(checkpoints[1:], out), "No space left on device")
+    assert contents(out) == before
+    assert {path.name for path in out.iterdir() if path.name.startswith(".")} == set()
+
+
+def test_a_figure_of_older_tables_does_not_stay(
+    checkpoints: list[Path], tracked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(tracked, out)
+    monkeypatch.setattr("sinkscope.present.figures.canvas.available", lambda: False)
+    assert track(checkpoints[:2], out).exit_code == 0
+    assert set(contents(out)) == {"trajectory.csv", "emergence.csv"}
+
+
+def test_steps_of_another_training_are_not_mixed_in(checkpoints: list[Path], tracked: Path, tmp_path: Path) -> None:
+    out, other = tmp_path / "out", tmp_path / "other"
+    shutil.copytree(tracked, out)
+    for step in (100, 200):
+        shutil.copytree(checkpoints[2], other / f"checkpoint-{step}")
+    before = contents(out)
+    refused(track(sorted(other.iterdir()), out), f"{out / 'step-00000000'} is a step of another training")
+    assert contents(out) == before
+    assert not (out / "step-00000100").exists()
+
+
+def test_checkpoints_of_other_sizes_make_no_table(checkpoints: list[Path], tracked: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(tracked, out)
+    before = contents(out)
+    larger = tmp_path / "checkpoint-200"
+    causal_llama(num_hidden_layers=3).save_pretrained(larger)
+    result = track([*checkpoints[:2], larger], out)
+    refused(result, "step 200 has 12 heads in 3 layers and step 0 has 8 in 2: a trajectory is of one model")
+    assert contents(out) == before
+
+
+def test_steps_over_other_text_make_no_table(checkpoints: list[Path], tracked: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(tracked, out)
+    before = contents(out)
+    shutil.copytree(checkpoints[2], checkpoints[2].with_name("checkpoint-300"), dirs_exist_ok=True)
+    named = [checkpoints[2], checkpoints[2].with_name("checkpoint-300")]
+    refused(track(named, out, "--seed", "1"), "step 100 and step 0 were scanned over other text")
+    assert contents(out) == before
 
 
 @pytest.mark.slow
@@ -177,9 +326,28 @@ def test_the_step_of_a_checkpoint(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("step", ["Infinity", "-Infinity", "NaN", "-5", "1.5", "true", '"900"', "null", "9" * 20])
+def test_a_recorded_step_that_is_none_is_refused_before_the_first_scan(step: str, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint-900"
+    folder.mkdir()
+    (folder / "trainer_state.json").write_text(f'{{"global_step": {step}}}')
+    with pytest.raises(sinkscope.SinkscopeError, match=r"trainer_state\.json: global_step .* is no number of training"):
+        steps_of([str(folder), "out/checkpoint-500"], [])
+
+
+def test_a_folder_whose_state_tells_no_step_is_taken_by_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint-900"
+    folder.mkdir()
+    for state in ("{}", "[]", "nonsense", "[" * 100_000, f'{{"global_step": {"9" * 5000}}}'):
+        (folder / "trainer_state.json").write_text(state)
+        assert steps_of([str(folder), "out/checkpoint-500"], [])[1].number == 900
+
+
 @pytest.mark.parametrize(
     ("models", "revisions", "said"),
     [
+        (["a-1", f"checkpoint-{'1' * 23}"], [], "no number of training steps: at most"),
+        (["a-1"], ["step1", f"step{'1' * 5000}"], "no number of training steps: at most"),
         (["a-1", "b-2"], ["step1"], "name one MODEL"),
         (["best", "last"], [], "names no training step"),
         (["a-1", "b-1"], [], "both step 1"),

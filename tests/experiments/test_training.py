@@ -153,6 +153,60 @@ def test_a_trajectory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "mine"
 
 
+def test_a_step_that_is_measured_again_is_replaced(tmp_path: Path) -> None:
+    """By the same callback, and by another one over the same file."""
+    path, model = tmp_path / "t.csv", causal_llama()
+    own = callback(output=path)
+    for step in (0, 5, 10):
+        own.measure(step, model)
+    first = path.read_bytes()
+    own.measure(5, model)
+    assert path.read_bytes() == first
+    model.model.layers[0].self_attn.q_proj.weight.data *= 30
+    callback(output=path).measure(5, model)
+    table, before = pd.read_csv(path), path.with_name("before.csv")
+    before.write_bytes(first)
+    assert list(dict.fromkeys(table["step"])) == [0, 5, 10]
+    others = pd.read_csv(before)
+    assert len(table) == len(others)
+    pd.testing.assert_frame_equal(table[table["step"] != 5], others[others["step"] != 5])
+    assert not table[table["step"] == 5].equals(others[others["step"] == 5])
+
+
+def test_rows_are_not_added_to_somebody_s_file(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("step,mine\n1,2\n")
+    with pytest.raises(sinkscope.SinkscopeError, match="no trajectory"):
+        callback(output=tmp_path / "t.csv").measure(0, causal_llama())
+    assert (tmp_path / "t.csv").read_text() == "step,mine\n1,2\n"
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, "x", None, True, float("nan")])
+def test_a_number_of_steps_that_is_none(every: Any) -> None:
+    with pytest.raises(sinkscope.SinkscopeError, match=r"^every=.*: give a number of training steps, 1 or more$"):
+        callback(every=every)
+
+
+def test_numpy_s_whole_numbers_are_numbers_of_steps() -> None:
+    assert callback(every=np.int64(3)).every == 3
+
+
+def test_a_log_that_raises_ends_no_training(tmp_path: Path) -> None:
+    """It is told of once, and gets the values of every measurement."""
+    seen: list[dict[str, float]] = []
+
+    def log(values: dict[str, float]) -> None:
+        seen.append(values)
+        raise ConnectionError("the tracker is gone")
+
+    with pytest.warns(UserWarning, match="log= of SinkCallback failed at step 0: .*the tracker is gone") as told:
+        trainer = trained(tmp_path, [callback(log=log)], max_steps=4)
+    assert len(told) == 1
+    assert trainer.state.global_step == 4
+    assert [entry["step"] for entry in trainer.state.log_history if "sink/bos_mass" in entry] == [0, 2, 4]
+    assert len(seen) == 3
+    assert sorted(set(pd.read_csv(tmp_path / "trajectory.csv")["step"])) == [0, 2, 4]
+
+
 def test_a_training_that_starts_anew_leaves_no_row_of_the_last_one(tmp_path: Path) -> None:
     callback(output=tmp_path / "trajectory.csv").measure(500, causal_llama())
     keep_until(tmp_path / "trajectory.csv", 501)

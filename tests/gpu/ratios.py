@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModel
 from sinkscope.capture.kernels.attend import TRITON
 from sinkscope.experiments.bench.contenders import Passes
 from sinkscope.experiments.bench.memory import peak_bytes
-from sinkscope.experiments.bench.result import BACKBONE, SCAN
+from sinkscope.runs.saved.speed import BACKBONE, SCAN
 
 DTYPES = ("bfloat16", "float32")
 AIM, FROM = 1.15, 2048

@@ -14,11 +14,11 @@ import torch
 from conftest import VOCABULARY, Refused, make_tokenizer
 
 from sinkscope import SinkscopeError
+from sinkscope.checkpoints.tokenizers import language_and_task
 from sinkscope.inputs import read_corpus, token_rules
 from sinkscope.inputs.batches import TokenData, batches
 from sinkscope.inputs.corpus import NothingLeft
 from sinkscope.inputs.rules import encode
-from sinkscope.inputs.sound import language_and_task
 
 
 def read(spec: object, tokenizer: Any, seq_len: int = 16, **kwargs: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -19,7 +21,7 @@ from sinkscope.engine.launch import Processes
 from sinkscope.metrics import METRICS, registered
 from sinkscope.metrics.extension import code_sha256, definitions, functions_in
 from sinkscope.metrics.registry import formula_of, register
-from sinkscope.runs.columns import metric_set
+from sinkscope.tables.columns import metric_set
 
 
 def shown() -> LayerView:
@@ -145,6 +147,59 @@ def test_a_metric_that_goes_wrong_is_named(compute: Callable[..., Any], message:
     with pytest.raises(SinkscopeError, match=f"^metric own: {message}") as caught:
         metric.compute(shown())
     assert "\n" not in str(caught.value)
+
+
+def leave(view: LayerView) -> Any:
+    sys.exit(0)
+
+
+def interrupt_itself(view: LayerView) -> Any:
+    raise BaseException("no exception")
+
+
+def write_into(view: LayerView) -> Any:
+    view.attention.first.mul_(2)
+    return view.attention.first[..., 0]
+
+
+@pytest.mark.parametrize(
+    ("compute", "message"),
+    [(leave, "SystemExit: 0"), (interrupt_itself, "BaseException: no exception"),
+     (write_into, "it changed `first` of what it was shown; work on a copy: first.clone()")],
+)  # fmt: skip
+def test_a_metric_neither_ends_the_scan_nor_changes_what_others_read(compute: Callable[..., Any], message: str) -> None:
+    metric = metric_set([declared_as("own", compute)]).tables["heads"]["own"]
+    with pytest.raises(SinkscopeError) as caught:
+        metric.compute(shown())
+    assert str(caught.value).startswith(f"metric own: {message}")
+
+
+@pytest.mark.parametrize("closing", [False, True])
+def test_what_a_metric_prints_goes_to_stderr(closing: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """stdout may be the JSON of the summary; closing it closes nothing of ours."""
+
+    def talk(view: LayerView) -> Any:
+        print("working")
+        if closing:
+            sys.stdout.close()
+        return view.attention.first[..., 0]
+
+    metric_set([declared_as("own", talk)]).tables["heads"]["own"].compute(shown())
+    print("still open")
+    assert capsys.readouterr() == ("still open\n", "" if closing else "working\n")
+
+
+def test_a_file_that_is_written_anew_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as before and of the same second: Python's own cache of compiled files takes it for the old one."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    path = written(tmp_path, GOOD)
+    [before] = functions_in(path)
+    stamp = path.stat()
+    written(tmp_path, GOOD.replace("/ 2", "/ 4"))
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    [after] = functions_in(path)
+    assert float(before(shown())[0, 0]) == 0.5
+    assert float(after(shown())[0, 0]) == 0.25
 
 
 @pytest.mark.parametrize("error", [sinkscope.Missing(), MemoryError(), torch.OutOfMemoryError("CUDA out of memory. ")])

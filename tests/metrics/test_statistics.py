@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sinkscope.capture import loops
 from sinkscope.metrics.median import median_abs
 from sinkscope.metrics.spectra import SpectrumEntropy, cheap_spectra, full, solve, spectrum_entropy
-from sinkscope.runs.averages import mean, pairwise_cosine, sem
+from sinkscope.runs.statistics import mean, pairwise_cosine, sem
 
 
 @pytest.mark.parametrize("there", ["numpy", "loop", "accelerator"])

@@ -15,10 +15,10 @@ from tiers import slow_but
 from transformers import AutoModel
 
 import sinkscope
-from sinkscope.capture.site import Kind
+from sinkscope.capture.site import AttentionKind
 from sinkscope.present.figures import run as run_figures
 from sinkscope.present.terminal.run import render_run
-from sinkscope.runs.image_tokens import uniform_mass
+from sinkscope.tables.image_tokens import uniform_mass
 
 KEYS = (".k_proj.", ".key.", ".k.", ".c_attn.", "relative_attention_bias")
 
@@ -103,8 +103,11 @@ def test_the_figure_s_line_is_what_uniform_attention_measures(family: str) -> No
     assert line == pytest.approx(run.length_curve.groupby("length")["sink_score"].mean().to_numpy(), rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", [Kind("full"), Kind("sliding", 4), Kind("chunked", 4), Kind("sliding", 50)])
-def test_uniform_mass_on_image_tokens_is_the_double_loop_s(kind: Kind) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [AttentionKind("full"), AttentionKind("sliding", 4), AttentionKind("chunked", 4), AttentionKind("sliding", 50)],
+)
+def test_uniform_mass_on_image_tokens_is_the_double_loop_s(kind: AttentionKind) -> None:
     places = np.random.default_rng(0).random(30) < 0.4
     rows = []
     for i in range(30):

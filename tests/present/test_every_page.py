@@ -14,11 +14,11 @@ from desk import enlarged, hostile, scanned
 
 import sinkscope
 from sinkscope.comparison.compare_runs import compare
-from sinkscope.experiments.saved_arms import load_arms, placed
 from sinkscope.present.html.atlas import render_atlas
 from sinkscope.present.html.report import render_report
 from sinkscope.runs.atlas import atlas
 from sinkscope.runs.run import Run
+from sinkscope.runs.saved.loaded_arms import load_arms, placed
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (chromium, google-chrome on PATH)"),

@@ -25,17 +25,17 @@ from typer.testing import CliRunner
 from sinkscope.cli import app
 from sinkscope.errors import SinkscopeError
 from sinkscope.present.paper import formats
-from sinkscope.present.paper.format import find_format, format_names
+from sinkscope.present.paper.format import FORMATS
 from sinkscope.present.paper.formats.latex import escape, latex_table
 from sinkscope.present.terminal.run import render_run
-from sinkscope.runs.head_selection import selected_heads
 from sinkscope.runs.paper_table import PaperTable, model_labels, paper_table, sources_table
+from sinkscope.runs.selections import selected_heads
 
 EVIL = r"50%_of {a} \ $x^2$ & #1 ~ [b] <script>|"
 
 
 def render(table: PaperTable, form: str) -> str | bytes:
-    return find_format(form).write(table)
+    return FORMATS[form].write(table)
 
 
 def assert_balanced(text: str) -> None:
@@ -210,8 +210,8 @@ def test_an_interval_of_zero_width_is_kept() -> None:
 def test_every_built_in_format_is_one_file() -> None:
     folder = Path(formats.__file__).parent
     names = [path.stem for path in sorted(folder.glob("*.py")) if path.stem != "__init__"]
-    found = [find_format(name) for name in names]
-    assert names == format_names()
+    found = [FORMATS[name] for name in names]
+    assert names == list(FORMATS)
     assert [each.name for each in found] == names
     endings = [ending for each in found for ending in each.extensions]
     assert len(set(endings)) == len(endings)
@@ -268,7 +268,7 @@ def test_another_package_adds_a_format(tmp_path: Path, install: Callable[[str, s
 def test_a_bad_format_is_refused(name: str, value: str, said: str, install: Callable[[str, str], None]) -> None:
     install(name, value)
     with pytest.raises(SinkscopeError, match=said):
-        find_format(name)
+        FORMATS[name]
 
 
 @pytest.mark.slow

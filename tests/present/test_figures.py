@@ -17,16 +17,16 @@ from typer.testing import CliRunner
 
 from sinkscope.cli import app
 from sinkscope.errors import SinkscopeError
-from sinkscope.experiments.ablation.result import Ablation
 from sinkscope.experiments.attention_map import HeadMap
 from sinkscope.present.colors import CONTROL, DIVERGING, MAP
 from sinkscope.present.figures import ablation as ablation_figure
 from sinkscope.present.figures.canvas import WIDTHS
 from sinkscope.present.figures.gallery import draw_attention
 from sinkscope.present.figures.run import _heatmap, draw
-from sinkscope.present.figures.trigger import attention, forced_mass, trajectory
-from sinkscope.present.identity import run_id
+from sinkscope.present.text import run_id
 from sinkscope.runs.run import Run
+from sinkscope.runs.saved.ablation import Ablation
+from sinkscope.trigger.figure import attention, forced_mass, trajectory
 
 STARTS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 

@@ -182,7 +182,7 @@ def test_dequantising_says_how_many_bytes(tmp_path: Path) -> None:
     import gguf
     import numpy as np
 
-    from sinkscope.checkpoints.dequantizing import dequantizing
+    from sinkscope.checkpoints.gguf_files import dequantizing
 
     path = tmp_path / "two.gguf"
     writer = gguf.GGUFWriter(path, "llama")

@@ -22,14 +22,12 @@ from sinkscope.cli.figures import save
 from sinkscope.cli.plot import SEVERAL, SINGLE
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.attention_map import HeadMap
-from sinkscope.present.figures.canvas import WIDTHS, drawn, headline
+from sinkscope.present.figures.canvas import WIDTHS, Grid, drawn, headline
 from sinkscope.present.figures.gallery import draw_attention, draw_gallery, gallery_heads
-from sinkscope.present.figures.grid import Grid
 from sinkscope.present.figures.lampert import PLAN, captions
 from sinkscope.present.figures.maps import Tile, paint_map, sinks
 from sinkscope.present.figures.series import all_series
-from sinkscope.present.figures.several.drawing import KINDS, draw_several
-from sinkscope.present.figures.several.kind import by_layer
+from sinkscope.present.figures.several import by_layer, draw_several, table_figures
 from sinkscope.present.figures.trajectory import draw_trajectories, draw_trajectory
 from sinkscope.runs.run import Run, load_run
 
@@ -59,7 +57,7 @@ def picture(content: bytes) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(content)).convert("L"))
 
 
-@pytest.mark.parametrize("figure", slow_but(KINDS, "smoothing"))
+@pytest.mark.parametrize("figure", slow_but(table_figures(), "smoothing"))
 def test_the_same_bytes_twice_with_text_as_text(figure: str) -> None:
     content, caption = draw_several([smoothed()], figure, "svg", "page")
     assert content == draw_several([smoothed()], figure, "svg", "page")[0]
@@ -70,7 +68,7 @@ def test_the_same_bytes_twice_with_text_as_text(figure: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", WIDTHS)
-@pytest.mark.parametrize("figure", KINDS)
+@pytest.mark.parametrize("figure", table_figures())
 def test_several_runs_fill_their_width_and_no_more(figure: str, size: str) -> None:
     """The outermost columns of pixels stay white: a legend or name that is too wide would run through them."""
     image = picture(draw_several([smoothed(), smoothed(1), smoothed(2)], figure, "png", size)[0])
@@ -293,9 +291,9 @@ def test_the_command_draws_trainings_by_their_folders(tmp_path: Path) -> None:
 
 
 def test_every_figure_has_its_place_in_the_command() -> None:
-    assert {*KINDS, "gallery", "trajectory"} == set(SEVERAL)
+    assert {*table_figures(), "gallery", "trajectory"} == set(SEVERAL)
     assert not set(SEVERAL) & set(SINGLE)
-    assert {each.figure for each in PLAN} - {None} == {*KINDS, "gallery"}
+    assert {each.figure for each in PLAN} - {None} == {*table_figures(), "gallery"}
     numbers = [number for each in PLAN for number in each.numbers.split(", ") if number]
     assert sorted(map(int, numbers)) == list(range(1, 14))
 

@@ -16,12 +16,11 @@ from small_run import make_run
 from sinkscope.checkpoints.examples import EXAMPLES
 from sinkscope.comparison.compare_runs import compare
 from sinkscope.present.terminal.comparison import render_comparison
-from sinkscope.present.terminal.console import as_text
 from sinkscope.present.terminal.metrics import SYMBOLS, metric_list, render_examples, render_metrics
 from sinkscope.present.terminal.run import render_run
-from sinkscope.present.terminal.table import table
-from sinkscope.present.terminal.trigger import render_study
+from sinkscope.present.terminal.table import as_text, table
 from sinkscope.present.text import printable
+from sinkscope.trigger.screen import render_study
 
 SCREEN = """\
 tiny  TinyModel, 2 M parameters, float32 on cpu

@@ -16,8 +16,8 @@ from sinkscope.cli import app
 from sinkscope.errors import SinkscopeError
 from sinkscope.present.terminal.run import render_run
 from sinkscope.runs.run import Run, load_run
-from sinkscope.runs.sink_tokens import COLUMNS
-from sinkscope.runs.token_selection import selected_tokens
+from sinkscope.runs.selections import selected_tokens
+from sinkscope.tables.sinks import COLUMNS
 
 EVIL = "\x1b[31mred\n[bold]"
 

@@ -15,12 +15,13 @@ from typer.testing import CliRunner
 from sinkscope.cli import app
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.atlas import atlas, atlas_table, run_names
+from sinkscope.runs.catalogue import table_columns
 from sinkscope.runs.published import Setting, numbers_of, published_numbers
 from sinkscope.runs.run import Run, load_run
-from sinkscope.runs.schema.atlas_table import ATLAS_TABLE
+from sinkscope.runs.schema.other_tables import ATLAS_TABLE
 
 LLAMA = "meta-llama/Llama-2-7b-hf"
-COLUMNS = [column.name for column in ATLAS_TABLE.columns()]
+COLUMNS = [column.name for column in table_columns(ATLAS_TABLE)]
 
 
 def named(model: str, kind: str = "prose", tokens: int = 256) -> Run:

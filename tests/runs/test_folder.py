@@ -28,6 +28,7 @@ def test_a_file_is_replaced_and_a_link_to_it_stays(tmp_path: Path) -> None:
     assert [path.name for path in target.parent.iterdir()] == ["file"]
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_a_pipe_is_written_into(tmp_path: Path) -> None:
     """A device node is no regular file either: /dev/null must not become one."""
     pipe, read = tmp_path / "pipe", list[bytes]()
@@ -59,11 +60,12 @@ def test_links_that_lead_to_each_other_are_one_line(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     a.symlink_to(b)
     b.symlink_to(a)
-    with pytest.raises(SinkscopeError, match=r"^cannot write .*/a: "):
+    with pytest.raises(SinkscopeError, match=r"^cannot write .*[/\\]a: "):
         write_file(a, "content")
     assert a.is_symlink()
 
 
+@pytest.mark.skipif(not Path("/dev/fd").exists(), reason="needs /dev/fd")
 def test_a_pipe_whose_reader_has_gone_is_told_apart_from_a_full_disk(tmp_path: Path) -> None:
     """The command line ends quietly then, as `sinkscope card RUN | head` should."""
     reader, writer = os.pipe()

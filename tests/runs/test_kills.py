@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import os
 import shutil
 import stat
@@ -26,6 +25,7 @@ from sinkscope.runs import whole
 from sinkscope.runs.folder import UNFINISHED
 from sinkscope.runs.run import FILES, RUN_FOLDER, load_run
 
+fcntl = pytest.importorskip("fcntl", reason="users, modes and kills of POSIX")
 DYING = Path(dying.__file__)
 Files = dict[str, bytes]
 

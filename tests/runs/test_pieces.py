@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sinkscope.runs.pieces import joined
+from sinkscope.tables.frames import joined
 
 PIECES: list[dict[str, Any]] = [
     {

@@ -13,10 +13,10 @@ from desk import scanned
 
 from sinkscope import SinkscopeError, load_run
 from sinkscope.metrics.extension import code_sha256
-from sinkscope.runs.columns import RUN_COLUMNS, run_column
 from sinkscope.runs.per_sequence import cells
 from sinkscope.runs.request import make_request
-from sinkscope.runs.strict_json import plain
+from sinkscope.runs.schema.base import plain
+from sinkscope.tables.columns import RUN_COLUMNS, run_column
 
 
 def test_a_setting_of_the_wrong_kind_is_named() -> None:

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 from scipy import stats
 
-from sinkscope.runs.significance import false_discovery, t_above, t_half_width
+from sinkscope.runs.statistics import false_discovery, t_above, t_half_width
 
 RANDOM = np.random.default_rng(5)
 
@@ -34,7 +34,7 @@ def test_false_discovery_is_scipys() -> None:
 
 def test_comparing_imports_no_scipy_stats() -> None:
     code = (
-        "import sys, numpy as np; from sinkscope.comparison.differences import welch_difference; "
+        "import sys, numpy as np; from sinkscope.runs.statistics import welch_difference; "
         "welch_difference(np.ones((3, 2)), np.zeros((4, 2))); sys.exit('scipy.stats' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.experiments.ablation.result import Ablation
-from sinkscope.experiments.arms.measured import MEASURES, Measured
-from sinkscope.experiments.arms.result import summarise
 from sinkscope.runs.run import Run
+from sinkscope.runs.saved.ablation import Ablation
+from sinkscope.runs.saved.arms import summarise
+from sinkscope.runs.saved.arms_table import MEASURES, ArmNumbers
 
 SEQUENCES = 5
 LOSSES = np.random.default_rng(0).normal(3.0, 0.2, SEQUENCES)
@@ -37,7 +37,7 @@ def write_arms(folder: Path, run: Run, missing: int = 0, kind: str = "arms", **m
     """Saves a measurement of arms of the run's model, as `arms` or `ablate` do; `model`: facts to change."""
     rest = dict.fromkeys(MEASURES, np.zeros(SEQUENCES))
     measured = [
-        Measured(name, None, None, draw if len(rows) > 1 else None, rest | {"loss": row})
+        ArmNumbers(name, None, None, draw if len(rows) > 1 else None, rest | {"loss": row})
         for name, rows in losses(missing).items()
         for draw, row in enumerate(rows)
     ]

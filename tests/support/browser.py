@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import fcntl
 import json
 import os
 import shutil
@@ -27,6 +26,8 @@ class Browser:
     """One page in one browser; `with Browser(folder) as page`."""
 
     def __init__(self, profile: Path) -> None:
+        import fcntl  # not on Windows, where no test opens a browser
+
         assert CHROMIUM
         ours, theirs = os.pipe(), os.pipe()
         low = [fcntl.fcntl(fd, fcntl.F_DUPFD, 20) for fd in (ours[0], theirs[1])]

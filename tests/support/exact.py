@@ -7,7 +7,7 @@ from reference import Reference
 
 import sinkscope
 from sinkscope.metrics import METRICS
-from sinkscope.runs.columns import RUN_COLUMNS
+from sinkscope.tables.columns import RUN_COLUMNS
 
 RELATIVE, ABSOLUTE = 1e-5, 1e-6
 

@@ -17,12 +17,14 @@ from pathlib import Path
 
 PACKAGE = "sinkscope"
 ROOMS = (
-    *("cli", "present", "experiments", "engine", "comparison", "runs"),
-    *("checkpoints", "metrics"),
-    *("inputs", "capture", "errors"),
+    *("cli", "questions", "trigger", "present", "experiments", "engine", "tables"),
+    *("metrics", "checkpoints"),
+    *("wiring", "capture", "inputs"),
+    *("comparison", "runs", "lookup", "errors"),
 )
-"""The rooms from the top down; each may import those below it. checkpoints and metrics may not import each other."""
-BESIDE = frozenset({"checkpoints", "metrics"})
+"""The rooms from the top down; each may import those below it, but for neighbours."""
+NEIGHBOURS = ({"metrics", "checkpoints"}, {"capture", "inputs"})
+"""Rooms that stand beside each other: neither imports the other."""
 OUTSIDE = ("__init__", "__main__", "py.typed", "data")
 """Entries outside the order: the public names, the command, and files that nobody imports."""
 FUNCTION_LINES = 45
@@ -82,10 +84,37 @@ def arrows(package: Path) -> set[Arrow]:
 
 
 def against_the_order(pairs: set[Arrow]) -> list[Arrow]:
-    """The arrows between rooms that do not lead down, including any between checkpoints and metrics."""
+    """The arrows between rooms that do not lead down, including any between neighbours."""
     places = {name: place for place, name in enumerate(ROOMS)}
     rooms = {(one, other) for one, other in pairs if one in places and other in places}
-    return sorted(pair for pair in rooms if set(pair) == BESIDE or places[pair[0]] > places[pair[1]])
+    return sorted(pair for pair in rooms if set(pair) in NEIGHBOURS or places[pair[0]] > places[pair[1]])
+
+
+def file_imports(package: Path) -> dict[str, set[str]]:
+    """The modules of the package that each module imports, those within functions too."""
+    names = {".".join((PACKAGE, *path.relative_to(package).with_suffix("").parts)): path for path in modules(package)}
+    names = {name.removesuffix(".__init__"): path for name, path in names.items()}
+    return {
+        name: {each if each in names else each.rpartition(".")[0] for each in imported(path)} & names.keys() - {name}
+        for name, path in names.items()
+    }
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules each of which imports every other, if only through others of the group."""
+
+    @cache
+    def reached(name: str) -> frozenset[str]:
+        found: set[str] = set()
+        open_names = [name]
+        while open_names:
+            for other in graph[open_names.pop()] - found:
+                found.add(other)
+                open_names.append(other)
+        return frozenset(found)
+
+    groups = {tuple(sorted(each for each in reached(name) if name in reached(each))) for name in graph}
+    return sorted([list(group) for group in groups if group])
 
 
 def misplaced(package: Path) -> list[str]:
@@ -129,6 +158,7 @@ def describe(package: Path) -> str:
     wrong, longest = against_the_order(pairs), long_functions(package)
     strangers = misplaced(package)
     largest = max(files, key=lines_of)
+    rings = circles(file_imports(package))
     height = levels(pairs)
     return "\n".join([
         f"entries           {len(entries(package))}",
@@ -137,6 +167,8 @@ def describe(package: Path) -> str:
         f"against the order {len(wrong)}{_listed(f'{one} > {other}' for one, other in wrong)}",
         f"levels            {max(height.values(), default=0)}",
         f"modules           {len(files)}",
+        f"lines             {sum(map(lines_of, files))}",
+        f"circles           {len(rings)} of files{_listed(' and '.join(ring) for ring in rings)}",
         f"largest module    {largest.relative_to(package)}, {lines_of(largest)} lines",
         f"long functions    {len(longest)} past {FUNCTION_LINES} lines"
         f"{_listed(f'{name} {length}' for length, name in longest)}",

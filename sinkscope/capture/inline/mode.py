@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import multi_head_attention_forward
 from torch.overrides import TorchFunctionMode
 
-from sinkscope.capture.alone import here
+from sinkscope.capture.hooks import hooked
 from sinkscope.capture.inline.calls import InlineCall, SdpaCall, map_of, sdpa_call
 from sinkscope.capture.inline.products import Product, read_product
 from sinkscope.capture.private_doors import open_multi_head_attention, weak_tensor_table
@@ -86,17 +86,14 @@ class InlineWatch(TorchFunctionMode):
     @contextmanager
     def watched(self, model: nn.Module) -> Iterator[None]:
         """Adds hooks to the model's modules and enters this mode; undoes both when the block ends."""
-        handles = []
         try:
-            for name, module in model.named_modules():
-                if not _is_function(name, module):
-                    handles.append(module.register_forward_pre_hook(here(self._entering(name)), prepend=True))
-                    handles.append(module.register_forward_hook(here(self._leaving)))
-            with self:
+            with ExitStack() as stack:
+                for name, module in model.named_modules():
+                    if not _is_function(name, module):
+                        stack.enter_context(hooked(module, self._entering(name), self._leaving, first=True))
+                stack.enter_context(self)
                 yield
         finally:
-            for handle in handles:
-                handle.remove()
             self.modules[:] = [""]
             self.tracked = weak_tensor_table()
 

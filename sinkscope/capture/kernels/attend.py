@@ -12,7 +12,6 @@ from functools import partial
 from importlib.util import find_spec
 
 import torch
-from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
@@ -21,6 +20,7 @@ from sinkscope.capture.kernels.compiled_walk import CompiledWalk, supports
 from sinkscope.capture.kernels.sums import AttentionSums, block_edges
 from sinkscope.capture.kernels.unnormalised import SCORES, UnnormalisedWalk
 from sinkscope.capture.kernels.walk import Walk
+from sinkscope.capture.private_doors import is_out_of_memory
 from sinkscope.errors import SinkscopeError
 
 TRITON, TORCH = "triton", "torch blocks"
@@ -48,7 +48,7 @@ def read(call: AttentionCall, failures: list[str] | None = None) -> tuple[Tensor
         try:
             return triton_call.attend(call)
         except Exception as error:
-            if should_reduce_batch_size(error):
+            if is_out_of_memory(error):
                 raise
             detail = " ".join(str(error).split())[:200]
             _triton_failed.set()

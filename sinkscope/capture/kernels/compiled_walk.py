@@ -17,16 +17,18 @@ from sinkscope.capture.kernels.walk import Walk
 LARGEST = 1e37
 """A bound on every logit below which none can overflow float32."""
 
+UNDERSTOOD = frozenset({"query", "key", "value", "mask", "causal", "scaling", "window"})
+"""The fields of a call that the loop computes; a call that sets another one is left to `walk`."""
+
 
 def supports(call: AttentionCall) -> bool:
     """Whether the loop computes a call: softmax of plain scaled dot products on a CPU, summed in float32, where every
     query's keys are contiguous and no logit can be infinite or NaN."""
     return (
-        call.score == "softmax"
+        not call.beyond(UNDERSTOOD)
         and call.lengths[0] * call.lengths[1] >= loops.LEAST
         and all(loops.reads(tensor) for tensor in (call.query, call.key, call.value))
-        and call.sinks is None
-        and call.linear
+        and call.linear  # a mask may add a bias
         and call.visible.spans is not None
         and _bound(call) < LARGEST  # False where it is NaN
         and loops.loops("attention") is not None

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
-from sinkscope.capture.precision import wide
+from sinkscope.capture.precision import as_widest
 
 ROWS = 64
 """Queries taken at a time on a CPU: their tensors stay in its caches, which is two to three times as fast as memory."""
@@ -24,14 +24,14 @@ def linear_gap(call: AttentionCall, dtype: torch.dtype) -> Float[Tensor, "batch 
     gap = torch.empty(batch, groups, heads // groups, queries, dtype=dtype, device=device)
     grouped_query = call.query.unflatten(1, (groups, -1))
     running = call.visible.causal and call.square
-    first = wide(call.key[:, :, :1])
-    total = torch.zeros_like(first) if running else wide(call.key).sub(first).mean(2, keepdim=True)
+    first = as_widest(call.key[:, :, :1])
+    total = torch.zeros_like(first) if running else as_widest(call.key).sub(first).mean(2, keepdim=True)
     step = ROWS if device.type == "cpu" else queries
     for start in range(0, queries, step):
         rows = slice(start, min(start + step, queries))
         mean = total
         if running:
-            sums = (wide(call.key[:, :, rows]) - first).cumsum(2).add_(total)
+            sums = (as_widest(call.key[:, :, rows]) - first).cumsum(2).add_(total)
             total = sums[:, :, -1:].clone()
             counts = torch.arange(rows.start + 1, rows.stop + 1, device=device, dtype=sums.dtype)
             mean = sums.div_(counts[:, None])

@@ -23,6 +23,8 @@ from sinkscope.capture.masks.visibility import BlockMask, Visibility
 WIDEST = 256
 """The largest width of q, k and v: tiles of wider heads do not fit into shared memory together."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+UNDERSTOOD = frozenset({"query", "key", "value", "mask", "causal", "scaling", "softcap", "bias", "sinks", "window"})
+"""The fields of a call that the kernels compute; a call that sets another one is left to `walk`."""
 ROW_SUMS = ("first", "entropy", "margin", "learned_sink", "largest", "logit_gap", "diagonal", "previous")
 """The planes that the kernel `row_sums` writes, in its order."""
 NO_GAP, CAUSAL_GAP, SEEN_GAP, FULL_GAP = range(4)
@@ -35,7 +37,7 @@ def supports(call: AttentionCall) -> bool:
     gradients."""
     tensors = (call.query, call.key, call.value)
     return (
-        call.score == "softmax"
+        not call.beyond(UNDERSTOOD)
         and call.query.dtype in DTYPES
         and all(tensor.dtype == call.query.dtype for tensor in tensors)
         and all(tensor.shape[-1] <= WIDEST and tensor.numel() > 0 for tensor in tensors)

@@ -34,7 +34,12 @@ SCORES: dict[str, Score] = {"relu": relu, "sigmoid": sigmoid}
 
 
 class UnnormalisedWalk(Walk):
-    """Sums of raw A. Entropy, margin and learned-sink mass are NaN: they have no meaning without a distribution."""
+    """Sums of raw A. Entropy, margin and learned-sink mass are NaN: they have no meaning without a distribution.
+
+    Learned sinks are no part of such a call: their logits stand in the softmax's denominator.
+    """
+
+    UNDERSTOOD = Walk.UNDERSTOOD - {"sinks"} | {"score"}
 
     def __init__(self, call: AttentionCall, *sizes: Any, score: Score) -> None:
         super().__init__(call, *sizes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.gap import linear_gap
 from sinkscope.capture.kernels.sums import EARLY, AttentionSums
 from sinkscope.capture.masks.visibility import BlockMask
+from sinkscope.errors import SinkscopeError
 
 FLOOR = -1e30
 """The logit of a masked key: finite, so that 0 * FLOOR is 0 and not NaN, and exp(FLOOR - max) is exactly 0."""
@@ -28,9 +30,18 @@ LEAST = {torch.float32: -87.0, torch.float64: -708.0}
 
 
 class Walk:
-    """The running sums of one call. Tensors are (B, G, R, ...), with R query heads in a group: head = g * R + r."""
+    """The running sums of one call. Tensors are (B, G, R, ...), with R query heads in a group: head = g * R + r.
+
+    UNDERSTOOD: the fields of a call that it computes. Raises SinkscopeError for a call that sets another one: every
+    other kernel leaves such a call to a walk, so nothing after it could.
+    """
+
+    UNDERSTOOD: ClassVar[frozenset[str]] = frozenset(
+        {"query", "key", "value", "mask", "causal", "scaling", "softcap", "bias", "sinks", "window"}
+    )
 
     def __init__(self, call: AttentionCall, batch: int, groups: int, repeat: int, queries: int, keys: int) -> None:
+        _check_fields(call, self.UNDERSTOOD)
         self.call, self.shape = call, (batch, groups, repeat)
         self.queries, self.keys = queries, keys
         self.dtype = _sum_dtype(call)
@@ -205,6 +216,15 @@ class Walk:
 
     def _linear_gap(self) -> Tensor:
         return linear_gap(self.call, self.dtype)
+
+
+def _check_fields(call: AttentionCall, understood: frozenset[str]) -> None:
+    unknown = call.beyond(understood)
+    if unknown:
+        raise SinkscopeError(
+            f"an attention call of score {call.score!r} sets {', '.join(unknown)}, which sinkscope does not compute: "
+            f"an attention keyword may change only {', '.join(sorted(understood))}"
+        )
 
 
 def _sum_dtype(call: AttentionCall) -> torch.dtype:

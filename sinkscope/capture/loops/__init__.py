@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from types import ModuleType
@@ -62,6 +62,15 @@ def rows(tensor: Tensor) -> tuple[Any, int, int, int]:
     by_item, by_row, _ = tensor.stride()
     reach = (items - 1) * by_item + (count - 1) * by_row + width if tensor.numel() else 0
     return tensor.as_strided((reach,), (1,)).numpy(), by_item, by_row, width
+
+
+def fill(sums: object, found: Mapping[str, Any]) -> None:
+    """Gives cached properties the values that a loop has read, so that they are not computed. Raises TypeError for a
+    name that is no cached property of `sums`."""
+    for name, value in found.items():
+        if not isinstance(getattr(type(sums), name, None), functools.cached_property):
+            raise TypeError(f"{type(sums).__name__} has no cached property {name}")
+        setattr(sums, name, value)
 
 
 def run(loop: Callable[..., None], *arguments: Any) -> None:

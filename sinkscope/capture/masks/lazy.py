@@ -20,10 +20,13 @@ from torch.autograd.graph import increment_version
 from transformers.masking_utils import AttentionMaskInterface
 
 from sinkscope.capture.private_doors import (
+    asking,
     empty_wrapper,
     map_tensors,
-    mask_functions,
+    mask_arguments,
     mask_sizes,
+    mask_strip,
+    registry_of,
     times_written,
     writes,
 )
@@ -136,7 +139,7 @@ def _cut(ranges: Ranges, index: Any) -> Ranges | None:
 @contextmanager
 def lazy_masks(large: int | None = None) -> Iterator[None]:
     """Makes this thread's masks of `large` elements or more (None = LARGE) lazy until the block ends."""
-    registry = mask_functions()
+    registry = registry_of(AttentionMaskInterface)
     makers = {name: registry[name] for name in READ if name in registry}
     lazily = {name: _lazily(make, LARGE if large is None else large) for name, make in makers.items()}
     with layered(AttentionMaskInterface, lazily):
@@ -153,20 +156,19 @@ def _raise_mask_needed(*_: Any) -> Any:
 
 def _lazily(original: Callable[..., Tensor | None], large: int) -> Callable[..., Tensor | None]:
     """Wraps a function of transformers' mask interface: it returns a LazyMask in place of a large mask."""
-    signature = inspect.signature(original)
 
     def make(*args: Any, **kwargs: Any) -> Tensor | None:
-        given = dict(signature.bind(*args, **kwargs).arguments)
-        given |= given.pop("kwargs", {})
+        given = mask_arguments(original, args, kwargs)
         batch, queries, keys = mask_sizes(given)
         if batch * queries * keys < large:
             return original(**given)
         try:  # returns without calling the mask function where transformers leaves the mask out (None)
-            return original(**given | {"mask_function": _raise_mask_needed})
+            return original(**asking(given, _raise_mask_needed))
         except _MaskNeeded:
             part = _strip_maker(original, given)
         return made_in_strips(part, batch, queries, keys)
 
+    make.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # it may be wrapped once more
     return make
 
 
@@ -179,13 +181,8 @@ def made_in_strips(part: Strip, batch: int, queries: int, keys: int) -> LazyMask
 
 
 def _strip_maker(original: Callable[..., Tensor | None], given: dict[str, Any]) -> Strip:
-    row, column = given.get("q_offset", 0), given.get("kv_offset", 0)
-    given = given | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-
     def part(start: int, stop: int, low: int, high: int) -> Tensor:
-        corner = {"q_offset": row + start, "kv_offset": column + low}
-        made = original(**given | corner | {"q_length": stop - start, "kv_length": high - low})
-        assert made is not None
+        made = mask_strip(original, given, range(start, stop), range(low, high))
         return made[:1] if made.stride(0) == 0 else made
 
     return part

@@ -1,37 +1,49 @@
-"""The kinds of input, one per module. To add one, write a subclass of `kind.InputKind` and list it in INPUT_KINDS.
+"""The kinds of input, one per module. A kind is a subclass of `kind.InputKind` that INPUT_KINDS names.
 
-The engine asks the kinds in order and knows none of them by name.
+The engine asks the kinds in order and knows none of them by name. A package adds a kind by an entry point of the group
+`sinkscope.input_kinds`.
 """
 
 from __future__ import annotations
 
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.checkpoints.forward import Forward
-from sinkscope.engine.input_kinds.kind import Asked, InputKind, asked_of
-from sinkscope.engine.input_kinds.signals import SignalInput
-from sinkscope.engine.input_kinds.signals_with_text import SignalTextInput
-from sinkscope.engine.input_kinds.task import TaskInput
-from sinkscope.engine.input_kinds.text import TextInput
-from sinkscope.engine.input_kinds.token_ids import TokenIdInput
-from sinkscope.engine.reading import Reading
+from sinkscope.engine.input_kinds.kind import InputKind, Reading
+from sinkscope.lookup import Lookup
+from sinkscope.runs.request import Request
 
-__all__ = ["INPUT_KINDS", "Asked", "InputKind", "Reading", "asked_of", "check_asked", "claim", "kind_asked_for"]
+__all__ = ["INPUT_KINDS", "InputKind", "Reading", "check_asked", "claim", "kind_asked_for"]
 
-INPUT_KINDS: list[type[InputKind]] = [SignalTextInput, SignalInput, TaskInput, TokenIdInput, TextInput]
-"""The first that claims a request answers it; the last two leave none unclaimed. A kind from outside goes in front."""
+_HERE = "sinkscope.engine.input_kinds"
+INPUT_KINDS: Lookup[type[InputKind]] = Lookup(
+    "kind of input",
+    {
+        "signals with text": f"{_HERE}.signals_with_text:SignalTextInput",
+        "signals": f"{_HERE}.signals:SignalInput",
+        "the model's own task": f"{_HERE}.task:TaskInput",
+        "token ids": f"{_HERE}.token_ids:TokenIdInput",
+        "text": f"{_HERE}.text:TextInput",
+    },
+    "sinkscope.input_kinds",
+)
+"""The first that claims a request answers it; the last two leave none unclaimed. Kinds from outside are asked first."""
 
 
-def kind_asked_for(asked: Asked) -> type[InputKind]:
+def _in_order() -> list[type[InputKind]]:
+    return [INPUT_KINDS[name] for name in sorted(INPUT_KINDS, key=INPUT_KINDS.ships)]
+
+
+def kind_asked_for(request: Request) -> type[InputKind]:
     """The kind that the request alone asks for; a model may claim another."""
-    return next(kind for kind in INPUT_KINDS if kind.asked_for(asked))
+    return next(kind for kind in _in_order() if kind.asked_for(request))
 
 
-def check_asked(asked: Asked) -> None:
+def check_asked(request: Request) -> None:
     """Raises SinkscopeError for a request that no model can read; called before a model is loaded."""
-    kind_asked_for(asked).check(asked)
+    kind_asked_for(request).check(request)
 
 
-def claim(asked: Asked, checkpoint: Checkpoint, forward: Forward) -> InputKind:
+def claim(request: Request, checkpoint: Checkpoint, forward: Forward) -> InputKind:
     """Creates the kind that reads a request for a model. Raises SinkscopeError where the model cannot read it."""
-    kind = next(kind for kind in INPUT_KINDS if kind.claims(asked, checkpoint, forward))
-    return kind(asked, checkpoint, forward)
+    kind = next(kind for kind in _in_order() if kind.claims(request, checkpoint, forward))
+    return kind(request, checkpoint, forward)

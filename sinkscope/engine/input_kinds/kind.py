@@ -1,76 +1,28 @@
-"""The contract of an input kind, and the part of a request that it reads."""
+"""The contract of an input kind, and what it reads: the sequences of a scan."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from sinkscope.capture import Site
 from sinkscope.checkpoints import Checkpoint
-from sinkscope.checkpoints.forward import Forward
-from sinkscope.checkpoints.probes import probe, several_probes
-from sinkscope.engine.reading import Reading
+from sinkscope.checkpoints.forward import Forward, probe, several_probes
 from sinkscope.errors import SinkscopeError
-from sinkscope.inputs import TokenRules
-from sinkscope.runs.places import text_regions
+from sinkscope.inputs import Corpus, TokenRules
+from sinkscope.inputs.batches import TokenData, batches
+from sinkscope.inputs.rules import first_token
 from sinkscope.runs.request import Request
-from sinkscope.runs.values import Domain
+from sinkscope.tables.places import text_regions
+from sinkscope.tables.values import Domain
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The part of a request that says what to read.
-
-    Attributes:
-        given: data handed over in Python instead of SPECs, or None.
-        specs: SPECs, or None.
-        bos: BOS modes; each makes a domain of every SPEC.
-        first, prepend: in place of `bos`: first tokens, and numbers of tokens before them; every combination makes a
-            domain of every SPEC.
-        images, audio: a folder of pictures or of recordings. prompt: the text beside each.
-        seq_len, num_sequences: None = the kind's default.
-        generate: tokens that the model writes after each sequence; None = none.
-        seed: draws documents and synthetic data.
-    """
-
-    given: Any = None
-    specs: tuple[str, ...] | None = None
-    bos: tuple[str, ...] = ("auto",)
-    first: tuple[str, ...] = ()
-    prepend: tuple[int, ...] = ()
-    images: str | Path | None = None
-    audio: str | Path | None = None
-    prompt: str | None = None
-    seq_len: int | None = None
-    num_sequences: int | None = None
-    generate: int | None = None
-    seed: int = 0
-
-
-def asked_of(request: Request) -> Asked:
-    """Returns the part of a request that says what to read."""
-    return Asked(
-        given=request.handed,
-        specs=request.data,
-        bos=request.bos,
-        first=request.first,
-        prepend=request.prepend,
-        images=request.images,
-        audio=request.audio,
-        prompt=request.prompt,
-        seq_len=request.seq_len,
-        num_sequences=request.num_sequences,
-        generate=request.generate,
-        seed=request.seed,
-    )
 
 
 class InputKind(ABC):
@@ -85,23 +37,23 @@ class InputKind(ABC):
     continues: ClassVar[bool] = False
     """Whether the model can write on after its sequences."""
 
-    def __init__(self, asked: Asked, checkpoint: Checkpoint, forward: Forward) -> None:
-        if asked.generate is not None and not self.continues:
+    def __init__(self, request: Request, checkpoint: Checkpoint, forward: Forward) -> None:
+        if request.generate is not None and not self.continues:
             raise SinkscopeError(f"--generate goes on after text; {checkpoint.name} reads {self.name} here")
-        self.asked, self.checkpoint, self.forward = asked, checkpoint, forward
+        self.request, self.checkpoint, self.forward = request, checkpoint, forward
 
     @classmethod
     @abstractmethod
-    def asked_for(cls, asked: Asked) -> bool:
+    def asked_for(cls, request: Request) -> bool:
         """Whether the request, before any model is loaded, asks for this kind."""
 
     @classmethod
-    def claims(cls, asked: Asked, checkpoint: Checkpoint, forward: Forward) -> bool:
+    def claims(cls, request: Request, checkpoint: Checkpoint, forward: Forward) -> bool:
         """Whether this kind answers the request for this model, by reading it or by raising why it cannot be read."""
-        return cls.asked_for(asked)
+        return cls.asked_for(request)
 
     @classmethod  # noqa: B027 a kind may have nothing to check without the model
-    def check(cls, asked: Asked) -> None:
+    def check(cls, request: Request) -> None:
         """Raises SinkscopeError for a request that no model can read; called before a model is loaded."""
 
     def probe(self) -> tuple[Tensor, dict[str, Tensor]]:
@@ -124,3 +76,47 @@ class InputKind(ABC):
     def summary(self, domains: list[Domain], sites: list[Site], positions: pd.DataFrame) -> dict[str, Any]:
         """Returns the entries of summary.json that only this kind has. `positions`: the run's table of that name."""
         return {}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The sequences of a scan.
+
+    Attributes:
+        rules: special tokens, and which ids exist.
+        corpora: one per domain. tokens: the model's input for each, in the same order.
+        tokenizer: gives the ids their names; None where tables show the ids.
+        kind: the input kind that read them.
+        decoder_input: describes the decoder's input where it differs from `Forward.decoder_input`.
+    """
+
+    rules: TokenRules
+    corpora: list[Corpus]
+    tokens: list[TokenData]
+    tokenizer: Any
+    kind: InputKind
+    decoder_input: str | None = None
+
+    @property
+    def total(self) -> int:
+        """Sequences in all."""
+        return sum(len(data.ids) for data in self.tokens)
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The measurements that these sequences ask for by themselves."""
+        return ("regions",) if any(corpus.regions is not None for corpus in self.corpora) else ()
+
+    @property
+    def warnings(self) -> list[str]:
+        return [warning for corpus in self.corpora for warning in corpus.warnings]
+
+    def first_token(self, domains: int | None = None) -> dict[str, Any]:
+        """Id, text and kind of the first token over the first `domains` corpora."""
+        return first_token([corpus.ids for corpus in self.corpora[:domains]], self.rules, self.tokenizer)
+
+    def first_sequence(self, device: torch.device) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The valid tokens of the first sequence, [1, length], and the model's other inputs for it."""
+        batch = next(batches(self.tokens[0], 0, 1, device))
+        inputs = batch.inputs if batch.spans is None else batch.inputs[:, slice(*batch.spans[0])]
+        return inputs, batch.extra

@@ -11,15 +11,25 @@ from torch import Tensor
 
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.checkpoints.forward import Forward
-from sinkscope.engine.input_kinds.kind import Asked, InputKind
-from sinkscope.engine.reading import Reading
+from sinkscope.checkpoints.tokenizers import language_and_task
+from sinkscope.engine.input_kinds.kind import InputKind, Reading
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import TokenRules
 from sinkscope.inputs.batches import DECODER, batches
 from sinkscope.inputs.images import picture_paths, processed
-from sinkscope.inputs.signals import KINDS, NAMES, PIXELS, SOUND, Signals, signal_data, signal_name, signal_rules
-from sinkscope.inputs.sound import decoder_ids, language_and_task, sound_features, sound_paths
-from sinkscope.inputs.vectors import KindNames
+from sinkscope.inputs.signals import (
+    KINDS,
+    NAMES,
+    PIXELS,
+    SOUND,
+    KindNames,
+    Signals,
+    signal_data,
+    signal_name,
+    signal_rules,
+)
+from sinkscope.inputs.sound import decoder_ids, sound_features, sound_paths
+from sinkscope.runs.request import Request
 
 
 class SignalInput(InputKind):
@@ -30,36 +40,36 @@ class SignalInput(InputKind):
 
     name: ClassVar[str] = "signals"
 
-    def __init__(self, asked: Asked, checkpoint: Checkpoint, forward: Forward) -> None:
-        super().__init__(asked, checkpoint, forward)
-        _refuse_other_models(asked, checkpoint, forward)
-        signals = self._from_folder() if asked.given is None else self._given()
+    def __init__(self, request: Request, checkpoint: Checkpoint, forward: Forward) -> None:
+        super().__init__(request, checkpoint, forward)
+        _refuse_other_models(request, checkpoint, forward)
+        signals = self._from_folder() if request.handed is None else self._given()
         if signals is None:
             raise SinkscopeError(
                 f"{type(checkpoint.model).__name__} reads {forward.signal}, not token ids (--data is for text models): "
                 f'give {KINDS[forward.signal or PIXELS].option} FOLDER, or in Python scan(model, data={{"'
                 f'{forward.signal}": tensor}})'
             )
-        refuse_seq_len(asked)
+        refuse_seq_len(request)
         self._signals = _with_warning(signals, forward)
 
     @classmethod
-    def asked_for(cls, asked: Asked) -> bool:
-        return asked.images is not None or asked.audio is not None or signal_name(asked.given) is not None
+    def asked_for(cls, request: Request) -> bool:
+        return request.images is not None or request.audio is not None or signal_name(request.handed) is not None
 
     @classmethod
-    def claims(cls, asked: Asked, checkpoint: Checkpoint, forward: Forward) -> bool:
-        return cls.asked_for(asked) or forward.signal is not None
+    def claims(cls, request: Request, checkpoint: Checkpoint, forward: Forward) -> bool:
+        return cls.asked_for(request) or forward.signal is not None
 
     @classmethod
-    def check(cls, asked: Asked) -> None:
-        if asked.images is not None:
-            picture_paths(Path(asked.images))
-        elif asked.audio is not None:
-            sound_paths(Path(asked.audio))
+    def check(cls, request: Request) -> None:
+        if request.images is not None:
+            picture_paths(Path(request.images))
+        elif request.audio is not None:
+            sound_paths(Path(request.audio))
         else:
-            signal_data({name: asked.given[name] for name in asked.given if name != DECODER}, None)
-        refuse_seq_len(asked)
+            signal_data({name: request.handed[name] for name in request.handed if name != DECODER}, None)
+        refuse_seq_len(request)
 
     def probe(self) -> tuple[Tensor, dict[str, Tensor]]:
         batch = next(batches(self._signals.tokens(1), 0, 1, self.checkpoint.device))
@@ -78,33 +88,33 @@ class SignalInput(InputKind):
         return None
 
     def _given(self) -> Signals | None:
-        return signal_data(self.asked.given, self.asked.num_sequences, self._decoder_vocabulary())
+        return signal_data(self.request.handed, self.request.num_sequences, self._decoder_vocabulary())
 
     def _from_folder(self) -> Signals | None:
-        asked = self.asked
-        if asked.audio is not None:
-            return self._from_sound(asked.audio)
-        if asked.images is None:
+        request = self.request
+        if request.audio is not None:
+            return self._from_sound(request.audio)
+        if request.images is None:
             return None
         origin = self.checkpoint.origin
-        return signal_data(processed(asked.images, asked.prompt, asked.num_sequences, origin, alone=True), None)
+        return signal_data(processed(request.images, request.prompt, request.num_sequences, origin, alone=True), None)
 
     def _from_sound(self, folder: str | Path) -> Signals | None:
-        asked, forward, tokenizer = self.asked, self.forward, self.checkpoint.tokenizer
-        if asked.prompt is not None and not forward.decodes:
+        request, forward, tokenizer = self.request, self.forward, self.checkpoint.tokenizer
+        if request.prompt is not None and not forward.decodes:
             raise SinkscopeError("--prompt: this model reads sound alone, no text")
-        if asked.prompt is not None and tokenizer is None:
+        if request.prompt is not None and tokenizer is None:
             raise SinkscopeError(f"--prompt: no usable tokenizer ({self.checkpoint.tokenizer_error})")
         name = forward.signal or SOUND[0]
-        values = sound_features(folder, asked.num_sequences, self.checkpoint.origin, name)
-        ids = decoder_ids(tokenizer, asked.prompt, forward.start) if forward.decodes else []
+        values = sound_features(folder, request.num_sequences, self.checkpoint.origin, name)
+        ids = decoder_ids(tokenizer, request.prompt, forward.start) if forward.decodes else []
         told = language_and_task(self.checkpoint.origin) if forward.decodes and forward.start is not None else {}
         if not set(told.values()) & set(ids):  # a tokenizer may write them itself
             ids = [*ids[:1], *told.values(), *ids[1:]]
         if len(ids) < 2:
             return signal_data({name: values}, None)
         signals = signal_data({name: values, DECODER: [ids] * len(values)}, None, self._decoder_vocabulary())
-        text = "the tokenizer's special tokens" if asked.prompt is None else "the text of --prompt"
+        text = "the tokenizer's special tokens" if request.prompt is None else "the text of --prompt"
         start = ", ".join([f"decoder_start_token_id {forward.start}", *told])
         text_from = f"{text} after {start}, without the last token"
         return None if signals is None else replace(signals, text_from=text_from)
@@ -117,24 +127,24 @@ class SignalInput(InputKind):
         return size if isinstance(size, int) else self.checkpoint.vocabulary
 
 
-def signal_asked_for(asked: Asked, forward: Forward) -> str | None:
+def signal_asked_for(request: Request, forward: Forward) -> str | None:
     """The keyword of the signal that is asked for, or None. For a folder of sound it is the one the model takes."""
-    if asked.images is not None:
+    if request.images is not None:
         return PIXELS
-    if asked.audio is not None:
+    if request.audio is not None:
         return next((name for name in SOUND if name in forward.takes), SOUND[0])
-    return signal_name(asked.given)
+    return signal_name(request.handed)
 
 
-def refuse_seq_len(asked: Asked) -> None:
+def refuse_seq_len(request: Request) -> None:
     """Raises SinkscopeError where a request for signals sets a length."""
-    if asked.seq_len is not None:
+    if request.seq_len is not None:
         raise SinkscopeError("--seq-len: pictures and recordings have as many positions as the model gives them")
 
 
-def _refuse_other_models(asked: Asked, checkpoint: Checkpoint, forward: Forward) -> None:
+def _refuse_other_models(request: Request, checkpoint: Checkpoint, forward: Forward) -> None:
     """Raises SinkscopeError where the model does not take the signal asked for."""
-    signal = signal_asked_for(asked, forward)
+    signal = signal_asked_for(request, forward)
     if signal is None or signal in forward.takes:
         return
     words = f"{type(checkpoint.model).__name__} reads {forward.signal or 'token ids'}, not {signal}"

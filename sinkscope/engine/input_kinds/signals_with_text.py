@@ -11,18 +11,18 @@ from sinkscope.capture import Site
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.checkpoints.checkpoint import check_length
 from sinkscope.checkpoints.forward import Forward
-from sinkscope.engine.input_kinds.kind import Asked, InputKind
+from sinkscope.engine.input_kinds.kind import InputKind, Reading
 from sinkscope.engine.input_kinds.signals import refuse_seq_len, signal_asked_for
-from sinkscope.engine.reading import Reading
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import TokenRules, token_rules
 from sinkscope.inputs.batches import batches, token_data
 from sinkscope.inputs.images import processed
 from sinkscope.inputs.signals import PIXELS, signal_name
 from sinkscope.inputs.signals_with_text import IMAGE, ImageNames, Sighted, image_token, joined, sighted_data
-from sinkscope.runs.image_tokens import image_tokens
-from sinkscope.runs.places import text_regions
-from sinkscope.runs.values import Domain
+from sinkscope.runs.request import Request
+from sinkscope.tables.image_tokens import image_tokens
+from sinkscope.tables.places import text_regions
+from sinkscope.tables.values import Domain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,27 +33,28 @@ class SignalTextInput(InputKind):
 
     name: ClassVar[str] = "signals with text"
 
-    def __init__(self, asked: Asked, checkpoint: Checkpoint, forward: Forward) -> None:
-        super().__init__(asked, checkpoint, forward)
+    def __init__(self, request: Request, checkpoint: Checkpoint, forward: Forward) -> None:
+        super().__init__(request, checkpoint, forward)
         self._image = image_token(checkpoint.model.config)
-        self._read = self._from_folder() if asked.given is None else self._given()
-        refuse_seq_len(asked)
+        self._read = self._from_folder() if request.handed is None else self._given()
+        refuse_seq_len(request)
         check_length(checkpoint, self._read.tokens.longest)
 
     @classmethod
-    def asked_for(cls, asked: Asked) -> bool:
-        return signal_name(asked.given) is not None and "input_ids" in asked.given
+    def asked_for(cls, request: Request) -> bool:
+        return signal_name(request.handed) is not None and "input_ids" in request.handed
 
     @classmethod
-    def claims(cls, asked: Asked, checkpoint: Checkpoint, forward: Forward) -> bool:
-        signal = signal_asked_for(asked, forward)
-        beside_text = forward.signal is None or (asked.images is not None and forward.signal != PIXELS)
+    def claims(cls, request: Request, checkpoint: Checkpoint, forward: Forward) -> bool:
+        signal = signal_asked_for(request, forward)
+        beside_text = forward.signal is None or (request.images is not None and forward.signal != PIXELS)
         return signal in forward.takes and beside_text
 
     @classmethod
-    def check(cls, asked: Asked) -> None:
-        refuse_seq_len(asked)
-        token_data({name: asked.given[name] for name in ("input_ids", "attention_mask") if name in asked.given}, None)
+    def check(cls, request: Request) -> None:
+        refuse_seq_len(request)
+        given = request.handed
+        token_data({name: given[name] for name in ("input_ids", "attention_mask") if name in given}, None)
 
     def probe(self) -> tuple[Tensor, dict[str, Tensor]]:
         batch = next(batches(self._read.tokens, 0, 1, self.checkpoint.device))
@@ -74,18 +75,19 @@ class SignalTextInput(InputKind):
         return {} if self._image is None else {"image_tokens": image_tokens(domains[0], sites, self._image)}
 
     def _given(self) -> Sighted:
-        asked, vocabulary = self.asked, self.checkpoint.vocabulary
-        read = sighted_data(asked.given, asked.num_sequences, vocabulary, self._image)
+        request, vocabulary = self.request, self.checkpoint.vocabulary
+        read = sighted_data(request.handed, request.num_sequences, vocabulary, self._image)
         if read is None:
             name = type(self.checkpoint.model).__name__
             raise SinkscopeError(
-                f"{name} reads token ids, not {signal_name(asked.given)} alone: give the input_ids with them"
+                f"{name} reads token ids, not {signal_name(request.handed)} alone: give the input_ids with them"
             )
         return read
 
     def _from_folder(self) -> Sighted:
-        asked = self.asked
-        if asked.images is None:
+        request = self.request
+        if request.images is None:
             raise SinkscopeError("--audio: this model reads sound with text; give its processor's tensors in Python")
-        sequences = processed(asked.images, asked.prompt, asked.num_sequences, self.checkpoint.origin, alone=False)
+        count, origin = request.num_sequences, self.checkpoint.origin
+        sequences = processed(request.images, request.prompt, count, origin, alone=False)
         return joined(sequences, self.checkpoint.vocabulary)

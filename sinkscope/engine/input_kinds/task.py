@@ -9,14 +9,13 @@ from torch import Tensor
 
 from sinkscope.capture import Site
 from sinkscope.checkpoints import Checkpoint
-from sinkscope.checkpoints.forward import Forward
-from sinkscope.checkpoints.probes import DRY_RUN_TOKENS
-from sinkscope.engine.input_kinds.kind import Asked, InputKind
-from sinkscope.engine.reading import Reading
+from sinkscope.checkpoints.forward import DRY_RUN_TOKENS, Forward
+from sinkscope.engine.input_kinds.kind import InputKind, Reading
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.batches import TokenData
-from sinkscope.inputs.vectors import TASKS, task_rules
-from sinkscope.runs.values import Domain
+from sinkscope.inputs.signals import TASKS, task_rules
+from sinkscope.runs.request import Request
+from sinkscope.tables.values import Domain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,26 +26,26 @@ class TaskInput(InputKind):
 
     name: ClassVar[str] = "the model's own task"
 
-    def __init__(self, asked: Asked, checkpoint: Checkpoint, forward: Forward) -> None:
-        super().__init__(asked, checkpoint, forward)
+    def __init__(self, request: Request, checkpoint: Checkpoint, forward: Forward) -> None:
+        super().__init__(request, checkpoint, forward)
         assert checkpoint.task is not None  # else another kind claims the request
         self._task = checkpoint.task
-        if asked.given is not None or asked.specs not in (None, (self._task.name,)):
+        if request.handed is not None or request.data not in (None, (self._task.name,)):
             raise SinkscopeError(
                 f"{checkpoint.name} reads real vectors drawn from its own task: leave --data out, or give --data "
                 f"{self._task.name}"
             )
-        if asked.first or asked.prepend or asked.bos != ("auto",):
+        if request.first or request.prepend or request.bos != ("auto",):
             raise SinkscopeError(
                 f"{checkpoint.name} reads real vectors, and no token: leave --bos, --first and --prepend out"
             )
 
     @classmethod
-    def asked_for(cls, asked: Asked) -> bool:
-        return asked.specs is not None and all(spec in TASKS for spec in asked.specs)
+    def asked_for(cls, request: Request) -> bool:
+        return request.data is not None and all(spec in TASKS for spec in request.data)
 
     @classmethod
-    def claims(cls, asked: Asked, checkpoint: Checkpoint, forward: Forward) -> bool:
+    def claims(cls, request: Request, checkpoint: Checkpoint, forward: Forward) -> bool:
         return checkpoint.task is not None
 
     def probe(self) -> tuple[Tensor, dict[str, Tensor]]:
@@ -60,8 +59,8 @@ class TaskInput(InputKind):
         return torch.from_numpy(self._task.read(None, count, 0).vectors).to(self.checkpoint.device)
 
     def read(self, positions: int) -> Reading:
-        asked = self.asked
-        corpus = self._task.read(asked.seq_len, asked.num_sequences, asked.seed)
+        request = self.request
+        corpus = self._task.read(request.seq_len, request.num_sequences, request.seed)
         tokens = TokenData(corpus.ids, vectors=corpus.vectors)
         return Reading(task_rules(self._task), [corpus], [tokens], self.checkpoint.tokenizer, self)
 

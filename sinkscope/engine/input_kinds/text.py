@@ -6,19 +6,19 @@ from dataclasses import replace
 from typing import ClassVar
 
 from sinkscope.checkpoints.checkpoint import check_length
-from sinkscope.checkpoints.writing import written
+from sinkscope.checkpoints.forward import written
 from sinkscope.engine.batch_size import memory_needed
-from sinkscope.engine.input_kinds.kind import Asked, InputKind
-from sinkscope.engine.reading import Reading
+from sinkscope.engine.input_kinds.kind import InputKind, Reading
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import Corpus, TokenRules, check_spec, token_rules
 from sinkscope.inputs.batches import token_data_of
+from sinkscope.inputs.chats import continued, read_chats_or_text
 from sinkscope.inputs.documents import SYNTHETIC
-from sinkscope.inputs.opened import read_opened
-from sinkscope.inputs.openings import openings
-from sinkscope.inputs.texts import continued, read_chats_or_text
-from sinkscope.inputs.vectors import TASKS
+from sinkscope.inputs.openings import read_opened
+from sinkscope.inputs.signals import TASKS
 from sinkscope.runs.defaults import DATA, NUM_SEQUENCES, SEQ_LEN
+from sinkscope.runs.openings import openings
+from sinkscope.runs.request import Request
 
 
 class TextInput(InputKind):
@@ -28,12 +28,12 @@ class TextInput(InputKind):
     continues: ClassVar[bool] = True
 
     @classmethod
-    def asked_for(cls, asked: Asked) -> bool:
-        return asked.given is None
+    def asked_for(cls, request: Request) -> bool:
+        return request.handed is None
 
     @classmethod
-    def check(cls, asked: Asked) -> None:
-        for spec in asked.specs or ():
+    def check(cls, request: Request) -> None:
+        for spec in request.data or ():
             if spec not in TASKS:
                 check_spec(spec)
 
@@ -41,23 +41,23 @@ class TextInput(InputKind):
         tokenizer = self.checkpoint.tokenizer
         rules = token_rules(tokenizer, self.checkpoint.vocabulary)
         corpora = self._corpora(rules)
-        if self.asked.generate is not None:
+        if self.request.generate is not None:
             corpora = [continued(corpus, rules, self._written) for corpus in corpora]
         return Reading(rules, corpora, [token_data_of(corpus) for corpus in corpora], tokenizer, self)
 
     def _written(self, prompt: list[int]) -> list[int]:
         """What the model writes after a prompt. Raises SinkscopeError where both are longer than its positions."""
-        count = self.asked.generate or 0
+        count = self.request.generate or 0
         check_length(self.checkpoint, len(prompt) + count)
         with memory_needed(f"the writing of {count} tokens after {len(prompt)}"):
             return written(self.checkpoint, prompt, count)
 
     def _corpora(self, rules: TokenRules) -> list[Corpus]:
-        asked, checkpoint = self.asked, self.checkpoint
-        specs = asked.specs or (DATA,)
+        request, checkpoint = self.request, self.checkpoint
+        specs = request.data or (DATA,)
         for spec in specs:
             check_spec(spec)  # refuses the name of a task, which other models cannot read
-        length, count = asked.seq_len or SEQ_LEN, asked.num_sequences or NUM_SEQUENCES
+        length, count = request.seq_len or SEQ_LEN, request.num_sequences or NUM_SEQUENCES
         check_length(checkpoint, length)
         if checkpoint.tokenizer_error and not all(_needs_no_tokenizer(spec) for spec in specs):
             raise SinkscopeError(
@@ -65,17 +65,17 @@ class TextInput(InputKind):
                 "give token ids (.jsonl with `input_ids`) or --data random"
             )
         corpora = []
-        if asked.first or asked.prepend:
-            opened = openings(asked.first, asked.prepend)
-            read = (checkpoint.tokenizer, rules, length, count, opened, asked.seed)
+        if request.first or request.prepend:
+            opened = openings(request.first, request.prepend)
+            read = (checkpoint.tokenizer, rules, length, count, opened, request.seed)
             return [corpus for spec in specs for corpus in read_opened(spec, *read)]
         for spec in specs:
-            for mode in asked.bos:
+            for mode in request.bos:
                 corpus = read_chats_or_text(
-                    spec, checkpoint.tokenizer, rules, asked.seq_len, SEQ_LEN, checkpoint.max_positions, count, mode,
-                    asked.seed, asked.generate is not None,
+                    spec, checkpoint.tokenizer, rules, request.seq_len, SEQ_LEN, checkpoint.max_positions, count, mode,
+                    request.seed, request.generate is not None,
                 )  # fmt: skip
-                name = spec if len(asked.bos) == 1 else f"{spec} bos={mode}"
+                name = spec if len(request.bos) == 1 else f"{spec} bos={mode}"
                 corpora.append(replace(corpus, domain=name))
         return corpora
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from sinkscope.checkpoints.checkpoint import check_length
-from sinkscope.engine.input_kinds.kind import Asked, InputKind
-from sinkscope.engine.reading import Reading
+from sinkscope.engine.input_kinds.kind import InputKind, Reading
 from sinkscope.inputs import token_rules
 from sinkscope.inputs.batches import TokenData, as_corpus, token_data
+from sinkscope.runs.request import Request
 
 
 class TokenIdInput(InputKind):
@@ -19,18 +19,18 @@ class TokenIdInput(InputKind):
     name: ClassVar[str] = "token ids"
 
     @classmethod
-    def asked_for(cls, asked: Asked) -> bool:
-        return asked.given is not None
+    def asked_for(cls, request: Request) -> bool:
+        return request.handed is not None
 
     @classmethod
-    def check(cls, asked: Asked) -> None:
-        if _can_be_read_twice(asked.given):
-            token_data(asked.given, None)
+    def check(cls, request: Request) -> None:
+        if _can_be_read_twice(request.handed):
+            token_data(request.handed, None)
 
     def read(self, positions: int) -> Reading:
-        asked, checkpoint = self.asked, self.checkpoint
-        tokens = token_data(asked.given, checkpoint.vocabulary)
-        rows, columns = slice(asked.num_sequences), slice(asked.seq_len)
+        request, checkpoint = self.request, self.checkpoint
+        tokens = token_data(request.handed, checkpoint.vocabulary)
+        rows, columns = slice(request.num_sequences), slice(request.seq_len)
         mask = None if tokens.mask is None else tokens.mask[rows, columns]
         cut = TokenData(tokens.ids[rows, columns], mask)
         check_length(checkpoint, cut.longest)

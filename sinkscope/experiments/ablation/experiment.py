@@ -1,34 +1,30 @@
-"""Runs the experiment: every arm zeroes chosen or random heads of one model and measures the same unread sequences."""
+"""An ablation: a grid of arms, of scores by shares of heads, each beside as many random heads."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sinkscope.capture.alone import alone
-from sinkscope.checkpoints import LoadOptions
+import pandas as pd
+
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loop import Progress
 from sinkscope.errors import SinkscopeError
-from sinkscope.experiments.ablation.result import HIDDEN, RANDOM, UNABLATED, Ablation, Arm, summarise
-from sinkscope.experiments.arms.arm import Arm as EngineArm
-from sinkscope.experiments.arms.engine import measure
-from sinkscope.experiments.arms.finished import Finished, key_of
+from sinkscope.experiments.arms.arm import Arm, Unablated
+from sinkscope.experiments.arms.experiment import arms
 from sinkscope.experiments.arms.head_choice import HeadTable, Score, check_fractions, head_table, read_score
-from sinkscope.experiments.arms.kinds.heads import ZeroedHeads
+from sinkscope.experiments.arms.kinds.heads import RandomHeads, ZeroedHeads
 from sinkscope.experiments.arms.kinds.keys import HiddenKeys
-from sinkscope.experiments.arms.measured import Measured
-from sinkscope.experiments.arms.opening import Text, check_numbers, facts_of, opened_by_all
 from sinkscope.experiments.arms.positions import Positions
-from sinkscope.experiments.arms.statistics import table_of
-from sinkscope.experiments.arms.zeroing import check_sites
 from sinkscope.runs.run import Run, load_run
+from sinkscope.runs.saved.ablation import HIDDEN, NAN, RANDOM, Ablation, ZeroedArm, summarise
+from sinkscope.runs.saved.arms_table import UNABLATED
 
 TOKENS = ("first",)
 
 
-@alone("an ablation")
 def ablate(
     model: Any,
     run: Run | str | Path,
@@ -78,74 +74,64 @@ def ablate(
         KeyboardInterrupt: Ctrl-C; what was measured until then is in `shards`.
     """
     loaded = processes.run(lambda: run if isinstance(run, Run) else load_run(run))
-    chosen = [read_score(score) for score in dict.fromkeys(scores)]
+    chosen = list(dict.fromkeys(map(read_score, scores)))
     shares = check_fractions(list(fractions))
     if tokens is not None and tokens not in TOKENS:
         raise SinkscopeError(f"--tokens {tokens!r}: one of {', '.join(TOKENS)}")
-    text = Text(data, seq_len, num_sequences, seed)
-    check_numbers(text, draws)
     if not chosen or not shares:
         raise SinkscopeError("nothing to zero: at least one score and one fraction are needed")
-    arms = _arms(head_table(loaded, chosen), chosen, shares, draws, seed)
-    report = progress or _silent
-    report("loading", 0, 0)
-    options = LoadOptions(
-        revision, processes.device(device), device_map, dtype, trust_remote_code, allow_pickle, head=True
-    )
-    setting, corpus = opened_by_all(model, loaded, tokenizer, options, text, report, processes)
-    check_sites(setting.sites)
-    hidden = HiddenKeys(Positions("first", 1))
-    engine_arms: list[EngineArm] = [ZeroedHeads(_engine_name(arm), arm.heads) for arm in arms]
-    facts = facts_of(setting, corpus) | {
+    grid = _grid(head_table(loaded, chosen), chosen, shares)
+    if tokens is not None:
+        grid.append((HIDDEN, NAN, FirstKey(Positions("first", 1))))
+    measured = arms(
+        model, [arm for _, _, arm in grid], run=loaded, data=data, seq_len=seq_len, num_sequences=num_sequences,
+        draws=draws, seed=seed, tokenizer=tokenizer, device=device, device_map=device_map, dtype=dtype,
+        revision=revision, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle, shards=shards, resume=resume,
+        progress=progress, processes=processes,
+    )  # fmt: skip
+    facts = {name: measured.facts[name] for name in ("model", "run", "data")} | {
         "scores": [score.name for score in chosen], "fractions": shares, "draws": draws, "seed": seed, "tokens": tokens,
     }  # fmt: skip
-    zeroed = [*([arm.name, arm.heads] for arm in arms), *([HIDDEN] if tokens else [])]
-    key = key_of(facts | {"arms": zeroed}, setting)
-    kept = processes.on_main(lambda: None if shards is None else Finished(Path(shards), key, resume))
-    measured = measure(setting, [*engine_arms, hidden] if tokens else engine_arms, draws, report, kept, processes)
-    arms = [Arm(UNABLATED), *arms, *([Arm(HIDDEN)] if tokens else [])]
-    for arm, one in zip(arms, measured, strict=True):
-        arm.losses = one.values["loss"]
-        if tokens and arm.name in (UNABLATED, HIDDEN):
-            arm.sinks = {name: float(one.values[name].mean()) for name in ("sink_rate_first", "sink_rate_any")}
-    warnings = [*setting.checkpoint.warnings, *corpus.warnings, *setting.plan.failures]
-    result = summarise(arms, corpus.documents, facts, warnings)
-    result.arms = table_of(_once(arms, measured), _controls(arms))
+    zeroed = _zeroed(grid, measured.sequences, seed, tokens is not None)
+    result = summarise(zeroed, measured.facts["data"]["documents"], facts, measured.warnings)
+    result.arms = measured.table
     return result
 
 
-def _silent(stage: str, done: int, total: int) -> None:
-    """Shows no progress."""
+Cell = tuple[str, float, Arm]
+"""A row of ablation.csv: its name and its share of heads there, and the arm that measures it."""
 
 
-def _arms(heads: HeadTable, scores: list[Score], fractions: list[float], draws: int, seed: int) -> list[Arm]:
-    """One arm for every score, and for every random draw, at every fraction."""
-    arms = []
+@dataclass(frozen=True)
+class FirstKey(HiddenKeys):
+    """The first key hidden. A question of its own: no random key stands beside it."""
+
+    def control(self) -> Arm | None:
+        return None
+
+
+def _grid(heads: HeadTable, scores: list[Score], fractions: list[float]) -> list[Cell]:
+    """For every fraction an arm of each score, then the random one. Fractions of as many heads share a random arm."""
+    cells: list[Cell] = []
     for fraction in fractions:
         count = heads.count(fraction)
-        arms += [Arm(score.name, fraction, heads=heads.dormant(score, count)) for score in scores]
-        arms += [Arm(RANDOM, fraction, draw, heads.drawn(count, seed + draw)) for draw in range(draws)]
-    return arms
+        for score in scores:
+            name = f"heads:{score.name}{100 * fraction:g}%"
+            cells.append((score.name, fraction, ZeroedHeads(name, heads.dormant(score, count), heads)))
+        cells.append((RANDOM, fraction, RandomHeads(count, heads)))
+    return cells
 
 
-def _once(arms: list[Arm], measured: list[Measured]) -> list[Measured]:
-    """What was measured, without the draws of a fraction that zeroes as many heads as an earlier one: they are the
-    same draws, and an error over draws must not count them twice."""
-    first: dict[str, float] = {}
-    kept = []
-    for arm, one in zip(arms, measured, strict=True):
-        if arm.name != RANDOM or first.setdefault(one.name, arm.fraction) == arm.fraction:
-            kept.append(one)
-    return kept
-
-
-def _engine_name(arm: Arm) -> str:
-    """The arm's name in arms.csv; the draws of a fraction share one."""
-    count = sum(map(len, arm.heads.values()))
-    return f"heads:random{count}" if arm.name == RANDOM else f"heads:{arm.name}{100 * arm.fraction:g}%"
-
-
-def _controls(arms: list[Arm]) -> dict[str, str]:
-    """The control of every score's arm, by their names in arms.csv."""
-    random = {arm.fraction: _engine_name(arm) for arm in arms if arm.name == RANDOM}
-    return {_engine_name(arm): random[arm.fraction] for arm in arms if arm.fraction in random and arm.name != RANDOM}
+def _zeroed(grid: list[Cell], sequences: pd.DataFrame, seed: int, sinks: bool) -> list[ZeroedArm]:
+    """The rows of ablation.csv with their losses, a random arm's draws apart. `sinks`: with the sink rates of rows that
+    zero no heads."""
+    by_arm = dict(iter(sequences.groupby("arm", sort=False)))
+    found = []
+    for name, fraction, arm in [(UNABLATED, NAN, Unablated()), *grid]:
+        for draw, own in by_arm[arm.name].groupby("draw", sort=False, dropna=False):
+            number = None if pd.isna(draw) else int(draw)
+            heads = arm.heads(seed, number or 0) if isinstance(arm, ZeroedHeads | RandomHeads) else {}
+            rates = ("sink_rate_first", "sink_rate_any") if sinks and name in (UNABLATED, HIDDEN) else ()
+            means = {rate: float(own[rate].to_numpy().mean()) for rate in rates}
+            found.append(ZeroedArm(name, fraction, number, heads, own["loss"].to_numpy(), means))
+    return found

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture import Plan, Site
-from sinkscope.capture.alone import here
 from sinkscope.capture.calls import AttentionCall
+from sinkscope.capture.hooks import hooked
 from sinkscope.checkpoints import Checkpoint
-from sinkscope.experiments.arms.measured import UNABLATED
 from sinkscope.runs.run import Run
+from sinkscope.runs.saved.arms_table import UNABLATED
 
 CallChange = Callable[[Site, AttentionCall], AttentionCall]
 """Takes an attention call before it is read; returns the call that is read in its place."""
@@ -46,10 +46,12 @@ class Setting:
 
     @property
     def model(self) -> nn.Module:
+        """The model with its next-token head."""
         return self.checkpoint.model
 
     @property
     def sites(self) -> list[Site]:
+        """The attention calls of the base model, in the order of a pass."""
         return self.plan.sites
 
 
@@ -100,11 +102,8 @@ class Pass:
     @contextmanager
     def hooked(self, module: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
         """Registers a forward pre-hook, called with (module, args, kwargs), until the block ends."""
-        handle = module.register_forward_pre_hook(here(hook), with_kwargs=True)
-        try:
+        with hooked(module, pre=hook, with_kwargs=True):
             yield
-        finally:
-            handle.remove()
 
 
 class Arm(ABC):
@@ -119,7 +118,8 @@ class Arm(ABC):
 
     @property
     @abstractmethod
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The arm as the grammar writes it."""
 
     @property
     def random(self) -> bool:
@@ -134,7 +134,7 @@ class Arm(ABC):
         return None
 
     @abstractmethod
-    def applied(self, one: Pass) -> AbstractContextManager[Any]:
+    def applied(self, forward: Pass) -> AbstractContextManager[Any]:
         """Puts the arm in force until the block ends; nothing of it may stay, also after an exception."""
 
     def ready(self, setting: Setting) -> Arm:
@@ -161,6 +161,6 @@ class Unablated(Arm):
     def name(self) -> str:
         return UNABLATED
 
-    def applied(self, one: Pass) -> AbstractContextManager[Any]:
-        one.touches(0)
+    def applied(self, forward: Pass) -> AbstractContextManager[Any]:
+        forward.touches(0)
         return nullcontext()

@@ -30,18 +30,20 @@ class CachePlan(ABC):
 
     @property
     @abstractmethod
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The plan as the grammar writes it."""
 
     @property
     @abstractmethod
-    def random(self) -> bool: ...
+    def random(self) -> bool:
+        """Whether each draw chooses other heads."""
 
     @abstractmethod
     def ready(self, setting: Setting, sites: list[Site]) -> CachePlan:
         """The plan over the KV heads of these sites. Raises SinkscopeError where it cannot be made."""
 
     @abstractmethod
-    def chosen(self, one: Pass) -> Iterable[KVHead]:
+    def chosen(self, forward: Pass) -> Iterable[KVHead]:
         """The KV heads that evict in this pass."""
 
 
@@ -69,15 +71,16 @@ class ScoredPlan(CachePlan):
             raise SinkscopeError(f"{self.name}: a score of a run chooses these heads: give --run")
         rows = head_table(setting.run, [self.score]).rows
         scores = rows.set_index(["module", "head"])[self.score.column]
-        found = pd.Series({head: self._of_group(scores, head, sites) for head in kv_heads(sites)}, dtype=float)
-        count = int(self.share * len(found) + 0.5)
+        dormancy = pd.Series({head: self._of_group(scores, head, sites) for head in kv_heads(sites)}, dtype=float)
+        count = int(self.share * len(dormancy) + 0.5)
         if not count:
-            raise SinkscopeError(f"{self.name} of {len(found)} KV heads is no head: give a larger share")
-        if count > found.notna().sum():
+            raise SinkscopeError(f"{self.name} of {len(dormancy)} KV heads is no head: give a larger share")
+        known = dormancy.notna().sum()
+        if count > known:
             raise SinkscopeError(
-                f"{self.name}: only {found.notna().sum()} of {len(found)} KV heads have a value of {self.score.column}"
+                f"{self.name}: only {known} of {len(dormancy)} KV heads have a value of {self.score.column}"
             )
-        order = found.dropna().sort_values(ascending=self.score.low, kind="stable")
+        order = dormancy.dropna().sort_values(ascending=self.score.low, kind="stable")
         return replace(self, heads=tuple(order.index[:count]))
 
     def _of_group(self, scores: pd.Series, head: KVHead, sites: list[Site]) -> float:
@@ -85,7 +88,7 @@ class ScoredPlan(CachePlan):
         own = scores.loc[[(site.name, query) for query in range(site.heads) if group_of(site, query) == head[1]]]
         return float(own.max(skipna=False) if self.score.low else own.min(skipna=False))
 
-    def chosen(self, one: Pass) -> Iterable[KVHead]:
+    def chosen(self, forward: Pass) -> Iterable[KVHead]:
         return self.heads
 
 
@@ -110,8 +113,8 @@ class RandomPlan(CachePlan):
             raise SinkscopeError(f"{self.name}: there are only {len(heads)} KV heads to choose from")
         return replace(self, heads=heads)
 
-    def chosen(self, one: Pass) -> Iterable[KVHead]:
-        order = one.common_generator().permutation(len(self.heads))
+    def chosen(self, forward: Pass) -> Iterable[KVHead]:
+        order = forward.common_generator().permutation(len(self.heads))
         return [self.heads[place] for place in np.sort(order[: self.count])]
 
 

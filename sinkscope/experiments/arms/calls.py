@@ -30,9 +30,9 @@ def check_calls(setting: Setting) -> None:
 
 
 @contextmanager
-def watched(one: Pass, sinks: SinkCount) -> Iterator[None]:
+def watched(forward: Pass, sinks: SinkCount) -> Iterator[None]:
     """Reads every attention call of a pass as the arm has changed it, and counts its sinks, until the block ends."""
-    setting = one.setting
+    setting = forward.setting
     names = {module: name for name, module in setting.base.named_modules()}
     by_call = {(site.module, site.call): site for site in setting.sites}
     counts: Counter[str] = Counter()
@@ -46,7 +46,7 @@ def watched(one: Pass, sinks: SinkCount) -> Iterator[None]:
         if site is None:
             raise SinkscopeError(f"attention module {name!r} was called more often than in the dry run")
         counts[name] += 1
-        for change in one.changes:
+        for change in forward.changes:
             call = change(site, call)
         output, sums = read(masks.read(call), setting.plan.failures)
         sinks.receive(sums)

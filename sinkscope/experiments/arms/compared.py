@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from sinkscope.capture.precision import float64
+from sinkscope.capture.precision import as_float64
 from sinkscope.experiments.arms.loss import CHUNK_BYTES, next_token_losses
 
 TOP = 5
@@ -41,7 +41,7 @@ class Reference:
         for start in range(0, length, step):
             part = slice(start, min(start + step, length))
             p, q = (log_softmax(rows[:, part].float(), -1) for rows in (self.logits, logits))
-            kl[:, part] = float64(torch.linalg.vecdot(p.exp(), p.sub_(q))).cpu()
+            kl[:, part] = as_float64(torch.linalg.vecdot(p.exp(), p.sub_(q))).cpu()
             ours, theirs = self.best[:, part], _best(logits[:, part])
             same[:, part] = (ours[..., 0] == theirs[..., 0]).cpu().double()
             shared[:, part] = (ours[..., None] == theirs[..., None, :]).any(-1).cpu().double().mean(-1)

@@ -21,11 +21,11 @@ from sinkscope.experiments.arms.calls import watched
 from sinkscope.experiments.arms.compared import Reference
 from sinkscope.experiments.arms.finished import Finished
 from sinkscope.experiments.arms.loss import batch_size
-from sinkscope.experiments.arms.measured import MEASURES, Measured
 from sinkscope.experiments.arms.sharing import Piece, pieces
 from sinkscope.experiments.arms.sinks import SinkCount
+from sinkscope.runs.saved.arms_table import MEASURES, ArmNumbers
 
-Job = tuple[Arm, int | None]
+Trial = tuple[Arm, int | None]
 """An arm, and the number of its draw where it is random."""
 
 
@@ -36,36 +36,38 @@ def measure(
     report: Progress,
     finished: Finished | None = None,
     processes: Processes = ALONE,
-) -> list[Measured]:
+) -> list[ArmNumbers]:
     """Measures the unablated model and every arm, a random one `draws` times; the unablated model comes first.
 
     `finished` keeps the batches that are done. `processes` share the work, and all get the same numbers. Raises
     SinkscopeError where an arm's loss is not finite, and what an arm raises; OutOfMemory where the memory does not
     suffice.
     """
-    jobs: list[Job] = [(Unablated(), None)]
+    trials: list[Trial] = [(Unablated(), None)]
     for arm in arms:
-        jobs += [(arm, draw) for draw in range(draws)] if arm.random else [(arm, None)]
+        trials += [(arm, draw) for draw in range(draws)] if arm.random else [(arm, None)]
     with nullcontext() if finished is None else finished.kept(main=processes.index == 0):
-        values = Engine(setting, jobs, report, finished, processes).measured()
+        values = Engine(setting, trials, report, finished, processes).measured()
     return [
-        Measured(arm.name, arm.family, arm.kept, draw, {name: values[:, job, at] for at, name in enumerate(MEASURES)})
-        for job, (arm, draw) in enumerate(jobs)
+        ArmNumbers(
+            arm.name, arm.family, arm.kept, draw, {name: values[:, trial, at] for at, name in enumerate(MEASURES)}
+        )
+        for trial, (arm, draw) in enumerate(trials)
     ]
 
 
 class Engine:
-    """One measurement of all jobs on all sequences."""
+    """One measurement of all trials on all sequences."""
 
     def __init__(
-        self, setting: Setting, jobs: list[Job], report: Progress, finished: Finished | None, processes: Processes
+        self, setting: Setting, trials: list[Trial], report: Progress, finished: Finished | None, processes: Processes
     ) -> None:
-        self._setting, self._jobs, self._report = setting, jobs, report
+        self._setting, self._trials, self._report = setting, trials, report
         self._finished, self._processes = finished, processes
-        self._values = np.full((len(setting.ids), len(jobs), len(MEASURES)), np.nan)
+        self._values = np.full((len(setting.ids), len(trials), len(MEASURES)), np.nan)
 
     def measured(self) -> np.ndarray:
-        """Numbers of all sequences, [sequence, job, measure]: taken from `finished`, or measured and put there."""
+        """Numbers of all sequences, [sequence, trial, measure]: taken from `finished`, or measured and put there."""
         count, size = len(self._setting.ids), batch_size(self._setting.model, self._setting.ids.shape[1])
         batches = [(start, min(size, count - start)) for start in range(0, count, size)]
         self._tell()
@@ -75,7 +77,7 @@ class Engine:
                 self._values[start : start + own] = known
                 self._tell()
         left = [batch for batch, known in zip(batches, kept, strict=True) if known is None]
-        work = pieces(left, len(self._jobs), self._processes.count)
+        work = pieces(left, len(self._trials), self._processes.count)
         for first in range(0, len(work), self._processes.count):
             self._round(work[first : first + self._processes.count])
         return self._values
@@ -89,8 +91,8 @@ class Engine:
         outcomes = self._processes.together(
             lambda: ([self._piece(piece) for piece in self._processes.share(work)], self._setting.plan.failures)
         )
-        for piece, numbers in zip(work, chain(*(found for found, _ in outcomes)), strict=True):
-            self._values[piece.rows, piece.jobs] = numbers
+        for piece, numbers in zip(work, chain(*(pieces_done for pieces_done, _ in outcomes)), strict=True):
+            self._values[piece.rows, piece.trials] = numbers
         self._setting.plan.failures[:] = dict.fromkeys(chain(*(failures for _, failures in outcomes)))
         self._processes.on_main(lambda: self._keep([piece.rows for piece in work if piece.last]))
         self._tell()
@@ -102,42 +104,42 @@ class Engine:
 
     def _piece(self, piece: Piece) -> np.ndarray:
         with memory_needed("the loss"):
-            return _measured(self._setting, [self._jobs[job] for job in piece.jobs], piece.rows, self._tell)
+            return _measured(self._setting, [self._trials[trial] for trial in piece.trials], piece.rows, self._tell)
 
     def _tell(self, more: int = 0) -> None:
-        """Reports how many (sequence, job) are measured, with `more` of a piece that is not filed yet."""
+        """Reports how many (sequence, trial) are measured, with `more` of a piece that is not filed yet."""
         losses = self._values[..., MEASURES.index("loss")]
         self._report("ablating", min(int((~np.isnan(losses)).sum()) + more, losses.size), losses.size)
 
 
-def _measured(setting: Setting, jobs: list[Job], rows: slice, passed: Callable[[int], None]) -> np.ndarray:
-    """Numbers of one batch, [sequence, job, measure]; the first job is the unablated model. `passed` gets how many
-    (sequence, job) are done."""
+def _measured(setting: Setting, trials: list[Trial], rows: slice, passed: Callable[[int], None]) -> np.ndarray:
+    """Numbers of one batch, [sequence, trial, measure]; the first trial is the unablated model. `passed` gets how many
+    (sequence, trial) are done."""
     text = setting.ids[rows].to(setting.checkpoint.device)
     reference, keys = None, None
-    found = []
-    for arm, draw in jobs:
-        one = Pass(setting, text, rows.start, draw or 0, keys)
+    by_trial = []
+    for arm, draw in trials:
+        forward = Pass(setting, text, rows.start, draw or 0, keys)
         sinks = SinkCount(setting.epsilon)
-        logits = run(one, arm, sinks)
+        logits = run(forward, arm, sinks)
         if reference is None:
             reference, keys = Reference(logits, text), _keys(setting, sinks, text)
         numbers = reference.compare(logits) | _sink_rates(setting, sinks, len(text))
         del logits  # or the next pass would run beside three passes' logits
-        numbers["size"] = torch.zeros(len(text)) if one.size is None else one.size
+        numbers["size"] = torch.zeros(len(text)) if forward.size is None else forward.size
         if not bool(numbers["loss"].isfinite().all()):
             raise SinkscopeError(
                 f"the loss under {arm.name} is NaN or infinite: the dtype overflows; try --dtype float32"
             )
-        found.append(torch.stack([numbers[name].double().cpu() for name in MEASURES], -1))
-        passed(len(found) * len(text))
-    return torch.stack(found, 1).numpy()
+        by_trial.append(torch.stack([numbers[name].double().cpu() for name in MEASURES], -1))
+        passed(len(by_trial) * len(text))
+    return torch.stack(by_trial, 1).numpy()
 
 
-def run(one: Pass, arm: Arm, sinks: SinkCount) -> Tensor:
+def run(forward: Pass, arm: Arm, sinks: SinkCount) -> Tensor:
     """The next-token logits under an arm, [sequence, T, vocabulary]; `sinks` gets its attention sums."""
-    with torch.no_grad(), watched(one, sinks), arm.applied(one):
-        logits: Tensor = Forward(one.setting.model)(one.ids).logits
+    with torch.no_grad(), watched(forward, sinks), arm.applied(forward):
+        logits: Tensor = Forward(forward.setting.model)(forward.ids).logits
     return logits
 
 

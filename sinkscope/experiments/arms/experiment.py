@@ -15,10 +15,10 @@ from sinkscope.experiments.arms.arm import Arm, Setting
 from sinkscope.experiments.arms.engine import measure
 from sinkscope.experiments.arms.finished import Finished, key_of
 from sinkscope.experiments.arms.grammar import read_arm
-from sinkscope.experiments.arms.measured import UNABLATED
 from sinkscope.experiments.arms.opening import Text, check_numbers, facts_of, opened_by_all
-from sinkscope.experiments.arms.result import Arms, summarise
 from sinkscope.runs.run import Run
+from sinkscope.runs.saved.arms import Arms, summarise
+from sinkscope.runs.saved.arms_table import UNABLATED
 
 
 @alone("a measurement of arms")
@@ -65,8 +65,8 @@ def arms(
         SinkscopeError: one line, for anything that the user can correct.
         KeyboardInterrupt: Ctrl-C; what was measured until then is in `shards`.
     """
-    asked = [read_arm(arm) if isinstance(arm, str) else arm for arm in arms]
-    if not asked:
+    given = [read_arm(arm) if isinstance(arm, str) else arm for arm in arms]
+    if not given:
         raise SinkscopeError("nothing to measure: at least one arm is needed")
     text = Text(data, seq_len, num_sequences, seed)
     check_numbers(text, draws)
@@ -76,7 +76,7 @@ def arms(
         revision, processes.device(device), device_map, dtype, trust_remote_code, allow_pickle, head=True
     )
     setting, corpus = opened_by_all(model, run, tokenizer, options, text, report, processes)
-    chosen, controls = processes.run(lambda: expanded(asked, setting))
+    chosen, controls = processes.run(lambda: expanded(given, setting))
     facts = facts_of(setting, corpus) | {"arms": [arm.name for arm in chosen], "draws": draws, "seed": seed}
     kept = processes.on_main(lambda: None if shards is None else Finished(Path(shards), key_of(facts, setting), resume))
     measured = measure(setting, chosen, draws, report, kept, processes)
@@ -89,22 +89,22 @@ def expanded(arms: Sequence[Arm], setting: Setting) -> tuple[list[Arm], dict[str
 
     Raises SinkscopeError where an arm cannot apply, and for an object that takes the name of another arm.
     """
-    found: dict[str, Arm] = {}
+    ready: dict[str, Arm] = {}
     controls: dict[str, str] = {}
     for arm in arms:
         for own in (arm, *arm.companions()):
-            if own.name not in found:
-                found[own.name] = own.ready(setting)
-    if UNABLATED in found:
+            if own.name not in ready:
+                ready[own.name] = own.ready(setting)
+    if UNABLATED in ready:
         raise SinkscopeError(f"--arm {UNABLATED}: the unablated model is always measured")
-    found = {name: arm.prepared(setting) for name, arm in found.items()}
-    for name, arm in list(found.items()):
+    ready = {name: arm.prepared(setting) for name, arm in ready.items()}
+    for name, arm in list(ready.items()):
         control = arm.control()
         if control is not None:
             controls[name] = control.name
-            if control.name not in found:
-                found[control.name] = control.ready(setting)
-    return list(found.values()), controls
+            if control.name not in ready:
+                ready[control.name] = control.ready(setting)
+    return list(ready.values()), controls
 
 
 def _silent(stage: str, done: int, total: int) -> None:

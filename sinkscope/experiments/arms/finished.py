@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-import sinkscope
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Setting
+from sinkscope.runs.defaults import VERSION
 from sinkscope.runs.folder import UNFINISHED, write_file
-from sinkscope.runs.strict_json import plain, to_json
+from sinkscope.runs.schema.base import plain, to_json
 
 KEY = "key.json"
 
@@ -45,7 +46,7 @@ class Finished:
         self._folder = folder / UNFINISHED
         own = plain(key)
         self._key = json.dumps(own, sort_keys=True)
-        if resume and (self._folder / KEY).exists():
+        if resume and os.path.lexists(self._folder / KEY):
             self._check(own)
             return
         try:
@@ -57,6 +58,8 @@ class Finished:
 
     def _check(self, own: dict[str, Any]) -> None:
         theirs = _content(self._folder / KEY)
+        if not theirs:
+            raise SinkscopeError(f"{self._folder / KEY} is damaged: start anew with --force")
         different = [name for name in own if theirs.get(name) != own[name]]
         if different:
             raise SinkscopeError(
@@ -80,7 +83,8 @@ class Finished:
 
     def _sequences(self) -> int:
         """How many sequences the batches hold that are done."""
-        return sum(len(_content(path).get("values", ())) for path in self._folder.glob("*.json") if path.name != KEY)
+        kept = [_content(path).get("values") for path in self._folder.glob("*.json") if path.name != KEY]
+        return sum(len(values) for values in kept if isinstance(values, list))
 
     def _discard(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -88,7 +92,7 @@ class Finished:
             self._folder.parent.rmdir()
 
     def write(self, start: int, values: np.ndarray) -> None:
-        """Keeps the numbers of the batch that begins with sequence `start`, [sequence, job, measure] float64."""
+        """Keeps the numbers of the batch that begins with sequence `start`, [sequence, trial, measure] float64."""
         content = {"values": values.tolist(), "sha256": self._digest(start, values)}
         write_file(self._folder / f"{start:08}.json", json.dumps(content))
 
@@ -98,7 +102,7 @@ class Finished:
         try:
             values = np.array(content["values"], dtype=float)
             sound = values.shape == shape and content["sha256"] == self._digest(start, values)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):  # the last for a whole number past every float
             return None
         return values if sound else None
 
@@ -108,19 +112,24 @@ class Finished:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """What a JSON file holds; empty where it is damaged."""
+    """What a JSON file holds; empty where it is damaged or missing.
+
+    Raises SinkscopeError where something else than a file stands there: reading a pipe would wait for ever.
+    """
+    if path.exists() and not path.is_file():
+        raise SinkscopeError(f"{path} is no file: remove it, or start anew with --force")
     try:
-        found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def key_of(facts: dict[str, Any], setting: Setting) -> dict[str, Any]:
     """All that decides the numbers. The device and its libraries round in their own ways: these count too."""
     run = setting.run
     return {
-        "sinkscope": sinkscope.__version__,
+        "sinkscope": VERSION,
         "model": facts["model"],
         "run": None if run is None else {"data": facts["run"]["data"], "files": run.manifest.files},
         "data": facts["data"],

@@ -1,40 +1,121 @@
-"""The grammar of arms: KIND:REST, where each kind reads its own rest."""
+"""The grammar of arms: KIND:REST, where each kind reads its own rest. What `--help`, docs/commands/arms.md and errors
+say of the kinds is said here. Only reading an arm loads the code of its kind, and with it torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.experiments.arms.arm import Arm
+from sinkscope.lookup import Lookup
+
+if TYPE_CHECKING:
+    from sinkscope.experiments.arms.arm import Arm
+
+Reader = Callable[[str], "Arm"]
+"""Reads what follows `KIND:`. Raises SinkscopeError for a rest that it cannot read."""
+
+POSITIONS = "firstN, middleN, recentN, randomN, sinks or sink-tokens"
+KINDS_FOLDER = "sinkscope.experiments.arms.kinds"
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A kind of arm: how it is written, what it does, where it comes from, and what reads its rest."""
+class ArmKind:
+    """A kind of arm: its name, how its arms are written, what they do, and where that comes from."""
 
     name: str
     grammar: str
     what: str
     source: str
-    read: Callable[[str], Arm]
+    reader: str = ""
+    """MODULE:FUNCTION within kinds/; empty for a kind that was declared in Python."""
 
 
-KINDS: dict[str, Kind] = {}
-"""Every declared kind, by name, in the order of their declaration."""
+BUILT_IN = (
+    ArmKind(
+        "heads", "heads:SCORE:5%, heads:SCORE:low5%, heads:3.1+4.0 or heads:randomN",
+        "Heads set to 0 where the output projection reads them, the same in every sequence: those that a score of the "
+        "run calls most dormant, those listed as LAYER.HEAD, or N random ones.",
+        "Sandoval-Segura et al. 2504.03889", "heads:read_heads",
+    ),
+    ArmKind(
+        "dynamic", "dynamic:SCORE:5% or dynamic:SCORE:low5%",
+        "In each sequence, the heads whose score there crosses the run's quantile set to 0, so that other heads go in "
+        "other sequences. Scores are taken without any head zeroed, in a scan of the held-out text. The "
+        "published shares of dormant heads are of this kind.",
+        "Sandoval-Segura et al. 2504.03889", "dynamic:read_dynamic",
+    ),
+    ArmKind(
+        "value", "value:POSITIONS",
+        "Values at some positions set to 0 in all heads: queries go on attending there, and get nothing.",
+        "Gu et al. 2410.10781", "value:read_value",
+    ),
+    ArmKind(
+        "keys", "keys:POSITIONS",
+        "Keys at some positions hidden from all later queries, in every layer. A key's own query still sees "
+        "it. The option --tokens of ablate is keys:first1.",
+        "ours", "keys:read_keys",
+    ),
+    ArmKind(
+        "window", "window:W+S, window:W+randomS, either with /full, then with /SCORE:50% or /randomN",
+        "Every query sees the last W keys and the first S (or S random ones): what a cache that evicts all others "
+        "would see. With /full only in layers that have no window of their own. With a plan only in some KV heads: "
+        "those that a score of the run calls most dormant, or N random ones; the others keep their cache.",
+        "Xiao et al. 2309.17453 (StreamingLLM), 2410.10819 (DuoAttention: the plan)", "window:read_window",
+    ),
+    ArmKind(
+        "kv", "kv:BITS or kv:BITS+POSITIONS",
+        "Keys and values rounded to the nearest of 2^BITS levels, those of some positions kept in 16 bits: keys "
+        "between the ends of each channel over the sequence, after rotary embeddings, values between the ends of each "
+        "token. Tokens that are kept have no part in the ends. 16 bits change nothing.",
+        "KVSink 2508.04257", "kv:read_kv",
+    ),
+    ArmKind(
+        "acts", "acts:BITS/tensor or acts:BITS/token, either with +POSITIONS",
+        "The inputs of all linear modules but the next-token head rounded to BITS, symmetric about 0, with one step "
+        "for each sequence (tensor) or each token. The rows of some positions stay in 16 bits and have no part in the "
+        "step. An arm without positions also measures itself with the sinks in 16 bits: the difference is d_sink.",
+        "ours", "acts:read_acts",
+    ),
+    ArmKind(
+        "massive", "massive:zero or massive:mean, either with /first or /others",
+        "The run's massive elements set to 0, or to the mean of those of the other sequences, at the input of the "
+        "block where each channel is first massive; those of the first token, of the others, or all.",
+        "Sun et al. 2402.17762", "massive:read_massive",
+    ),
+    ArmKind(
+        "first-token", "first-token:TEXT or first-token:random",
+        "What stands at position 0 replaced by the one token that TEXT is, or by one drawn from the vocabulary.",
+        "Barbero et al. 2504.02732", "first_token:read_first_token",
+    ),
+    ArmKind(
+        "neuron", "neuron:L.N or neuron:L.random",
+        "Neuron N of the MLP of layer L set to 0 at every position, or one drawn from that layer.",
+        "Guo et al. 2410.13835, Yu et al. 2411.07191 (which neurons)", "neuron:read_neuron",
+    ),
+)  # fmt: skip
+"""The kinds that ship with sinkscope, in the order of `--help`: a new one is a file of kinds/ and its entry here."""
+
+KINDS = {kind.name: kind for kind in BUILT_IN}
+"""What is known of each kind by name, also of those that `arm_kind` declared."""
+
+READERS: Lookup[Reader] = Lookup(
+    "the kind of arm", {kind.name: f"{KINDS_FOLDER}.{kind.reader}" for kind in BUILT_IN}, "sinkscope.arms"
+)
+"""What reads the rest of each kind by name. Another package adds one by an entry point of the group."""
 
 
-def arm_kind(name: str, grammar: str, source: str) -> Callable[[Callable[[str], Arm]], Callable[[str], Arm]]:
+def arm_kind(name: str, grammar: str, source: str) -> Callable[[Reader], Reader]:
     """Declares a kind of arm: the function reads what follows `NAME:`, and its docstring says what the arm does.
 
     The function raises SinkscopeError for a rest that it cannot read. Raises SinkscopeError for a name that is declared
     already.
     """
 
-    def declare(read: Callable[[str], Arm]) -> Callable[[str], Arm]:
-        if name in KINDS:
-            raise SinkscopeError(f"the kind of arm {name!r} is declared already")
-        KINDS[name] = Kind(name, grammar, " ".join((read.__doc__ or "").split()), source, read)
+    def declare(read: Reader) -> Reader:
+        READERS.add(name, read)
+        KINDS[name] = ArmKind(name, grammar, " ".join((read.__doc__ or "").split()), source)
         return read
 
     return declare
@@ -42,15 +123,27 @@ def arm_kind(name: str, grammar: str, source: str) -> Callable[[Callable[[str], 
 
 def read_arm(text: str) -> Arm:
     """Reads one arm. Raises SinkscopeError for an unknown kind, or a rest that its kind cannot read."""
-    import sinkscope.experiments.arms.kinds  # noqa: F401 - declares the kinds that ship with sinkscope
-
     name, _, rest = text.partition(":")
-    if name not in KINDS:
-        raise SinkscopeError(f"--arm {text!r}: no such kind of arm; one of {', '.join(KINDS)}")
+    if name not in READERS:
+        raise SinkscopeError(f"--arm {text!r}: no such kind of arm; one of {', '.join(READERS)}")
+    read = READERS[name]
     try:
-        return KINDS[name].read(rest)
+        return read(rest)
     except SinkscopeError as error:
-        raise SinkscopeError(f"--arm {text!r}: {error}; write {KINDS[name].grammar}") from None
+        raise SinkscopeError(f"--arm {text!r}: {error}; write {written(name)}") from None
+
+
+def written(name: str) -> str:
+    """How the arms of a kind are written, with what POSITIONS are."""
+    grammar = KINDS[name].grammar if name in KINDS else f"{name}:REST"
+    return f"{grammar} with {POSITIONS}" if "POSITIONS" in grammar else grammar
+
+
+def told() -> str:
+    """The kinds for `--help`, a paragraph each; of another package's kind its name alone, which loads nothing."""
+    known = [f"{kind.grammar}: {kind.what}" for kind in KINDS.values()]
+    others = [f"{name}:REST: of another package" for name in READERS if name not in KINDS]
+    return "\n\n".join([*known, *others, f"POSITIONS: {POSITIONS}"])
 
 
 def number(text: str, what: str, least: int, most: int = 2**24) -> int:

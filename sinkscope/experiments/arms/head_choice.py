@@ -10,23 +10,12 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.errors import SinkscopeError
+from sinkscope.runs.catalogue import catalogue
 from sinkscope.runs.dormancy import SCORES
+from sinkscope.runs.saved.ablation import Heads
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
-
-LOW = (
-    *(name for name, end in SCORES.items() if end == "low"),
-    *("entropy", "residual_write", "value_drain", "ov_drain", "gate_open", "uniformity"),
-    *("distant_write", "distant_mass"),
-)
-HIGH = (
-    *(name for name, end in SCORES.items() if end == "high"),
-    *("bos_mass", "sink_score", "sink_rate", "sink_score_t64", "sink_rate_t64", "sink_margin", "first_argmax"),
-    *("tail_mass", "learned_sink_mass", "logit_gap"),
-)
-"""Scores whose low, or high, end counts as dormant. SCORES are those of Sandoval-Segura et al. 2504.03889; for the
-others, a head is dormant where it has a sink or writes little."""
 
 SHARE = re.compile(r"(low|high)?(\d+(?:\.\d+)?)%")
 
@@ -46,32 +35,37 @@ class Score:
         return f"{self.column}:{'low' if self.low else 'high'}"
 
 
-Heads = dict[str, list[int]]
-"""Numbers of the heads to zero, by the name of the attention site."""
-
-
 def read_score(text: str) -> Score:
     """Reads NAME, NAME:low or NAME:high. Raises SinkscopeError for NAME alone if its dormant end is not known."""
     column, _, end = text.partition(":")
     if end not in ("", "low", "high"):
         raise SinkscopeError(f"--score {text!r}: write NAME, NAME:low or NAME:high")
-    plain = column.removesuffix("_ln")
-    if not end and not any(name in (*LOW, *HIGH) for name in (column, plain)):
+    known = end or dormant_end(column)
+    if known is None:
         raise SinkscopeError(
             f"--score {column!r}: which end is dormant? write {column}:low or {column}:high "
             "(`sinkscope metrics` lists the columns)"
         )
-    low = end == "low" if end else column in LOW or (column not in HIGH and plain in LOW)
-    return Score(column, low)
+    return Score(column, known == "low")
+
+
+def dormant_end(column: str) -> str | None:
+    """The end of a column at which a head is dormant, `low` or `high`; None where it is not known.
+
+    The ends of SCORES, those of Sandoval-Segura et al. 2504.03889, and those that a column's declaration names: a head
+    is dormant where it has a sink or writes little.
+    """
+    ends = {each.name: each.dormant for each in catalogue() if each.dormant} | SCORES
+    return ends.get(column) or ends.get(column.removesuffix("_ln"))
 
 
 def read_scored(rest: str) -> tuple[Score, float]:
     """Reads SCORE:5%, SCORE:low5% or SCORE:low:5%. Raises SinkscopeError for any other text."""
     name, _, share = rest.rpartition(":")
-    found = SHARE.fullmatch(share)
-    if not name or found is None or not 0 < float(found[2]) <= 100:
+    parts = SHARE.fullmatch(share)
+    if not name or parts is None or not 0 < float(parts[2]) <= 100:
         raise SinkscopeError(f"{rest[:40]!r} names no heads")
-    return read_score(f"{name}:{found[1]}" if found[1] else name), float(found[2]) / 100
+    return read_score(f"{name}:{parts[1]}" if parts[1] else name), float(parts[2]) / 100
 
 
 def read_fractions(text: str) -> list[float]:

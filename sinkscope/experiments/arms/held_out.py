@@ -7,8 +7,8 @@ from sinkscope.checkpoints.checkpoint import check_length
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import Corpus, read_corpus, token_rules
 from sinkscope.inputs.documents import check_spec
-from sinkscope.inputs.passages import NothingLeft, Passage
 from sinkscope.runs.defaults import SEQ_LEN
+from sinkscope.runs.passages import NothingLeft, Passage
 from sinkscope.runs.schema.manifest import Manifest
 
 

@@ -11,8 +11,7 @@ from torch import nn
 
 from sinkscope.capture import Plan, plan
 from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
-from sinkscope.checkpoints.forward import Forward
-from sinkscope.checkpoints.probes import probe
+from sinkscope.checkpoints.forward import Forward, probe
 from sinkscope.engine.launch import Processes
 from sinkscope.engine.loop import Progress
 from sinkscope.errors import SinkscopeError
@@ -63,13 +62,13 @@ def opened(
     checkpoint = open_checkpoint(model, options, report) if named else wrap_model(model, tokenizer, head=True)
     if loaded is not None:
         _same_model(checkpoint, loaded)
-    base, found = planned(checkpoint)
+    base, calls = planned(checkpoint)
     if loaded is not None:
-        _same_heads(checkpoint, found, loaded)
+        _same_heads(checkpoint, calls, loaded)
     manifest = None if loaded is None else loaded.manifest
     corpus = held_out(text.data, checkpoint, manifest, text.seq_len, text.num_sequences, text.seed)
     epsilon = EPSILON if manifest is None else manifest.request.epsilon
-    return Setting(checkpoint, base, found, torch.from_numpy(corpus.ids), loaded, text.seed, epsilon), corpus
+    return Setting(checkpoint, base, calls, torch.from_numpy(corpus.ids), loaded, text.seed, epsilon), corpus
 
 
 def opened_by_all(
@@ -114,9 +113,9 @@ def planned(checkpoint: Checkpoint) -> tuple[nn.Module, Plan]:
     return base, plan(base, lambda: forward(short))
 
 
-def _same_heads(checkpoint: Checkpoint, found: Plan, run: Run) -> None:
+def _same_heads(checkpoint: Checkpoint, calls: Plan, run: Run) -> None:
     """Raises SinkscopeError where the model's heads are not those of the run."""
-    ours = {(site.name, head) for site in found.sites for head in range(site.heads)}
+    ours = {(site.name, head) for site in calls.sites for head in range(site.heads)}
     if ours != {(str(module), int(head)) for module, head in zip(run.heads["module"], run.heads["head"], strict=True)}:
         raise SinkscopeError(f"the run's heads are not those of {checkpoint.name}: scan this model first")
 

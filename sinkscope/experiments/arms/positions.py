@@ -1,21 +1,25 @@
 """Which positions of a sequence an arm means: firstN, middleN, recentN, randomN, sinks, sink-tokens, or as many random
-ones."""
+ones; and what arms over positions share."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sinkscope.capture.plan import INTERFACE
 from sinkscope.errors import SinkscopeError
-from sinkscope.experiments.arms.arm import Pass, Setting
+from sinkscope.experiments.arms.arm import Arm, Pass, Setting
+from sinkscope.experiments.arms.calls import check_calls
 from sinkscope.experiments.arms.grammar import number
-from sinkscope.runs.token_selection import sink_ids
+from sinkscope.runs.selections import sink_ids
 
-GRAMMAR = "firstN, middleN, recentN, randomN, sinks or sink-tokens"
 SINKS, SINK_TOKENS, RANDOM = "sinks", "sink-tokens", "random"
 
 
@@ -33,10 +37,12 @@ class Positions:
 
     @property
     def name(self) -> str:
+        """The positions as the grammar writes them."""
         return self.place if self.count is None else f"{self.place}{self.count}"
 
     @property
     def random(self) -> bool:
+        """Whether each draw means other positions."""
         return self.place.startswith(RANDOM)
 
     @property
@@ -63,40 +69,71 @@ class Positions:
         if (self.count or 0) > most:
             raise SinkscopeError(f"{self.name}: sequences of {length} tokens have only {most} such positions")
 
-    def mask(self, one: Pass) -> Tensor:
+    def mask(self, forward: Pass) -> Tensor:
         """True at the positions, bool [sequence of the batch, T]."""
         if self.place == SINKS:
-            assert one.sinks is not None
-            return one.sinks.to(one.ids.device)
+            assert forward.sinks is not None
+            return forward.sinks.to(forward.ids.device)
         if self.place == SINK_TOKENS:
-            return _sink_tokens(one)
-        batch, length = one.ids.shape
+            return _sink_tokens(forward)
+        batch, length = forward.ids.shape
         mask = torch.zeros(batch, length, dtype=torch.bool)
         if self.random:
-            for row, count in enumerate(self._drawn(one)):
-                mask[row, 1 + one.generator(row).permutation(length - 1)[:count]] = True
+            for row, count in enumerate(self._drawn(forward)):
+                mask[row, 1 + forward.generator(row).permutation(length - 1)[:count]] = True
         else:
             count = self.count or 0
             start = {"first": 0, "middle": (length - count) // 2, "recent": length - count}[self.place]
             mask[:, start : start + count] = True
-        return mask.to(one.ids.device)
+        return mask.to(forward.ids.device)
 
-    def _drawn(self, one: Pass) -> list[int]:
+    def _drawn(self, forward: Pass) -> list[int]:
         """How many positions are drawn in each sequence of the batch: of T-1, where all T are sinks."""
         if self.count is not None:
-            return [self.count] * len(one.ids)
-        chosen: list[int] = Positions(self.place.removeprefix(f"{RANDOM}-")).mask(one).sum(1).tolist()
+            return [self.count] * len(forward.ids)
+        chosen: list[int] = Positions(self.place.removeprefix(f"{RANDOM}-")).mask(forward).sum(1).tolist()
         return chosen
 
 
 NO_POSITIONS = Positions("first", 0)
 
 
-def _sink_tokens(one: Pass) -> Tensor:
-    assert one.setting.run is not None  # `check` saw to it
-    at_start, elsewhere = (torch.tensor(ids, device=one.ids.device) for ids in sink_ids(one.setting.run))
-    mask = torch.isin(one.ids, elsewhere)
-    mask[:, 0] = torch.isin(one.ids[:, 0], at_start)
+@dataclass(frozen=True)
+class PositionArm(Arm):
+    """An arm that changes attention calls at positions, or everywhere but there, beside as many random positions."""
+
+    positions: Positions
+
+    @property
+    def random(self) -> bool:
+        return self.positions.random
+
+    def ready(self, setting: Setting) -> Arm:
+        check_calls(setting)
+        self.positions.check(setting)
+        return self
+
+    @contextmanager
+    def applied(self, forward: Pass) -> Iterator[None]:
+        mask = self.positions.mask(forward)
+        forward.touches(mask.sum(-1))
+        with self.in_force(forward, mask):
+            yield
+
+    @abstractmethod
+    def in_force(self, forward: Pass, mask: Tensor) -> AbstractContextManager[Any]:
+        """Puts the change in force until the block ends; `mask`: the positions, bool [sequence of the batch, T]."""
+
+    def control(self) -> Arm | None:
+        control = self.positions.control()
+        return None if control is None else replace(self, positions=control)
+
+
+def _sink_tokens(forward: Pass) -> Tensor:
+    assert forward.setting.run is not None  # `check` saw to it
+    at_start, elsewhere = (torch.tensor(ids, device=forward.ids.device) for ids in sink_ids(forward.setting.run))
+    mask = torch.isin(forward.ids, elsewhere)
+    mask[:, 0] = torch.isin(forward.ids[:, 0], at_start)
     return mask
 
 
@@ -109,7 +146,7 @@ def read_positions(text: str) -> Positions:
     """Reads positions. Raises SinkscopeError for any other text."""
     if text.removeprefix(f"{RANDOM}-") in (SINKS, SINK_TOKENS):
         return Positions(text)
-    found = re.fullmatch(r"(first|middle|recent|random)(\d*)", text)
-    if found is None:
+    parts = re.fullmatch(r"(first|middle|recent|random)(\d*)", text)
+    if parts is None:
         raise SinkscopeError(f"{text[:40]!r} names no positions")
-    return Positions(found[1], number(found[2] or "1", "the number of positions", 1))
+    return Positions(parts[1], number(parts[2] or "1", "the number of positions", 1))

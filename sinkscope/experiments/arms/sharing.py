@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Piece:
-    """One batch under some of the jobs.
+    """One batch under some of the trials.
 
     Attributes:
         start, count: the batch's first sequence, and how many it has.
-        jobs: numbers of the jobs. Job 0, the unablated model, is in every piece: all others are held against it.
+        trials: numbers of the trials. Trial 0, the unablated model, is in every piece: all others are held against it.
         last: no later piece is of this batch.
     """
 
     start: int
     count: int
-    jobs: tuple[int, ...]
+    trials: tuple[int, ...]
     last: bool
 
     @property
@@ -27,14 +27,14 @@ class Piece:
         return slice(self.start, self.start + self.count)
 
 
-def pieces(batches: Sequence[tuple[int, int]], jobs: int, processes: int) -> list[Piece]:
+def pieces(batches: Sequence[tuple[int, int]], trials: int, processes: int) -> list[Piece]:
     """The pieces of batches (first sequence, number of sequences), in their order; each process takes one a round.
 
-    A batch's jobs are dealt to as many pieces as end soonest: few pieces leave processes idle, and each runs the
+    A batch's trials are dealt to as many pieces as end soonest: few pieces leave processes idle, and each runs the
     unablated model again. The sequences of a batch stay together, because a pass rounds by how many it has: so any
     number of processes finds the same numbers to the last bit.
     """
-    arms = range(1, jobs)
+    arms = range(1, trials)
 
     def passes(parts: int) -> int:
         rounds = -(-len(batches) * parts // processes)

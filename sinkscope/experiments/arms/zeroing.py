@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture import Site
-from sinkscope.capture.alone import here
 from sinkscope.capture.attention_names import uncompiled
+from sinkscope.capture.hooks import hooked
 from sinkscope.capture.plan import INTERFACE
 from sinkscope.errors import SinkscopeError
-from sinkscope.experiments.arms.head_choice import Heads
+from sinkscope.runs.saved.ablation import Heads
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def zeroed_by_sequence(base: nn.Module, sites: list[Site], heads: dict[str, Tens
             if chosen is not None and chosen.any():
                 assert site.projection is not None  # `check_sites` saw to it
                 projection = base.get_submodule(site.projection)
-                stack.callback(projection.register_forward_pre_hook(here(_zero(site, chosen))).remove)
+                stack.enter_context(hooked(projection, pre=_zero(site, chosen)))
         yield
 
 

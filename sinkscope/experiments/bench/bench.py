@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sinkscope.capture.alone import alone
 from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
-from sinkscope.checkpoints.causal import NotCausal
 from sinkscope.checkpoints.checkpoint import check_length
+from sinkscope.checkpoints.checks import NotCausal
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.checkpoints.loading import unwrapped
 from sinkscope.engine.batch_size import chosen_batch, memory_needed
@@ -23,9 +23,9 @@ from sinkscope.engine.self_check import self_check
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.bench.contenders import Passes
 from sinkscope.experiments.bench.memory import free_bytes
-from sinkscope.experiments.bench.result import EAGER, Cost, Speed
 from sinkscope.metrics.spectra import cheap_spectra
 from sinkscope.runs.defaults import NUM_SEQUENCES, check_not_too_large
+from sinkscope.runs.saved.speed import EAGER, Cost, Speed
 
 SEQ_LEN, ROUNDS = 1024, 5
 SHORTEST = 32

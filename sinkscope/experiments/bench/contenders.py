@@ -12,14 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture import Capture, Plan, plan
-from sinkscope.checkpoints.eager import eager
-from sinkscope.checkpoints.forward import Forward
+from sinkscope.checkpoints.forward import DRY_RUN_TOKENS, Forward, eager
 from sinkscope.checkpoints.loading import unwrapped
-from sinkscope.checkpoints.probes import DRY_RUN_TOKENS
 from sinkscope.engine.collector import Collector
 from sinkscope.experiments.bench.memory import peak_bytes
-from sinkscope.experiments.bench.result import BACKBONE, EAGER, LATER, PLAIN, SCAN
 from sinkscope.runs.defaults import EPSILON
+from sinkscope.runs.saved.speed import BACKBONE, EAGER, LATER, PLAIN, SCAN
 
 
 @dataclass(frozen=True)

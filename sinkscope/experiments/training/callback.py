@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from torch import nn
 from transformers import Trainer, TrainerCallback
 
@@ -19,10 +21,10 @@ from sinkscope.errors import SinkscopeError, in_one_line
 from sinkscope.experiments.training.live_model import Replica, gathered, processes_of_training, undisturbed
 from sinkscope.experiments.training.trajectory import trajectory_rows
 from sinkscope.runs.defaults import EPSILON
+from sinkscope.runs.folder import write_file
 from sinkscope.runs.run import Run
+from sinkscope.runs.saved.trajectory import TRAJECTORY_FILE, read_rows
 from sinkscope.runs.schema.stream import StreamSummary
-
-TRAJECTORY_FILE = "trajectory.csv"
 
 
 class SinkCallback(TrainerCallback):  # type: ignore[misc] # transformers exports it untyped
@@ -41,7 +43,7 @@ class SinkCallback(TrainerCallback):  # type: ignore[misc] # transformers export
     In a loop of your own, call `measure`.
 
     A setting that cannot work, such as an unknown text, raises SinkscopeError before the first step. A later
-    measurement that fails is a warning, and training goes on.
+    measurement that fails is a warning, and training goes on. A `log` that fails is one warning, however often.
     """
 
     def __init__(
@@ -59,11 +61,9 @@ class SinkCallback(TrainerCallback):  # type: ignore[misc] # transformers export
             output: the file for the rows; trajectory.csv in the Trainer's output folder where it is None.
             log: receives the values too, for a loop of your own (`accelerator.log`, `wandb.log`).
 
-        Raises SinkscopeError where `every` is below 1.
+        Raises SinkscopeError where `every` is no whole number from 1 on.
         """
-        if every < 1:
-            raise SinkscopeError(f"every={every}: give a number of training steps, 1 or more")
-        self.every, self.tokenizer, self.log = every, tokenizer, log
+        self.every, self.tokenizer, self.log = _whole_steps(every), tokenizer, log
         self.output = None if output is None else Path(output)
         self.run: Run | None = None
         """The last measurement; under FSDP the main process alone has it."""
@@ -73,13 +73,16 @@ class SinkCallback(TrainerCallback):  # type: ignore[misc] # transformers export
         }  # fmt: skip
         self._replica = Replica()
         self._measured: int | None = None
+        self._written: set[int] | None = None
+        self._log_failed = False
         self._trainer: Trainer | None = None
 
     def measure(self, step: int, model: nn.Module) -> dict[str, float]:
         """Measures the model as it is after `step` training steps, and returns what it logs.
 
-        Every process of the training must call it. Writes to `output` and calls `log` where these were given. Raises
-        SinkscopeError as `sinkscope.scan` does.
+        Every process of the training must call it. Writes to `output`, where rows of the same step are replaced, and
+        calls `log` where these were given; the first time that `log` fails is a warning. Raises SinkscopeError as
+        `sinkscope.scan` does, and where `output` is no trajectory of sinkscope's.
         """
         processes = processes_of_training()
         self.run = self._scan(model, processes)
@@ -88,8 +91,19 @@ class SinkCallback(TrainerCallback):  # type: ignore[misc] # transformers export
         values = processes.on_main(lambda: values)
         processes.on_main(lambda: self._write(step))
         if self.log is not None and processes.index == 0:
-            self.log(values)
+            self._hand_over(step, values)
         return values
+
+    def _hand_over(self, step: int, values: dict[str, float]) -> None:
+        """Calls `log`. What it does is not the training's matter, which may have run for days."""
+        try:
+            assert self.log is not None
+            self.log(values)
+        except Exception as error:
+            if not self._log_failed:
+                reason = f"{type(error).__name__}: {error}"
+                warnings.warn(f"log= of SinkCallback failed at step {step}: {reason}; training goes on", stacklevel=3)
+            self._log_failed = True
 
     def _scan(self, model: nn.Module, processes: Processes) -> Run | None:
         if not is_sharded(model):
@@ -110,14 +124,25 @@ class SinkCallback(TrainerCallback):  # type: ignore[misc] # transformers export
         if self.output is None or self.run is None:
             return
         rows = trajectory_rows(self.run, step)
+        if self._written is None:
+            self._written = set(read_rows(self.output, "output")["step"]) if self.output.exists() else set()
+        if step in self._written:
+            self._replace(rows, step)
+            return
         try:
             self.output.parent.mkdir(parents=True, exist_ok=True)
-            rows.to_csv(
-                self.output, mode="a", index=False, header=not self.output.exists(), float_format="%.9g",
-                lineterminator="\n",
-            )  # fmt: skip
+            with self.output.open("a", encoding="utf-8", newline="") as file:
+                file.write(_as_csv(rows, header=not file.tell()))
         except OSError as error:
             raise SinkscopeError(f"cannot write {self.output}: {error.strerror or error}") from None
+        self._written.add(step)
+
+    def _replace(self, rows: pd.DataFrame, step: int) -> None:
+        """Puts the rows of a step that was measured before into its place."""
+        assert self.output is not None
+        known = read_rows(self.output, "output")
+        before, after = known[known["step"] < step], known[known["step"] > step]
+        write_file(self.output, _as_csv(before) + _as_csv(rows, False) + _as_csv(after, False))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._trainer = _calling_trainer(self)
@@ -129,6 +154,7 @@ class SinkCallback(TrainerCallback):  # type: ignore[misc] # transformers export
             self.output = Path(args.output_dir) / TRAJECTORY_FILE
         if state.is_world_process_zero:
             keep_until(self.output, state.global_step)
+        self._written = None
         if state.global_step % self.every == 0:
             self._log(self.measure(state.global_step, kwargs["model"]))
 
@@ -195,25 +221,28 @@ def keep_until(path: Path, step: int) -> None:
 
     Raises SinkscopeError where the file is no trajectory.
     """
-    import pandas as pd
-
-    from sinkscope.experiments.training.trajectory import TRAJECTORY
-    from sinkscope.runs.folder import write_file
-
     if not path.exists():
         return
-    try:
-        lines = pd.read_csv(path, dtype=str, keep_default_na=False)
-        steps = pd.to_numeric(lines["step"])
-        if list(lines.columns) != list(TRAJECTORY):
-            raise ValueError
-    except (OSError, ValueError, KeyError):
-        raise SinkscopeError(f"{path} is no trajectory of sinkscope's: move it, or give another output") from None
-    kept = lines[steps < step]  # the step itself is measured again
+    rows = read_rows(path, "output")
+    kept = rows[rows["step"] < step]  # the step itself is measured again
     if len(kept):
-        write_file(path, kept.to_csv(index=False, lineterminator="\n"))
+        write_file(path, _as_csv(kept))
     else:
         path.unlink()
+
+
+def _as_csv(rows: pd.DataFrame, header: bool = True) -> str:
+    return str(rows.to_csv(index=False, header=header, float_format="%.9g", lineterminator="\n"))
+
+
+def _whole_steps(every: Any) -> int:
+    try:
+        found = 0 if isinstance(every, bool) else operator.index(every)
+    except TypeError:
+        found = 0
+    if found < 1:
+        raise SinkscopeError(f"every={every}: give a number of training steps, 1 or more")
+    return found
 
 
 def _before_the_trackers(callback: TrainerCallback, trainer: Trainer) -> None:

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from sinkscope.runs.catalogue import table_columns
 from sinkscope.runs.per_sequence import domains
-from sinkscope.runs.schema.training_tables import TRAINING_TABLES
+from sinkscope.runs.schema.other_tables import TRAINING_TABLES
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
 
 TRAJECTORY, EMERGENCE = (
-    tuple(column.name for column in TRAINING_TABLES[name].columns()) for name in ("trajectory", "emergence")
+    tuple(column.name for column in table_columns(TRAINING_TABLES[name])) for name in ("trajectory", "emergence")
 )
 
 OF_HEADS = ("sink_score", "bos_mass", "entropy")

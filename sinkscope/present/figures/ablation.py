@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from sinkscope.experiments.ablation.result import RANDOM
 from sinkscope.present.colors import CONTROL, LINES
 from sinkscope.present.figures.canvas import drawn, inches
 from sinkscope.present.text import printable
+from sinkscope.runs.saved.ablation import RANDOM
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from sinkscope.experiments.ablation.result import Ablation
+    from sinkscope.runs.saved.ablation import Ablation
 
 
 def draw_ablation(ablation: Ablation) -> dict[str, bytes]:

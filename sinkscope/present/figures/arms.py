@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from sinkscope.experiments.arms.result import Arms
+    from sinkscope.runs.saved.arms import Arms
 
 INCREASE = "loss increase, nats a token"
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from sinkscope.present.figures.maps import CAPTION, Tile, draw_maps
 from sinkscope.present.figures.series import short
-from sinkscope.present.identity import run_id
-from sinkscope.present.text import printable
+from sinkscope.present.text import printable, run_id
 
 if TYPE_CHECKING:
     from sinkscope.experiments.attention_map import HeadMap

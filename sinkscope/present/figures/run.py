@@ -10,9 +10,9 @@ import numpy as np
 
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.present.colors import DIVERGING, LINES, MAP
+from sinkscope.present.figures import SINGLE
 from sinkscope.present.figures.canvas import drawn, inches
-from sinkscope.present.identity import run_id
-from sinkscope.present.text import printable
+from sinkscope.present.text import printable, run_id
 from sinkscope.runs.catalogue import elsewhere, find_column
 from sinkscope.runs.dormancy import parse_rule
 from sinkscope.runs.paper_table import describe_run
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from sinkscope.runs.run import Run
 
 
-FIGURES = ("heatmap", "profile", "length", "scatter", "attention")
 PROFILES = (
     ("mean_bos_mass", "BOS mass"),
     ("cos_first_residual", r"$\cos(x_0, x_j)$"),
@@ -59,7 +58,7 @@ def draw(
         return _drawn(run, lambda canvas: _heatmap(canvas, run, metric or "bos_mass"), form, size, ratio, title)
     painters = {"profile": (_profile, 1.25), "length": (_length, 0.95), "scatter": (_scatter, 0.85)}
     if figure not in painters:
-        raise SinkscopeError(f"--figure {figure!r}: choose one of {', '.join(FIGURES)}{did_you_mean(figure, FIGURES)}")
+        raise SinkscopeError(f"--figure {figure!r}: choose one of {', '.join(SINGLE)}{did_you_mean(figure, SINGLE)}")
     if metric is not None:
         raise SinkscopeError(f"--metric belongs to --figure heatmap: {figure} always shows the same columns")
     paint, ratio = painters[figure]

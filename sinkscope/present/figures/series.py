@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.present.text import printable
+from sinkscope.runs.catalogue import find_column
 from sinkscope.runs.per_sequence import domains
-from sinkscope.runs.schema.measures import MEASURES
+from sinkscope.runs.questions import QUESTIONS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -16,10 +17,8 @@ if TYPE_CHECKING:
     from sinkscope.runs.run import Run
     from sinkscope.runs.schema.manifest import DomainFacts
 
-MADE_BY = {table.name: measure.name for measure in MEASURES.values() for table in measure.tables} | {
-    "switch": "switch", "alignment": "switch"
-}  # fmt: skip
-"""The measurement that writes each table on request."""
+MADE_BY = {table.name: question.name for question in QUESTIONS.values() for table in question.tables}
+"""The question that writes each table on request."""
 
 
 @dataclass(frozen=True)
@@ -88,3 +87,26 @@ def measured(series: list[Series]) -> str:
         for each in series
     )
     return "; ".join(told) + "."
+
+
+def caption(run: Run, figure: str, metric: str | None = None, domain: str | None = None) -> str:
+    """The caption of a figure that `present.figures.run.draw` draws."""
+    request = run.manifest.request
+    what = {
+        "heatmap": f"{_said(run, metric or 'bos_mass')} One cell a head, mean over sequences.",
+        "profile": "BOS mass, alignment and norm of the first token, by layer: mean attention of queries 1.. on the "
+        "first token over the layer's heads, mean cosine of the first token's residual stream with that of every "
+        "other token, and its norm over theirs. Bands: standard error over sequences.",
+        "length": "Sink score alpha_0 of prefixes of the sequence, all from one pass: the strongest sinks, the mean of "
+        "all heads, and what uniform attention would give. Bands: standard error over sequences.",
+        "scatter": f"BOS mass against HONOR, one dot a head. Circled: heads that the rule {request.dormant_rule} "
+        "calls dormant.",
+    }[figure]
+    drawn = [each for each in all_series([run]) if domain in (None, each.data.domain)]
+    return f"{what} {measured(drawn[:1])}"
+
+
+def _said(run: Run, metric: str) -> str:
+    """What a column of heads.csv is, as a sentence."""
+    found = find_column(run.manifest, metric, "heads")
+    return f"{metric}: {found.formula.rstrip('.')}." if found else f"{metric}."

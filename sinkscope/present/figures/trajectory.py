@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sinkscope.present.colors import LINES
-from sinkscope.present.figures.canvas import drawn, inches
-from sinkscope.present.figures.grid import Grid
+from sinkscope.present.figures.canvas import Grid, drawn, inches
 
 if TYPE_CHECKING:
     import pandas as pd

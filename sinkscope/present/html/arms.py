@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
-from sinkscope.experiments.arms.measured import UNABLATED
 from sinkscope.present.html.svg import ticks
 from sinkscope.present.numbers import MISSING, estimate, fixed, interval, is_missing, probability, significant
 from sinkscope.present.text import printable
+from sinkscope.runs.saved.arms_table import UNABLATED
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sinkscope.experiments.saved_arms import SavedArms
+    from sinkscope.runs.saved.loaded_arms import SavedArms
 
 WIDTH, EDGE, HEIGHT = 260, 14, 24
 """Size of a row's drawing in pixels, and the margin at both of its sides."""
@@ -72,6 +72,7 @@ class Scale:
             self.high = 1.0
 
     def x(self, value: float) -> float:
+        """The place of a number in pixels from the left."""
         return EDGE + (WIDTH - 2 * EDGE) * (value - self.low) / (self.high - self.low)
 
     def axis(self) -> Markup:

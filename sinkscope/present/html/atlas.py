@@ -12,7 +12,8 @@ from sinkscope.present.html.page import render_page
 from sinkscope.present.html.svg import legend
 from sinkscope.present.numbers import MISSING, estimate, fixed, is_missing, parameters, significant
 from sinkscope.runs.atlas import Entry, reasons
-from sinkscope.runs.schema.atlas_table import ATLAS_TABLE
+from sinkscope.runs.catalogue import table_columns
+from sinkscope.runs.schema.other_tables import ATLAS_TABLE
 
 if TYPE_CHECKING:
     from sinkscope.runs.published import PublishedNumber
@@ -47,7 +48,7 @@ COLUMNS = (
 )  # fmt: skip
 ALWAYS = frozenset({"model", "text", "tokens", "sink_rate", "bos_mass", "self_check"})
 """Columns that are shown although no run has a value; others are left out then."""
-MEANING = {column.name: column.what for column in ATLAS_TABLE.columns()}
+MEANING = {column.name: column.what for column in table_columns(ATLAS_TABLE)}
 
 
 def render_atlas(entries: list[Entry]) -> str:

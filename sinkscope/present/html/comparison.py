@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from sinkscope.present.colors import DIVERGING
 from sinkscope.present.html.heat_map import Cell, heat_map, points
 from sinkscope.present.html.svg import legend
-from sinkscope.present.labels import CHANGED, within_noise
 from sinkscope.present.numbers import change, interval, probability, signed, significant
+from sinkscope.present.text import CHANGED, within_noise
 
 if TYPE_CHECKING:
     import pandas as pd

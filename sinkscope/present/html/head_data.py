@@ -12,6 +12,7 @@ import pandas as pd
 from sinkscope.present.colors import CIVIDIS
 from sinkscope.present.numbers import rounded
 from sinkscope.runs.catalogue import find_column
+from sinkscope.runs.questions import QUESTIONS
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
@@ -20,8 +21,6 @@ SCORES = (
     "bos_mass", "sink_score", "sink_rate", "sink_margin", "first_argmax", "entropy", "uniformity", "self_mass",
     "previous_mass", "honor", "residual_write_ln", "value_drain", "ov_drain", "gate_open", "pattern", "dormant",
 )  # fmt: skip
-SWITCH = ("sink_rows", "off_rate", "switch_phi", "communication", "from_sink")
-"""Columns of switch.csv that stand beside SCORES where a run has them."""
 POINTS = 64
 """Points of alpha by position that are kept for each head (see `thinned`)."""
 FULL, MANY, FEW = 32, 2048, 9
@@ -34,9 +33,9 @@ def head_data(run: Run) -> dict[str, Any]:
     """The scores (`heads`) and the curves (`curves`) of every head, both in the order of the head table."""
     heads = run.heads.reset_index(drop=True)
     keys = [key for key in ("domain", "stream", "layer", "head") if key in heads and key in run.length_curve]
-    scored = _with_switch(run, heads, keys)
+    scored, offered = _with_questions(run, heads, keys)
     own = [name for name in run.manifest.metrics if name in heads]
-    scores = [name for name in (*SCORES, *own, *SWITCH) if name in scored]
+    scores = [name for name in (*SCORES, *own, *offered) if name in scored]
     curves = dict(iter(run.length_curve.groupby(keys, sort=False)))
     alphas = dict(iter(_alpha_points(run, keys).groupby(keys, sort=False)))
     spreads = _spreads(run, keys, FULL if len(heads) <= MANY else FEW)
@@ -69,18 +68,23 @@ def head_data(run: Run) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _with_switch(run: Run, heads: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """The head table with the columns SWITCH, where the run measured them."""
-    switch = run.measured.get("switch")
-    if switch is None or not set(keys) <= set(switch):
-        return heads
-    columns = [each for name in SWITCH for each in (name, f"{name}_sem") if each in switch]
-    return heads.merge(switch[[*keys, *columns]], on=keys, how="left", validate="one_to_one")
+def _with_questions(run: Run, heads: pd.DataFrame, keys: list[str]) -> tuple[pd.DataFrame, list[str]]:
+    """The head table with the columns that questions offer for the map, where the run measured them; their names."""
+    names: list[str] = []
+    for question in QUESTIONS.values():
+        for table in (run.measured.get(each.name) for each in question.tables):
+            offered = [] if table is None or not set(keys) <= set(table) else [*table.columns]
+            own = [name for name in question.head_scores if name in offered]
+            if table is not None and own:
+                columns = [each for name in own for each in (name, f"{name}_sem") if each in offered]
+                heads = heads.merge(table[[*keys, *columns]], on=keys, how="left", validate="one_to_one")
+                names += own
+    return heads, names
 
 
 def _column(run: Run, heads: pd.DataFrame, name: str) -> dict[str, Any]:
     """What a score means, and the values that its colours span; `low` is None where it is no number."""
-    found = find_column(run.manifest, name, "heads", "switch")
+    found = find_column(run.manifest, name, "heads", *run.measured)
     span: tuple[float | None, float | None] = (None, None)
     if pd.api.types.is_float_dtype(heads[name]):
         known = heads[name].dropna()

@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sinkscope.present.answers import answers
-from sinkscope.present.colors import CIVIDIS, mixed
 from sinkscope.present.html.arms import arms_view
 from sinkscope.present.html.comparison import comparison_view
 from sinkscope.present.html.head_data import head_data
 from sinkscope.present.html.heat_map import Cell, heat_map, points
-from sinkscope.present.html.measured import groups, switch_charts, token_tables
-from sinkscope.present.html.packing import blocks, listed, packed, parked
-from sinkscope.present.html.page import embedded, render_page, trusted
-from sinkscope.present.html.svg import Dot, Line, legend, line_chart, number, scatter
-from sinkscope.present.identity import run_id
+from sinkscope.present.html.page import blocks, embedded, listed, packed, parked, render_page, trusted
+from sinkscope.present.html.section import groups, head_scatter, sections
+from sinkscope.present.html.svg import Line, legend, line_chart, number
+from sinkscope.present.numbers import MISSING, fixed, is_missing
+from sinkscope.present.text import answers, printable, run_id, shortened
 
 if TYPE_CHECKING:
     from sinkscope.comparison.compare_runs import Comparison
-    from sinkscope.experiments.saved_arms import SavedArms
     from sinkscope.runs.run import Run
-
+    from sinkscope.runs.saved.loaded_arms import SavedArms
 
 PROFILES = (
     ("alignment with the first token", "cosine", False,
@@ -31,7 +28,7 @@ PROFILES = (
     ("massive activations", "largest |x|", True, (("inf_norm", "largest |x|"),)),
     ("attention on the first token", "probability", False, (("mean_bos_mass", "BOS mass"),)),
 )  # fmt: skip
-CHARTS = ("maps", "profiles", "scatter", "switch")
+CHARTS = ("maps", "profiles", "scatter")
 LARGE = 2_500_000
 """Characters of data past which the page holds data and charts compressed, and its script unpacks what is looked at."""
 
@@ -54,6 +51,7 @@ def render_report(
     drawings = ""
     if large:
         charts = [chart for view in views for name in CHARTS for chart in view[name]]
+        charts += [chart for view in views for section in view["sections"] for chart in section.charts]
         drawings = packed(embedded(parked([*charts, *(compared["maps"] if compared else [])])))
         data, curves = packed(data), [[embedded(packed(block)) for block in of_run] for of_run in curves]
     return render_page(
@@ -89,7 +87,7 @@ def _view(run: Run, index: int, dense: bool) -> dict[str, Any]:
         "profiles": _profiles(run),
         "scatter": _scatter(run, dense),
         "tokens": token_tables(run),
-        "switch": switch_charts(run, dense),
+        "sections": sections(run, dense),
         "arms": [],
         "domains": _domains(run),
         "mixed": summary.dormant_in_some_domains,
@@ -133,19 +131,12 @@ def _profiles(run: Run) -> list[dict[str, Any]]:
 
 
 def _scatter(run: Run, dense: bool) -> list[dict[str, Any]]:
-    charts = []
-    for caption, rows in groups(run.heads):
-        top = float(rows["layer"].max())
-        dormant = rows["dormant"].fillna(False).astype(bool)
-        dots = [
-            Dot(mass, honor, mixed(CIVIDIS, float(layer) / max(top, 1.0)),
-                f"layer {layer}, head {head}: BOS mass {number(mass)}, HONOR {number(honor)}", bool(marked))
-            for layer, head, mass, honor, marked in zip(
-                *(rows[name] for name in ("layer", "head", "bos_mass", "honor")), dormant, strict=True)
-        ]  # fmt: skip
-        chart, found = scatter(dots, "BOS mass (probability)", "HONOR (ratio)", dense)
-        charts.append({"caption": caption, "svg": chart, "points": found, "legend": legend((0, top), "layer")})
-    return charts
+    heads = run.heads.assign(dormant=run.heads["dormant"].fillna(False).astype(object))
+    return head_scatter(
+        heads, "bos_mass", "honor", ("BOS mass (probability)", "HONOR (ratio)"),
+        lambda row: f"layer {row['layer']}, head {row['head']}: BOS mass {number(row['bos_mass'])}, HONOR "
+        f"{number(row['honor'])}", dense, "dormant",
+    )  # fmt: skip
 
 
 def _domains(run: Run) -> list[dict[str, Any]]:
@@ -159,3 +150,31 @@ def _domains(run: Run) -> list[dict[str, Any]]:
                 "dormant": each.dormant.count, "heads": each.heads,
             })  # fmt: skip
     return rows
+
+
+TOKENS, WIDEST = 12, 40
+"""Most tokens of each text, and most characters of each."""
+
+
+def token_tables(run: Run) -> list[dict[str, Any]]:
+    """The tokens with the most attention on them as sinks, for each text; none for a run of an older sinkscope."""
+    if run.tokens is None:
+        return []
+    found = run.tokens[run.tokens["kind"] == "attention"]
+    tables = []
+    for caption, rows in groups(found):
+        shown = [_token(row) for row in rows.head(TOKENS).to_dict("records")]
+        if shown:
+            tables.append({"caption": caption, "rows": shown, "more": max(0, len(rows) - TOKENS)})
+    return tables
+
+
+def _token(row: dict[Any, Any]) -> dict[str, str]:
+    text = MISSING if is_missing(row["token"]) else printable(str(row["token"]))
+    return {
+        "token": shortened(text, WIDEST), "region": str(row["region"]), "place": "first" if row["first"] else "later",
+        "sinks": f"{row['sinks']} of {row['occurrences']}", "rate": fixed(row["rate"], 3),
+        "heads": MISSING if is_missing(row["heads"]) else str(row["heads"]),
+        "layers": f"{row['first_layer']} to {row['last_layer']}", "alpha": fixed(row["mean_alpha"], 3),
+        "share": fixed(row["sink_share"], 3),
+    }  # fmt: skip

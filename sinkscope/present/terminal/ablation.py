@@ -12,7 +12,7 @@ from sinkscope.present.terminal.table import aligned
 from sinkscope.present.text import next_command, printable
 
 if TYPE_CHECKING:
-    from sinkscope.experiments.ablation.result import Ablation
+    from sinkscope.runs.saved.ablation import Ablation
 
 
 HEADER = ("arm", "heads", "loss", "increase", "versus random")

@@ -14,7 +14,7 @@ from sinkscope.present.text import printable
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sinkscope.experiments.arms.result import Arms
+    from sinkscope.runs.saved.arms import Arms
 
 HEADER = ("arm", "size", "increase", "versus random", "KL", "top 1", "sinks")
 WIDTH = 100

@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 import textwrap
 
-from sinkscope.experiments.bench.result import BACKBONE, CONTENDERS, EAGER, LATER, PLAIN, SCAN, Speed
 from sinkscope.present.numbers import fixed, memory
 from sinkscope.present.terminal.table import aligned
 from sinkscope.present.text import printable
+from sinkscope.runs.saved.speed import BACKBONE, CONTENDERS, EAGER, LATER, PLAIN, SCAN, Speed
 
 WIDTH = 80
 SEQUENCES = 32

@@ -12,12 +12,10 @@ from rich.text import Text
 
 from sinkscope.comparison.compare_runs import Comparison
 from sinkscope.present.colors import DIVERGING
-from sinkscope.present.labels import CHANGED, within_noise
 from sinkscope.present.numbers import change, interval, probability, signed, significant
-from sinkscope.present.terminal.console import as_text
 from sinkscope.present.terminal.head_map import Cells, MapRow, head_map, plain, shades
-from sinkscope.present.terminal.table import table
-from sinkscope.present.text import printable
+from sinkscope.present.terminal.table import as_text, table
+from sinkscope.present.text import CHANGED, printable, within_noise
 
 STRONGEST, LISTED, ROWS, MAPS = 8, 12, 12, 4
 """Most heads, changes, rows of means and maps that are shown; --csv and --json have all."""

@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sinkscope.present.numbers import MISSING, fixed, interval, probability
-from sinkscope.present.terminal.listing import FEW, ROWS, dormant_heads, more
-from sinkscope.present.terminal.table import table
+from sinkscope.present.terminal.table import FEW, ROWS, dormant_heads, more, table
 from sinkscope.present.text import printable
 from sinkscope.runs.words import says_nothing
 

@@ -1,38 +1,44 @@
-"""The list of columns and the list of examples, as text."""
+"""The list of columns, the list of examples, and the schema of every file, as text."""
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 from typing import TYPE_CHECKING, Any
 
 from sinkscope.errors import SinkscopeError, did_you_mean
-from sinkscope.runs.catalogue import Column, catalogue, columns_of
-from sinkscope.runs.schema.measures import MEASURES
-
-if TYPE_CHECKING:
-    from sinkscope.runs.schema.manifest import Manifest
+from sinkscope.runs.catalogue import catalogue, columns_of, table_columns
+from sinkscope.runs.questions import QUESTIONS, tables_of_questions
+from sinkscope.runs.request import Request
+from sinkscope.runs.schema.base import Record, json_schema
+from sinkscope.runs.schema.baseline import BaselineFile
+from sinkscope.runs.schema.manifest import Manifest
+from sinkscope.runs.schema.other_tables import ARMS_TABLES, ATLAS_TABLE, TRAINING_TABLES
+from sinkscope.runs.schema.summary import Summary
+from sinkscope.runs.schema.table import Column, TableSchema
+from sinkscope.runs.schema.tables import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sinkscope.checkpoints import Example
 
-_OF_MEASURES = {
+_OF_QUESTIONS = {
     table.name: f"{table.file} (scan --measure {name}): one row per {table.row.removeprefix('one ').partition(';')[0]}"
-    for name, measure in MEASURES.items()
-    for table in measure.tables
+    for name, question in QUESTIONS.items()
+    for table in question.tables
 }
 TITLES = {
     "heads": "heads.csv: one row per (stream, layer, head)",
     "layers": "layers.csv: one row per (stream, layer); also mean_NAME of every column of heads.csv",
-    **_OF_MEASURES,
+    **_OF_QUESTIONS,
     "positions": "positions.parquet: one row per (stream, layer, head, position)",
     "length_curve": "length_curve.csv: one row per (stream, layer, head, length), all lengths from the same pass",
     "sinks": "sinks.parquet: one row for every sink of every sequence; first its kinds, then its columns",
     "tokens": "tokens.csv: one row per (stream, kind of sink, token, first or not)",
 }
-NOTATION = {table.name: each.notation for each in MEASURES.values() for table in each.tables if each.notation}
+NOTATION = {table.name: each.notation for each in QUESTIONS.values() for table in each.tables if each.notation}
 """What the formulas of a table's columns have in common."""
 MEANS = (
     "Columns are means over sequences of per-sequence values, each with its standard error in NAME_sem,\n"
@@ -141,3 +147,45 @@ def render_examples(examples: Iterable[Example]) -> str:
             "",
         ]
     return "\n".join(lines)
+
+
+RECORDS: dict[str, tuple[type[Record], str]] = {
+    "manifest": (Manifest, "manifest.json: how a run was measured"),
+    "summary": (Summary, "summary.json: the answer"),
+    "request": (Request, "what a scan is asked for: part of manifest.json and of a baseline"),
+    "baseline": (BaselineFile, "the file of `sinkscope baseline`"),
+}
+
+SHOWN = TABLES | tables_of_questions() | TRAINING_TABLES | ARMS_TABLES | {ATLAS_TABLE.name: ATLAS_TABLE}
+
+
+def render_schema(name: str | None) -> str:
+    """The JSON schema of a record, or the columns of a table as JSON; without a name, the list of all names.
+
+    Raises SinkscopeError for a name that is neither a record nor a table.
+    """
+    if name is None:
+        return _names()
+    if name in RECORDS:
+        return _json(json_schema(RECORDS[name][0]))
+    if name in SHOWN:
+        return _json(table_schema(SHOWN[name]))
+    known = [*RECORDS, *SHOWN]
+    raise SinkscopeError(f"no file or table {name!r}: choose one of {', '.join(known)}{did_you_mean(name, known)}")
+
+
+def table_schema(table: TableSchema) -> dict[str, Any]:
+    """A table's name, its file, what a row stands for, and its columns in order."""
+    columns = [vars(column) for column in table_columns(table)]
+    return {"table": table.name, "file": table.file, "row": table.row, "columns": columns}
+
+
+def _names() -> str:
+    descriptions = {name: what for name, (_, what) in RECORDS.items()}
+    descriptions |= {name: f"{table.file}: {table.row}" for name, table in SHOWN.items()}
+    width = max(map(len, descriptions))
+    return "".join(f"{name:{width}}  {what}\n" for name, what in descriptions.items())
+
+
+def _json(data: Any) -> str:
+    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 COUNTED = ("scanning", "ablating")
 """The stages that count sequences."""
-BYTES = ("converting", "dequantizing")
+BYTES = ("converting", "downloading", "dequantizing")
 """The stages that count bytes."""
 STAGES = {
     "converting": "converting the checkpoint into {cache}, once",
+    "downloading": "downloading the model",
     "dequantizing": "dequantising the weights",
     "loading": "loading the model",
     "checking": "self-check against eager",
@@ -147,7 +148,7 @@ def training_bar(quiet: bool) -> Iterator[tuple[Begin, Steps]]:
 
 
 def _words(stage: str, what: str) -> str:
-    from sinkscope.checkpoints.cache import cache_folder
+    from sinkscope.checkpoints.weight_files import cache_folder
 
     words = STAGES[stage].format(cache=printable(str(cache_folder())))
     return f"{printable(what)}: {words}" if what else words

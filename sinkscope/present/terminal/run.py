@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from sinkscope.present.numbers import MISSING, estimate, fixed, is_missing, parameters
-from sinkscope.present.terminal.console import as_text
 from sinkscope.present.terminal.domains import (
     contrast_rows,
     domain_answers,
@@ -21,10 +20,9 @@ from sinkscope.present.terminal.domains import (
     published_rows,
 )
 from sinkscope.present.terminal.head_map import Cells, MapRow, head_map, plain, shades
-from sinkscope.present.terminal.listing import FEW, ROWS, dormant_heads
-from sinkscope.present.terminal.table import aligned, table
+from sinkscope.present.terminal.table import FEW, ROWS, aligned, as_text, dormant_heads, table
+from sinkscope.present.terminal.task import render_task
 from sinkscope.present.terminal.tokens import token_rows
-from sinkscope.present.terminal.trigger import render_task
 from sinkscope.present.text import next_command, printable
 from sinkscope.runs.words import says_nothing
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import copy
+import io
+import os
+import shutil
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from sinkscope.runs.schema.stream import DormantHeads
 
 NARROW, GAP = 12, 2
 """Columns that words may be folded into, and blanks between two columns."""
@@ -89,3 +98,48 @@ def aligned(rows: Sequence[Sequence[str]], left: int = 1, gap: str = "  ") -> li
 def _padded(row: Sequence[str], widths: list[int], left: int) -> list[str]:
     cells = zip(row, widths, strict=True)
     return [cell.ljust(width) if place < left else cell.rjust(width) for place, (cell, width) in enumerate(cells)]
+
+
+WIDEST = 1000
+"""Most columns that tables are laid out for, whatever COLUMNS says."""
+
+
+def as_text(parts: Sequence[RenderableType], width: int, color: str | None) -> str:
+    """The parts one below the other, with ANSI codes only if `color` names a colour system; no line ends in blanks."""
+    buffer = io.StringIO()
+    console = Console(
+        file=buffer, width=width, color_system=color, # type: ignore[arg-type]
+        force_terminal=color is not None, no_color=color is None,
+        highlight=False, markup=False, emoji=False, legacy_windows=False,
+    )  # fmt: skip
+    console.print(Group(*parts))
+    return "".join(line.rstrip() + "\n" for line in buffer.getvalue().splitlines())
+
+
+def terminal_style() -> dict[str, Any]:
+    """Width and colour for the user's stdout: 80 columns when piped; NO_COLOR and FORCE_COLOR honoured."""
+    console = Console()
+    width = shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() or "COLUMNS" in os.environ else 80
+    return {"width": min(max(40, width), WIDEST), "color": console.color_system if not console.no_color else None}
+
+
+ROWS, HEADS = 12, 12
+"""Most domains, and most dormant heads of a domain, that are shown."""
+FEW = 4
+"""So many domains have sentences and maps of their own; they make 6 pairs. More would not fit on a screen."""
+
+
+def dormant_heads(dormant: DormantHeads, heads: int) -> str:
+    """The first dormant heads as layer.head, and how many more there are; `none` where there is none.
+
+    `unknown` where the rule's column is missing in all of the stream's `heads`.
+    """
+    named = ", ".join(f"{layer}.{head}" for layer, head in dormant.heads[:HEADS])
+    left_out = dormant.count - HEADS
+    none = "unknown" if dormant.unknown == heads else "none"
+    return (named or none) + (f" and {left_out} more (heads.csv)" if left_out > 0 else "")
+
+
+def more(left_out: int, noun: str, file: str) -> list[RenderableType]:
+    """A line that says how many more there are, and where; nothing where there are none."""
+    return [Text(f"and {left_out} more {noun}{'s' if left_out > 1 else ''} ({file})")] if left_out > 0 else []

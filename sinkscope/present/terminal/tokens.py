@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 
 from sinkscope.present.numbers import fixed, is_missing
-from sinkscope.present.terminal.listing import more
-from sinkscope.present.terminal.table import table
+from sinkscope.present.terminal.table import more, table
 from sinkscope.present.text import printable, shortened
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from sinkscope.inputs.passages import Passage
+from sinkscope.runs.passages import Passage
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.base import Number, Record
 from sinkscope.runs.schema.site import SiteFacts
@@ -140,7 +140,7 @@ class MetricFacts(Record):
     """A metric that is not sinkscope's own: a user's, or an installed package's."""
 
     table: str
-    """heads or layers."""
+    """heads, layers, or the table of a question that an installed package brings."""
     unit: str
     """Unit of the metric."""
     range: str
@@ -153,6 +153,8 @@ class MetricFacts(Record):
     """Whether the table has the column, and not only the per-sequence values."""
     sampled: bool = False
     """Whether it is measured on the first sequences of each domain only."""
+    dormant: str | None = None
+    """The end of its values, low or high, at which a head is dormant; null where neither says so."""
     code_sha256: str
     """SHA-256 of the file that defines it."""
 

@@ -1,84 +1,25 @@
-"""The tables of a run folder: what one row stands for, and the type, unit and meaning of every column."""
+"""The tables of every run folder: what one row stands for, and the type, unit and meaning of every column."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 
-from sinkscope.runs.catalogue import catalogue
 from sinkscope.runs.schema.sink_tables import SINK_COLUMNS, TOKEN_COLUMNS
-
-
-@dataclass(frozen=True)
-class ColumnSchema:
-    """One column. `type`: string, integer, number or boolean; a missing value is empty in CSV and null in Parquet.
-    `what`: its meaning."""
-
-    name: str
-    type: str
-    unit: str
-    range: str
-    what: str
-
-
-@dataclass(frozen=True)
-class TableSchema:
-    """A table of a run folder.
-
-    Attributes:
-        file: name of its file.
-        row: what one row stands for.
-        keys: the columns that identify a row.
-        own: columns of this table that are not in the catalogue.
-        measured: tables of the catalogue whose columns this table has.
-    """
-
-    name: str
-    file: str
-    row: str
-    keys: tuple[ColumnSchema, ...]
-    own: tuple[ColumnSchema, ...] = ()
-    measured: tuple[str, ...] = ()
-
-    def columns(self) -> Iterator[ColumnSchema]:
-        """Every column, in the order of the file."""
-        yield from self.keys
-        for table in _kept_per_sequence() if self.name == "sequences" else ():
-            yield from _of_sequences(table)
-        for table in self.measured:
-            yield from _measured(table)
-        if self.name == "layers":
-            yield from _means_over_heads()
-        yield from self.own
-
-
-def key(name: str, type: str, what: str) -> ColumnSchema:
-    """A column without unit and range."""
-    return ColumnSchema(name, type, "", "", what)
-
-
-DOMAIN = key("domain", "string", "The domain: a SPEC, or a SPEC with a BOS mode. Only where a run has several.")
-STREAM = key("stream", "string", "text, vision, audio, encoder, decoder or cross.")
-LAYER = key("layer", "integer", "Number of the layer in its stream.")
-HEAD = key("head", "integer", "Number of the query head in its layer.")
-MODULE = key("module", "string", "Path of the attention module; path[n] for its n-th call.")
-KIND = key("kind", "string", "full, sliding:W, chunked:C or cross.")
-SEQUENCE = key("sequence", "integer", "Number of the sequence in its domain.")
-DOCUMENT = key("document", "string", "What the sequence was read from.")
-
-
-def number(name: str, unit: str, range: str, what: str) -> ColumnSchema:
-    """A column of numbers."""
-    return ColumnSchema(name, "number", unit, range, what)
-
-
-def with_sem(*columns: ColumnSchema) -> tuple[ColumnSchema, ...]:
-    """The columns, each followed by its standard error."""
-    return tuple(each for column in columns for each in (column, _error_of(column)))
-
-
-def _error_of(column: ColumnSchema) -> ColumnSchema:
-    return number(f"{column.name}_sem", column.unit, "[0, inf)", f"Standard error of {column.name} over sequences.")
+from sinkscope.runs.schema.table import (
+    DOCUMENT,
+    DOMAIN,
+    HEAD,
+    KIND,
+    LAYER,
+    MODULE,
+    SEQUENCE,
+    STREAM,
+    ColumnSchema,
+    TableSchema,
+    key,
+    number,
+    with_sem,
+)
 
 
 def _of_stretch(name: str, unit: str, what: str) -> tuple[ColumnSchema, ...]:
@@ -171,38 +112,4 @@ TABLES = {
         ),
     )
 }  # fmt: skip
-"""The tables of every run folder, by name; `schema.measures` has those that a scan writes on request."""
-
-
-def _kept_per_sequence() -> list[str]:
-    """Tables of the catalogue whose metrics sequences.parquet holds: heads, those of measurements, layers."""
-    tables = dict.fromkeys(column.table for column in catalogue() if column.per == "sequence")
-    return [*(table for table in tables if table not in ("layers", "length_curve")), "layers"]
-
-
-def _measured(table: str) -> Iterator[ColumnSchema]:
-    """The columns that the catalogue declares for a table; each mean over sequences is followed by its error."""
-    for column in catalogue():
-        if column.table != table or not column.shown:
-            continue
-        kind = {"name": "string", "bool": "boolean"}.get(column.unit, "number")
-        when = "" if column.measure is None else f" Only with --measure {column.measure}."
-        schema = ColumnSchema(column.name, kind, column.unit, column.range, column.formula + when)
-        yield schema
-        if column.per == "sequence":
-            yield _error_of(schema)
-
-
-def _of_sequences(table: str) -> Iterator[ColumnSchema]:
-    """The per-sequence columns of a table, without errors; includes positions that the table itself leaves out."""
-    for column in catalogue():
-        if column.table == table and column.per == "sequence":
-            yield number(column.name, column.unit, column.range, column.formula)
-
-
-def _means_over_heads() -> Iterator[ColumnSchema]:
-    for column in catalogue():
-        if column.table == "heads" and column.per == "sequence":
-            mean = number(f"mean_{column.name}", column.unit, column.range, f"Mean of {column.name} over the heads.")
-            yield mean
-            yield _error_of(mean)
+"""The tables of every run folder, by name; `runs.questions` has those that a scan writes on request."""

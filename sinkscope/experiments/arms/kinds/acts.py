@@ -5,36 +5,31 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
+from sinkscope.capture.private_doors import linear_kinds
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
-from sinkscope.experiments.arms.grammar import arm_kind, number
-from sinkscope.experiments.arms.positions import GRAMMAR, SINKS, Positions, read_kept
+from sinkscope.experiments.arms.grammar import number
+from sinkscope.experiments.arms.positions import SINKS, PositionArm, Positions, read_kept
 from sinkscope.experiments.arms.rounding import WHOLE, around_zero
 
-LINEAR = (nn.Linear, Conv1D)
+LINEAR = linear_kinds()
 
 
 @dataclass(frozen=True)
-class RoundedActivations(Arm):
+class RoundedActivations(PositionArm):
     """The input of every linear module of the base model rounded; the rows of the kept positions stay."""
 
     bits: int
     per_token: bool
-    positions: Positions
 
     @property
     def name(self) -> str:
         return f"acts:{self.bits}/{'token' if self.per_token else 'tensor'}{self.positions.plus}"
-
-    @property
-    def random(self) -> bool:
-        return self.positions.random
 
     def ready(self, setting: Setting) -> Arm:
         self.positions.check(setting)
@@ -51,16 +46,14 @@ class RoundedActivations(Arm):
     def companions(self) -> list[Arm]:
         """The same with the sinks in 16 bits: the difference is what sinks cost (d_sink)."""
         whole = self.positions.count == 0 and self.bits < WHOLE
-        return [RoundedActivations(self.bits, self.per_token, Positions(SINKS))] if whole else []
+        return [replace(self, positions=Positions(SINKS))] if whole else []
 
     @contextmanager
-    def applied(self, one: Pass) -> Iterator[None]:
-        mask = self.positions.mask(one)
-        one.touches(mask.sum(-1))
+    def in_force(self, forward: Pass, mask: Tensor) -> Iterator[None]:
         with ExitStack() as stack:
-            for name, module in one.setting.base.named_modules():
+            for name, module in forward.setting.base.named_modules():
                 if isinstance(module, LINEAR):
-                    stack.enter_context(one.hooked(module, self._hook(name, mask)))
+                    stack.enter_context(forward.hooked(module, self._hook(name, mask)))
             yield
 
     def _hook(self, name: str, mask: Tensor) -> Callable[..., Any]:
@@ -77,17 +70,10 @@ class RoundedActivations(Arm):
 
         return hook
 
-    def control(self) -> Arm | None:
-        control = self.positions.control()
-        return None if control is None else RoundedActivations(self.bits, self.per_token, control)
 
-
-@arm_kind("acts", f"acts:BITS/tensor or acts:BITS/token, either with +POSITIONS: {GRAMMAR}", "ours")
 def read_acts(rest: str) -> Arm:
-    """The inputs of all linear modules but the next-token head rounded to BITS, symmetric about 0, with one step for
-    each sequence (tensor) or each token. The rows of some positions stay in 16 bits and have no part in the step. An
-    arm without positions also measures itself with the sinks in 16 bits."""
-    found = re.fullmatch(r"(\d+)/(tensor|token)(?:\+(.+))?", rest)
-    if found is None:
+    """Reads what follows `acts:`."""
+    parts = re.fullmatch(r"(\d+)/(tensor|token)(?:\+(.+))?", rest)
+    if parts is None:
         raise SinkscopeError(f"{rest[:40]!r} rounds nothing")
-    return RoundedActivations(number(found[1], "BITS", 2, WHOLE), found[2] == "token", read_kept(found[3]))
+    return RoundedActivations(read_kept(parts[3]), number(parts[1], "BITS", 2, WHOLE), parts[2] == "token")

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
-from sinkscope.experiments.arms.grammar import arm_kind
 from sinkscope.experiments.arms.head_choice import Score, read_scored
 from sinkscope.experiments.arms.zeroing import check_sites, zeroed_by_sequence
 from sinkscope.runs.run import Run
@@ -44,11 +43,11 @@ class DynamicHeads(Arm):
         scores = scored(setting, self.score.column)
         return replace(self, chosen=crossing(scores, self.score, self.bound))
 
-    def applied(self, one: Pass) -> AbstractContextManager[Any]:
+    def applied(self, forward: Pass) -> AbstractContextManager[Any]:
         assert self.chosen is not None
-        own = {name: mask[one.start : one.start + len(one.ids)] for name, mask in self.chosen.items()}
-        one.touches(torch.cat(list(own.values()), 1).sum(1))
-        return zeroed_by_sequence(one.setting.base, one.setting.sites, own)
+        own = {name: mask[forward.start : forward.start + len(forward.ids)] for name, mask in self.chosen.items()}
+        forward.touches(torch.cat(list(own.values()), 1).sum(1))
+        return zeroed_by_sequence(forward.setting.base, forward.setting.sites, own)
 
     def control(self) -> Arm | None:
         assert self.chosen is not None
@@ -70,17 +69,17 @@ class RandomDynamicHeads(Arm):
     def name(self) -> str:
         return f"random as {self.of}"
 
-    def applied(self, one: Pass) -> AbstractContextManager[Any]:
+    def applied(self, forward: Pass) -> AbstractContextManager[Any]:
         widths = [mask.shape[1] for mask in self.chosen.values()]
-        drawn = torch.zeros(len(one.ids), sum(widths), dtype=torch.bool)
+        drawn = torch.zeros(len(forward.ids), sum(widths), dtype=torch.bool)
         counts = sum(mask.sum(1) for mask in self.chosen.values())
         assert isinstance(counts, Tensor)
-        for row in range(len(one.ids)):
-            heads = one.generator(row).permutation(sum(widths))[: int(counts[one.start + row])]
+        for row in range(len(forward.ids)):
+            heads = forward.generator(row).permutation(sum(widths))[: int(counts[forward.start + row])]
             drawn[row, heads] = True
-        one.touches(drawn.sum(1))
+        forward.touches(drawn.sum(1))
         own = dict(zip(self.chosen, drawn.split(widths, 1), strict=True))
-        return zeroed_by_sequence(one.setting.base, one.setting.sites, own)
+        return zeroed_by_sequence(forward.setting.base, forward.setting.sites, own)
 
 
 def threshold(run: Run, score: Score, share: float) -> float:
@@ -122,15 +121,13 @@ def scored(setting: Setting, column: str) -> dict[str, Tensor]:
     table = run.sequences[run.sequences["head"].notna()]
     if column not in table:
         raise SinkscopeError(f"--arm dynamic:{column}: a scan of the model does not measure this score by itself")
-    found = {}
+    scores = {}
     for site in setting.sites:
         own = table[table["module"] == site.name].sort_values(["sequence", "head"])
-        found[site.name] = torch.from_numpy(own[column].to_numpy(float).reshape(len(setting.ids), site.heads).copy())
-    return found
+        scores[site.name] = torch.from_numpy(own[column].to_numpy(float).reshape(len(setting.ids), site.heads).copy())
+    return scores
 
 
-@arm_kind("dynamic", "dynamic:SCORE:5% or dynamic:SCORE:low5%", "Sandoval-Segura et al. 2504.03889")
 def read_dynamic(rest: str) -> Arm:
-    """In each sequence the heads whose score there crosses the run's quantile set to 0, so that other heads go in other
-    sequences. The published shares of dormant heads are of this kind. Scores are taken without any head zeroed."""
+    """Reads what follows `dynamic:`."""
     return DynamicHeads(*read_scored(rest))

@@ -10,7 +10,6 @@ import torch
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
-from sinkscope.experiments.arms.grammar import arm_kind
 
 RANDOM = "random"
 
@@ -38,9 +37,9 @@ class FirstToken(Arm):
         return FirstToken(self.text, ids[0])
 
     @contextmanager
-    def applied(self, one: Pass) -> Iterator[None]:
-        one.touches((one.ids[:, 0] != self.id).double())
-        with _replaced(one, torch.full_like(one.ids[:, 0], self.id)):
+    def applied(self, forward: Pass) -> Iterator[None]:
+        forward.touches((forward.ids[:, 0] != self.id).double())
+        with _replaced(forward, torch.full_like(forward.ids[:, 0], self.id)):
             yield
 
     def control(self) -> Arm | None:
@@ -60,27 +59,26 @@ class RandomFirstToken(Arm):
         return True
 
     @contextmanager
-    def applied(self, one: Pass) -> Iterator[None]:
-        size = one.setting.checkpoint.vocabulary
-        drawn = [int(one.generator(row).integers(size)) for row in range(len(one.ids))]
-        one.touches(1)
-        with _replaced(one, torch.tensor(drawn, device=one.ids.device)):
+    def applied(self, forward: Pass) -> Iterator[None]:
+        size = forward.setting.checkpoint.vocabulary
+        drawn = [int(forward.generator(row).integers(size)) for row in range(len(forward.ids))]
+        forward.touches(1)
+        with _replaced(forward, torch.tensor(drawn, device=forward.ids.device)):
             yield
 
 
 @contextmanager
-def _replaced(one: Pass, first: torch.Tensor) -> Iterator[None]:
-    before = one.ids
-    one.ids = torch.cat([first[:, None], before[:, 1:]], 1)
+def _replaced(forward: Pass, first: torch.Tensor) -> Iterator[None]:
+    before = forward.ids
+    forward.ids = torch.cat([first[:, None], before[:, 1:]], 1)
     try:
         yield
     finally:
-        one.ids = before
+        forward.ids = before
 
 
-@arm_kind("first-token", "first-token:TEXT or first-token:random", "Barbero et al. 2504.02732")
 def read_first_token(rest: str) -> Arm:
-    """What stands at position 0 replaced by the one token that TEXT is, or by one drawn from the vocabulary."""
+    """Reads what follows `first-token:`."""
     if not rest or any(0xD800 <= ord(letter) < 0xE000 for letter in rest):  # half a character is no text
         raise SinkscopeError("no token is named")
     return RandomFirstToken() if rest == RANDOM else FirstToken(rest)

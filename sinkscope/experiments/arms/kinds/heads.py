@@ -11,9 +11,10 @@ import pandas as pd
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
-from sinkscope.experiments.arms.grammar import arm_kind, number
-from sinkscope.experiments.arms.head_choice import PLACE, Heads, HeadTable, Score, head_table, read_scored
+from sinkscope.experiments.arms.grammar import number
+from sinkscope.experiments.arms.head_choice import PLACE, HeadTable, Score, head_table, read_scored
 from sinkscope.experiments.arms.zeroing import check_sites, zeroed
+from sinkscope.runs.saved.ablation import Heads
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,19 @@ class ZeroedHeads(Arm):
 
     @property
     def count(self) -> int:
+        """How many heads are set to 0."""
         return sum(map(len, self.chosen.values()))
 
-    def applied(self, one: Pass) -> AbstractContextManager[Any]:
-        one.touches(self.count)
-        return zeroed(one.setting.base, one.setting.sites, self.chosen)
+    def applied(self, forward: Pass) -> AbstractContextManager[Any]:
+        forward.touches(self.count)
+        return zeroed(forward.setting.base, forward.setting.sites, self.chosen)
+
+    def heads(self, seed: int, draw: int) -> Heads:
+        """The heads, the same in each draw."""
+        return self.chosen
 
     def control(self) -> Arm | None:
-        return None if self.table is None or not self.count else RandomHeads(self.count, self.table)
+        return None if self.table is None else RandomHeads(self.count, self.table)
 
 
 @dataclass(frozen=True)
@@ -61,17 +67,20 @@ class RandomHeads(Arm):
             raise SinkscopeError(f"--arm {self.name}: the model has only {len(table.rows)} heads")
         return RandomHeads(self.count, table)
 
-    def applied(self, one: Pass) -> AbstractContextManager[Any]:
+    def heads(self, seed: int, draw: int) -> Heads:
+        """The heads of one draw, once the arm is ready."""
         assert self.table is not None
-        one.touches(self.count)
-        drawn = self.table.drawn(self.count, one.setting.seed + one.draw)
-        return zeroed(one.setting.base, one.setting.sites, drawn)
+        return self.table.drawn(self.count, seed + draw)
+
+    def applied(self, forward: Pass) -> AbstractContextManager[Any]:
+        forward.touches(self.count)
+        return zeroed(forward.setting.base, forward.setting.sites, self.heads(forward.setting.seed, forward.draw))
 
 
 class NamedHeads(Arm):
     """Heads that only the model or a run can tell: `ready` gives the arm that zeroes them."""
 
-    def applied(self, one: Pass) -> AbstractContextManager[Any]:
+    def applied(self, forward: Pass) -> AbstractContextManager[Any]:
         raise TypeError(f"{self.name} is not ready: apply what its `ready` returns")
 
 
@@ -128,10 +137,8 @@ def all_heads(setting: Setting) -> HeadTable:
     return HeadTable(pd.DataFrame(rows, columns=PLACE))
 
 
-@arm_kind("heads", "heads:SCORE:5%, heads:SCORE:low5%, heads:3.1+4.0 or heads:randomN", "Sandoval-Segura 2504.03889")
 def read_heads(rest: str) -> Arm:
-    """Heads set to 0 where the output projection reads them: those that a score of the run calls most dormant,
-    those listed as LAYER.HEAD, or N random ones."""
+    """Reads what follows `heads:`."""
     if re.fullmatch(r"\d+\.\d+(\+\d+\.\d+)*", rest):
         pairs = [part.split(".") for part in rest.split("+")]
         listed = {(number(layer, "the layer", 0), number(head, "the head", 0)) for layer, head in pairs}

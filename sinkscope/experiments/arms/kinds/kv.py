@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
 
 from sinkscope.capture import Site
 from sinkscope.capture.calls import AttentionCall
-from sinkscope.experiments.arms.arm import Arm, Pass, Setting
-from sinkscope.experiments.arms.calls import check_calls
-from sinkscope.experiments.arms.grammar import arm_kind, number
-from sinkscope.experiments.arms.positions import GRAMMAR, Positions, read_kept
+from sinkscope.experiments.arms.arm import Arm, Pass
+from sinkscope.experiments.arms.grammar import number
+from sinkscope.experiments.arms.positions import PositionArm, read_kept
 from sinkscope.experiments.arms.rounding import WHOLE, between_ends
 
 
 @dataclass(frozen=True)
-class RoundedCache(Arm):
+class RoundedCache(PositionArm):
     """k and v of every layer rounded to 2^bits levels; those of the kept positions stay."""
 
     bits: int
-    positions: Positions
 
     @property
     def family(self) -> str | None:
@@ -34,19 +34,7 @@ class RoundedCache(Arm):
     def name(self) -> str:
         return f"kv:{self.bits}{self.positions.plus}"
 
-    @property
-    def random(self) -> bool:
-        return self.positions.random
-
-    def ready(self, setting: Setting) -> Arm:
-        check_calls(setting)
-        self.positions.check(setting)
-        return self
-
-    @contextmanager
-    def applied(self, one: Pass) -> Iterator[None]:
-        mask = self.positions.mask(one)
-        one.touches(mask.sum(-1))
+    def in_force(self, forward: Pass, mask: Tensor) -> AbstractContextManager[Any]:
         some = mask[:, None, :, None] if bool(mask.any()) else None
 
         def rounded(site: Site, call: AttentionCall) -> AttentionCall:
@@ -54,18 +42,10 @@ class RoundedCache(Arm):
             key, value = between_ends(call.key, self.bits, 2, kept), between_ends(call.value, self.bits, 3, kept)
             return replace(call, key=key, value=value)
 
-        with one.changed(rounded):
-            yield
-
-    def control(self) -> Arm | None:
-        control = self.positions.control()
-        return None if control is None else RoundedCache(self.bits, control)
+        return forward.changed(rounded)
 
 
-@arm_kind("kv", f"kv:BITS or kv:BITS+POSITIONS with {GRAMMAR}", "KVSink 2508.04257")
 def read_kv(rest: str) -> Arm:
-    """Keys and values rounded to the nearest of 2^BITS levels: keys between the ends of each channel over the sequence,
-    after rotary embeddings, values between the ends of each token. Those of some positions stay in 16 bits and have no
-    part in the ends. 16 bits change nothing."""
+    """Reads what follows `kv:`."""
     bits, plus, positions = rest.partition("+")
-    return RoundedCache(number(bits, "BITS", 1, WHOLE), read_kept(positions if plus else None))
+    return RoundedCache(read_kept(positions if plus else None), number(bits, "BITS", 1, WHOLE))

@@ -6,15 +6,14 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
-from sinkscope.experiments.arms.entering import block_hook
-from sinkscope.experiments.arms.grammar import arm_kind
 from sinkscope.experiments.arms.loss import batch_size
 from sinkscope.metrics.median import median_abs
 from sinkscope.metrics.residual import MASSIVE_ABS, MASSIVE_RATIO
@@ -60,23 +59,23 @@ class ReplacedElements(Arm):
         return None if self.random else replace(self, how="random", means={})
 
     @contextmanager
-    def applied(self, one: Pass) -> Iterator[None]:
-        counts = torch.zeros(len(one.ids), dtype=torch.float64)
+    def applied(self, forward: Pass) -> Iterator[None]:
+        counts = torch.zeros(len(forward.ids), dtype=torch.float64)
         with ExitStack() as stack:
             for path, channels in self.elements.items():
-                change = self._change(one, path, torch.tensor(channels), counts)
-                stack.enter_context(one.hooked(one.setting.base.get_submodule(path), block_hook(change)))
+                change = self._change(forward, path, torch.tensor(channels), counts)
+                stack.enter_context(forward.hooked(forward.setting.base.get_submodule(path), block_hook(change)))
             yield
-        one.touches(counts)
+        forward.touches(counts)
 
-    def _change(self, one: Pass, path: str, channels: Tensor, counts: Tensor) -> Callable[[Tensor], Tensor]:
+    def _change(self, forward: Pass, path: str, channels: Tensor, counts: Tensor) -> Callable[[Tensor], Tensor]:
         def change(x: Tensor) -> Tensor:
             massive = self._chosen(x, channels)
             counts.add_(massive.sum((1, 2)).cpu())
-            target = channels if not self.random else _drawn(one, x.shape[-1], len(channels))
+            target = channels if not self.random else _drawn(forward, x.shape[-1], len(channels))
             values = x[..., target.to(x.device)]
             changed = x.clone()
-            changed[..., target.to(x.device)] = torch.where(massive, self._instead(one, path, values), values)
+            changed[..., target.to(x.device)] = torch.where(massive, self._instead(forward, path, values), values)
             return changed
 
         return change
@@ -90,20 +89,33 @@ class ReplacedElements(Arm):
             massive[:, 0] = False
         return massive
 
-    def _instead(self, one: Pass, path: str, values: Tensor) -> Tensor:
+    def _instead(self, forward: Pass, path: str, values: Tensor) -> Tensor:
         """What the elements become, (batch, T, channel); where no other sequence has such an element it stays."""
         if self.how != "mean":
             return torch.zeros_like(values)
         sums, counts = self.means[path]
-        rows = slice(one.start, one.start + len(values))
+        rows = slice(forward.start, forward.start + len(values))
         others = (sums.sum(0) - sums[rows]) / (counts.sum(0) - counts[rows])  # (batch, 2, channel)
         wanted = others.to(values.device, values.dtype)
         spread = torch.cat([wanted[:, :1], wanted[:, 1:].expand(-1, values.shape[1] - 1, -1)], 1)
         return torch.where(spread.isfinite(), spread, values)
 
 
-def _drawn(one: Pass, width: int, count: int) -> Tensor:
-    return torch.from_numpy(one.common_generator().permutation(width)[:count].copy())
+def block_hook(change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+    """A forward pre-hook of a block that replaces its residual stream, (batch, T, channel)."""
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if isinstance(kwargs.get("hidden_states"), Tensor):
+            return args, kwargs | {"hidden_states": change(kwargs["hidden_states"])}
+        if not args or not isinstance(args[0], Tensor):
+            raise SinkscopeError(f"{type(module).__name__} does not read the residual stream as its first argument")
+        return (change(args[0]), *args[1:]), kwargs
+
+    return hook
+
+
+def _drawn(forward: Pass, width: int, count: int) -> Tensor:
+    return torch.from_numpy(forward.common_generator().permutation(width)[:count].copy())
 
 
 def is_massive(x: Tensor, channels: Tensor) -> Tensor:
@@ -121,15 +133,15 @@ def massive_elements(setting: Setting, name: str) -> Elements:
         raise SinkscopeError(f"--arm {name}: the elements are those that a run found massive: give --run")
     blocks = {site.layer: site for site in setting.sites if site.stream == "text"}
     stream = setting.run.summary.streams.get("text")
-    found: Elements = {}
+    elements: Elements = {}
     for channel in stream.massive_activations.channels if stream else ():
         site = blocks.get(min(channel.layers))
         if site is None or site.block is None:
             raise SinkscopeError(f"--arm {name}: the input of layer {min(channel.layers)} was not found in the model")
-        found.setdefault(site.block, []).append(channel.channel)
-    if not found:
+        elements.setdefault(site.block, []).append(channel.channel)
+    if not elements:
         raise SinkscopeError(f"--arm {name}: the run found no massive activations in this model")
-    return found
+    return elements
 
 
 def measured_means(setting: Setting, elements: Elements) -> Means:
@@ -138,11 +150,11 @@ def measured_means(setting: Setting, elements: Elements) -> Means:
     size = batch_size(setting.model, setting.ids.shape[1])
     for start in range(0, len(setting.ids), size):
         batch = setting.ids[start : start + size].to(setting.checkpoint.device)
-        one = Pass(setting, batch, start)
+        forward = Pass(setting, batch, start)
         with ExitStack() as stack:
             for path, channels in elements.items():
                 keep = _keep(sums[path][:, start : start + len(batch)], torch.tensor(channels))
-                stack.enter_context(one.hooked(setting.base.get_submodule(path), block_hook(keep)))
+                stack.enter_context(forward.hooked(setting.base.get_submodule(path), block_hook(keep)))
             stack.enter_context(torch.no_grad())
             Forward(setting.base)(batch)
     return sums
@@ -160,11 +172,9 @@ def _keep(target: Tensor, channels: Tensor) -> Callable[[Tensor], Tensor]:
     return keep
 
 
-@arm_kind("massive", "massive:zero or massive:mean, either with /first or /others", "Sun et al. 2402.17762")
 def read_massive(rest: str) -> Arm:
-    """The run's massive elements set to 0, or to the mean of those of the other sequences, at the input of the block
-    where each channel is first massive; those of the first token, of the others, or all."""
-    found = re.fullmatch(r"(zero|mean|random)(?:/(first|others))?", rest)
-    if found is None:
+    """Reads what follows `massive:`."""
+    parts = re.fullmatch(r"(zero|mean|random)(?:/(first|others))?", rest)
+    if parts is None:
         raise SinkscopeError(f"{rest[:40]!r} replaces nothing")
-    return ReplacedElements(found[1], found[2] or "")
+    return ReplacedElements(parts[1], parts[2] or "")

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
+from sinkscope.capture.private_doors import linear_kinds
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
-from sinkscope.experiments.arms.grammar import arm_kind, number
+from sinkscope.experiments.arms.grammar import number
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class ZeroedNeuron(Arm):
         return self
 
     @contextmanager
-    def applied(self, one: Pass) -> Iterator[None]:
-        projection, width = down_projection(one.setting, self)
+    def applied(self, forward: Pass) -> Iterator[None]:
+        projection, width = down_projection(forward.setting, self)
         neuron = self.neuron
         if neuron is None:
-            neuron = int(one.common_generator().integers(width))
-        one.touches(1)
-        with one.hooked(projection, _zero(neuron)):
+            neuron = int(forward.common_generator().integers(width))
+        forward.touches(1)
+        with forward.hooked(projection, _zero(neuron)):
             yield
 
     def control(self) -> Arm | None:
@@ -72,34 +72,34 @@ def down_projection(setting: Setting, arm: ZeroedNeuron) -> tuple[nn.Module, int
         raise SinkscopeError(f"--arm {arm.name}: the model has no layer {arm.layer}")
     inside = {site.module.removeprefix(f"{site.block}.") for site in sites}
     stream = setting.base.config.get_text_config().hidden_size  # type: ignore[union-attr, operator]
-    found = []
+    projections = []
     for name, module in setting.base.get_submodule(str(blocks.pop())).named_modules():
         if any(name == own or name.startswith(f"{own}.") for own in inside):
             continue
-        if isinstance(module, nn.Linear | Conv1D):
+        if isinstance(module, linear_kinds()):
             wide, out = _widths(module)
             if out == stream and wide != stream:
-                found.append((module, wide))
-    if len(found) != 1:
+                projections.append((module, wide))
+    if len(projections) != 1:
         raise SinkscopeError(
-            f"--arm {arm.name}: layer {arm.layer} has {len(found)} projections from neurons to the residual stream: "
-            "one is needed"
+            f"--arm {arm.name}: layer {arm.layer} has {len(projections)} projections from neurons to the residual "
+            "stream: one is needed"
         )
-    return found[0]
+    return projections[0]
 
 
-def _widths(module: nn.Linear | Conv1D) -> tuple[int, int]:
-    """Numbers of inputs and outputs; Conv1D keeps its weight as [in, out]."""
+def _widths(module: nn.Module) -> tuple[int, int]:
+    """Numbers of inputs and outputs of one of `linear_kinds`; GPT-2's keeps its weight as [in, out]."""
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
-    return int(module.weight.shape[0]), int(module.weight.shape[1])
+    inputs, outputs = module.get_parameter("weight").shape
+    return inputs, outputs
 
 
-@arm_kind("neuron", "neuron:L.N or neuron:L.random", "Guo et al. 2410.13835, Yu et al. 2411.07191 (which neurons)")
 def read_neuron(rest: str) -> Arm:
-    """Neuron N of the MLP of layer L set to 0 at every position, or one drawn from that layer."""
-    found = re.fullmatch(r"(\d+)\.(\d+|random)", rest)
-    if found is None:
+    """Reads what follows `neuron:`."""
+    parts = re.fullmatch(r"(\d+)\.(\d+|random)", rest)
+    if parts is None:
         raise SinkscopeError(f"{rest[:40]!r} names no neuron")
-    layer = number(found[1], "the layer", 0)
-    return ZeroedNeuron(layer, None if found[2] == "random" else number(found[2], "the neuron", 0))
+    layer = number(parts[1], "the layer", 0)
+    return ZeroedNeuron(layer, None if parts[2] == "random" else number(parts[2], "the neuron", 0))

@@ -2,54 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
 
 from sinkscope.capture import Site
 from sinkscope.capture.calls import AttentionCall
-from sinkscope.experiments.arms.arm import Arm, Pass, Setting
-from sinkscope.experiments.arms.calls import check_calls
-from sinkscope.experiments.arms.grammar import arm_kind
-from sinkscope.experiments.arms.positions import GRAMMAR, Positions, read_positions
+from sinkscope.experiments.arms.arm import Arm, Pass
+from sinkscope.experiments.arms.positions import PositionArm, read_positions
 
 
 @dataclass(frozen=True)
-class ZeroedValues(Arm):
+class ZeroedValues(PositionArm):
     """v_k := 0 at the positions, in all heads; the attention on them stays."""
-
-    positions: Positions
 
     @property
     def name(self) -> str:
         return f"value:{self.positions.name}"
 
-    @property
-    def random(self) -> bool:
-        return self.positions.random
-
-    def ready(self, setting: Setting) -> Arm:
-        check_calls(setting)
-        self.positions.check(setting)
-        return self
-
-    @contextmanager
-    def applied(self, one: Pass) -> Iterator[None]:
-        mask = self.positions.mask(one)
-        one.touches(mask.sum(-1))
-
+    def in_force(self, forward: Pass, mask: Tensor) -> AbstractContextManager[Any]:
         def without(site: Site, call: AttentionCall) -> AttentionCall:
             return replace(call, value=call.value.masked_fill(mask[:, None, :, None].to(call.value.device), 0.0))
 
-        with one.changed(without):
-            yield
-
-    def control(self) -> Arm | None:
-        control = self.positions.control()
-        return None if control is None else ZeroedValues(control)
+        return forward.changed(without)
 
 
-@arm_kind("value", f"value:POSITIONS with {GRAMMAR}", "Gu et al. 2410.10781")
 def read_value(rest: str) -> Arm:
-    """Values at some positions set to 0 in all heads. Queries go on attending there, and get nothing."""
+    """Reads what follows `value:`."""
     return ZeroedValues(read_positions(rest))

@@ -17,7 +17,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
 from sinkscope.experiments.arms.cache_plan import CachePlan, RandomPlan, query_heads, read_plan
 from sinkscope.experiments.arms.calls import check_calls
-from sinkscope.experiments.arms.grammar import arm_kind, number
+from sinkscope.experiments.arms.grammar import number
 from sinkscope.experiments.arms.positions import Positions
 
 FULL = "/full"
@@ -74,11 +74,11 @@ class Window(Arm):
         return not self.full or site.kind.name == "full"
 
     @contextmanager
-    def applied(self, one: Pass) -> Iterator[None]:
-        kept = self.sinks.mask(one)
-        one.touches(kept.sum(-1))
+    def applied(self, forward: Pass) -> Iterator[None]:
+        kept = self.sinks.mask(forward)
+        forward.touches(kept.sum(-1))
         kept = (kept if self.sinks.random else kept[:1])[:, None, None, :]
-        heads = self._heads(one)
+        heads = self._heads(forward)
 
         def allowed(rows: Tensor, columns: Tensor) -> Tensor:
             return (columns > rows - self.size) | kept.to(rows.device)[..., columns[0]]
@@ -94,15 +94,15 @@ class Window(Arm):
                 return whole(call)
             return some.setdefault(own, Narrowing(_in_heads(allowed, own)))(call)
 
-        with one.changed(windowed):
+        with forward.changed(windowed):
             yield
 
-    def _heads(self, one: Pass) -> dict[str, tuple[bool, ...]]:
+    def _heads(self, forward: Pass) -> dict[str, tuple[bool, ...]]:
         """Whether each query head sees the window, by site; empty where all do."""
         if self.plan is None:
             return {}
-        chosen = list(self.plan.chosen(one))
-        return {site.name: query_heads(site, chosen) for site in one.setting.sites}
+        chosen = list(self.plan.chosen(forward))
+        return {site.name: query_heads(site, chosen) for site in forward.setting.sites}
 
     def control(self) -> Arm | None:
         if self.random:
@@ -119,18 +119,11 @@ def _in_heads(allowed: Allowed, heads: tuple[bool, ...]) -> Allowed:
     return lambda rows, columns: allowed(rows, columns) | others.to(rows.device)
 
 
-@arm_kind(
-    "window",
-    "window:W+S, window:W+randomS, either with /full, then with /SCORE:50% or /randomN",
-    "Xiao et al. 2309.17453 (StreamingLLM), 2410.10819 (DuoAttention: the plan)",
-)
 def read_window(rest: str) -> Arm:
-    """Every query sees the last W keys and the first S (or S random ones): what a cache that evicts all others would
-    see. With /full only in layers that have no window of their own. With a plan only in some KV heads: those that a
-    score of the run calls most dormant, or N random ones; the others keep their cache."""
-    found = re.fullmatch(r"(\d+)\+(random)?(\d+)(/full)?(?:/(.+))?", rest)
-    if found is None:
+    """Reads what follows `window:`."""
+    parts = re.fullmatch(r"(\d+)\+(random)?(\d+)(/full)?(?:/(.+))?", rest)
+    if parts is None:
         raise SinkscopeError(f"{rest[:40]!r} is no window")
-    size = number(found[1], "the window", 1)
-    sinks = Positions(found[2] or "first", number(found[3], "the number of sinks", 1 if found[2] else 0))
-    return Window(size, sinks, found[4] is not None, read_plan(found[5]) if found[5] else None)
+    size = number(parts[1], "the window", 1)
+    sinks = Positions(parts[2] or "first", number(parts[3], "the number of sinks", 1 if parts[2] else 0))
+    return Window(size, sinks, parts[4] is not None, read_plan(parts[5]) if parts[5] else None)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sinkscope import __version__
 from sinkscope.present.paper.format import Format
 from sinkscope.present.text import printable
+from sinkscope.runs.defaults import VERSION
 from sinkscope.runs.paper_table import PaperTable
 from sinkscope.runs.papers import Paper, cited_papers
 
@@ -32,7 +32,7 @@ def bibtex(table: PaperTable) -> str:
             lines.append(f"% {column.name}: {printable(column.source) or 'no source'}")
     for paper, names in papers.items():
         lines += [f"% defines {', '.join(names)}", _paper(paper)]
-    return "\n".join([*lines, _entry("software", "sinkscope", SOFTWARE | {"version": __version__}), ""])
+    return "\n".join([*lines, _entry("software", "sinkscope", SOFTWARE | {"version": VERSION}), ""])
 
 
 def _paper(paper: Paper) -> str:

@@ -1,0 +1,43 @@
+"""Puts hooks on modules for a while. They observe the thread that put them there: another may run the same model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from threading import get_ident
+from typing import Any
+
+from torch import nn
+
+Hook = Callable[..., Any]
+"""Takes (module, args) before the forward and (module, args, output) after it; with `with_kwargs`, the keyword
+arguments stand behind `args`. What it returns is used as torch says of such hooks; None changes nothing."""
+
+
+@contextmanager
+def hooked(
+    modules: nn.Module | Iterable[nn.Module],
+    pre: Hook | None = None,
+    post: Hook | None = None,
+    *,
+    with_kwargs: bool = False,
+    first: bool = False,
+) -> Iterator[None]:
+    """Calls `pre` before and `post` after the forward of each module until the block ends, in this thread alone.
+
+    Every hook is taken off at the end, also after an exception. `first`: `pre` comes before the hooks that a module has
+    already.
+    """
+    thread = get_ident()
+
+    def here(hook: Hook) -> Hook:
+        return lambda *args: hook(*args) if get_ident() == thread else None
+
+    with ExitStack() as stack:
+        for module in (modules,) if isinstance(modules, nn.Module) else modules:
+            if pre is not None:
+                before = module.register_forward_pre_hook(here(pre), prepend=first, with_kwargs=with_kwargs)
+                stack.callback(before.remove)
+            if post is not None:
+                stack.callback(module.register_forward_hook(here(post), with_kwargs=with_kwargs).remove)
+        yield

@@ -1,0 +1,195 @@
+"""Checks what was loaded: its kind, its weights by name, shape, stored type and value, and whether they are at hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sinkscope.capture.private_doors import execution_devices, inner_tensors
+from sinkscope.checkpoints.placement import held
+from sinkscope.checkpoints.private_doors import loading_report
+from sinkscope.errors import SinkscopeError
+
+BUFFERS = frozenset(
+    {
+        *("inv_freq", "cos_cached", "sin_cached", "position_ids", "masked_bias", "relative_position_index"),
+        *("k_scale", "v_scale"),  # of a quantised KV cache
+    }
+)
+"""Names of buffers that old checkpoints hold beside a layer's weights; the model computes or ignores them."""
+
+LAYER = re.compile(r"blk\.(\d+)\.")
+"""How a GGUF names the weights of a layer."""
+
+
+def check_keys(name: str, model: nn.Module, report: dict[str, Any]) -> list[str]:
+    """Reads transformers' loading report. Returns a warning where weights of layers have no place in the model.
+
+    Raises SinkscopeError for weights of a forward pass that the checkpoint lacks or holds in another shape: they would
+    be random numbers. Heads (of a language model, a classifier, a pooler) may be missing or left over.
+    """
+    missing, mismatched, unexpected = loading_report(report)
+    for key, found, needed in mismatched:
+        raise SinkscopeError(f"{name}: {key} has shape {tuple(found)}, its config.json asks for {tuple(needed)}")
+    harmful = [key for key in missing if "pooler" not in key.lower()]
+    if harmful:
+        raise SinkscopeError(f"{name} lacks weights that {type(model).__name__} needs: {_first_of(harmful)}")
+    return _left_over(name, model, "config.json", _of_layers(model, unexpected))
+
+
+def check_gguf_layers(name: str, model: nn.Module, file: Path) -> list[str]:
+    """Returns a warning where a GGUF holds layers past the number that its header gives, which transformers skips."""
+    from gguf import GGUFReader
+
+    layers: Any = getattr(getattr(model, "config", None), "num_hidden_layers", None)
+    keys = [str(tensor.name) for tensor in GGUFReader(file).tensors]
+    places = {key: LAYER.match(key) for key in keys}
+    past = [key for key, place in places.items() if place and isinstance(layers, int) and int(place[1]) >= layers]
+    return _left_over(name, model, "header", past)
+
+
+def _left_over(name: str, model: nn.Module, teller: str, left_over: list[str]) -> list[str]:
+    if not left_over:
+        return []
+    kind = type(model).__name__
+    return [
+        f"{name} holds weights of layers that {kind} has no place for, as its {teller} describes it: "
+        f"{_first_of(left_over)}; they are not measured"
+    ]
+
+
+def _of_layers(model: nn.Module, keys: Iterable[str]) -> list[str]:
+    """Returns the keys of weights inside the model's lists of layers, including layers past a list's end."""
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."  # checkpoints are saved with and without their head
+    lists = {path.removeprefix(prefix) for path, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    found = []
+    for key in keys:
+        parts = key.removeprefix(prefix).split(".")
+        above = {".".join(parts[:depth]) for depth, part in enumerate(parts) if part.isdigit()}
+        if above & lists and not _is_buffer(model, parts, prefix):
+            found.append(key)
+    return found
+
+
+def _is_buffer(model: nn.Module, parts: list[str], prefix: str) -> bool:
+    """Whether a key is one of BUFFERS, or the `bias` of a module that has submodules: GPT-2's causal mask."""
+    if parts[-1] in BUFFERS:
+        return True
+    path = ".".join(parts[:-1])
+    owners = [module for name, module in model.named_modules() if name.removeprefix(prefix) == path]
+    return parts[-1] == "bias" and any(list(owner.children()) for owner in owners)
+
+
+def _first_of(keys: list[str]) -> str:
+    return keys[0] + (f" and {len(keys) - 1} more" if len(keys) > 1 else "")
+
+
+class NotCausal(SinkscopeError):
+    """The checkpoint is not a causal language model: it does not predict the next token."""
+
+
+def need_causal(name: str, classes: list[str]) -> None:
+    """Raises NotCausal unless one of the classes predicts the next token.
+
+    transformers would load any other class with a random next-token head and report no error.
+    """
+    from sinkscope.capture.private_doors import causal_class_names
+
+    known = causal_class_names()
+    if not any(each in known or each.endswith(("ForCausalLM", "LMHeadModel")) for each in classes):
+        raise NotCausal(
+            f"{name} is not a causal language model ({', '.join(classes) or 'no architecture named'}): without a "
+            "next-token head it predicts no text"
+        )
+
+
+NUMBERS = {"F64", "F32", "F16", "BF16"}
+"""safetensors' names of the types that hold weights as they are."""
+
+
+def check_stored_types(name: str, model: nn.Module, files: Iterable[Path]) -> None:
+    """Raises SinkscopeError where safetensors files hold weights of the model as integers or 8-bit floats.
+
+    With a quantization_config transformers knows how to read them. Without one it takes the codes for the numbers.
+    """
+    config: Any = model.config
+    if getattr(config, "quantization_config", None) is not None:
+        return
+    ends = {_end(key) for key, weight in model.named_parameters() if weight.is_floating_point()}
+    for file in files:
+        if file.suffix != ".safetensors":
+            continue
+        coded = {key: kind for key, kind in _types(file).items() if kind not in NUMBERS}
+        first = next((key for key in sorted(coded) if _end(key) in ends), None)
+        if first is not None:
+            raise SinkscopeError(
+                f"{name}: the weights {first} are stored as {coded[first]}, and config.json has no quantization_config "
+                "that says what the codes stand for: save the model again with it, or in a float type"
+            )
+
+
+def _end(key: str) -> str:
+    """The last two parts of a weight's name, the same in the checkpoint and in the model whatever their prefixes."""
+    return ".".join(key.split(".")[-2:])
+
+
+def _types(file: Path) -> dict[str, str]:
+    from safetensors import safe_open
+
+    with safe_open(file, framework="pt") as opened:
+        return {key: opened.get_slice(key).get_dtype() for key in opened.keys()}  # noqa: SIM118 - no mapping
+
+
+def check_object(model: nn.Module) -> None:
+    """Raises SinkscopeError for a model object whose numbers would be random, absent or out of sight.
+
+    These are a module in training mode, whose dropout draws at random; weights on torch's meta device; a module that
+    torch.jit has compiled, which calls neither hooks nor the attention interface.
+    """
+    for path, module in model.named_modules():
+        if module.training:
+            where = f"the module {path} is" if path and not model.training else "the model is"
+            raise SinkscopeError(f"{where} in training mode (dropout on): call model.eval() first")
+        if isinstance(module, torch.jit.ScriptModule):
+            raise SinkscopeError(f"torch.jit has compiled the module {path}: attention in it cannot be seen; undo that")
+    absent = next((name for name, weight in model.named_parameters() if weight.is_meta), None)
+    if absent is not None and not list(execution_devices(model)):
+        raise SinkscopeError(f"the weights {absent} are on torch's meta device, without numbers: load the model first")
+
+
+def check_experts(name: str, model: nn.Module) -> None:
+    """Raises SinkscopeError where a router is to choose more experts for a token than there are."""
+    for path, module in model.named_modules():
+        chosen, experts = getattr(module, "top_k", None), getattr(module, "num_experts", None)
+        if isinstance(chosen, int) and isinstance(experts, int) and chosen > experts:
+            raise SinkscopeError(
+                f"{name}: its configuration has {chosen} experts chosen for a token, of {experts} ({path}): it is "
+                "damaged, download it again"
+            )
+
+
+def check_finite(name: str, model: nn.Module) -> None:
+    """Raises SinkscopeError for weights that hold NaN or infinity: some would not show in any attention column."""
+    for key, weight in held(model):
+        for part in _plain_parts(weight):
+            if part.is_floating_point() and not part.is_meta and part.numel():
+                low, high = torch.aminmax(part)
+                if not (torch.isfinite(low) and torch.isfinite(high)):
+                    raise SinkscopeError(f"{name}: the weights {key} hold NaN or infinity; the checkpoint is damaged")
+
+
+def _plain_parts(weight: Tensor) -> Iterator[Tensor]:
+    """The plain tensors that a weight is made of: itself, or those inside a quantised tensor (codes, scales).
+
+    A subclass that does not say what it is made of gives none: few functions are defined for it.
+    """
+    if type(weight) in (Tensor, nn.Parameter):
+        yield weight.detach()
+        return
+    for part in inner_tensors(weight):
+        yield from _plain_parts(part)

@@ -1,0 +1,236 @@
+"""Models of the hub: a name becomes one commit, whose files come into huggingface_hub's cache before it is loaded.
+
+The model is then loaded from the cache alone, so that a hub that goes down meanwhile is not missed, and a scan without
+the hub loads what the scan with it did.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+from sinkscope.checkpoints.downloads import Stalled, Transfer, download
+from sinkscope.checkpoints.hub_cache import COMMIT, cache_of, cached_commits, find_snapshot, holds, remember
+from sinkscope.checkpoints.names import near_hub_names
+from sinkscope.checkpoints.quiet import Report
+from sinkscope.checkpoints.weight_files import SAFE, weight_names
+from sinkscope.errors import SinkscopeError, first_line
+
+SETTINGS = re.compile(
+    r".*\.(json|txt|model|jinja|py|tiktoken|bpe|spm|codes|vocab|tokenizer|tsv|ya?ml)|.*(token|vocab|merges).*", re.I
+)
+"""Names of files beside the weights that transformers may read: configurations, tokenizers, processors, code."""
+WEIGHTS = re.compile(r".*\.(safetensors|bin|pt|pth|ckpt|h5|msgpack|onnx|onnx_data|gguf|npz|npy|zip|gz|parquet)", re.I)
+TEMPLATES = "additional_chat_templates/"
+MOST_SETTINGS = 2**28
+"""Bytes of the largest of those files; the largest tokenizers have some 40 MB."""
+
+AT_ONCE = 4
+"""Files that are downloaded at once."""
+SECONDS = 20
+"""How long the hub may take for each piece of its answer to a question."""
+
+HINTS = {
+    401: "run `hf auth login`",
+    403: "your access does not cover it; see its page, or run `hf auth login`",
+    404: "it has nothing of that name",
+    429: "too many requests; wait some minutes",
+}
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What the hub says of one commit: the revision that was asked for, and the size of each file, where told."""
+
+    name: str
+    asked: str | None
+    commit: str
+    sizes: dict[str, int | None]
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A model that was found: its commit, its weight files, and what is still to be fetched, None if nothing is."""
+
+    commit: str
+    weights: tuple[str, ...]
+    listing: Listing | None = None
+    warning: str | None = None
+
+
+class _OutOfReach(Exception):
+    """The hub gives no answer, or one that says nothing of the model; the text says which."""
+
+
+def find_on_hub(name: str, revision: str | None) -> HubModel:
+    """Resolves a hub id to one commit, so that config, weights and tokenizer come from one state of the repository.
+
+    Without the hub, the commit is the one that its cache has for the revision. Raises SinkscopeError for an unknown or
+    gated id, an unknown revision, or a hub out of reach of which the cache does not hold the whole model.
+    """
+    try:
+        listing = _ask(name, revision)
+    except _OutOfReach as error:
+        return _cached(name, revision, str(error))
+    weights = _weights(name, set(listing.sizes), lambda file: _settings_file(listing, file))
+    return HubModel(listing.commit, weights, listing)
+
+
+def fetch(listing: Listing, weights: tuple[str, ...], report: Report) -> None:
+    """Downloads what the cache lacks of a model, and has the cache remember the name once all is there.
+
+    Raises SinkscopeError for whatever keeps it from that.
+    """
+    files = [*filter(partial(_wanted, listing), listing.sizes), *weights]
+    lacking = [file for file in files if not holds(listing.name, listing.commit, file)]
+    sizes = [listing.sizes.get(file) for file in lacking]
+    transfer = Transfer(report, 0 if None in sizes else sum(size or 0 for size in sizes))
+    transfer.run([partial(_fetch, listing, file, transfer, file in weights) for file in lacking], AT_ONCE)
+    for file in weights:
+        _check_size(listing, file)
+    remember(listing.name, listing.asked, listing.commit)
+
+
+def _wanted(listing: Listing, file: str) -> bool:
+    """Whether transformers may read a file beside the weights. A name that leads elsewhere is none of the model's."""
+    plain = file.removeprefix(TEMPLATES) if file.endswith(".jinja") else file
+    if (
+        PureWindowsPath(plain).name != plain
+        or not plain.isprintable()
+        or plain.startswith(".")
+        or WEIGHTS.fullmatch(plain)
+    ):
+        return False
+    return bool(SETTINGS.fullmatch(plain)) and (listing.sizes[file] or 0) <= MOST_SETTINGS
+
+
+def _ask(name: str, revision: str | None) -> Listing:
+    """Asks the hub for the commit of a revision and its files. Raises SinkscopeError, or _OutOfReach."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+
+    question = partial(HfApi().model_info, name, revision=revision, timeout=SECONDS, files_metadata=True)
+    try:
+        (info,) = Transfer().run([question])
+    except GatedRepoError:
+        raise _gated(name) from None
+    except RevisionNotFoundError:
+        raise SinkscopeError(f"{name} has no revision {revision!r}") from None
+    except RepositoryNotFoundError:
+        raise SinkscopeError(
+            f"no model {name!r} on the hub, and no such folder (private ones need `hf auth login`)"
+            f"{near_hub_names(name)}"
+        ) from None
+    except HFValidationError:
+        raise SinkscopeError(f"{name!r} is neither a folder, a .gguf file nor a hub id{near_hub_names(name)}") from None
+    except Stalled as error:
+        raise _OutOfReach(str(error)) from None
+    except SinkscopeError:
+        raise
+    except Exception as error:  # every transport error of every HTTP library: offline, DNS, proxy, 5xx
+        raise _OutOfReach(_out_of_reach(error)) from None
+    if not COMMIT.fullmatch(str(info.sha)):
+        raise SinkscopeError(f"the hub names no commit of {name}: it does not answer as a model hub does")
+    sizes = {each.rfilename: _size(each) for each in info.siblings or []}
+    return Listing(name, revision, str(info.sha), sizes)
+
+
+def _size(sibling: Any) -> int | None:
+    """Bytes of a listed file; None where the hub does not tell them."""
+    size = getattr(getattr(sibling, "lfs", None), "size", None) or getattr(sibling, "size", None)
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def _gated(name: str) -> SinkscopeError:
+    return SinkscopeError(f"{name} is gated: ask for access on its page, then run `hf auth login`")
+
+
+def _settings_file(listing: Listing, file: str) -> Path:
+    (path,) = (transfer := Transfer()).run([partial(_fetch, listing, file, transfer, False)])
+    return Path(path)
+
+
+def _fetch(listing: Listing, file: str, transfer: Transfer, weights: bool) -> Path:
+    """Downloads one file of the listed commit. Raises SinkscopeError, which names the file."""
+    from huggingface_hub.errors import GatedRepoError
+
+    try:
+        return download(listing.name, file, listing.commit, transfer, None if weights else MOST_SETTINGS)
+    except GatedRepoError:
+        raise _gated(listing.name) from None
+    except SinkscopeError as error:
+        raise SinkscopeError(f"cannot download {file} of {listing.name}: {error}") from None
+    except Exception as error:  # transport errors, a full disk, a cache that cannot be written
+        raise SinkscopeError(f"cannot download {file} of {listing.name}: {reason(error)}") from None
+
+
+def _check_size(listing: Listing, file: str) -> None:
+    """Raises SinkscopeError where the cache holds another number of bytes than the hub: a download that was cut."""
+    path, size = cache_of(listing.name) / "snapshots" / listing.commit / file, listing.sizes.get(file)
+    if size is not None and path.stat().st_size != size:
+        raise SinkscopeError(
+            f"{path} has {path.stat().st_size} bytes, and on the hub {size}: delete it and {path.resolve()}, and the "
+            "next scan downloads it"
+        )
+
+
+def reason(error: BaseException) -> str:
+    """Why the hub gave no file, in one line: its status and what to do, or what the transport says."""
+    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    if isinstance(error, OfflineModeIsEnabled):
+        return "offline mode: HF_HUB_OFFLINE is set"
+    if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
+        error = error.__cause__
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status is None:
+        return first_line(error)
+    hint = HINTS.get(status, "try again later" if status >= 500 else "")
+    return f"the hub answers {status}" + (f": {hint}" if hint else "")
+
+
+def _out_of_reach(error: Exception) -> str:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status is not None and status < 500 and status != 404:
+        return f"the model hub refuses the request ({reason(error)})"
+    return f"the model hub cannot be reached ({reason(error)})"
+
+
+def _cached(name: str, revision: str | None, why: str) -> HubModel:
+    """Finds an earlier download in the cache while the hub is out of reach. Raises SinkscopeError if there is none."""
+    commits = cached_commits(name)
+    if not commits:
+        raise SinkscopeError(f"{why} and {name!r} is neither a folder nor in its cache{near_hub_names(name)}")
+    snapshot = find_snapshot(name, revision)
+    if snapshot is None:
+        asked = "its main branch" if revision is None else f"{revision!r}"
+        held = ", ".join(commits[:3]) + (", ..." if len(commits) > 3 else "")
+        raise SinkscopeError(
+            f"{why} and the cache of {name} does not say which commit {asked} is: scan it once with the hub in reach, "
+            f"or give --revision with one that the cache holds ({held})"
+        )
+    files = {file.name for file in snapshot.folder.iterdir() if file.exists()}
+    lacking = SinkscopeError(
+        f"{why} and the cache holds only a part of {name} at {snapshot.commit}: scan it once with the hub in reach, or "
+        f"run `hf download {name}`"
+    )
+    if "config.json" not in files:
+        raise lacking
+    weights = weight_names(name, files, snapshot.folder.joinpath)
+    if not weights or not files.issuperset(weights):
+        raise lacking
+    return HubModel(snapshot.commit, weights, warning=snapshot.warning)
+
+
+def _weights(name: str, files: set[str], path_of: Callable[[str], Any]) -> tuple[str, ...]:
+    """The weight files among the files of a repository. Raises SinkscopeError where it holds no model."""
+    if "config.json" not in files:
+        raise SinkscopeError(f"{name} holds no config.json: not a transformers model")
+    weights = weight_names(name, files, path_of)
+    if not weights:
+        raise SinkscopeError(f"{name} holds no weights ({SAFE})")
+    return weights

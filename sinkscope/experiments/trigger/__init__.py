@@ -1,1 +1,0 @@
-"""Trains models of the trigger-conditional task and measures their sinks."""

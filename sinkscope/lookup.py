@@ -1,0 +1,124 @@
+"""Finds things of one kind by name: those that ship with sinkscope, those of installed packages, those declared here.
+
+Every kind of addition has one `Lookup`: questions, metrics, arms, export formats, figures, kinds of input, attention
+keywords. Nothing is imported before it is asked for, so that a room may name what stands above it. A package adds to a
+kind by an entry point of the kind's group, whose name is the thing's:
+
+    [project.entry-points."sinkscope.export_formats"]
+    typst = "my_package.typst:FORMAT"
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar
+
+from sinkscope.errors import SinkscopeError, did_you_mean
+
+T = TypeVar("T")
+OWN = "sinkscope"
+
+
+class Lookup(Generic[T]):
+    """Things of one kind, by name: built-in ones in their order, then declared ones, then those of packages by name.
+
+    Args:
+        what: how an error names the kind, such as `--format`.
+        built_in: `MODULE:ATTRIBUTE` by name.
+        group: the group of entry points by which packages add to the kind; None = they cannot.
+        of: the class of the things, which those of packages must have, with their name as `name`; None = any.
+    """
+
+    def __init__(
+        self, what: str, built_in: Mapping[str, str] | None = None, group: str | None = None, of: type | None = None
+    ) -> None:
+        self.what, self.group, self.of = what, group, of
+        self._built_in = dict(built_in or {})
+        self._loaded: dict[str, T] = {}
+        self._declared: dict[str, str] = {}
+
+    def add(self, name: str, thing: T, owner: str = OWN) -> T:
+        """Declares a thing. Raises SinkscopeError where the name is taken."""
+        if name in self:
+            raise SinkscopeError(f"{self.what} {name!r} is declared already, by {' and by '.join(self._owners(name))}")
+        self._declared[name] = owner
+        self._loaded[name] = thing
+        return thing
+
+    def remove(self, name: str) -> None:
+        """Takes back what `add` declared."""
+        del self._declared[name], self._loaded[name]
+
+    def __getitem__(self, name: str) -> T:
+        """Loads the thing on its first use.
+
+        Raises SinkscopeError where nothing or more than one thing has that name, and where a package does not load.
+        """
+        owners = self._owners(name)
+        if not owners:
+            known = list(self)
+            raise SinkscopeError(f"{self.what} {name!r}: one of {', '.join(known)}{did_you_mean(name, known)}")
+        if len(owners) > 1:
+            raise SinkscopeError(f"{self.what} {name}: declared by {' and by '.join(owners)}; keep one of them")
+        if name in self._built_in and name not in self._loaded:
+            self._loaded[name] = _object(self._built_in[name])
+        return self._loaded[name] if name in self._loaded else self._of_package(self._installed[name][0])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self._built_in, *self._declared, *sorted(self._installed)]))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._built_in or name in self._declared or name in self._installed
+
+    def values(self) -> list[T]:
+        """All of them, loaded, in the order of their names."""
+        return [self[name] for name in self]
+
+    def items(self) -> list[tuple[str, T]]:
+        return [(name, self[name]) for name in self]
+
+    def ships(self, name: str) -> bool:
+        """Whether the thing of that name comes with sinkscope itself."""
+        return name in self._built_in
+
+    @property
+    def _installed(self) -> dict[str, list[EntryPoint]]:
+        return _entries(self.group, tuple(sys.path)) if self.group else {}
+
+    def _owners(self, name: str) -> list[str]:
+        own = [OWN] if name in self._built_in else []
+        declared = [self._declared[name]] if name in self._declared else []
+        return [*own, *declared, *map(package_of, self._installed.get(name, []))]
+
+    def _of_package(self, entry: EntryPoint) -> T:
+        try:
+            found: T = entry.load()
+        except Exception as error:  # the code of another package may raise anything
+            raise SinkscopeError(f"{self.what} {entry.name}: {package_of(entry)} does not load: {error}") from error
+        if self.of is not None and not (isinstance(found, self.of) and getattr(found, "name", None) == entry.name):
+            kind = f"a {self.of.__name__} of that name"
+            raise SinkscopeError(f"{self.what} {entry.name}: {package_of(entry)}'s {entry.value} is not {kind}")
+        return found
+
+
+@cache
+def _entries(group: str, paths: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
+    """The entry points of a group by name. `paths`: where packages are looked for, so that a change is seen."""
+    found: dict[str, list[EntryPoint]] = {}
+    for entry in entry_points(group=group):
+        found.setdefault(entry.name, []).append(entry)
+    return found
+
+
+def package_of(entry: EntryPoint) -> str:
+    """The name of the distribution that an entry point comes from."""
+    return entry.dist.name if entry.dist is not None else entry.value
+
+
+def _object(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)

@@ -1,1 +1,0 @@
-"""Figures over several runs: one file each, gathered in `drawing`."""

@@ -1,0 +1,1 @@
+"""Questions that a scan answers on request, one folder each: `runs.questions` says what a folder holds."""

@@ -1,0 +1,118 @@
+"""`--measure modules`: what do the inputs of the linear modules lose in 8 bits?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from sinkscope.capture import LayerView, Missing
+from sinkscope.capture.hooks import hooked
+from sinkscope.capture.private_doors import linear_kinds
+from sinkscope.engine.collector import Part, Parts
+from sinkscope.engine.measurement import Findings, Measurement, Subject
+from sinkscope.inputs.batches import Batch
+from sinkscope.inputs.rules import token_text
+from sinkscope.metrics.quantities import Quantity
+from sinkscope.questions.modules.columns import INPUT_COLUMNS, Sizes
+from sinkscope.questions.modules.tables import PLACES, VALUES, add_modules, module_table, name_of
+from sinkscope.runs.schema.stream import StreamSummary
+
+NAME = "modules"
+
+
+def _no(view: LayerView) -> Tensor:
+    raise Missing
+
+
+class Modules(Measurement):
+    """Measures the rows of modules.csv."""
+
+    name = NAME
+    spread = "a process holds a part of the features that a linear module reads"
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__(subject)
+        found = subject.model.named_modules()
+        self.linear = [name for name, module in found if isinstance(module, linear_kinds())]
+        self._found: dict[str, dict[str, Tensor]] = {}
+
+    def quantities(self) -> tuple[Quantity, ...]:
+        return (Quantity(VALUES, ("sequence", "channel"), _no), Quantity(PLACES, ("sequence",), _no))
+
+    @contextmanager
+    def watching(self, batch: Batch, ids: np.ndarray) -> Iterator[None]:
+        self._found, self._last = {}, (None, {})
+        calls: Counter[str] = Counter()
+        with ExitStack() as stack:
+            for name in self.linear:
+                hook = self._hook(name, batch, calls)
+                stack.enter_context(hooked(self.subject.model.get_submodule(name), pre=hook))
+            yield
+        self._last = (None, {})
+
+    _last: tuple[Tensor | None, dict[str, Tensor]] = (None, {})
+    """The input read last and what was measured of it: q, k and v read the same tensor."""
+
+    def _hook(self, name: str, batch: Batch, calls: Counter[str]) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            read = _by_sequence(args[0] if args else None, batch)
+            if read is None:
+                return
+            if args[0] is not self._last[0]:
+                self._last = (args[0], _measured(read, batch))
+            self._found[name_of(name, calls[name])] = self._last[1]
+            calls[name] += 1
+
+        return hook
+
+    def parts(self) -> Parts:
+        found, self._found = self._found, {}
+        # Modules that read one tensor get copies: shards must not hold tensors that share memory.
+        copies = {name: {key: value.clone() for key, value in own.items()} for name, own in found.items()}
+        return {name: [Part(len(own[PLACES]), True, 0, 0, own)] for name, own in copies.items()}
+
+    def tables(self, findings: Findings) -> dict[str, pd.DataFrame]:
+        tokenizer = findings.reading.tokenizer
+
+        def spelled(token: int) -> str | None:
+            return None if tokenizer is None or token < 0 else token_text(tokenizer, token)
+
+        return {NAME: module_table(findings.domains, findings.sites, spelled)}
+
+    def summarise(self, streams: dict[str, StreamSummary], tables: dict[str, pd.DataFrame]) -> None:
+        add_modules(streams, tables[NAME])
+
+
+def _by_sequence(read: Any, batch: Batch) -> Tensor | None:
+    """A module's input as [sequence, token, feature]; None where its rows are no tokens of the sequences."""
+    if not isinstance(read, Tensor) or not read.is_floating_point():
+        return None
+    length = batch.inputs.shape[1]
+    if read.dim() == 2 and len(read) == len(batch) * length and length > 1:
+        read = read.unflatten(0, (len(batch), length))
+    fits = read.dim() == 3 and len(read) == len(batch) and (batch.spans is None or read.shape[1] == length)
+    return read.detach() if fits and read.numel() else None
+
+
+def _measured(read: Tensor, batch: Batch) -> dict[str, Tensor]:
+    """The columns [sequence, column] and the position of the largest entry [sequence], on the CPU."""
+    if batch.spans is None:
+        return _of(read)
+    each = [_of(read[row : row + 1, first:past]) for row, (first, past) in enumerate(batch.spans)]
+    return {name: torch.cat([part[name] for part in each]) for name in (VALUES, PLACES)}
+
+
+def _of(read: Tensor) -> dict[str, Tensor]:
+    sizes = Sizes.of(read)
+    values = torch.stack([column.compute(sizes) for column in INPUT_COLUMNS.values()], -1)
+    return {VALUES: values.cpu(), PLACES: sizes.of_tokens.argmax(-1).float().cpu()}
+
+
+MEASUREMENT = Modules

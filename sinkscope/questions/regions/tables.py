@@ -1,0 +1,77 @@
+"""regions.csv: how each head attends from the words of each speaker of a conversation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sinkscope.capture import Site
+from sinkscope.inputs.chats import REGIONS
+from sinkscope.inputs.documents import ROLES
+from sinkscope.questions.regions import QUESTION
+from sinkscope.runs.catalogue import table_columns
+from sinkscope.runs.schema.stream import StreamSummary
+from sinkscope.runs.statistics import mean, sem
+from sinkscope.tables.frames import site_keys
+from sinkscope.tables.values import Domain
+
+COLUMNS = ("queries", "bos_mass", "self_mass", "marker_mass", "entropy")
+"""The values of a region, in the order in which they are measured."""
+
+
+def region_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
+    """One row per (stream, layer, head, region) for every region that some sequence has, and for each domain."""
+    frames = []
+    for domain in domains:
+        for site in sites:
+            found = domain.sites[site.name].arrays.get("regions") if site.name in domain.sites else None
+            if found is not None:
+                frames += _of_site(domain.name if len(domains) > 1 else None, site, found)
+    return pd.concat(frames, ignore_index=True) if frames else _nothing(len(domains) > 1)
+
+
+def _nothing(with_domain: bool) -> pd.DataFrame:
+    """The table without a row, of a scan that read no conversations."""
+    types = {"string": "string", "integer": "int64", "number": "float64"}
+    columns = [each for each in table_columns(QUESTION.tables[0]) if with_domain or each.name != "domain"]
+    return pd.DataFrame({each.name: pd.Series(dtype=types[each.type]) for each in columns})
+
+
+def _of_site(domain: str | None, site: Site, found: np.ndarray) -> list[pd.DataFrame]:
+    values = found.reshape(len(found), site.heads, len(REGIONS), len(COLUMNS))
+    frames = []
+    for index, region in enumerate(REGIONS):
+        own = values[:, :, index]
+        if not (own[..., 0] > 0).any():
+            continue
+        rows: dict[str, Any] = {} if domain is None else {"domain": domain}
+        rows |= site_keys(site) | {"head": np.arange(site.heads), "region": region}
+        rows |= {"sequences": (own[..., 0] > 0).sum(0), "queries": own[..., 0].sum(0).astype(int)}
+        for column, name in enumerate(COLUMNS[1:], 1):
+            rows |= {name: mean(own[..., column]), f"{name}_sem": sem(own[..., column])}
+        frames.append(pd.DataFrame(rows))
+    return frames
+
+
+def add_regions(streams: dict[str, StreamSummary], table: pd.DataFrame) -> None:
+    """Adds each region's mean over heads, and a sentence, to the summary of each stream."""
+    for name, stream in streams.items():
+        rows = table[table["stream"] == name]
+        if rows.empty:
+            continue
+        means = rows.groupby("region", sort=False)[list(COLUMNS[1:])].mean()
+        queries = rows.groupby("region", sort=False)["queries"].max()
+        found: dict[str, Any] = {
+            region: {"queries": int(queries[region]), **{key: float(value) for key, value in row.items()}}
+            for region, row in means.to_dict("index").items()
+        }
+        shown = ", ".join(f"{region} {means.loc[region, 'bos_mass']:.3f}" for region in means.index)
+        most = str(means["marker_mass"].idxmax())
+        markers = "The template's markers" if {*ROLES} & {*means.index} else "Special tokens"
+        found["in_words"] = (
+            f"BOS mass by whose words the query is: {shown}. {markers} get most from {most} "
+            f"({means.loc[most, 'marker_mass']:.3f})."
+        )
+        stream.measured["regions"] = found

@@ -1,0 +1,196 @@
+"""Smoothing: does a head that mixes tokens make them more similar? After Lampert et al. 2605.08453.
+
+Some formulas of the paper could not be read; the sources below say which ones are our reconstruction.
+
+Notation for one head of one sequence: W = W_O^h W_V^h diag(gain of the input norm). x_i is the residual stream entering
+the block. z_i is the normalised token without gain and bias, or x_i itself where the block has no input norm. Only
+tokens i >= 1 count; zbar is the mean of their z_i, and B = Cov(z) with 1/n. Biases are left out, and so is any norm or
+multiplier after W_O. Each column is a mean over sequences of per-sequence values. Columns that depend on x and z alone
+are constant within a layer.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from sinkscope.capture.view import Missing
+from sinkscope.metrics.registry import measured_metric
+from sinkscope.wiring.folded import FoldedHeads
+from sinkscope.wiring.largest import largest_square
+from sinkscope.wiring.mixes import squares
+
+LAMPERT = "Lampert et al. 2605.08453"
+EQ2 = f"{LAMPERT} eq. 2, our reconstruction"
+COSTS = f"{LAMPERT} section 7; our reading of kappa, C, r and Delta"
+GROUPS = 1.0
+
+HeadValues = Float[Tensor, " head"]
+
+smoothing_metric = partial(measured_metric, "smoothing")
+"""Declares a function FoldedHeads -> [head] as a column of smoothing.csv."""
+
+
+@smoothing_metric(unit="ratio", range="(-inf, inf)", source=f"{LAMPERT}, our reconstruction")
+def beta(folded: FoldedHeads) -> HeadValues:
+    """mean (x_i - xbar).(z_i - zbar) / mean |z_i - zbar|^2 over i >= 1: the least-squares slope of x on z, the
+    normalised token without the norm's gain; constant within a layer."""
+    return folded.beta.expand(folded.heads)
+
+
+@smoothing_metric(unit="activation^2", range="(-inf, inf)", source=LAMPERT)
+def tr_bw(folded: FoldedHeads) -> HeadValues:
+    """tr(B W) = mean (z_i - zbar)^T W (z_i - zbar) over i >= 1; z is without the norm's gain, W = W_O^h W_V^h
+    diag(gain) holds it."""
+    return folded.tr_bw
+
+
+@smoothing_metric(unit="activation^2", range="[0, inf)", source=LAMPERT)
+def tr_bwtw(folded: FoldedHeads) -> HeadValues:
+    """tr(B W^T W) = mean |W (z_i - zbar)|^2 over i >= 1; z and W as in tr_bw."""
+    return folded.tr_bwtw
+
+
+@smoothing_metric(unit="activation^2", range="(-inf, inf)", source=LAMPERT)
+def beta_tr_bw(folded: FoldedHeads) -> HeadValues:
+    """beta * tr(B W), both of the same sequence; `verdict` depends on its sign."""
+    return beta(folded) * tr_bw(folded)
+
+
+@smoothing_metric(unit="cosine", range="[-1, 1]", source=LAMPERT)
+def avgcos_residual(folded: FoldedHeads) -> HeadValues:
+    """Mean cosine over pairs i != j, both >= 1, of x_i and x_j, before the head adds anything; constant within
+    a layer."""
+    return folded.cos_residual
+
+
+@smoothing_metric(unit="cosine", range="[-1, 1]", source=LAMPERT)
+def avgcos_identity(folded: FoldedHeads) -> HeadValues:
+    """Mean cosine over pairs i != j, both >= 1, of x_i + W z_i: each token attends to itself alone; z and W as in
+    tr_bw."""
+    return folded.cos_identity
+
+
+@smoothing_metric(unit="cosine", range="[-1, 1]", source=LAMPERT)
+def avgcos_attention(folded: FoldedHeads) -> HeadValues:
+    """Mean cosine over pairs i != j, both >= 1, of x_i + W sum_k A_ik z_k: the head's own attention, key 0 included; z
+    and W as in tr_bw; empty where a gate or norm lies between attention and the output projection."""
+    return folded.cos_attention
+
+
+@smoothing_metric(unit="cosine", range="[-1, 1]", source=LAMPERT)
+def avgcos_uniform(folded: FoldedHeads) -> HeadValues:
+    """Mean cosine over pairs i != j, both >= 1, of x_i + W mean_{k<=i} z_k: uniform attention, key 0 included, windows
+    ignored; z and W as in tr_bw. In a bidirectional layer the mean is over all k."""
+    return folded.cos_uniform
+
+
+@smoothing_metric(unit="cosine", range="[-2, 2]", source=f"{LAMPERT} fig. 8")
+def attention_minus_identity(folded: FoldedHeads) -> HeadValues:
+    """avgcos_attention - avgcos_identity, in the same sequence: above 0, the head's mixing makes tokens more
+    similar."""
+    return folded.cos_attention - folded.cos_identity
+
+
+@smoothing_metric(unit="cosine", range="[-2, 2]", source=f"{LAMPERT} fig. 9")
+def uniform_minus_attention(folded: FoldedHeads) -> HeadValues:
+    """avgcos_uniform - avgcos_attention, in the same sequence: how much less similar tokens are under the head's own
+    pattern than under uniform attention."""
+    return folded.cos_uniform - folded.cos_attention
+
+
+@smoothing_metric(unit="ratio", range="(-inf, inf)", source=f"{LAMPERT} fig. 10; its denominator is our reading")
+def relative_change(folded: FoldedHeads) -> HeadValues:
+    """(avgcos_attention - avgcos_identity) / |avgcos_identity|, in the same sequence."""
+    return attention_minus_identity(folded) / folded.cos_identity.abs()
+
+
+@smoothing_metric(unit="cosine", range="[0, 1]", source=EQ2)
+def theory_residual(folded: FoldedHeads) -> HeadValues:
+    """|xbar|^2 / (|xbar|^2 + tr Cov(x)) of the tokens i >= 1, the predicted avgcos_residual; constant within a
+    layer."""
+    return _theory(folded.tokens_mean_square, folded.tokens_spread).expand(folded.heads)
+
+
+@smoothing_metric(unit="cosine", range="[0, 1]", source=EQ2)
+def theory_identity(folded: FoldedHeads) -> HeadValues:
+    """|(beta I + W) m|^2 / (|(beta I + W) m|^2 + tr((beta I + W) B (beta I + W)^T)), m = zbar: the predicted
+    avgcos_identity; z, W and B as in tr_bw; inexact where x is not beta z."""
+    slope, size = beta(folded), squares(folded.mean_out)
+    mean = slope.square() * folded.mean_square + 2 * slope * folded.mean_through + size
+    variance = slope.square() * folded.spread + 2 * slope * tr_bw(folded) + tr_bwtw(folded)
+    return _theory(mean, variance)
+
+
+@smoothing_metric(unit="rank", range="[1, head dim]", source="ours, comparable to Lampert et al. fig. 12", sampled=True)
+def rank_output(folded: FoldedHeads) -> HeadValues:
+    """Stable rank |Y|_F^2 / |Y|_2^2 of the matrix Y with rows W_O^h w_i, i >= 1, as the head writes them (biases
+    included in w, means not subtracted): 1 = the same direction for every token; empty where the head writes
+    nothing. Measured on the first n sequences only, as matrix_entropy is."""
+    written = folded.exact_written_out
+    largest = largest_square(written)
+    return written.square().sum((1, 2)) / torch.where(largest > 0, largest, torch.nan)
+
+
+@smoothing_metric(unit="cost", range="(0, inf)", source=COSTS, sampled=True)
+def cost_sink_lower(folded: FoldedHeads) -> HeadValues:
+    """kappa C / (2 s D), a lower bound on the cost of a sink. kappa = the head's own sink margin in nats (mean over
+    i >= 1; sequences where it is not above 0 have no cost and are left out); C = 1, since all tokens of the text count
+    as one group; D = width of z, which is |z|^2 behind a norm; s = the factor of the head's logits, s z_i^T W_Q^T W_K
+    z_j. All four bounds are measured on the first n sequences only, as matrix_entropy is."""
+    return _kappa(folded) * GROUPS / (2 * _reach(folded))
+
+
+@smoothing_metric(unit="cost", range="(0, inf)", source=COSTS, sampled=True)
+def cost_sink_upper(folded: FoldedHeads) -> HeadValues:
+    """12 kappa C / (s D) + 5 (r + C), an upper bound on the cost of a sink. r = stable rank tr B / |B|_2 of the tokens
+    around their mean; kappa, C, s, D and the sequences as in cost_sink_lower."""
+    return 12 * _kappa(folded) * GROUPS / _reach(folded) + 5 * (folded.token_rank + GROUPS)
+
+
+@smoothing_metric(unit="cost", range="(0, inf)", source=f"{COSTS}; this bound is ours", sampled=True)
+def cost_diagonal_lower(folded: FoldedHeads) -> HeadValues:
+    """kappa / (s |B'|_2), a lower bound on the cost of a diagonal pattern of the same margin; B' = B n/(n-1); kappa, s
+    and the sequences as in cost_sink_lower.
+
+    For every pair, s (z_i - z_j)^T W (z_i - z_j) >= 2 kappa, where W = W_Q^T W_K; the mean over pairs is
+    2 s tr(W B'), and tr(W B') <= |W|_* |B'|_2 <= |B'|_2 (|W_Q|_F^2 + |W_K|_F^2) / 2. Nothing may be added for the first
+    token: weights exist that keep it out at less than kappa C / (2 s D) more (tests/metrics/test_costs.py).
+    """
+    count = folded.normalised.shape[0]
+    return _kappa(folded) * (count - 1) / (_scale(folded) * count * folded.token_top)
+
+
+@smoothing_metric(unit="cost", range="(0, inf)", source=COSTS, sampled=True)
+def cost_diagonal_upper(folded: FoldedHeads) -> HeadValues:
+    """13 kappa C / (s D) + 4 kappa r / (s Delta) + 3 (r + C), an upper bound on the cost of a diagonal pattern of the
+    same margin. Delta = mean over pairs i != j of (z_i - zbar).(z_i - z_j) = n/(n-1) tr B. The theorem asks for the
+    smallest gap, not the mean, so this is an estimate and no guarantee. kappa, C, s, D, r and the sequences as in
+    cost_sink_upper."""
+    kappa, reach, rank = _kappa(folded), _reach(folded), folded.token_rank
+    count, width = folded.normalised.shape
+    gap = folded.spread * count / max(count - 1, 1)
+    return 13 * kappa * GROUPS / reach + 4 * kappa * rank * width / (reach * gap) + 3 * (rank + GROUPS)
+
+
+def _theory(mean: Tensor, variance: Tensor) -> Tensor:
+    return mean / (mean + variance)
+
+
+def _kappa(folded: FoldedHeads) -> HeadValues:
+    kappa = folded.need(folded.margin).nanmean(-1)
+    return torch.where(kappa > 0, kappa, torch.nan)
+
+
+def _reach(folded: FoldedHeads) -> float:
+    """s D: the largest logit of two normalised tokens under weights of norm 1."""
+    return _scale(folded) * folded.normalised.shape[-1]
+
+
+def _scale(folded: FoldedHeads) -> float:
+    if folded.scale is None:
+        raise Missing
+    return folded.scale

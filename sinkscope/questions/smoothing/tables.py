@@ -1,0 +1,141 @@
+"""The smoothing table of a scan that asked for it: means of every head, verdicts, their counts and a sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from sinkscope.capture import Site
+from sinkscope.questions.smoothing.columns import LAMPERT
+from sinkscope.runs.schema.stream import StreamSummary
+from sinkscope.tables.columns import run_column
+from sinkscope.tables.frames import measured_table
+from sinkscope.tables.values import Domain
+from sinkscope.wiring.trace import Wiring
+
+VERDICTS = ("smooths", "sharpens", "neither")
+NOTHING = Wiring(None, None, None, None)
+
+UNREAD = {
+    "rank_w": "no single linear layer makes their values of the normalised tokens, none reads their outputs, quantised "
+    "ones round too much, or W is 0",
+    "rank_qk": "no single linear layer makes their queries or keys of the normalised tokens, quantised ones round too "
+    "much, or the product is 0",
+}
+"""Why a rank of weights is missing, by column."""
+
+
+@dataclass
+class SmoothingRun:
+    """What the run columns of smoothing are computed from, for one attention site and domain: means over sequences
+    [H] by name, and the numbers that depend on the weights only."""
+
+    means: dict[str, np.ndarray]
+    wiring: Wiring
+
+
+@run_column("smoothing", unit="name", range="smooths, sharpens, neither", source=f"{LAMPERT}, conditions; our names")
+def verdict(run: SmoothingRun) -> np.ndarray:
+    """smooths if mean beta_tr_bw > 0 (dense attention provably smooths more than sparse); sharpens if mean beta_tr_bw +
+    mean tr_bwtw < 0; otherwise neither; empty where a mean is missing. The means are over sequences."""
+    slope, square = run.means["beta_tr_bw"], run.means["tr_bwtw"]
+    with np.errstate(invalid="ignore"):
+        names = np.select([slope > 0, slope + square < 0], VERDICTS[:2], VERDICTS[2]).astype(object)
+    names[np.isnan(slope) | np.isnan(square)] = None
+    return names
+
+
+@run_column("smoothing", unit="rank", range="[1, head dim]", source=f"{LAMPERT}, stable rank")
+def rank_w(run: SmoothingRun) -> np.ndarray:
+    """Stable rank |W|_F^2 / |W|_2^2 of W = W_O^h W_V^h diag(gain); it depends on the weights only, not on the text.
+    Empty where a map could not be read from the weights, and where W is 0; the summary counts such heads."""
+    return _ranks(run.wiring.rank_w, run)
+
+
+@run_column("smoothing", unit="rank", range="[1, head dim]", source=f"{LAMPERT}, stable rank")
+def rank_qk(run: SmoothingRun) -> np.ndarray:
+    """Stable rank of diag(gain) W_Q^hT W_K^h diag(gain). It leaves out position encodings and biases; of an RMS norm on
+    q and k it includes the gains, not the division. Empty where a map could not be read from the weights, and where the
+    product is 0; the summary counts such heads."""
+    return _ranks(run.wiring.rank_qk, run)
+
+
+@run_column("smoothing", unit="cost", range="[0, inf)", source="ours")
+def cost_actual(run: SmoothingRun) -> np.ndarray:
+    """(|W_Q^h diag(gain)|_F^2 + |W_K^h diag(gain)|_F^2) / 2 of the head's own weights, in the unit of the bounds, which
+    hold for it. A key head of several query heads counts whole in each. Empty where a map could not be read, and where
+    a norm of q or k makes the weights' size say nothing."""
+    return _ranks(run.wiring.cost_qk, run)
+
+
+@run_column("smoothing", unit="name", range="sink, diagonal, undecided", source=f"{LAMPERT} section 7; our reading")
+def cheaper(run: SmoothingRun) -> np.ndarray:
+    """sink if the mean of cost_sink_upper is below that of cost_diagonal_lower; diagonal if the mean of
+    cost_diagonal_upper is below that of cost_sink_lower; otherwise undecided. Empty where a mean is missing."""
+    low = {name: run.means[f"cost_{name}_lower"] for name in ("sink", "diagonal")}
+    high = {name: run.means[f"cost_{name}_upper"] for name in ("sink", "diagonal")}
+    with np.errstate(invalid="ignore"):
+        conditions = [high["sink"] < low["diagonal"], high["diagonal"] < low["sink"]]
+    names = np.select(conditions, ["sink", "diagonal"], "undecided").astype(object)
+    names[np.isnan(np.stack([*low.values(), *high.values()])).any(0)] = None
+    return names
+
+
+def _ranks(ranks: Tensor | None, run: SmoothingRun) -> np.ndarray:
+    heads = len(run.means["beta"])
+    return np.full(heads, np.nan) if ranks is None else ranks.cpu().numpy()
+
+
+def smoothing_table(domains: list[Domain], sites: list[Site], wirings: dict[str, Wiring]) -> pd.DataFrame:
+    """smoothing.csv: one row per (stream, layer, head), for each domain where there are several."""
+    return measured_table(
+        "smoothing", domains, sites,
+        lambda domain, site, means: SmoothingRun(means, wirings.get(site.name, NOTHING)),
+    )  # fmt: skip
+
+
+def add_verdicts(streams: dict[str, StreamSummary], table: pd.DataFrame) -> None:
+    """Adds the counts of verdicts, and a sentence about them, to the summary of each stream."""
+    for name, stream in streams.items():
+        rows = table[table["stream"] == name]
+        stream.smoothing = counts = _counts(rows)
+        stream.ranks_missing = _missing(rows)
+        heads = len(rows.groupby(["module", "head"]))
+        stream.in_words += [_words(counts, heads), *_missing_words(stream.ranks_missing, heads)]
+
+
+def _counts(rows: pd.DataFrame) -> dict[str, int]:
+    """Number of heads by verdict. `differs`: not the same in every domain; `missing`: W could not be read."""
+    counts = dict.fromkeys((*VERDICTS, "differs", "missing"), 0)
+    for _, verdicts in rows.groupby(["module", "head"], sort=False)["verdict"]:
+        if verdicts.isna().any():
+            counts["missing"] += 1
+        else:
+            counts[verdicts.iloc[0] if verdicts.nunique() == 1 else "differs"] += 1
+    return counts
+
+
+def _missing(rows: pd.DataFrame) -> dict[str, int]:
+    """Number of heads without a value, for each rank of weights that some head lacks."""
+    heads = rows.groupby(["module", "head"], sort=False)
+    counts = {name: int(heads[name].apply(lambda values: values.isna().any()).sum()) for name in UNREAD}
+    return {name: count for name, count in counts.items() if count}
+
+
+def _missing_words(missing: dict[str, int], heads: int) -> list[str]:
+    return [f"{name} is empty in {count} of {heads} heads: {UNREAD[name]}." for name, count in missing.items()]
+
+
+def _words(counts: dict[str, int], heads: int) -> str:
+    if counts["missing"] == heads:
+        return "Smoothing: no head's W_V could be read."
+    text = (
+        f"Smoothing: {counts['smooths']} of {heads} heads make tokens more alike the denser they attend, "
+        f"{counts['sharpens']} less alike, {counts['neither']} neither"
+    )
+    if counts["differs"]:
+        text += f", {counts['differs']} differ between domains"
+    return text + (f"; {counts['missing']} could not be read." if counts["missing"] else ".")

@@ -1,0 +1,25 @@
+"""What may a streaming KV cache forget? After Xiao et al. 2309.17453."""
+
+from __future__ import annotations
+
+from sinkscope.runs.defaults import SINKS, WINDOW
+from sinkscope.runs.questions import Option, Question
+from sinkscope.runs.schema.table import DOMAIN, HEAD, LAYER, MODULE, STREAM, TableSchema
+
+QUESTION = Question(
+    "streaming",
+    "what may the KV cache forget?",
+    __name__,
+    (TableSchema(
+        "streaming", "streaming.csv", "one (stream, layer, head); --measure streaming",
+        (DOMAIN, STREAM, LAYER, HEAD, MODULE), measured=("streaming",),
+    ),),
+    notation="A cache keeps the first S keys (--sinks) and the last W (--window), query i's own among them; the keys S "
+    ".. i - W are distant. Every column is empty where a sequence has no distant key (T <= S + W) or a query "
+    "sees later keys, since nothing is cached then.",
+    options=(
+        Option("window", WINDOW, "Recent keys that a streaming cache keeps.", least=1, most=2**24),
+        Option("sinks", SINKS, "First keys that a streaming cache keeps.", least=0, most=2**24),
+    ),
+    place=5,
+)  # fmt: skip

@@ -1,0 +1,34 @@
+"""What the summary says of streaming.csv: how many heads may forget their distant keys."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from sinkscope.runs.request import Request
+from sinkscope.runs.schema.stream import StreamSummary
+
+IDLE = 0.01
+"""A head whose distant keys write a smaller share of its energy counts as one that may forget them."""
+
+
+def add_streaming(streams: dict[str, StreamSummary], table: pd.DataFrame, asked: Request) -> None:
+    """Adds to the summary of each stream how many heads may forget their distant keys, in numbers and in words.
+
+    A head counts where distant_write is below IDLE in every domain.
+    """
+    for name, stream in streams.items():
+        rows = table[table["stream"] == name]
+        heads = rows.groupby(["module", "head"], sort=False)["distant_write"].max()
+        measured = int(heads.notna().sum())
+        idle = int((heads < IDLE).sum())
+        stream.measured["streaming"] = {
+            "window": asked.options["window"], "sinks": asked.options["sinks"], "heads": measured, "idle_heads": idle,
+        }  # fmt: skip
+        kept = f"the first {asked.options['sinks']} tokens and the last {asked.options['window']}"
+        if measured:
+            text = f"{idle} of {measured} heads write less than 1 % of their energy from keys other than {kept}."
+        elif stream.causal and stream.tokens_per_sequence <= asked.options["window"] + asked.options["sinks"]:
+            text = f"no sequence is longer than {kept}: give a smaller --window or a larger --seq-len."
+        else:
+            text = "not measured: no causal self-attention whose heads' writes can be read."
+        stream.in_words.append(f"Streaming: {text}")

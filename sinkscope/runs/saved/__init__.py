@@ -1,0 +1,1 @@
+"""What an experiment measured, as its folder holds it: interventions, ablations, timings."""

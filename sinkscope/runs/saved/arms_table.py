@@ -1,0 +1,145 @@
+"""The table of arms: every number a mean over sequences with its error, paired with the unablated model and with the
+random control."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sinkscope.runs.statistics import Difference, from_moments, mean, paired_difference, sem
+
+UNABLATED = "unablated"
+"""The name of the model as it is, which every measurement begins with."""
+
+MEASURES = ("loss", "kl", "kl_last", "top1", "top5", "sink_rate_first", "sink_rate_any", "size")
+"""The numbers of each sequence, in the order of the tables' columns."""
+
+NAN = float("nan")
+DESTROYED = math.log(10.0)
+"""An increase of the loss past this is a perplexity more than 10 times the unablated model's."""
+
+BESIDE = ("kl", "kl_last", "top1", "top5", "sink_rate_first", "sink_rate_any")
+
+
+@dataclass(frozen=True)
+class ArmNumbers:
+    """The numbers of one arm, or of one draw of a random arm: by name of MEASURES, [sequence] float64.
+
+    `name`, `family` and `kept` are the arm's.
+    """
+
+    name: str
+    family: str | None
+    kept: int | None
+    draw: int | None
+    values: dict[str, np.ndarray]
+
+
+def versus_random(losses: np.ndarray, control: np.ndarray) -> Difference:
+    """`losses`, [N], minus the mean over draws of `control`, [draw, N], paired by sequence.
+
+    The control is a sample of draws as well as of sequences. So the standard error combines that of the paired
+    differences with that of the mean over draws.
+    """
+    paired = losses - control.mean(0)
+    averages = control.mean(1)
+    return from_moments(
+        np.zeros(()), sem(averages), np.array(len(averages)), mean(paired), sem(paired), np.array(len(paired))
+    )
+
+
+def table_of(measured: Sequence[ArmNumbers], controls: dict[str, str]) -> pd.DataFrame:
+    """One row for each arm, the draws of a random one together; `controls`: the control's name by that of its arm.
+
+    The first of `measured` must be the unablated model.
+    """
+    by_arm: dict[str, list[ArmNumbers]] = defaultdict(list)
+    for numbers in measured:
+        by_arm[numbers.name].append(numbers)
+    stacks = {name: stacked(own) for name, own in by_arm.items()}
+    base = stacks[measured[0].name]["loss"][0]
+    rows = []
+    for name, own in by_arm.items():
+        row = _row(own, stacks[name], base)
+        control = controls.get(name)
+        if control is not None:
+            row["control"] = control
+            row |= named("versus_random", versus_random(stacks[name]["loss"][0], stacks[control]["loss"]))
+        row |= _d_sink(stacks, name)
+        rows.append(row)
+    table = pd.DataFrame(rows, columns=list(COLUMNS))
+    table["knee"] = _knees(table)
+    return table
+
+
+def stacked(own: Sequence[ArmNumbers]) -> dict[str, np.ndarray]:
+    """The numbers of an arm's draws, [draw, sequence] by measure."""
+    return {name: np.stack([numbers.values[name] for numbers in own]) for name in own[0].values}
+
+
+def _row(own: Sequence[ArmNumbers], values: dict[str, np.ndarray], base: np.ndarray) -> dict[str, Any]:
+    arm = own[0]
+    row: dict[str, Any] = dict.fromkeys(COLUMNS, NAN)
+    row |= {"arm": arm.name, "control": None, "family": arm.family, "kept": arm.kept, "draws": len(own)}
+    row |= {"size": float(values["size"].mean()), **loss_cells(values["loss"], base)}
+    for name in BESIDE:
+        sequences = values[name].mean(0)
+        row |= {name: float(mean(sequences)), f"{name}_sem": float(sem(sequences))}
+    row["destroyed"] = bool(row["increase"] > DESTROYED)
+    return row
+
+
+def loss_cells(losses: np.ndarray, base: np.ndarray) -> dict[str, float]:
+    """The loss of an arm from its draws, [draw, sequence], its increase over the losses `base`, [sequence], each with
+    its error, and the draws' spread."""
+    average = losses.mean(0)
+    spread = float(losses.mean(1).std(ddof=1)) if len(losses) > 1 else NAN
+    cells = {"loss": float(mean(average)), "loss_sem": float(sem(average)), "spread": spread}
+    return cells | named("increase", paired_difference(base, average))
+
+
+def _d_sink(stacks: dict[str, dict[str, np.ndarray]], name: str) -> dict[str, float]:
+    """What sinks cost an arm that rounds activations: its loss minus that with the sinks in 16 bits, by sequence."""
+    kept = f"{name}+sinks"
+    if not name.startswith("acts:") or kept not in stacks:
+        return {}
+    found = paired_difference(stacks[kept]["loss"][0], stacks[name]["loss"][0])
+    return named("d_sink", found) | {"d_sink_low": float(found.low), "d_sink_high": float(found.high)}
+
+
+def _knees(table: pd.DataFrame) -> pd.Series:
+    """Whether an arm is its family's knee: the least number kept whose increase is within the standard error of the
+    family's lowest."""
+    knee = pd.Series(pd.NA, index=table.index, dtype="boolean")
+    for _, own in table[table["family"].notna()].groupby("family"):
+        if len(own) < 2:
+            continue
+        best = own.loc[own["increase"].idxmin()]
+        within = own[own["increase"] <= best["increase"] + best["increase_sem"]]
+        knee[own.index] = False
+        knee[within["kept"].astype(int).idxmin()] = True
+    return knee
+
+
+def named(name: str, difference: Difference) -> dict[str, float]:
+    """A difference as three cells: itself, its standard error, its p."""
+    return {
+        name: float(difference.difference),
+        f"{name}_sem": float(difference.sem),
+        f"{name}_p": float(difference.p),
+    }
+
+
+COLUMNS = (
+    "arm", "control", "family", "kept", "draws", "size", "loss", "loss_sem", "increase", "increase_sem", "increase_p",
+    "versus_random", "versus_random_sem", "versus_random_p", "spread",
+    *(column for name in BESIDE for column in (name, f"{name}_sem")), "destroyed", "d_sink", "d_sink_sem", "d_sink_p",
+    "d_sink_low", "d_sink_high", "knee",
+)  # fmt: skip
+"""The columns of arms.csv; runs/schema/other_tables.py says what each is."""

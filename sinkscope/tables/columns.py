@@ -1,0 +1,188 @@
+"""Columns with one value for the whole run and no standard error: maxima and their places, patterns, rules, counts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.metrics import Metric, MetricSet, registered
+from sinkscope.metrics.extension import with_own_metrics
+from sinkscope.metrics.mass import eligible_keys
+from sinkscope.metrics.registry import Table, formula_of
+from sinkscope.runs.dormancy import parse_rule
+from sinkscope.runs.questions import QUESTIONS
+from sinkscope.runs.request import Request
+from sinkscope.runs.statistics import pairwise_cosine
+from sinkscope.tables.values import SiteValues
+
+PATTERN_MASS = 0.5
+PATTERN_UNIFORM = 0.9
+
+
+@dataclass(frozen=True)
+class RunColumn:
+    """A column with one value for the whole run, such as a maximum over sequences; it has no standard error.
+
+    `compute` takes a HeadRun, a LayerRun or, in a table of a measurement, what that measurement hands it.
+    """
+
+    name: str
+    table: Table
+    unit: str
+    range: str
+    formula: str
+    source: str
+    compute: Callable[..., object]
+
+
+RUN_COLUMNS: dict[Table, dict[str, RunColumn]] = defaultdict(dict)
+"""By table and name. Those of a question's tables are declared by its module `tables`; `run_columns` loads it."""
+
+
+def columns(table: Table, metrics: MetricSet | None = None) -> dict[str, Metric | RunColumn]:
+    """Every column of a table in its order: per-sequence metrics, then run columns. `metrics` None means sinkscope's
+    own."""
+    metrics = registered() if metrics is None else metrics
+    return {**metrics.tables.get(table, {}), **run_columns()[table]}
+
+
+def run_columns() -> dict[Table, dict[str, RunColumn]]:
+    """RUN_COLUMNS with those of every question."""
+    for question in QUESTIONS.values():
+        question.part("tables")
+    return RUN_COLUMNS
+
+
+def metric_set(given: Iterable[Any] = ()) -> MetricSet:
+    """The metrics of a scan: sinkscope's, those of installed packages, and `given`: decorated functions, or paths of
+    Python files that contain some. Raises SinkscopeError where one cannot be loaded or its name is taken."""
+    return with_own_metrics(given, reserved=[name for columns in run_columns().values() for name in columns])
+
+
+def run_column(table: Table, *, unit: str, range: str, source: str = "ours") -> Callable[..., Callable[..., object]]:
+    """Declares a function of the whole run's values as a column. Raises SinkscopeError where the name is taken."""
+
+    def declare(compute: Callable[..., object]) -> Callable[..., object]:
+        name = compute.__name__
+        if name in RUN_COLUMNS[table]:
+            raise SinkscopeError(f"column {name} of the whole run is declared a second time")
+        RUN_COLUMNS[table][name] = RunColumn(name, table, unit, range, formula_of(compute), source, compute)
+        return compute
+
+    return declare
+
+
+@dataclass
+class HeadRun:
+    """What the run columns of heads are computed from, for one attention site and domain: the per-sequence values,
+    their means [H] by name, and the request."""
+
+    values: SiteValues
+    means: dict[str, np.ndarray]
+    asked: Request
+
+    def ranked_alpha(self) -> np.ndarray:
+        """Mean alpha_k over the keys with at least T/4 query rows, [H, eligible]."""
+        values = self.values
+        return values.alpha[:, : eligible_keys(values.queries, values.keys, values.causal)]
+
+
+@run_column("heads", unit="position", range="[0, T)", source="ours")
+def peak_position(run: HeadRun) -> np.ndarray:
+    """argmax_k of the sequence-mean alpha_k, over keys k with at least T/4 query rows; the lowest k in a tie."""
+    return run.ranked_alpha().argmax(-1)
+
+
+@run_column("heads", unit="probability", range="[0, 1]", source="ours")
+def peak_score(run: HeadRun) -> np.ndarray:
+    """max_k of the sequence-mean alpha_k, over keys k with at least T/4 query rows."""
+    return run.ranked_alpha().max(-1).astype(float)
+
+
+@run_column("heads", unit="name", range="sink, diagonal, previous, uniform, mixed", source="ours")
+def pattern(run: HeadRun) -> np.ndarray:
+    """The first of these that holds for the head's means: sink if bos_mass >= 0.5, diagonal if self_mass >= 0.5,
+    previous if previous_mass >= 0.5, uniform if uniformity >= 0.9; otherwise mixed. Empty where one of these means is
+    missing, as in cross-attention."""
+    bounds = dict.fromkeys(("bos_mass", "self_mass", "previous_mass"), PATTERN_MASS) | {"uniformity": PATTERN_UNIFORM}
+    means = {name: run.means[name] for name in bounds}
+    with np.errstate(invalid="ignore"):
+        conditions = [means[name] >= bound for name, bound in bounds.items()]
+    names = np.select(conditions, ["sink", "diagonal", "previous", "uniform"], "mixed").astype(object)
+    names[np.isnan(np.stack(list(means.values()))).any(0)] = None
+    return names
+
+
+@run_column(
+    "heads", unit="bool", range="true, false", source="ours (rule); scores of Sandoval-Segura et al. 2504.03889"
+)
+def dormant(run: HeadRun) -> pd.arrays.BooleanArray:
+    """Whether the dormant rule (honor < 0.4 by default) holds for the head's mean of the rule's column; empty where
+    that mean is missing."""
+    rule = parse_rule(run.asked.dormant_rule)
+    return pd.arrays.BooleanArray(rule(run.means), np.isnan(run.means[rule.column]))
+
+
+@dataclass
+class LayerRun:
+    """What the run columns of layers are computed from, for one attention site and domain: the per-sequence values,
+    the site's rows of the head table, and the request."""
+
+    values: SiteValues
+    heads: pd.DataFrame
+    asked: Request
+
+    def sequence_of_max(self) -> int | None:
+        """The sequence in which |x| is largest; None where x was not seen."""
+        peaks = self.values.layer("inf_norm")
+        return None if np.isnan(peaks).all() else int(np.nanargmax(peaks))
+
+    def at_max(self, name: str) -> float:
+        """The value of a layer metric in that sequence; NaN where x was not seen."""
+        sequence = self.sequence_of_max()
+        return float("nan") if sequence is None else float(self.values.layer(name)[sequence])
+
+
+@run_column("layers", unit="cosine", range="[-1, 1]", source="ours")
+def first_constancy(run: LayerRun) -> float:
+    """Mean cosine of x_0 over pairs of the run's sequences: 1 if x_0 has the same direction whatever the text; empty
+    for a single sequence."""
+    units = run.values.first_unit
+    return float("nan") if units is None else pairwise_cosine(units)
+
+
+@run_column("layers", unit="activation", range="[0, inf)", source="Sun et al. 2402.17762")
+def max_abs(run: LayerRun) -> float:
+    """Largest absolute value of an element of x, over all sequences of the run."""
+    return run.at_max("inf_norm")
+
+
+@run_column("layers", unit="position", range="[0, T)", source="Sun et al. 2402.17762")
+def max_abs_token(run: LayerRun) -> float:
+    """Position of the token that has max_abs."""
+    return run.at_max("max_abs_token")
+
+
+@run_column("layers", unit="channel", range="[0, D)", source="Sun et al. 2402.17762")
+def max_abs_dim(run: LayerRun) -> float:
+    """Channel that has max_abs."""
+    return run.at_max("max_abs_dim")
+
+
+@run_column("layers", unit="heads", range="[0, H]", source="Gu et al. 2410.10781 (threshold)")
+def sink_heads(run: LayerRun) -> int:
+    """Number of the layer's heads whose mean sink_score exceeds epsilon."""
+    return int((run.heads["sink_score"] > run.asked.epsilon).sum())
+
+
+@run_column("layers", unit="heads", range="[0, H]", source="ours (rule)")
+def dormant_heads(run: LayerRun) -> int | None:
+    """Number of the layer's heads for which the dormant rule holds; empty where its column is missing in every head."""
+    dormant = run.heads["dormant"]
+    return None if dormant.isna().all() else int(dormant.fillna(False).sum())

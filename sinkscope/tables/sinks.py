@@ -1,0 +1,207 @@
+"""sinks.parquet: every sink of every sequence, one row an event."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from sinkscope.capture import Site
+from sinkscope.metrics.events import keys_seen_enough
+from sinkscope.metrics.quantities import EVENT_FIELDS
+from sinkscope.tables.places import Places, PlacesOf
+from sinkscope.tables.values import Domain
+
+MEASURED = EVENT_FIELDS[3:]
+
+
+def sink_table(domains: list[Domain], sites: list[Site], places: PlacesOf) -> pd.DataFrame:
+    """One row an event, in the order of domains, attention calls, kinds, sequences, heads and positions.
+
+    Measured values are float32, as most models measure them: the table may have millions of rows.
+    """
+    parts = list(_events(domains, sites))
+    events = np.concatenate([np.empty((0, len(EVENT_FIELDS))), *(rows for *_, rows in parts)])
+    counts = [len(rows) for *_, rows in parts]
+    sequence, position = (events[:, EVENT_FIELDS.index(name)].astype(np.int64) for name in ("sequence", "position"))
+    ids, texts, regions = _what_stands_there(parts, sequence, position, places)
+    return pd.DataFrame({
+        "domain": _repeated([domain.name for domain, *_ in parts], counts),
+        "sequence": sequence.astype(np.int32),
+        "position": position.astype(np.int32),
+        "id": ids,
+        "token": texts,
+        "region": regions,
+        "stream": _repeated([site.stream for _, site, *_ in parts], counts),
+        "layer": np.repeat(np.array([site.layer for _, site, *_ in parts], dtype=np.int32), counts),
+        "head": _optional(events[:, EVENT_FIELDS.index("head")], "Int32"),
+        "kind": _repeated([kind for _, _, kind, _ in parts], counts),
+        **{name: events[:, EVENT_FIELDS.index(name)].astype(np.float32) for name in MEASURED},
+    })  # fmt: skip
+
+
+Part = tuple[Domain, Site, str, np.ndarray]
+"""The events of one kind in one attention call and domain, [event, field]."""
+
+
+def _events(domains: list[Domain], sites: list[Site]) -> Iterator[Part]:
+    order = [EVENT_FIELDS.index(name) for name in ("position", "head", "sequence")]
+    for domain in domains:
+        for site in sites:
+            values = domain.sites.get(site.name)
+            for kind, rows in ({} if values is None else values.events).items():
+                if len(rows):
+                    yield domain, site, kind, rows[np.lexsort(rows[:, order].T)]
+
+
+def _what_stands_there(
+    parts: list[Part], sequence: np.ndarray, position: np.ndarray, places: PlacesOf
+) -> tuple[pd.api.extensions.ExtensionArray, ...]:
+    """Ids, texts and regions of the events' positions."""
+    ids, texts, regions = [], [], []
+    start = 0
+    for domain, site, _, rows in parts:
+        own = places[domain.name, site.name]
+        where = sequence[start : start + len(rows)], position[start : start + len(rows)]
+        start += len(rows)
+        regions.append(own.regions[where])
+        ids.append(np.full(len(rows), np.nan) if own.ids is None else own.ids[where])
+        texts.append(_texts(own, ids[-1]))
+    whole = [np.concatenate([np.empty(0, kind), *each]) for each, kind in ((texts, object), (regions, str))]
+    found = _optional(np.concatenate([np.empty(0), *ids]), "Int64")
+    return found, *(pd.array(each, dtype="string") for each in whole)
+
+
+def _texts(places: Places, ids: np.ndarray) -> np.ndarray:
+    if places.ids is None:
+        return np.full(len(ids), None, dtype=object)
+    own, index = np.unique(ids, return_inverse=True)
+    texts = places.texts(own)
+    return np.array([texts[int(each)] for each in own], dtype=object)[index]
+
+
+def _optional(values: np.ndarray, kind: str) -> pd.api.extensions.ExtensionArray:
+    """Integers of a pandas type; missing where the value is NaN."""
+    missing = np.isnan(values.astype(float))
+    numbers = np.where(missing, 0, values).astype(kind.lower())
+    return pd.arrays.IntegerArray(numbers, missing)
+
+
+def _repeated(names: list[str], counts: list[int]) -> pd.api.extensions.ExtensionArray:
+    return pd.array(np.repeat(np.array(names, dtype=object), counts), dtype="string")
+
+
+KEYS = ["stream", "kind", "first", "region", "id"]
+"""What makes a row: occurrences at position 0 are counted apart from all others."""
+
+COLUMNS = {
+    "stream": "string", "kind": "string", "token": "string", "id": "Int64", "region": "string", "first": "bool",
+    "occurrences": "Int64", "sinks": "int64", "rate": "float64", "heads": "Int64", "sequences": "int64",
+    "first_layer": "int64", "last_layer": "int64", "lifetime": "float64", "mean_alpha": "float64",
+    "sink_share": "float64",
+}  # fmt: skip
+
+
+Occurring = tuple[str, bool, bool, str, int]
+"""(stream, whether enough query rows must see it, first, region, id or -1)."""
+
+
+def token_table(domains: list[Domain], sites: list[Site], sinks: pd.DataFrame, places: PlacesOf) -> pd.DataFrame:
+    """One row a (stream, kind of sink, first or not, region, token) that is a sink somewhere, for each domain where
+    there are several; in each stream and kind the largest sum of alpha stands first."""
+    if len(domains) == 1:
+        return sink_tokens(domains, sites, sinks, places)
+    frames = []
+    for domain in domains:
+        rows = sink_tokens([domain], sites, sinks[sinks["domain"] == domain.name], places)
+        rows.insert(0, "domain", pd.array([domain.name] * len(rows), dtype="string"))
+        frames.append(rows)
+    return pd.concat(frames, ignore_index=True)
+
+
+def sink_tokens(domains: list[Domain], sites: list[Site], sinks: pd.DataFrame, places: PlacesOf) -> pd.DataFrame:
+    """The rows of tokens.csv over all sequences of the domains given; `sinks`: their rows of sinks.parquet."""
+    events = sinks.assign(first=sinks["position"] == 0)
+    grouped = events.groupby(KEYS, sort=False, dropna=False)
+    table = grouped.agg(
+        token=("token", "first"), first_layer=("layer", "min"), last_layer=("layer", "max"),
+        mean_alpha=("alpha", "mean"), mass=("alpha", "sum"),
+    )  # fmt: skip
+    table = table.reset_index()
+    events["row"] = grouped.ngroup()  # of the table
+    occurrence = ["domain", "sequence", "position"]
+    table["sinks"] = _distinct(events, occurrence, len(table))
+    table["sequences"] = _distinct(events, ["domain", "sequence"], len(table))
+    heads = _distinct(events[events["head"].notna()], ["layer", "head"], len(table))
+    table["heads"] = heads.where(heads > 0)
+    table["lifetime"] = _distinct(events, [*occurrence, "layer"], len(table)) / table["sinks"]
+    attention = table["kind"] == "attention"
+    total = table[attention].groupby("stream")["mass"].transform("sum")
+    table["sink_share"] = (table["mass"] / total).where(attention)
+    table["occurrences"] = _occurrences(table, domains, sites, places)
+    table["rate"] = table["sinks"] / table["occurrences"]
+    table["_stream"] = table["stream"].map({site.stream: order for order, site in enumerate(reversed(sites))})
+    table = table.sort_values(
+        ["_stream", "kind", "mass", "sinks", "first", "region", "id"],
+        ascending=[False, True, False, False, False, True, True], ignore_index=True,
+    )  # fmt: skip
+    return table[list(COLUMNS)].astype(COLUMNS)
+
+
+def _distinct(events: pd.DataFrame, names: list[str], rows: int) -> pd.Series:
+    """The number of distinct combinations of these columns among the events of each of the table's rows."""
+    once = events[["row", *names]].drop_duplicates()
+    return pd.Series(np.bincount(once["row"], minlength=rows))
+
+
+def _occurrences(table: pd.DataFrame, domains: list[Domain], sites: list[Site], places: PlacesOf) -> list[int]:
+    """How often what a row stands for occurs; for the kind `attention`, where enough query rows see it."""
+    found: Counter[Occurring] = Counter()
+    for domain in domains:
+        for stream in dict.fromkeys(site.stream for site in sites):
+            for own, among in _by_places(domain, [site for site in sites if site.stream == stream], places):
+                for attention in (True, False):
+                    counted = _seen_enough(domain, own, among) if attention else own.lengths
+                    found.update(_counts(own, counted, (stream, attention)))
+    ids = table["id"].fillna(-1).astype(int)
+    rows = zip(table["stream"], table["kind"] == "attention", table["first"], table["region"], ids, strict=True)
+    return [found[row] for row in rows]
+
+
+def _by_places(domain: Domain, sites: list[Site], places: PlacesOf) -> Iterator[tuple[Places, list[Site]]]:
+    """The distinct places of a stream, and the attention calls that share each."""
+    named = [(places[domain.name, site.name], site) for site in sites if site.name in domain.sites]
+    for own in {id(own): own for own, _ in named}.values():
+        yield own, [site for each, site in named if each is own]
+
+
+def _seen_enough(domain: Domain, own: Places, sites: list[Site]) -> np.ndarray:
+    """[sequence]: the number of first positions that enough query rows see in some attention call."""
+    counts = []
+    for site in sites:
+        values = domain.sites[site.name]
+        queries = [values.queries] * len(own.lengths) if site.cross else own.lengths
+        counts.append([
+            keys_seen_enough(int(rows), int(keys), values.causal)
+            for rows, keys in zip(queries, own.lengths, strict=True)
+        ])  # fmt: skip
+    return np.asarray(counts).max(0)
+
+
+def _counts(own: Places, counted: np.ndarray, key: tuple[str, bool]) -> Counter[Occurring]:
+    """Occurrences among the first `counted` [sequence] positions of each sequence."""
+    place = np.arange(own.regions.shape[1])
+    valid = (place < counted[:, None]) & (own.regions != "")
+    ids = np.full(own.regions.shape, -1) if own.ids is None else own.ids
+    found: Counter[Occurring] = Counter()
+    for first in (True, False):
+        for region in np.unique(own.regions):
+            chosen = valid & (own.regions == region) & ((place == 0) == first)
+            tokens, numbers = np.unique(ids[chosen], return_counts=True)
+            found.update({
+                (*key, first, str(region), int(token)): int(number)
+                for token, number in zip(tokens, numbers, strict=True)
+            })  # fmt: skip
+    return found

@@ -1,0 +1,212 @@
+"""The summary of every stream of a run: sink rates, mean metrics, top positions, dormant heads and norms.
+
+summary.json holds these records, and sentences that say the same in words.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from sinkscope.capture import Site
+from sinkscope.metrics.mass import eligible_keys
+from sinkscope.runs.dormancy import agreement
+from sinkscope.runs.request import Request
+from sinkscope.runs.schema.stream import (
+    Average,
+    DormantHeads,
+    FirstTokenNorm,
+    PrefixValues,
+    StreamSummary,
+    TopPosition,
+    Windows,
+)
+from sinkscope.runs.schema.summary import DomainSummary
+from sinkscope.runs.statistics import mean, sem
+from sinkscope.runs.words import in_words
+from sinkscope.tables.massive import massive_activations, token_at
+from sinkscope.tables.places import PlacesOf
+from sinkscope.tables.values import Domain, SiteValues, Stream
+
+EPSILONS = (0.2, 0.3, 0.5, 0.8)
+TOP_POSITIONS = 5
+JUMP = 5.0
+"""The first token's norm jumps (or falls) where one block changes it by this factor or more."""
+
+
+def domain_summaries(
+    domains: list[Domain], sites: list[Site], heads: pd.DataFrame, layers: pd.DataFrame,
+    places: PlacesOf, asked: Request,
+) -> dict[str, DomainSummary]:  # fmt: skip
+    """The streams' summaries of each domain by itself. Empty where the run has one domain only."""
+    if len(domains) == 1:
+        return {}
+    return {
+        domain.name: DomainSummary(
+            streams=stream_summaries(
+                [domain], sites, heads[heads["domain"] == domain.name], layers[layers["domain"] == domain.name],
+                places, asked,
+            )
+        )
+        for domain in domains
+    }  # fmt: skip
+
+
+def stream_summaries(
+    domains: list[Domain], sites: list[Site], heads: pd.DataFrame, layers: pd.DataFrame,
+    places: PlacesOf, asked: Request,
+) -> dict[str, StreamSummary]:  # fmt: skip
+    """One summary for each stream, over all sequences of the domains given."""
+    summaries, tokens = {}, _tokens(domains, sites, places)
+    for name in dict.fromkeys(site.stream for site in sites):
+        own = [site for site in sites if site.stream == name]
+        stream = [(site, [d.sites[site.name] for d in domains if site.name in d.sites]) for site in own]
+        summaries[name] = _stream(
+            stream, heads[heads["stream"] == name], layers[layers["stream"] == name], tokens.get(name, []),
+            tokens.get("decoder" if name == "cross" else name, []), asked,
+        )  # fmt: skip
+    return summaries
+
+
+def _tokens(domains: list[Domain], sites: list[Site], places: PlacesOf) -> dict[str, list[str | None]]:
+    """The token that all sequences of a domain have at each position of a stream's keys; none of several domains."""
+    if len(domains) > 1:
+        return {}
+    measured = [site for site in sites if site.name in domains[0].sites]
+    return {site.stream: places[domains[0].name, site.name].shared for site in reversed(measured)}
+
+
+def _stream(
+    stream: Stream, heads: pd.DataFrame, layers: pd.DataFrame, of_keys: list[str | None],
+    of_queries: list[str | None], asked: Request,
+) -> StreamSummary:  # fmt: skip
+    """`of_keys`, `of_queries`: the token that all sequences have at each position."""
+    queries = max(values.queries for _, parts in stream for values in parts)
+    causal = all(values.causal for _, parts in stream for values in parts)
+    summary = StreamSummary(
+        layers=len(stream),
+        heads=sum(site.heads for site, _ in stream),
+        sequences=sum(values.count for values in stream[0][1]),
+        tokens_per_sequence=queries,
+        causal=causal,
+        sink_rate_percent=_sink_rates(stream, asked),
+        uniform_alpha_0=_uniform(stream),
+        bos_mass=_average(stream, "bos_mass"),
+        sink_score=_average(stream, "sink_score"),
+        entropy=_average(stream, "entropy"),
+        first_argmax=_average(stream, "first_argmax"),
+        sink_heads=int((mean(_per_sequence(stream, "sink_score")) > asked.epsilon).sum()),
+        top_positions=_top_positions(stream, of_keys, asked.epsilon),
+        dormant=_dormant(heads, asked),
+        dormancy_scores=agreement(heads),
+        first_token_norm=_jumps(stream),
+        massive_activations=massive_activations(stream, layers, of_queries),
+        windows=_windows(stream, queries),
+    )
+    scores = sorted({site.score for site, _ in stream} - {"softmax"})
+    summary.in_words = in_words(summary, scores, asked)
+    return summary
+
+
+def _uniform(stream: Stream) -> PrefixValues:
+    """alpha_0 of uniform attention over all queries and over the first 64, averaged as sink_score is: over the
+    sequences and heads of every layer, so that windows and unequal lengths count as they do there."""
+    values = [v.arrays["uniform_alpha_0"].reshape(-1, 2) for _, parts in stream for v in parts]
+    whole, early = mean(np.concatenate(values))
+    return PrefixValues(T=float(whole), t64=None if np.isnan(early) else float(early))
+
+
+def _per_sequence(stream: Stream, metric: str) -> np.ndarray:
+    """[sequence, head of any layer] values of one metric."""
+    return np.concatenate([np.concatenate([v.head(metric) for v in parts]) for _, parts in stream], axis=1)
+
+
+def _average(stream: Stream, metric: str) -> Average:
+    """Mean over the stream's heads and sequences; the standard error is that of the sequences' means."""
+    over_heads = mean(_per_sequence(stream, metric).T)
+    return Average(mean=float(mean(over_heads)), sem=float(sem(over_heads)))
+
+
+def _sink_rates(stream: Stream, asked: Request) -> dict[str, PrefixValues]:
+    """100 * mean over sequences, layers, heads of 1[alpha_0 > eps], at T and over the first 64 queries."""
+    whole, early = _per_sequence(stream, "sink_score"), _per_sequence(stream, "sink_score_t64")
+    return {
+        f"{epsilon:g}": PrefixValues(T=_percent_above(whole, epsilon), t64=_percent_above(early, epsilon))
+        for epsilon in sorted({*EPSILONS, asked.epsilon})
+    }
+
+
+def _percent_above(values: np.ndarray, epsilon: float) -> float | None:
+    """Percent of the values that exceed epsilon, of those that are there; None where all are missing."""
+    there = values[~np.isnan(values)]
+    return float(100 * (there > epsilon).mean()) if there.size else None
+
+
+def _top_positions(stream: Stream, tokens: list[str | None], epsilon: float) -> list[TopPosition]:
+    """The key positions with the largest mean over heads of alpha_k, and in how many heads it exceeds epsilon."""
+    keys = min(eligible_keys(v.queries, v.keys, v.causal) for _, parts in stream for v in parts)
+    total, heads = np.zeros(keys), 0
+    for _, parts in stream:  # one site after the other: all heads of a long sequence together fill memory
+        for head in _mean_alpha(parts, keys):
+            total += head
+            heads += 1
+    average = total / heads
+    order = np.argsort(-average, kind="stable")[:TOP_POSITIONS]
+    alpha = np.concatenate([_mean_alpha(parts, keys)[:, order] for _, parts in stream])
+    return [
+        TopPosition(
+            position=int(k),
+            token=token_at(tokens, int(k)),
+            mean_alpha=float(average[k]),
+            heads_over_epsilon=int((alpha[:, place] > epsilon).sum()),
+        )
+        for place, k in enumerate(order)
+    ]
+
+
+def _mean_alpha(parts: list[SiteValues], keys: int) -> np.ndarray:
+    """[H, keys]: alpha_k of one site, mean over the sequences of all domains."""
+    return np.average([v.alpha[:, :keys] for v in parts], axis=0, weights=[len(v.heads) for v in parts])
+
+
+def _dormant(heads: pd.DataFrame, asked: Request) -> DormantHeads:
+    chosen = heads[heads["dormant"].fillna(False).astype(bool)]
+    domains = heads["domain"].nunique() if "domain" in heads else 1
+    counts = chosen.groupby(["layer", "head"], sort=False).size()
+    named = sorted((int(layer), int(head)) for (layer, head), count in counts.items() if count == domains)
+    some = len(counts) - len(named)
+    unknown = heads.loc[heads["dormant"].isna(), ["layer", "head"]].drop_duplicates()
+    return DormantHeads(
+        rule=asked.dormant_rule, count=len(named), heads=named, in_some_domains=some, unknown=len(unknown)
+    )
+
+
+def _profile(stream: Stream, metric: str) -> np.ndarray:
+    return np.array([float(mean(np.concatenate([v.layer(metric) for v in parts]))) for _, parts in stream])
+
+
+def _jumps(stream: Stream) -> FirstTokenNorm:
+    """The block that raises the first token's norm most, and the later one that lowers it most.
+
+    A block that changes the norm by less than a factor of 5 is not named: the field is None.
+    """
+    with np.errstate(all="ignore"):
+        change = _profile(stream, "norm_first_output") / _profile(stream, "norm_first")
+    ratio = _profile(stream, "norm_ratio")
+    result = FirstTokenNorm(spike_layer=None, fall_layer=None, max_ratio=None)
+    if np.isnan(change).all():
+        return result
+    result.max_ratio = float(np.nanmax(ratio))
+    up = int(np.nanargmax(change))
+    if change[up] >= JUMP:
+        result.spike_layer = stream[up][0].layer
+        down = up + int(np.nanargmin(change[up:]))
+        if change[down] <= 1 / JUMP:
+            result.fall_layer = stream[down][0].layer
+    return result
+
+
+def _windows(stream: Stream, queries: int) -> Windows:
+    """Layers whose window is shorter than T. Their later queries cannot reach key 0."""
+    sizes = {site.layer: site.kind.size for site, _ in stream if site.kind.size is not None}
+    return Windows(layers_out_of_reach=sorted(layer for layer, size in sizes.items() if size < queries))

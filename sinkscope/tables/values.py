@@ -1,0 +1,121 @@
+"""The arrays that every table is made of: the values of one attention site over all sequences of a domain."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sinkscope.capture import Site
+from sinkscope.inputs.corpus import same_documents
+
+if TYPE_CHECKING:
+    from sinkscope.inputs import Corpus
+    from sinkscope.metrics.quantities import QuantitySet
+
+
+@dataclass
+class SiteValues:
+    """One attention site over all sequences of one domain.
+
+    Attributes:
+        quantities: the quantities measured; their metrics name the columns of `heads`, `layers` and the measurements.
+        arrays: float64 array of every quantity, by name. NaN is a missing value; a quantity without any value is left
+            out. A quantity by position has no sequence axis: it is the mean over sequences. Events are rows.
+        lengths: prefix lengths of the length curve.
+        count: number of sequences, N below.
+        causal: whether the attention call is causal.
+        queries, keys: number of queries and keys of the longest sequence.
+    """
+
+    quantities: QuantitySet
+    arrays: dict[str, np.ndarray]
+    lengths: list[int]
+    count: int
+    causal: bool
+    queries: int
+    keys: int
+
+    @property
+    def heads(self) -> np.ndarray:
+        """[N, H, metric]: every head metric."""
+        return self.arrays["heads"]
+
+    @property
+    def layers(self) -> np.ndarray:
+        """[N, metric]: every layer metric."""
+        return self.arrays["layers"]
+
+    @property
+    def alpha(self) -> np.ndarray:
+        """[H, K]: mean over sequences of alpha_k."""
+        return self.arrays["alpha"]
+
+    @property
+    def first_unit(self) -> np.ndarray | None:
+        """[N, D]: x_0 / norm x_0; None where the block's input was not seen."""
+        return self.arrays.get("first_unit")
+
+    @property
+    def massive(self) -> Counter[tuple[int, int]]:
+        """Number of sequences in which an element of x is massive, by (position, channel)."""
+        found = self.arrays.get("massive")
+        return Counter() if found is None else Counter((int(place), int(channel)) for place, channel in found)
+
+    @property
+    def events(self) -> dict[str, np.ndarray]:
+        """[event, field] by kind: rows of sinks.parquet, whose sequences count in the domain; see EVENT_FIELDS."""
+        shown = self.quantities.shown_in("sinks")
+        return {kind: self.arrays[each.name] for kind, each in shown.items() if each.name in self.arrays}
+
+    @property
+    def measured(self) -> dict[str, np.ndarray]:
+        """[N, H, metric] of every table by head that a measurement writes, by the table's name."""
+        by_head = [each.name for each in self.quantities.quantities if each.dims == ("sequence", "head", "metric")]
+        return {name: self.arrays[name] for name in by_head if name != "heads" and name in self.arrays}
+
+    def head(self, name: str) -> np.ndarray:
+        """[N, H]: the values of one head metric."""
+        return self.heads[:, :, self.quantities.metrics.names("heads").index(name)]
+
+    def layer(self, name: str) -> np.ndarray:
+        """[N]: the values of one layer metric."""
+        return self.layers[:, self.quantities.metrics.names("layers").index(name)]
+
+
+@dataclass
+class Domain:
+    """The sequences of one domain (a SPEC with a BOS mode).
+
+    `sites`: the values of each attention site, by its name. `others`: those of what a measurement reads besides, by the
+    name it gives them.
+    """
+
+    corpus: Corpus
+    sites: dict[str, SiteValues] = field(default_factory=dict)
+    others: dict[str, SiteValues] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Its name in the tables."""
+        return self.corpus.domain
+
+    @property
+    def ids(self) -> np.ndarray:
+        """[sequence, T]: the token ids."""
+        return self.corpus.ids
+
+    @property
+    def documents(self) -> list[str]:
+        """What each sequence was read from, for people to read."""
+        return self.corpus.documents
+
+    def reads_as(self, other: Domain, count: int) -> bool:
+        """Whether its first `count` sequences read the same documents as the other domain's, one by one."""
+        return same_documents(self.corpus, other.corpus, count)
+
+
+Stream = list[tuple[Site, list[SiteValues]]]
+"""The sites of one stream, each with its values in every domain."""

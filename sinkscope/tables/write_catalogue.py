@@ -1,0 +1,106 @@
+"""Run `python -m sinkscope.tables.write_catalogue` after adding or changing a column.
+
+It rewrites data/columns.json and the columns.json of every question, those of installed packages among them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from sinkscope.metrics import METRICS, Metric
+from sinkscope.metrics.quantities import EVENT, PlaceTable, Quantity, quantity_set
+from sinkscope.metrics.registry import ALWAYS, register
+from sinkscope.runs.questions import QUESTIONS, Question
+from sinkscope.runs.schema.sink_tables import SINK_COLUMNS, TOKEN_COLUMNS
+from sinkscope.runs.schema.table import Column
+from sinkscope.tables.columns import RUN_COLUMNS, RunColumn
+
+FILE = Path(__file__).parents[1] / "data" / "columns.json"
+
+
+def catalogue_texts() -> dict[Path, str]:
+    """The text of each file: a JSON list of declared columns, one per line.
+
+    A position such as max_abs_token is listed twice: as a per-sequence value and as a value of the run.
+    """
+    always = [_line(column) for table in ALWAYS for column in _of_table(table, METRICS)]
+    always += [_line(_of_quantity(each)) for each in _shown()]
+    always += [_line(each) for each in _of_sinks()]
+    texts = {FILE: _listed(always)}
+    for question in QUESTIONS.values():
+        lines = [_line(column) for column in _of_question(question)]
+        texts |= {question.folder / "columns.json": _listed(lines)} if lines else {}
+    return texts
+
+
+def _of_question(question: Question) -> list[Column]:
+    """The columns of its own tables, and those that it adds to tables of every scan."""
+    tables: dict[str, dict[str, Metric]] = {}
+    family = question.part("columns")
+    if family is not None:
+        register(family, tables)
+    question.part("tables")
+    own = [table.name for table in question.tables]
+    return [column for table in dict.fromkeys([*own, *tables]) for column in _of_table(table, tables, table in own)]
+
+
+def _of_table(table: str, metrics: Mapping[str, Mapping[str, Metric]], whole: bool = True) -> list[Column]:
+    """`whole`: with the columns of the whole run."""
+    run = RUN_COLUMNS.get(table, {}).values() if whole else ()
+    return [_described(column) for column in (*metrics.get(table, {}).values(), *run)]
+
+
+def _listed(lines: list[str]) -> str:
+    return "[\n" + ",\n".join(lines) + "\n]\n"
+
+
+def _line(column: Column) -> str:
+    """A measurement is named only where a table of every scan has a column on request, an end where one is dormant."""
+    facts = asdict(column)
+    for name in ("measure", "dormant"):
+        if facts[name] is None:
+            del facts[name]
+    return json.dumps(facts, ensure_ascii=False)
+
+
+def _shown() -> list[Quantity]:
+    """The quantities that a table shows, table by table."""
+    tables: tuple[PlaceTable, ...] = ("positions", "length_curve", "sinks")
+    return [each for table in tables for each in quantity_set().shown_in(table).values()]
+
+
+def _of_quantity(each: Quantity) -> Column:
+    per = "kind" if each.dims == EVENT else "position" if each.summed else "sequence"
+    return Column(str(each.column), str(each.table), each.unit, each.range, each.formula, each.source, per=per)
+
+
+def _of_sinks() -> list[Column]:
+    """The measured columns of sinks.parquet and tokens.csv."""
+    tables = (("sinks", "sink", SINK_COLUMNS), ("tokens", "token", TOKEN_COLUMNS))
+    return [
+        Column(each.name, table, each.unit, each.range, each.formula, "ours", per=per)
+        for table, per, columns in tables
+        for each in columns
+        if each.unit
+    ]
+
+
+def _described(column: Metric | RunColumn) -> Column:
+    facts = (column.name, column.table, column.unit, column.range, column.formula, column.source)
+    return (
+        Column(*facts, shown=column.shown, sampled=column.sampled, measure=_on_request(column), dormant=column.dormant)
+        if isinstance(column, Metric)
+        else Column(*facts, per="run")
+    )
+
+
+def _on_request(column: Metric) -> str | None:
+    return column.measure if column.table in ALWAYS else None
+
+
+if __name__ == "__main__":
+    for file, text in catalogue_texts().items():
+        file.write_text(text, encoding="utf-8")

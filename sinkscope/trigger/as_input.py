@@ -1,0 +1,113 @@
+"""Gives the engine the trigger task's sequences, and reports the sinks that a scan's tables show."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.inputs.corpus import Corpus
+from sinkscope.trigger import task
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sinkscope.trigger.config import TriggerConfig
+
+
+SINK = 0.9
+"""A head has a sink from this mean BOS mass over non-trigger rows on: the bound by which the paper counts heads."""
+
+COLUMNS = {
+    "bos_min": "smallest over non-trigger rows i >= 1 of A[i,0], mean over sequences",
+    "bos_mean": "mean over non-trigger rows i >= 1 of A[i,0]",
+    "bos_trigger": "A[j,0] of the trigger's row j",
+    "share_min": "smallest over non-trigger rows of |A[i,0]| / sum_t |A[i,t]| (0 in a zero row), Gu et al.'s proxy",
+    "share_mean": "mean over non-trigger rows of that proxy",
+    "share_trigger": "that proxy in the trigger's row",
+}
+
+
+class TriggerTask:
+    """Draws evaluation sequences of the model's width, the trigger at one position; by default 1000 of its length."""
+
+    name = "trigger"
+    tokens = ("bos", "ordinary", "trigger")
+
+    def __init__(self, config: TriggerConfig) -> None:
+        self.config = config
+
+    def read(self, seq_len: int | None, num_sequences: int | None, seed: int) -> Corpus:
+        """Draws the sequences: `ids` are kinds of position (see `tokens`), `vectors` are what the model reads."""
+        length, count = seq_len or self.config.length, num_sequences or task.EVALUATION_SEQUENCES
+        drawn = task.evaluation(count, length, self.config.hidden_size, seed)
+        kinds = np.ones((count, length), dtype=np.int64)
+        kinds[:, 0] = 0
+        kinds[np.arange(count), drawn.trigger.numpy()] = 2
+        names = [(f"trigger[{number}]",) for number in range(count)]
+        return Corpus(self.name, kinds, names, bos="the task's own", vectors=drawn.inputs.numpy())
+
+    def report(self, positions: pd.DataFrame) -> dict[str, Any]:
+        """Returns each head's BOS mass, raw and as Gu et al.'s proxy, for non-trigger rows and the trigger's row."""
+        length = int(positions["position"].max()) + 1
+        trigger = task.evaluation_trigger(length)
+        heads = [
+            {"layer": int(layer), "head": int(head), **_split(rows, trigger)}
+            for (layer, head), rows in positions.groupby(["layer", "head"], sort=False)
+        ]
+        return {
+            "name": self.name,
+            "attention": self.config.attention,
+            "trigger_position": trigger,
+            "columns": COLUMNS,
+            "heads": heads,
+            "in_words": [*_words(heads, self.config.kind.score), *self._off()],
+        }
+
+    def _off(self) -> list[str]:
+        """Says what the model was asked for where no trigger stands, if that is not the paper's zero."""
+        kind = self.config.off.kind
+        asked = {"constant": "a constant c, not 0", "self": "G x_i, not 0"}
+        return [f"In rows without a trigger the target is {asked[kind]}."] if kind in asked else []
+
+
+def split_rows(first: np.ndarray, trigger: int, name: str) -> dict[str, float]:
+    """Returns min and mean over non-trigger rows i >= 1, and the trigger's row, of one value per query, [T]."""
+    others = np.delete(first, [0, trigger])
+    return {
+        f"{name}_min": float(others.min()),
+        f"{name}_mean": float(others.mean()),
+        f"{name}_trigger": float(first[trigger]),
+    }
+
+
+def _split(rows: pd.DataFrame, trigger: int) -> dict[str, float]:
+    rows = rows.sort_values("position")
+    return split_rows(rows["bos_mass"].to_numpy(), trigger, "bos") | split_rows(
+        rows["bos_share"].to_numpy(), trigger, "share"
+    )
+
+
+def _words(heads: list[dict[str, Any]], score: str) -> list[str]:
+    sinks = [head for head in heads if head["bos_mean"] >= SINK]
+    means = [head["bos_mean"] for head in heads]
+    words = [
+        f"{len(sinks)} of {len(heads)} heads have a sink: mean BOS mass of {SINK:g} or more where no trigger stands "
+        f"(heads: {min(means):.3f} to {max(means):.3f})."
+    ]
+    if score != "softmax":
+        words.append(
+            f"Attention is {score}, not normalised: BOS mass is the raw score, not a probability; the proxy "
+            "share is |A[i,0]| over the row's sum."
+        )
+    return words
+
+
+def need_task(model: Any, name: str) -> TriggerTask:
+    """The model's trigger task. Raises SinkscopeError for any other model."""
+    bring = getattr(model, "input_task", None)
+    found = bring() if callable(bring) else None
+    if not isinstance(found, TriggerTask):
+        raise SinkscopeError(f"{name} is not a model of the trigger task: train one with `sinkscope trigger train`")
+    return found

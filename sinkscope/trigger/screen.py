@@ -1,0 +1,116 @@
+"""The trigger task's results as text: the end of a training, and our study beside the paper's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sinkscope.present.numbers import MISSING, fixed, is_missing, significant
+from sinkscope.present.terminal.table import aligned
+from sinkscope.present.terminal.task import WIDTH, task_table, wrapped
+from sinkscope.present.text import printable
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def render_training(record: dict[str, Any], folder: Path) -> str:
+    """Says in three lines how a training ended."""
+    end = {
+        "criterion": "solved: the largest error is below 0.005",
+        "steps": "not solved: the largest error is not below 0.005",
+    }
+    last, evaluated = (significant(record[name]) for name in ("batch_error", "evaluation_error"))
+    return (
+        f"{end[record['stopped']]} ({record['steps']} steps)\n"
+        f"largest absolute error: {last} in the last batch, {evaluated} on {record['evaluation_sequences']} evaluation "
+        "sequences\n"
+        f"written to {printable(str(folder))}: measure it with `sinkscope scan {printable(str(folder))}`\n"
+    )
+
+
+def render_study(models: pd.DataFrame, heads: pd.DataFrame, verdict: str, out: Path, width: int = WIDTH) -> str:
+    """Our models beside the paper's: heads with a sink, and the extremes of mean BOS mass over non-trigger rows."""
+    names = [
+        "attention", "size", "seed", "steps", "solved", "eval error", "sinks", "published", "bos_mean", "published",
+    ]  # fmt: skip
+    rows = []
+    for row in models.to_dict("records"):
+        published = fixed(row["published_sinks"], 0)
+        rows.append([
+            row["attention"], f"{row['layers']}x{row['heads']}", str(row["seed"]), str(row["steps"]),
+            "yes" if row["solved"] else "no", significant(row["evaluation_error"], 3), str(row["sinks"]), published,
+            _span(row["bos_mean_min"], row["bos_mean_max"]),
+            _span(row["published_bos_mean_min"], row["published_bos_mean_max"]),
+        ])  # fmt: skip
+    notes = "sinks: heads with bos_mean >= 0.9; bos_mean: smallest .. largest head; published: one seed, off figures"
+    lines = [wrapped(notes, width), "", *task_table([names, *rows]), ""]
+    lines += [*(wrapped(line, width) for line in verdict.splitlines()), ""]
+    written = f"written to {printable(str(out))}: models.csv, heads.csv ({len(heads)} heads), forced_mass.csv"
+    lines.append(wrapped(written, width))
+    return "\n".join(lines) + "\n"
+
+
+def _span(low: float, high: float) -> str:
+    return MISSING if is_missing(low) else f"{fixed(low, 3)} .. {fixed(high, 3)}"
+
+
+LENGTH_NOTE = (
+    "error: largest absolute error; bos: mean of A[i,0] over rows i >= 1 without a trigger, min: its smallest row,\n"
+    "trigger: the trigger's row; share: Gu et al.'s proxy |A[i,0]| over the row's sum; pattern: by A, and by share."
+)
+
+
+def render_lengths(table: pd.DataFrame, trained: int) -> str:
+    """One line per length, trigger's position and head."""
+    names = ["length", "trigger", "error", "layer", "head", "bos", "min", "trigger", "share", "pattern", "by share"]
+    rows = [
+        [
+            str(row["length"]), str(row["trigger"]), significant(row["error"], 3), str(row["layer"]), str(row["head"]),
+            fixed(row["bos_mean"], 4), fixed(row["bos_min"], 4), fixed(row["bos_trigger"], 4),
+            fixed(row["share_mean"], 4), row["pattern"], row["pattern_share"],
+        ]
+        for row in table.to_dict("records")
+    ]  # fmt: skip
+    return "\n".join([f"trained at length {trained}", LENGTH_NOTE, "", *aligned([names, *rows], left=0)]) + "\n"
+
+
+def render_explicit(record: dict[str, Any], error: float, folder: Path) -> str:
+    """Says what was written, and its error on the evaluation sequences."""
+    where = printable(str(folder))
+    return (
+        f"largest absolute error on 1000 evaluation sequences: {significant(error, 3)}\n"
+        f"written to {where}: measure it with `sinkscope trigger scan {where}`\n"
+        f"again: {printable(record['command'])}\n"
+    )
+
+
+def render_summary(table: pd.DataFrame) -> str:
+    """study.csv in Markdown, one line per default, heads and attention, with the range over the seeds."""
+    groups = [(key, group) for key, group in table.groupby(["heads", "default", "attention"], sort=False)]
+    names = [
+        "heads", "default", "attention", "solved", "steps", "error", "explained", "pattern", "by share", "BOS", "self",
+        "row sum", "trigger's BOS",
+    ]  # fmt: skip
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    for (heads, default, attention), group in groups:
+        cells = [
+            str(heads), default, attention, f"{group['solved'].sum()} of {len(group)}",
+            _extremes(group["steps"], "{:.0f}"), _extremes(group["error"], "{:.3g}"),
+            _extremes(group["explained"], "{:.3f}"), _counts(group["pattern"]),
+            _counts(group["pattern_share"]),
+            *(_extremes(group[name], "{:.3f}") for name in ("bos_mean", "self_mean", "total_mean", "bos_trigger")),
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _extremes(values: pd.Series, form: str) -> str:
+    low, high = (form.format(value) for value in (values.min(), values.max()))
+    return low if low == high else f"{low} .. {high}"
+
+
+def _counts(names: pd.Series) -> str:
+    """`sink`, or `sink 2, spread 1` where seeds differ."""
+    counts = names.value_counts()
+    return str(counts.index[0]) if len(counts) == 1 else ", ".join(f"{name} {count}" for name, count in counts.items())

@@ -1,0 +1,138 @@
+"""What is read of the vectors x_i + W_O^h y_i that heads would make of the tokens i >= 1 by three mixes y of values.
+
+Norms, unit vectors and products follow from |x + W y|^2 = |x|^2 + 2 (W_O^T x).y + |R y|^2, so that nothing D wide is
+formed for each head. A compiled loop reads large float32 tensors on a CPU all at once; elsewhere torch computes each
+number when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from sinkscope.capture import loops
+from sinkscope.capture.precision import as_float64, like
+from sinkscope.capture.token_sums import inverse
+from sinkscope.wiring.mixes import Mixed, Rows, Written, dots, running_mean, share, squares
+
+PerHead = Float[Tensor, " head"]
+
+
+class Units(NamedTuple):
+    """The unit vectors of x_i + W_O^h y_i for each mix, float64. Mixes are those of IDENTITY, UNIFORM and ATTENTION;
+    the last is absent where it is not known.
+
+    `weights`: w_i = 1 / |x_i + W_O^h y_i|, 0 for a zero vector. `change`: what the heads change in the squared norm of
+    their sum, |sum w_i (x_i + W_O^h y_i)|^2 - |sum w_i x_i|^2.
+    """
+
+    weights: Float[Tensor, "mix head token"]
+    change: Float[Tensor, "mix head"]
+
+
+IDENTITY, UNIFORM, ATTENTION = range(3)
+"""y_i is u_i: each token attends to itself alone. The mean of u_j over j <= i, token 0 included; over all j unless
+causal. What the head attends."""
+
+
+@dataclass
+class Added:
+    """The vectors of one sequence, by mix; n tokens i = 1..n.
+
+    Attributes:
+        read: W_O^hT (x_i - xbar), and behind the last token W_O^hT xbar, (H, n + 1, dv).
+        sizes: |x_i|^2, (n), float64.
+        values, values_out: u_j and R_h u_j with the same norms and angles as W_O^h u_j, of token 0 too; (G, n + 1, dv)
+            and (H, n + 1, rank).
+        attended, attended_out: what each head attends, and R_h of it; (H, n, dv) and (H, n, rank). None where unknown.
+        causal: whether uniform attention is that to the tokens up to i, else to all.
+    """
+
+    read: Float[Tensor, "head more vdim"]
+    sizes: Float[Tensor, " token"]
+    values: Float[Tensor, "group more vdim"]
+    values_out: Float[Tensor, "head more rank"]
+    attended: Float[Tensor, "head token vdim"] | None
+    attended_out: Written | None
+    causal: bool
+
+    @cached_property
+    def around(self) -> Rows:
+        """(x_i - xbar).W_O^h u_i."""
+        return dots(self.read[:, :-1], self.values[:, 1:])
+
+    @cached_property
+    def along(self) -> Rows:
+        """xbar.W_O^h u_i."""
+        return as_float64(share(self.read[:, -1], self.values[:, 1:]))
+
+    @cached_property
+    def values_mean(self) -> Float[Tensor, "head vdim"]:
+        """ubar, the mean of u_i over i >= 1."""
+        return as_float64(self.values[:, 1:].mean(1)).repeat_interleave(len(self.read) // len(self.values), dim=0)
+
+    @cached_property
+    def out_mean(self) -> Float[Tensor, "head rank"]:
+        """R_h ubar."""
+        return as_float64(self.values_out[:, 1:].mean(1))
+
+    @cached_property
+    def out_spread(self) -> PerHead:
+        """The mean of |W_O^h (u_i - ubar)|^2 over i >= 1."""
+        out = self.values_out[:, 1:]
+        return squares(out - out.mean(1, keepdim=True)).mean(-1)
+
+    @cached_property
+    def units(self) -> Units:
+        values, out = self.values, self.values_out
+        units = [self._units(values[:, 1:], out[:, 1:], self.around + self.along)]
+        if self.causal:
+            units.append(self._units(running_mean(values)[:, 1:], running_mean(out)[:, 1:]))
+        else:
+            means = (each.mean(1, keepdim=True).expand_as(each)[:, 1:] for each in (values, out))
+            units.append(self._units(*means))
+        if self.attended is not None and self.attended_out is not None:
+            units.append(self._units(self.attended, self.attended_out))
+        return Units(*(torch.stack(each) for each in zip(*units, strict=True)))
+
+    def _units(self, mixed: Mixed, out: Written, inside: Rows | None = None) -> tuple[Rows, PerHead]:
+        """`inside`: x_i.W_O^h y_i, where it is known."""
+        around, mean = self.read[:, :-1], self.read[:, -1]
+        if inside is None:
+            inside = dots(around, mixed) + as_float64(share(mean, mixed))
+        weights = inverse((self.sizes + 2 * inside + squares(out)).clamp(min=0.0).sqrt())
+        own = like(weights, around)
+        moved = (own.unflatten(0, (len(mixed), -1)) @ mixed).flatten(0, 1)
+        summed = (own.unsqueeze(1) @ around)[:, 0] + own.sum(-1, keepdim=True) * mean
+        return weights, 2 * as_float64((summed * moved).sum(-1)) + squares((own.unsqueeze(1) @ out)[:, 0])
+
+
+def read_added(added: Added) -> Added:
+    """The same, read by the compiled loop where that is worth it."""
+    loop = loops.loops_over("mixes", added.values, added.values.shape[1] * added.values.shape[2])
+    if loop is not None:
+        loops.fill(added, _read(loop, added))
+    return added
+
+
+def _read(loop: ModuleType, added: Added) -> dict[str, Any]:
+    heads, rank, tokens, width = *added.values_out.shape[::2], len(added.sizes), added.values.shape[-1]
+    known = added.attended is not None and added.attended_out is not None
+    attended = (added.attended, added.attended_out) if known else (added.values, added.values_out)
+    tensors = (added.read, added.values, added.values_out, *(each for each in attended if each is not None))
+    shapes = (2 + known, heads, tokens), (2 + known, heads), (2, heads, tokens), (heads, width), (heads, rank), (heads,)
+    weights, change, products, values_mean, out_mean, spread = found = [added.sizes.new_empty(each) for each in shapes]
+    loops.run(
+        loop.add_mixes, *map(loops.rows, tensors), heads // len(added.values), added.causal, added.sizes.numpy(),
+        *(each.numpy() for each in found),
+    )  # fmt: skip
+    return {
+        "around": products[loop.AROUND], "along": products[loop.ALONG], "values_mean": values_mean,
+        "out_mean": out_mean, "out_spread": spread, "units": Units(weights, change),
+    }  # fmt: skip

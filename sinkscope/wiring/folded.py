@@ -1,0 +1,249 @@
+"""One layer of one sequence in the notation of Lampert et al.: tokens x, normalised tokens z, and W applied to mixes.
+
+W z = W_O^h W_V^h diag(gain) z equals W_O^h applied to the value v without its constant part. The attention call's
+values and output are therefore enough, and no T x D tensor of a head is formed. Biases (of the norm, of W_V, of W_O)
+are left out.
+
+Tensors of tokens and channels stay in the view's dtype, float32 or wider: one number comes from one sum of a few
+hundred products, whose rounding is some 1e-7 of its terms. What nearly cancels is centred before it is multiplied (x
+around its mean, u around its mean). Norms and sums of the tokens themselves are float64, so that what a head adds is
+not lost beside a large x, and so is every sum over tokens of single numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from sinkscope.capture.precision import as_float64
+from sinkscope.capture.token_sums import inverse
+from sinkscope.capture.view import Missing
+from sinkscope.wiring.added import ATTENTION, IDENTITY, UNIFORM, Added, read_added
+from sinkscope.wiring.largest import largest_square
+from sinkscope.wiring.mixes import OutputWeights, Tokens, dots, share, squares
+
+
+@dataclass
+class FoldedHeads:
+    """The tokens and heads of one layer and sequence.
+
+    There are n = T - 1 tokens, i = 1..T-1; token 0 takes part in the mixes only. Below, u_j = W_V diag(gain) z_j.
+    Mixes that the heads of a group share are there once for each of G groups. Any tensor may be None; `need` then
+    raises Missing.
+
+    Attributes:
+        x, z: tokens and normalised tokens, (n, D).
+        weights: the output projection.
+        values: u_j of every token, (G, n + 1, dv).
+        attended: sum_j A_ij u_j, (H, n, dv).
+        causal: whether uniform attention is that to the tokens j <= i, else to all.
+        written: w_i, what the output projection reads, biases included, (H, n, dv).
+        margin: each head's sink margin, (H, n), float64.
+        scale: the factor s of the head's logits s z_i^T W_Q^T W_K z_j.
+        affine: (a, b) with z_i = a_i (x_i - b_i), each (n, 1); None for a b of 0.
+        values_out, attended_out, written_out: R_h of each, (H, n + 1, rank) and (H, n, rank), where they are known.
+        x_out: W_O^hT (x_i - xbar), and behind the last token W_O^hT xbar, (H, n + 1, dv), where they are known.
+    """
+
+    heads: int
+    x: Tensor | None = None
+    z: Tensor | None = None
+    weights: OutputWeights | None = None
+    values: Tensor | None = None
+    attended: Tensor | None = None
+    causal: bool = True
+    written: Tensor | None = None
+    margin: Tensor | None = None
+    scale: float | None = None
+    affine: tuple[Tensor, Tensor | None] | None = None
+    values_out: Tensor | None = None
+    attended_out: Tensor | None = None
+    written_out: Tensor | None = None
+    x_out: Tensor | None = None
+
+    def need(self, tensor: Tensor | None) -> Tensor:
+        if tensor is None:
+            raise Missing
+        return tensor
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        return self.need(self.x)
+
+    @cached_property
+    def normalised(self) -> Tokens:
+        return self.need(self.z)
+
+    @cached_property
+    def centred(self) -> Tokens:
+        """z_i - zbar."""
+        return self.normalised - self.normalised.mean(0)
+
+    @cached_property
+    def spread(self) -> Float[Tensor, ""]:
+        """tr B = mean |z_i - zbar|^2; NaN where it is 0, since the metrics divide by it."""
+        spread = squares(self.centred).mean()
+        return torch.where(spread > 0, spread, torch.nan)
+
+    @cached_property
+    def mean_square(self) -> Float[Tensor, ""]:
+        """|zbar|^2."""
+        return squares(self.normalised.mean(0))
+
+    @cached_property
+    def beta(self) -> Float[Tensor, ""]:
+        """The least-squares slope of x on z."""
+        return as_float64((self.centred_tokens * self.centred).sum(-1)).mean() / self.spread
+
+    @cached_property
+    def centred_tokens(self) -> Tokens:
+        """x_i - xbar."""
+        return self.tokens - self.tokens.mean(0)
+
+    @cached_property
+    def tokens_spread(self) -> Float[Tensor, ""]:
+        """tr Cov(x)."""
+        return squares(self.centred_tokens).mean()
+
+    @cached_property
+    def tokens_mean_square(self) -> Float[Tensor, ""]:
+        """|xbar|^2."""
+        return squares(self.tokens.mean(0))
+
+    @cached_property
+    def added(self) -> Added:
+        """The tokens with what the heads would add to them by each mix."""
+        values = self.need(self.values)
+        out = self._weights.through(values) if self.values_out is None else self.values_out
+        attended, attended_out = self.attended, self.attended_out
+        if attended is not None and attended_out is None:
+            attended_out = self._weights.through(attended)
+        return read_added(Added(self.read, self.token_squares, values, out, attended, attended_out, self.causal))
+
+    @cached_property
+    def tr_bw(self) -> Float[Tensor, " head"]:
+        """tr(B W) = mean (z_i - zbar).W_O^h (u_i - ubar)."""
+        values = self.need(self.values)[:, 1:]
+        if self.affine is None:
+            return dots(self._weights.read(self.centred), values).mean(-1)
+        scale = as_float64(self.affine[0][:, 0])
+        varied = (scale - scale.mean()) * self.added.along
+        if self.affine[1] is not None:
+            shift = scale * as_float64(self.affine[1][:, 0])
+            varied = varied - (shift - shift.mean()) * as_float64(share(self._weights.sums, values))
+        inside = (scale * self.added.around + varied).mean(-1)
+        return inside - (as_float64(self.scaled_read) * self.added.values_mean).sum(-1)
+
+    @property
+    def tr_bwtw(self) -> Float[Tensor, " head"]:
+        """tr(B W^T W) = mean |W_O^h (u_i - ubar)|^2."""
+        return self.added.out_spread
+
+    @cached_property
+    def mean_through(self) -> Float[Tensor, " head"]:
+        """zbar.W zbar."""
+        mean = self.added.values_mean
+        if self.affine is None:
+            return (as_float64(self._weights.read(self.normalised.mean(0)[None])[:, 0]) * mean).sum(-1)
+        scale = as_float64(self.affine[0][:, 0])
+        read = as_float64(self.scaled_read) + scale.mean() * as_float64(self.mean_read)
+        if self.affine[1] is not None:
+            read = read - (scale * as_float64(self.affine[1][:, 0])).mean() * as_float64(self._weights.sums)
+        return (read * mean).sum(-1)
+
+    @property
+    def mean_out(self) -> Float[Tensor, "head rank"]:
+        """R_h ubar."""
+        return self.added.out_mean
+
+    @cached_property
+    def read(self) -> Float[Tensor, "head token vdim"]:
+        """W_O^hT (x_i - xbar), and behind the last token W_O^hT xbar."""
+        if self.x_out is not None:
+            return self.x_out
+        return self._weights.read(torch.cat([self.centred_tokens, self.tokens.mean(0, keepdim=True)]))
+
+    @property
+    def mean_read(self) -> Float[Tensor, "head vdim"]:
+        return self.read[:, -1]
+
+    @cached_property
+    def scaled_read(self) -> Float[Tensor, "head vdim"]:
+        """The mean over tokens of a_i W_O^hT (x_i - xbar)."""
+        assert self.affine is not None
+        return (self.affine[0].mT @ self.read[:, :-1])[:, 0] / len(self.tokens)
+
+    @cached_property
+    def exact_written_out(self) -> Float[Tensor, "head token rank"]:
+        """R_h w_i in float64, for spectra."""
+        written = self._weights.through(self.need(self.written)) if self.written_out is None else self.written_out
+        return as_float64(written)
+
+    @cached_property
+    def token_top(self) -> Float[Tensor, ""]:
+        """|B|_2, the largest eigenvalue of the tokens' covariance (1/n)."""
+        return largest_square(self.centred) / len(self.centred)
+
+    @cached_property
+    def token_rank(self) -> Float[Tensor, ""]:
+        """Stable rank tr B / |B|_2 of the tokens around their mean."""
+        return self.spread / self.token_top
+
+    @cached_property
+    def unit_square(self) -> Float[Tensor, ""]:
+        """|sum x_i / |x_i||^2; a zero vector adds nothing."""
+        return squares(inverse(self.token_squares.sqrt()) @ self.exact_tokens)
+
+    @property
+    def cos_residual(self) -> Float[Tensor, " head"]:
+        return _mean_cosine(self.token_squares, self.unit_square).expand(self.heads)
+
+    @property
+    def cos_identity(self) -> Float[Tensor, " head"]:
+        return self.cos_added[IDENTITY]
+
+    @property
+    def cos_attention(self) -> Float[Tensor, " head"]:
+        self.need(self.attended)
+        return self.cos_added[ATTENTION]
+
+    @property
+    def cos_uniform(self) -> Float[Tensor, " head"]:
+        return self.cos_added[UNIFORM]
+
+    @cached_property
+    def cos_added(self) -> Float[Tensor, "mix head"]:
+        """Mean cosine over unordered pairs i != j of x_i + W_O^h y_i, for each mix y of `Added.units`.
+
+        It is (|sum of unit vectors|^2 - n) / (n (n - 1)); a zero vector has cosine 0 with every other.
+        """
+        weights, change = self.added.units
+        return _mean_cosine(weights, squares(weights @ self.exact_tokens) + change)
+
+    @cached_property
+    def exact_tokens(self) -> Tokens:
+        """x_i in float64: where a head adds little to x, cosines under two mixes differ by less than float32 rounds."""
+        return as_float64(self.tokens)
+
+    @cached_property
+    def token_squares(self) -> Float[Tensor, " token"]:
+        """|x_i|^2."""
+        return squares(self.exact_tokens)
+
+    @property
+    def _weights(self) -> OutputWeights:
+        if self.weights is None:
+            raise Missing
+        return self.weights
+
+
+def _mean_cosine(norms: Float[Tensor, "*batch token"], unit_square: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    """From |sum of unit vectors|^2 and numbers that are 0 for the vectors that are 0."""
+    count = norms.shape[-1]
+    if count < 2:
+        return torch.full_like(unit_square, torch.nan)
+    return (unit_square - (norms > 0).sum(-1)) / (count * (count - 1))

@@ -1,0 +1,192 @@
+"""Finds the input norm, W_V, W_Q and W_K of an attention call by the values they produce, not by their names.
+
+One short pass records the input and output of every module of a block. The module that reads the block's normalised
+input and returns exactly the v of the attention call holds W_V, whatever its name and its row layout (fused,
+interleaved). Where no module does (latent attention, keys and values of another layer, norms on v), the map is missing,
+never guessed.
+
+Every block reads random tokens in this pass, not the residual stream of the block before. Behind a massive activation
+all tokens of a real residual stream have nearly one direction, and then the features of q and k, compared over tokens,
+could not be told apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from sinkscope.capture.calls import AttentionCall
+from sinkscope.capture.hooks import hooked
+from sinkscope.capture.interface import shadowed
+from sinkscope.capture.kernels.attend import read
+from sinkscope.capture.output_projection import projection_weight
+from sinkscope.capture.plan import Plan
+from sinkscope.capture.site import Site
+from sinkscope.capture.view import need
+from sinkscope.wiring.linear_maps import InputNorm, LinearCall, find_norm, find_projection
+from sinkscope.wiring.weights import one_factor, stable_rank, weight_cost
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """One site's linear maps, folded with the gain of the norm before them. None where a map could not be read.
+
+    Attributes:
+        norm: the norm that turns x into z.
+        constant: v where the normalised token is the zero vector, b_V + W_V b with the norm's bias b, (G, dv).
+        rank_w, rank_qk: stable ranks of W_O^h W_V^h and of W_Q^hT W_K^h for each head.
+        scale: the factor s by which the attention call multiplies q.k, and the model its projected q and k.
+        cost_qk: (|W_Q^h|_F^2 + |W_K^h|_F^2) / 2 of each head; None also where a norm lies between W_Q or W_K and the
+            attention call, since the size of the weights then says nothing.
+    """
+
+    norm: InputNorm | None
+    constant: Float[Tensor, "group vdim"] | None
+    rank_w: Float[Tensor, " head"] | None
+    rank_qk: Float[Tensor, " head"] | None
+    scale: float | None = None
+    cost_qk: Float[Tensor, " head"] | None = None
+
+
+def trace(model: nn.Module, plan: Plan, forward: Callable[[], Any]) -> dict[str, Wiring]:
+    """The wiring of every site, by the site's name, from one call of `forward` on a few short sequences.
+
+    `forward` should put every token at position 0, where a rotation leaves q and k as they were projected. Otherwise
+    only position 0 can be used, and many models have the same vector there whatever the text. Modules that call
+    attention several times in a pass are left out.
+    """
+    return _Trace(model, plan).run(forward)
+
+
+class _Trace:
+    """The state of the pass: inputs and outputs of the current block's modules."""
+
+    def __init__(self, model: nn.Module, plan: Plan) -> None:
+        self.model, self.failures = model, plan.failures
+        repeated = {site.module for site in plan.sites if site.call}
+        self.sites = {site.module: site for site in plan.sites if site.module not in repeated}
+        self.blocks = {site.block for site in plan.sites if site.block is not None}
+        self.names = {module: name for name, module in model.named_modules()}
+        self.records: dict[str, LinearCall] = {}
+        self.calls: dict[str, AttentionCall] = {}
+        self.inputs: dict[str, Tensor] = {}
+        self.found: dict[str, Wiring] = {}
+        self.busy = False
+        self.generator = torch.Generator().manual_seed(0)
+
+    def run(self, forward: Callable[[], Any]) -> dict[str, Wiring]:
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(shadowed(self.model, self._attention))
+            for hooks in self._hooks():
+                stack.enter_context(hooks)
+            forward()
+        return self.found
+
+    def _hooks(self) -> Iterator[AbstractContextManager[None]]:
+        watched = self.blocks | set(self.sites)
+        for path, module in self.model.named_modules():
+            if path in watched:
+                yield hooked(module, pre=self._enter(path), with_kwargs=True)
+            if any(path.startswith(f"{above}.") or path == above for above in watched):
+                yield hooked(module, post=self._leave(path), with_kwargs=True)
+
+    def _attention(self, module: nn.Module, call: AttentionCall) -> Tensor:
+        self.calls[self.names.get(module, "")] = call
+        return read(call, self.failures)[0]
+
+    def _enter(self, path: str) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]] | None]:
+        def hook(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+            hidden = _first(args, kwargs)
+            if path in self.blocks:
+                self.records.clear()
+            if hidden is None:
+                return None
+            if path in self.blocks and hidden.dim() == 3:
+                hidden = self._random(hidden)
+                args, kwargs = _with_first(args, kwargs, hidden)
+            self.inputs[path] = hidden
+            return args, kwargs
+
+        return hook
+
+    def _random(self, like: Tensor) -> Tensor:
+        """Normal numbers, the same on every process that holds a part of the model."""
+        return torch.randn(like.shape, generator=self.generator).to(like.device, like.dtype)
+
+    def _leave(self, path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            if self.busy:  # `_wiring` calls modules itself; these calls are not the model's
+                return
+            read = _first(args, kwargs)
+            if read is not None and isinstance(output, Tensor):
+                self.records[path] = LinearCall(module, read, output)
+            site = self.sites.get(path)
+            if site is not None and path in self.calls:
+                self.busy = True
+                self.found[site.name] = self._wiring(site, self.calls.pop(path))
+                self.busy = False
+
+        return hook
+
+    def _wiring(self, site: Site, call: AttentionCall) -> Wiring:
+        z = self.inputs.get(site.module)
+        x = self.inputs.get(site.block) if site.block is not None else None
+        inside = {path: record for path, record in self.records.items() if path.startswith(f"{site.module}.")}
+        before = [record for path, record in self.records.items() if path not in inside]
+        if z is None or x is None or z.dim() != 3 or x.shape != z.shape or site.cross or not call.square:
+            return Wiring(None, None, None, None)
+        norm = find_norm(x.to(z.device), z, before)
+        value = find_projection(call.value, z, list(inside.values()), exact=True)
+        if norm is None:
+            return Wiring(None, None, None, None)
+        query = find_projection(call.query, z, list(inside.values()))
+        key = find_projection(call.key, z, list(inside.values()))
+        constant = rank_w = rank_qk = cost_qk = None
+        scale = call.scaling
+        if value is not None:
+            constant = value.constant + torch.einsum("gvd,d->gv", value.weight, norm.bias)
+            rank_w = self._rank_w(site, value.weight * norm.gain)
+        if query is not None and key is not None:
+            read_by_query, read_by_key = (found.weight * norm.gain for found in (query, key))
+            rank_qk = stable_rank(read_by_query.mT, read_by_key.mT)
+            factors = [one_factor(found, signal, z) for found, signal in ((query, call.query), (key, call.key))]
+            if None not in factors:
+                scale *= math.prod(factor for factor in factors if factor is not None)
+                cost_qk = weight_cost(read_by_query, read_by_key)
+        return Wiring(norm, constant, rank_w, rank_qk, scale, cost_qk)
+
+    def _rank_w(self, site: Site, value: Float[Tensor, "group vdim channel"]) -> Float[Tensor, " head"] | None:
+        slices = output_slices(self.model, site)
+        if slices is None or slices.shape[-1] != value.shape[-1]:  # W maps the residual stream to itself
+            return None
+        return stable_rank(slices.mT, value.mT)
+
+
+def output_slices(model: nn.Module, site: Site) -> Float[Tensor, "head vdim channel"] | None:
+    """W_O^hT of every head, in float32 or wider; None where the site has no output projection or its values were not
+    seen."""
+    if site.projection is None or site.value_dim is None:
+        return None
+    weight = projection_weight(model.get_submodule(site.projection), site.heads * site.value_dim)
+    return need(weight).mT.unflatten(0, (site.heads, site.value_dim))
+
+
+def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """A module's main input, `hidden_states` or its first argument; None where that is no float tensor."""
+    read = kwargs.get("hidden_states", args[0] if args else None)
+    return read if isinstance(read, Tensor) and read.is_floating_point() else None
+
+
+def _with_first(args: tuple[Any, ...], kwargs: dict[str, Any], first: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with `first` in place of what `_first` reads."""
+    return (args, kwargs | {"hidden_states": first}) if "hidden_states" in kwargs else ((first, *args[1:]), kwargs)

@@ -1,0 +1,200 @@
+"""Quantised checkpoints of any make: how they are loaded, and that their maps are what layers do to the identity."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_model, make_tokenizer
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM, LlamaModel
+
+import sinkscope
+from sinkscope.capture.output_projection import projection_bias, projection_weight
+from sinkscope.checkpoints import LoadOptions, open_checkpoint
+from sinkscope.errors import SinkscopeError
+
+RANKS = ["rank_w", "rank_qk", "cost_actual", "verdict"]
+
+
+class PackedLinear(nn.Module):
+    """A linear layer with 4-bit codes, two in a byte, and a scale for each row; it reads `inner` and may round it."""
+
+    def __init__(self, plain: nn.Linear, inner: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self._inner = plain.in_features, plain.out_features, inner
+        weight = plain.weight.detach()
+        scale = weight.abs().amax(1, keepdim=True) / 7
+        codes = (weight / scale).round().to(torch.int8) + 8
+        self.register_buffer("codes", codes[:, ::2] * 16 + codes[:, 1::2])
+        self.register_buffer("scale", scale)
+
+    def dequantised(self) -> Tensor:
+        codes: Any = self.codes
+        pairs = torch.stack([codes.view(torch.uint8) // 16, codes.view(torch.uint8) % 16], -1)
+        return (pairs.flatten(1).float() - 8) * self.scale  # type: ignore[operator]
+
+    def forward(self, x: Tensor) -> Tensor:
+        read = self._inner(x)
+        return (read @ self.dequantised().to(read.dtype).mT).to(x.dtype)
+
+
+def as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def in_eight_bits(x: Tensor) -> Tensor:
+    """Each token's numbers as int8 times one scale, as LLM.int8 reads them."""
+    scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-9) / 127
+    return (x / scale).round() * scale
+
+
+def by_its_size(x: Tensor) -> Tensor:
+    """No number for a token of zeros."""
+    size = x.abs().amax(-1, keepdim=True)
+    return x / size * size
+
+
+def in_bfloat16(x: Tensor) -> Tensor:
+    return x.bfloat16()
+
+
+def packed(inner: Callable[[Tensor], Tensor] = as_it_is) -> tuple[Any, Any]:
+    """A model of packed layers, and one with the same weights in plain layers."""
+    models: tuple[Any, Any] = (make_model(), make_model())
+    for path, module in [*models[0].named_modules()]:
+        if isinstance(module, nn.Linear) and path != "lm_head":
+            layer = PackedLinear(module, inner).eval()
+            models[0].set_submodule(path, layer)
+            models[1].get_submodule(path).weight.data = layer.dequantised()
+    return models
+
+
+def measured(model: Any) -> Any:
+    ids = np.random.default_rng(0).integers(0, 500, (3, 24))
+    return sinkscope.scan(model, data=ids, smoothing=True, self_check=False)
+
+
+def test_packed_layers_are_read_as_the_plain_ones() -> None:
+    ours, theirs = map(measured, packed())
+    for table in ("heads", "smoothing", "layers"):
+        own, expected = getattr(ours, table), getattr(theirs, table)
+        assert list(own) == list(expected)
+        for column in own.select_dtypes("number"):
+            np.testing.assert_allclose(own[column], expected[column], rtol=1e-5, atol=1e-5, err_msg=column)
+    assert theirs.smoothing[RANKS].notna().all(axis=None)
+
+
+@pytest.mark.parametrize("inner", [in_eight_bits, in_bfloat16])
+def test_a_layer_that_rounds_what_it_reads_still_has_a_weight(inner: Any) -> None:
+    """Its outputs are its weight's up to half a percent, and the identity is read without rounding."""
+    ours, theirs = map(measured, packed(inner))
+    tolerance = 1e-2 if inner is in_bfloat16 else 1e-5  # bfloat16 rounds the weights, too
+    for column in ("rank_w", "rank_qk", "cost_actual"):
+        np.testing.assert_allclose(ours.smoothing[column], theirs.smoothing[column], rtol=tolerance, err_msg=column)
+    assert not any("is empty" in words for words in ours.summary.streams["text"].in_words)
+
+
+def test_a_layer_that_gives_nothing_for_zeros_is_asked_twice() -> None:
+    plain = nn.Linear(8, 6)
+
+    class Divides(PackedLinear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + plain.bias
+
+    layer = Divides(plain, by_its_size)
+    assert layer(torch.zeros(1, 8)).isnan().all()
+    torch.testing.assert_close(projection_weight(layer, 8), layer.dequantised(), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(projection_bias(layer, 8), plain.bias.detach(), atol=1e-6, rtol=1e-6)
+
+
+def test_a_layer_that_is_no_map_at_all_is_not_read() -> None:
+    ours, _ = packed(lambda x: x * (1 + x.square().mean(-1, keepdim=True)))
+    run = measured(ours)
+    assert run.smoothing["rank_w"].isna().all()
+    words = [words for words in run.summary.streams["text"].in_words if words.startswith("rank_w is empty")]
+    assert "quantised" in words[0]
+
+
+@pytest.fixture
+def headless_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with torchao's tensors, which transformers converts by the names that they have in the whole model."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("issues during automatic conversion of the weights")
+
+    monkeypatch.setattr(LlamaModel, "from_pretrained", refuse)
+
+
+@pytest.mark.usefixtures("headless_fails")
+def test_where_the_headless_class_fails_the_named_one_is_loaded(tiny_folder: Path, tmp_path: Path) -> None:
+    run = sinkscope.scan(str(tiny_folder), seq_len=24, num_sequences=2)
+    whole = make_model()
+    whole.load_state_dict(load_file(tiny_folder / "model.safetensors"), strict=False)
+    expected = sinkscope.scan(whole, tokenizer=make_tokenizer(), seq_len=24, num_sequences=2, self_check=False)
+    assert run.manifest.model.class_ == "LlamaModel"
+    assert open_checkpoint(str(tiny_folder), LoadOptions(device_map={"": "cpu"})).facts["device"] == "cpu"
+    np.testing.assert_allclose(run.heads["entropy"], expected.heads["entropy"], rtol=1e-6)
+    folder = Path(shutil.copytree(tiny_folder, tmp_path / "less"))
+    weights = load_file(folder / "model.safetensors")
+    save_file({key: each for key, each in weights.items() if key != "lm_head.weight"}, folder / "model.safetensors")
+    assert open_checkpoint(str(folder)).warnings == []
+    absent = "model.layers.1.mlp.up_proj.weight"
+    save_file({key: each for key, each in weights.items() if key != absent}, folder / "model.safetensors")
+    with pytest.raises(SinkscopeError, match=r"lacks weights that LlamaModel needs: layers\.1\.mlp\.up_proj\.weight$"):
+        open_checkpoint(str(folder))
+
+
+@pytest.mark.usefixtures("headless_fails")
+def test_where_the_named_class_fails_too_the_first_failure_is_told(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise KeyError("other")
+
+    monkeypatch.setattr(LlamaForCausalLM, "from_pretrained", refuse)
+    with pytest.raises(SinkscopeError, match="issues during automatic conversion of the weights"):
+        open_checkpoint(str(tiny_folder))
+
+
+def test_torchao(tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    from torchao.quantization import Int8WeightOnlyConfig
+    from transformers import TorchAoConfig
+
+    make_model().save_pretrained(tmp_path / "plain")
+    model = LlamaForCausalLM.from_pretrained(
+        tmp_path / "plain", quantization_config=TorchAoConfig(Int8WeightOnlyConfig())
+    )
+    model.save_pretrained(tmp_path / "coded")
+    make_tokenizer().save_pretrained(tmp_path / "coded")
+    run = sinkscope.scan(str(tmp_path / "coded"), smoothing=True, seq_len=24, num_sequences=2)
+    plain = sinkscope.scan(make_model(), tokenizer=make_tokenizer(), smoothing=True, seq_len=24, num_sequences=2)
+    assert run.manifest.model.quantization == "torchao"
+    for column in ("rank_w", "rank_qk"):
+        np.testing.assert_allclose(run.smoothing[column], plain.smoothing[column], rtol=0.05)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_bitsandbytes(bits: int, tmp_path: Path) -> None:
+    """Codes of 4 bits, of which the layer makes bfloat16 numbers, and of 8 bits, whose layer rounds what it reads."""
+    pytest.importorskip("bitsandbytes")
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    make_model().save_pretrained(tmp_path / "plain")
+    asked: Any = {4: {"load_in_4bit": True, "bnb_4bit_compute_dtype": torch.bfloat16}, 8: {"load_in_8bit": True}}[bits]
+    config = BitsAndBytesConfig(**asked)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", quantization_config=config, device_map="cpu")
+    model.save_pretrained(tmp_path / "coded")
+    make_tokenizer().save_pretrained(tmp_path / "coded")
+    run = sinkscope.scan(str(tmp_path / "coded"), smoothing=True, seq_len=24, num_sequences=2)
+    plain = sinkscope.scan(make_model(), tokenizer=make_tokenizer(), smoothing=True, seq_len=24, num_sequences=2)
+    assert run.manifest.model.quantization == "bitsandbytes"
+    for column in ("rank_w", "rank_qk"):
+        np.testing.assert_allclose(run.smoothing[column], plain.smoothing[column], rtol={4: 0.5, 8: 0.05}[bits])

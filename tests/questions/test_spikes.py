@@ -1,0 +1,266 @@
+"""The spikes table: parts against plain hooks, planted neurons, and models whose parts cannot be told apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from models import random_ids, tiny
+from tiers import slow_but
+from watched import find, hooks
+
+import sinkscope
+from sinkscope.checkpoints import LoadOptions, open_checkpoint
+from sinkscope.engine.measurement import refuse_spread
+from sinkscope.errors import SinkscopeError
+from sinkscope.questions.spikes.measure import Spikes, _Peaks
+from sinkscope.wiring.parts import Parts, find_parts
+
+CHANNEL, NEURON, WEIGHT = 7, 13, 3e4
+PARTS = {
+    "llama": Parts("layers.1.self_attn", "layers.1.mlp", "layers.1.mlp.down_proj"),
+    "gemma3": Parts(
+        "layers.1.post_attention_layernorm", "layers.1.post_feedforward_layernorm", "layers.1.mlp.down_proj"
+    ),
+    "gpt2": Parts("h.1.attn", "h.1.mlp", "h.1.mlp.c_proj"),
+    "gpt_neox": Parts("layers.1.attention", "layers.1.mlp", "layers.1.mlp.dense_4h_to_h"),
+    "gpt_oss": Parts("layers.1.self_attn", "layers.1.mlp", None),
+}
+
+
+def spikes(model: Any, data: Any, **options: Any) -> sinkscope.Run:
+    return sinkscope.scan(model, data=data, measure="spikes", self_check=False, **options)
+
+
+def planted(family: str) -> Any:
+    """A model whose neuron 13 of block 1 writes a huge value to channel 7."""
+    model = tiny(family)
+    with torch.no_grad():
+        weight = model.get_submodule(str(PARTS[family].neurons)).weight
+        if family == "gpt2":
+            weight[NEURON, CHANNEL] = WEIGHT
+        else:
+            weight[CHANNEL, NEURON] = WEIGHT
+        if family == "gemma3":  # its norm after the MLP would bring the value back
+            model.layers[1].post_feedforward_layernorm.weight[CHANNEL] = 1000.0
+    return model
+
+
+@pytest.mark.parametrize("family", slow_but(PARTS, "llama", "gpt2"))
+def test_the_parts_of_a_block_are_found_by_their_values(family: str) -> None:
+    model = tiny(family)
+    forward, plan = find(model)
+    found = find_parts(model, plan, lambda: forward(random_ids(2, 12)))
+    assert len(found) == 3
+    assert found[str(plan.sites[1].block)] == PARTS[family]
+    assert hooks(model) == 0
+
+
+def watched(model: Any, parts: Parts, ids: torch.Tensor) -> dict[str, np.ndarray]:
+    """What plain hooks see of one sequence: x entering each block and block 1's parts and neurons, [token, ...]."""
+    seen: dict[str, Any] = {"x": []}
+    blocks = getattr(model, "layers", None) or model.h
+
+    def keep(name: str, tensor: Any) -> None:
+        seen[name] = (tensor[0] if isinstance(tensor, tuple) else tensor)[0].double().numpy()
+
+    handles = [
+        block.register_forward_pre_hook(
+            lambda m, args, kwargs: seen["x"].append(kwargs.get("hidden_states", args[0] if args else None)[0].numpy()),
+            with_kwargs=True,
+        )
+        for block in blocks
+    ]
+    for name, path in (("attention", parts.attention), ("mlp", parts.mlp)):
+        handles.append(model.get_submodule(path).register_forward_hook(lambda m, args, out, name=name: keep(name, out)))
+    module = model.get_submodule(parts.neurons)
+    handles.append(module.register_forward_pre_hook(lambda m, args: keep("active", args[0])))
+    with torch.no_grad():
+        model(input_ids=ids)
+    for handle in handles:
+        handle.remove()
+    return seen | {"x": np.stack(seen["x"]).astype(float)}
+
+
+@pytest.mark.parametrize("family", slow_but(["llama", "gemma3", "gpt2", "gpt_neox"], "llama"))
+def test_every_number_against_plain_hooks(family: str) -> None:
+    model, ids, parts = planted(family), random_ids(3, 20), PARTS[family]
+    run = spikes(model, ids, batch_size=2)
+    found = run.measured["spikes"]
+    assert found["channel"].iloc[0] == CHANNEL
+    rows = found[(found["layer"] == 1) & (found["channel"] == CHANNEL)].set_index("part")
+    weight = model.get_submodule(str(parts.neurons)).weight.detach().double().numpy()
+    weight = weight[:, CHANNEL] if family == "gpt2" else weight[CHANNEL]
+    writes: dict[str, list[float]] = {"attention": [], "mlp": []}
+    shares: dict[str, list[float]] = {"attention": [], "mlp": []}
+    entering, products = [], []
+    for one in ids:
+        seen = watched(model, parts, one[None])
+        token = np.abs(seen["x"]).max((0, 2)).argmax()
+        x = seen["x"][:, token, CHANNEL]
+        entering.append(x[1])
+        for part in writes:
+            writes[part].append(seen[part][token, CHANNEL])
+            shares[part].append(seen[part][token, CHANNEL] / (x[np.abs(x).argmax()] - x[0]))
+        products.append(seen["active"][token] * weight)
+        assert x[2] - x[1] == pytest.approx(writes["attention"][-1] + writes["mlp"][-1], rel=1e-4)
+    product = np.mean(products, 0)
+    for part in writes:
+        assert rows.loc[part, "write"] == pytest.approx(np.mean(writes[part]), rel=1e-4, abs=1e-4)
+        assert rows.loc[part, "write_sem"] == pytest.approx(np.std(writes[part], ddof=1) / 3**0.5, rel=1e-3, abs=1e-4)
+        assert rows.loc[part, "share"] == pytest.approx(np.mean(shares[part]), rel=1e-3, abs=1e-6)
+        assert rows.loc[part, "entering"] == pytest.approx(np.mean(entering), rel=1e-4, abs=1e-4)
+    assert rows.loc["mlp", "neuron"] == np.abs(product).argmax() == NEURON
+    assert rows.loc["mlp", "neuron_share"] == pytest.approx(product[NEURON] / np.abs(product).sum(), rel=1e-4)
+    assert rows.loc["mlp", "super_weight"]
+    listed = [entry.split(":") for entry in rows.loc["mlp", "neurons"].split()]
+    assert [int(number) for number, _ in listed] == np.argsort(-np.abs(product))[:8].tolist()
+    assert rows.loc["mlp", "step"] == "up"
+    assert rows.loc["attention", ["neuron", "neurons", "super_weight"]].isna().all()
+    [line] = [line for line in run.summary.streams["text"].in_words if line.startswith("Spikes")]
+    assert f"the mlp of layer 1 writes 100 % of the rise of channel {CHANNEL}" in line
+    assert f"neuron {NEURON} has" in line
+    assert "a super weight" in line
+    assert hooks(model) == 0
+
+
+def lengths_read(model: Any, place: int = 4) -> tuple[list[int], Any]:
+    """How many tokens each pass over one batch of 40 read, with a spike at this token; and the table."""
+    ids = random_ids(2, 40)
+    ids[ids == 5] = 6
+    ids[:, place] = 5
+    with torch.no_grad():
+        model.get_input_embeddings().weight[5, CHANNEL] = 1000.0
+    seen: list[int] = []
+    handle = model.register_forward_pre_hook(
+        lambda m, args, kwargs: seen.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    table = spikes(model, ids).measured["spikes"]
+    handle.remove()
+    return [length for length in seen if length >= 16 and seen.count(length) < 3], table
+
+
+def test_a_causal_model_reads_no_further_than_the_spike(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, short = lengths_read(tiny("llama"))
+    assert read[-2:] == [40, 16]
+    monkeypatch.setattr(Spikes, "_agrees", lambda self, stream: False)
+    read, doubted = lengths_read(tiny("llama"))
+    assert read[-3:] == [40, 16, 40], "where the passes differ, the whole batch is read"
+    assert set(short["position"]) == {4}
+    for name in short:
+        numbers = short[name].dtype.kind == "f"
+        assert doubted[name].tolist() == (pytest.approx(short[name].tolist(), rel=1e-5, nan_ok=True) if numbers else
+                                          short[name].tolist())  # fmt: skip
+
+
+def test_spikes_at_the_first_token_take_no_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, once = lengths_read(tiny("llama"), 0)
+    assert read == [16, 40], "the first is the dry run"
+    elsewhere = property(lambda self: torch.full((2,), -1), lambda self, starts: None)
+    monkeypatch.setattr(_Peaks, "starts", elsewhere, raising=False)
+    read, twice = lengths_read(tiny("llama"), 0)
+    assert read[-2:] == [40, 16]
+    assert (set(once["position"]), set(twice["position"])) == ({0}, {1}), "the position counts from the start"
+    for name in once.drop(columns="position"):
+        numbers = once[name].dtype.kind == "f"
+        assert once[name].tolist() == (pytest.approx(twice[name].tolist(), rel=1e-5, nan_ok=True) if numbers else
+                                       twice[name].tolist())  # fmt: skip
+
+
+@pytest.mark.slow
+def test_shares_before_the_peak_add_up_to_1_and_padding_changes_nothing(tmp_path: Any) -> None:
+    model, ids = planted("llama"), random_ids(2, 20)
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    run = spikes(model, {"input_ids": ids, "attention_mask": mask})
+    alone = spikes(model, {"input_ids": ids[:1, 5:]})
+    found = run.measured["spikes"]
+    before = found[(found["channel"] == CHANNEL) & (found["layer"] < 2)]
+    assert before["share"].sum() == pytest.approx(1, rel=1e-4)
+    both = spikes(model, ids[1:]).measured["spikes"]
+    for name in ("write", "entering"):
+        rows = [
+            table[table["channel"] == CHANNEL][name].to_numpy() for table in (found, alone.measured["spikes"], both)
+        ]
+        assert rows[0] == pytest.approx((rows[1] + rows[2]) / 2, rel=1e-3, abs=1e-3)
+    run.save(tmp_path / "run")
+    read = sinkscope.load_run(tmp_path / "run").measured["spikes"]
+    assert read["neurons"].tolist() == found["neurons"].tolist()
+    assert read["super_weight"].tolist() == found["super_weight"].tolist()
+
+
+def test_no_spike_and_no_parts_are_said_in_words(tmp_path: Any) -> None:
+    plain, blind = spikes(tiny("llama"), random_ids(1, 12)), spikes(tiny("bert"), random_ids(1, 12))
+    for run, words in ((plain, "Spikes: no massive activation."), (blind, "Spikes: the blocks do not add")):
+        assert len(run.measured["spikes"]) == 0
+        assert any(line.startswith(words) for line in run.summary.streams["text"].in_words)
+    plain.save(tmp_path / "run")
+    assert list(sinkscope.load_run(tmp_path / "run").measured["spikes"]) == list(plain.measured["spikes"])
+
+
+def test_a_channel_that_comes_with_the_embedding_rises_nowhere() -> None:
+    """x_c is largest as it enters the first block: no part has a share of a rise of 0."""
+    model = tiny("llama")
+    with torch.no_grad():
+        model.embed_tokens.weight[:, CHANNEL] = WEIGHT
+        for layer in model.layers:
+            layer.self_attn.o_proj.weight[CHANNEL] = layer.mlp.down_proj.weight[CHANNEL] = 0.0
+    run = spikes(model, random_ids(3, 16))
+    table, stream = run.measured["spikes"], run.summary.streams["text"]
+    assert set(table["channel"]) == {CHANNEL}
+    assert table["share"].isna().all()
+    assert stream.in_words[-1] == f"Spikes: the massive values of channel {CHANNEL} come with the embedding."
+    assert stream.measured["spikes"] == {
+        "channel": CHANNEL, "layer": None, "part": "embedding", "share": None, "neuron": None
+    }  # fmt: skip
+
+
+def test_a_stream_that_is_not_seen_has_no_spikes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the blocks get the sequences folded into other rows: the parts were found on short ones."""
+    monkeypatch.setattr("sinkscope.questions.spikes.measure.stream_in", lambda args, kwargs: None)
+    run = spikes(planted("llama"), random_ids(2, 12))
+    assert len(run.measured["spikes"]) == 0
+
+
+@pytest.mark.slow
+def test_experts_leave_the_neurons_empty() -> None:
+    model = tiny("gpt_oss")
+    with torch.no_grad():
+        model.layers[1].mlp.experts.down_proj_bias[:, CHANNEL] = WEIGHT
+    found = spikes(model, random_ids(1, 12)).measured["spikes"]
+    assert set(found["part"]) == {"attention", "mlp"}
+    assert found["neuron"].isna().all()
+    assert found[(found["part"] == "mlp") & (found["layer"] == 1)]["step"].iloc[0] == "up"
+
+
+def test_spread_weights_are_refused() -> None:
+    with pytest.raises(SinkscopeError, match="--tp with --measure spikes: what a neuron writes"):
+        refuse_spread([Spikes])
+
+
+@pytest.mark.slow
+def test_without_its_super_weights_gemma_has_no_spike() -> None:
+    """The neurons that the table calls super weights of rising blocks, set to zero: norm_ratio falls by more than 5."""
+    checkpoint = open_checkpoint("example:gemma-3-270m", LoadOptions())
+    model, options = checkpoint.model, {"data": "prose", "num_sequences": 2, "self_check": False}
+    run = sinkscope.scan(model, tokenizer=checkpoint.tokenizer, measure="spikes", **options)
+    found = run.measured["spikes"]
+    named = found[found["super_weight"].fillna(False).astype(bool) & (found["step"] == "up")]
+    assert {(0, 1405), (3, 1414)} <= set(zip(named["layer"], named["neuron"], strict=True))
+
+    def zero(neuron: int) -> Any:
+        return lambda module, args: (args[0].index_fill(-1, torch.tensor([neuron]), 0.0),)
+
+    handles = [
+        model.get_submodule(f"{row.module}.mlp.down_proj").register_forward_pre_hook(zero(int(row.neuron)))
+        for row in named.itertuples()
+    ]
+    try:
+        without = sinkscope.scan(model, tokenizer=checkpoint.tokenizer, **options)
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert run.layers["norm_ratio"].max() - without.layers["norm_ratio"].max() > 5
+    assert without.heads["bos_mass"].mean() < run.heads["bos_mass"].mean() / 3

@@ -1,0 +1,290 @@
+"""Is a sink a switch? Every column against whole maps in float64, closed forms, and what is missing."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from exact import assert_close, table
+from families import tiny_model
+from models import random_ids, tiny
+from switch_reference import measure_switch
+from tiers import slow_but
+from transformers import AutoModel
+
+import sinkscope
+from sinkscope.capture.kernels.sums import AttentionSums
+from sinkscope.capture.site import AttentionKind, Site
+from sinkscope.capture.view import LayerView, Missing
+from sinkscope.metrics import registered
+from sinkscope.questions.cosines.columns import COSINES
+from sinkscope.questions.switch import columns as switch
+from sinkscope.runs.catalogue import table_columns
+from sinkscope.runs.questions import tables_of_questions
+from sinkscope.runs.run import Run, load_run
+
+METRICS = registered().tables
+HEADS = list(METRICS["switch"])
+LAYERS = [name for name, metric in METRICS["layers"].items() if metric.measure == "switch"]
+FAMILIES = ("llama", "gpt2", "bert", "gemma3", "gpt_oss")
+
+
+def measured(model: Any, ids: torch.Tensor, **options: Any) -> Run:
+    return sinkscope.scan(model, data=ids, self_check=False, measure="switch", **options)
+
+
+def compare(run: Run, model: Any, ids: torch.Tensor, relative: float, absolute: float) -> None:
+    heads, layers, cosines = measure_switch(model, ids)
+    assert set(heads) == set(HEADS)
+    assert set(layers) == set(LAYERS)
+    ours = table(run, HEADS, heads=True)
+    for name, values in heads.items():
+        assert_close(ours[name], values, name, relative, absolute)
+    ours = table(run, LAYERS, heads=False)
+    for name, values in layers.items():
+        assert_close(ours[name], values, name, relative, absolute)
+    shown = run.measured["alignment"]
+    for name, values in cosines.items():
+        assert_close(shown[name].to_numpy(), values.mean(0).ravel(), name, relative, absolute)
+        error = values.std(0, ddof=1).ravel() / np.sqrt(len(values))
+        assert_close(shown[f"{name}_sem"].to_numpy(), error, f"{name}_sem", 1e-3, 1e-4)
+
+
+@pytest.mark.parametrize("family", slow_but(FAMILIES[:-1], "llama"))  # gpt_oss runs in 32 bits or fewer only
+def test_every_column_in_float64(family: str) -> None:
+    model, ids = tiny(family).double(), random_ids(3, 24)
+    compare(measured(model, ids, batch_size=2), model, ids, 1e-6, 1e-6)
+
+
+@pytest.mark.parametrize("family", slow_but(FAMILIES, "gemma3"))
+def test_every_column_in_float32(family: str) -> None:
+    model, ids = tiny(family), random_ids(3, 24)
+    compare(measured(model, ids), model, ids, 1e-4, 1e-5)
+
+
+@pytest.mark.slow
+def test_padding_and_batches_change_nothing() -> None:
+    model, ids = tiny("llama"), random_ids(3, 24)
+    mask = torch.ones_like(ids)
+    mask[1, 20:] = 0
+    run = measured(model, {"input_ids": ids, "attention_mask": mask})  # type: ignore[arg-type]
+    alone = measured(model, ids[1:2, :20])
+    for names, heads in ((HEADS, True), (LAYERS, False)):
+        ours, expected = table(run, names, heads=heads), table(alone, names, heads=heads)
+        for name in names:
+            assert_close(ours[name][1], expected[name][0], name, 1e-4, 1e-5)
+    assert set(run.measured["alignment"]["position"]) == set(range(24))
+
+
+def tokens_told(run: Run, stream: str) -> bool:
+    """Whether the summary says which tokens switch the stream's heads on, or that none does."""
+    return any(
+        "switches a head on" in line or "switch heads on" in line for line in run.summary.streams[stream].in_words
+    )
+
+
+@pytest.mark.slow
+def test_a_model_whose_blocks_are_not_seen_has_no_tokens_that_switch(tmp_path: Path) -> None:
+    """XLNet's residual stream has its positions first: nothing says which heads are on, so nothing is said of them."""
+    run = measured(tiny_model(AutoModel, "xlnet"), random_ids(2, 20) % 90)
+    assert run.measured["switch"]["off_rate"].isna().all()
+    assert run.measured["switch"]["sink_rows"].notna().all(), "attention is seen all the same"
+    assert not tokens_told(run, "text")
+    run.save(tmp_path / "run")
+    for name in ("switch_tokens", "alignment"):
+        columns = [column.name for column in table_columns(tables_of_questions()[name]) if column.name != "domain"]
+        for found in (run.measured[name], load_run(tmp_path / "run").measured[name]):
+            assert list(found.columns) == columns
+            assert len(found) == 0
+
+
+@pytest.mark.slow
+def test_tokens_that_switch_are_told_of_the_stream_that_reads_them() -> None:
+    """T5's decoder reads its own text, shifted, and cross-attention has no tokens of its own at its queries."""
+    run = measured(tiny_model(AutoModel, "t5"), random_ids(2, 20) % 90)
+    assert {stream for stream in run.summary.streams if tokens_told(run, stream)} == {"encoder"}
+    assert set(run.measured["switch"]["stream"]) == {"encoder", "decoder", "cross"}
+    assert set(run.measured["switch_tokens"]["stream"]) <= {"encoder"}
+
+
+# Closed forms: views made by hand, one sequence, T queries.
+
+
+def view(probs: torch.Tensor, values: torch.Tensor, slices: torch.Tensor, **more: Any) -> LayerView:
+    """A view of heads with these maps [H, T, T], values [H, T, dv] and slices W_O^h [H, D, dv]."""
+    heads, length = probs.shape[:2]
+    rows = torch.arange(length)
+    first, shape = probs[None, :, :, 0], (1, heads, length)
+    output = (probs @ values).transpose(0, 1)[None]
+    sums = AttentionSums(
+        first=first, diagonal=probs[None, :, rows, rows], previous=None, entropy=torch.zeros(shape),
+        margin=(first / (1 - first)).log(), learned_sink=torch.zeros(shape), first_is_largest=torch.zeros(shape).bool(),
+        logit_gap=torch.zeros(shape), columns=probs.sum(1)[None], early_columns=None,
+        visible=(rows + 1)[None, None], sees_first=torch.ones(1, 1, length).bool(), causal=True,
+    )  # fmt: skip
+    site = Site("text", 0, "m", 0, AttentionKind("full"), heads, heads, 4, 4, True, "b", "p")
+    written = torch.einsum("bthv,hdv->btd", output, slices)
+    return LayerView(
+        site, 0.3, sums, output, raw_value=values[None], raw_projected=output, raw_written=written, factors=slices,
+        layer_heads=heads, **more,
+    )  # fmt: skip
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def test_a_head_that_attends_to_itself_is_an_mlp() -> None:
+    seen = view(torch.eye(6, dtype=torch.float64)[None], drawn(1, 6, 4), drawn(1, 5, 4))
+    assert float(switch.from_self(seen)) == pytest.approx(1)
+    assert float(switch.communication(seen)) == pytest.approx(0, abs=1e-24)
+    assert float(switch.from_sink(seen)) == 0
+
+
+def test_a_head_that_attends_to_a_first_token_without_value_is_off() -> None:
+    maps, values = torch.zeros(1, 6, 6, dtype=torch.float64), drawn(1, 6, 4)
+    maps[..., 0], values[:, 0] = 1, 0
+    seen = view(maps, values, drawn(1, 5, 4))
+    assert float(switch.off_rate(seen)) == float(switch.sink_rows(seen)) == 1
+    assert switch.switch_phi(seen).isnan().all(), "neither ever varies"
+    assert switch.communication(seen).isnan().all(), "a share of nothing"
+    assert float(switch.open_q90(seen)) == 0
+
+
+def test_a_head_that_copies_the_first_token_everywhere_writes_a_constant() -> None:
+    maps = torch.zeros(1, 6, 6, dtype=torch.float64)
+    maps[..., 0] = 1
+    seen = view(maps, drawn(1, 6, 4), drawn(1, 5, 4))
+    for column in (switch.constant_share, switch.from_sink, switch.sunk_not_off):
+        assert float(column(seen)) == pytest.approx(1)
+
+
+def test_opposite_heads_cancel_and_equal_ones_add_up() -> None:
+    maps = torch.tril(torch.ones(2, 6, 6, dtype=torch.float64))
+    maps /= maps.sum(-1, keepdim=True)
+    values, slices = drawn(1, 6, 4).expand(2, -1, -1), drawn(1, 5, 4)
+    assert float(switch.compensation(view(maps, values, torch.cat([slices, -slices])))) == pytest.approx(0, abs=1e-12)
+    same = view(maps, values, torch.cat([slices, slices]))
+    assert float(switch.compensation(same)) == pytest.approx(1)
+    assert float(switch.compensation_unrelated(same)) == pytest.approx(2**-0.5)
+
+
+def test_a_bias_of_the_first_key_is_a_pure_key_bias() -> None:
+    """All logits are 0 but those of key 0. The margin falls with log i all the same; key_bias does not."""
+    maps = torch.tril(torch.ones(1, 9, 9, dtype=torch.float64))
+    maps[..., 0] = torch.e**2
+    maps /= maps.sum(-1, keepdim=True)
+    seen = view(maps, drawn(1, 9, 4), drawn(1, 5, 4))
+    assert float(switch.key_bias(seen)) == pytest.approx(0, abs=1e-12)
+    assert float(seen.attention.margin[0, 0, 1:].std()) > 0.5
+
+
+def test_rows_of_a_score_beyond_one_and_values_of_zero_are_missing_not_zero() -> None:
+    seen = view(torch.eye(4, dtype=torch.float64)[None], torch.zeros(1, 4, 4, dtype=torch.float64), drawn(1, 5, 4))
+    for name, metric in METRICS["switch"].items():
+        if name not in ("sink_rows", "key_bias"):
+            assert metric.compute(seen).isnan().all(), name
+
+
+def test_cosines_of_what_a_layer_lacks_are_empty() -> None:
+    z = drawn(1, 6, 5)
+    seen = view(torch.eye(6, dtype=torch.float64)[None], drawn(1, 6, 4), drawn(1, 5, 4), attention_input=z)
+    residual, squared, own, own_squared = switch.by_position(seen)[0]
+    assert torch.stack([residual, squared]).isnan().all()
+    expected = torch.cosine_similarity(z[0, :1], z[0], dim=-1)
+    torch.testing.assert_close(own, expected)
+    torch.testing.assert_close(own_squared, expected**2)
+
+
+def test_cosines_of_a_block_whose_tokens_are_not_the_keys_are_missing() -> None:
+    more = {"residual_in": drawn(1, 9, 5), "attention_input": drawn(1, 9, 5)}
+    seen = view(torch.eye(6, dtype=torch.float64)[None], drawn(1, 6, 4), drawn(1, 5, 4), **more)
+    early = [partial(cosine, length=4) for cosine in COSINES.values()]
+    for column in (switch.by_position, switch.cos_peak_residual, switch.cos_peak_input, *early[:2]):
+        with pytest.raises(Missing):
+            column(seen)
+
+
+@pytest.mark.slow
+def test_a_gate_after_attention_changes_neither_rows_nor_heads() -> None:
+    """Columns of o_i read it before the gate; half of every w_i has the shares that the whole has."""
+    model, ids = tiny("llama", num_hidden_layers=1), random_ids(2, 24)
+    plain = measured(model, ids)
+    model.layers[0].self_attn.o_proj.register_forward_pre_hook(lambda module, args: (args[0] * 0.5,), prepend=True)
+    gated = measured(model, ids)
+    for names, heads in ((HEADS, True), (LAYERS, False)):
+        ours, expected = table(gated, names, heads=heads), table(plain, names, heads=heads)
+        for name in names:
+            assert_close(ours[name], expected[name], name, 1e-5, 1e-6)
+
+
+@pytest.mark.slow
+def test_cross_attention_has_no_column_of_its_own_keys() -> None:
+    run = measured(tiny_model(AutoModel, "t5"), random_ids(2, 12))
+    heads = run.measured["switch"].set_index("stream")
+    assert heads.loc["cross", ["from_self", "communication"]].isna().all(axis=None)
+    assert heads.loc["cross", ["sink_rows", "off_rate", "from_sink"]].notna().all(axis=None)
+    assert heads.loc["encoder", ["from_self", "communication"]].notna().all(axis=None)
+    layers = run.layers.set_index("stream")
+    assert layers.loc["cross", ["cos_peak_residual", "cos_peak_input"]].isna().all(axis=None)
+    assert layers.loc["decoder", ["cos_peak_residual", "cos_peak_input"]].notna().all(axis=None)
+    assert set(run.measured["alignment"].dropna()["stream"]) == {"encoder", "decoder"}
+
+
+# The trigger models: what the papers say of them.
+
+
+@pytest.fixture(scope="module")
+def trigger_runs() -> dict[str, Run]:
+    return {
+        name: sinkscope.scan(f"example:trigger-{name}", num_sequences=40, measure="switch", self_check=False)
+        for name in ("softmax", "relu")
+    }
+
+
+def test_the_softmax_sink_of_the_trigger_task_is_a_switch(trigger_runs: dict[str, Run]) -> None:
+    """In every row without a trigger the head has a sink and is off; at the trigger it is on."""
+    run = trigger_runs["softmax"]
+    [head] = run.measured["switch"].to_dict("records")
+    assert head["sink_rows"] == head["off_rate"] == pytest.approx(14 / 15)
+    assert head["switch_phi"] == pytest.approx(1)
+    assert head["off_when_sunk"] == 1
+    assert head["off_not_sunk"] == head["sunk_not_off"] == 0
+    tokens = run.measured["switch_tokens"].set_index("token")
+    assert tokens["on_rate"].to_dict() == {"trigger": 1, "ordinary": 0}
+    assert tokens["n"].to_dict() == {"trigger": 40, "ordinary": 560}
+    assert tokens.loc["trigger", "lift"] == pytest.approx(15)
+    assert (tokens["q"] < 1e-8).all()
+    words = " ".join(run.summary.streams["text"].in_words)
+    assert "1 of 1 heads have sink rows" in words
+    assert "Tokens that switch heads on: 'trigger' (1)." in words
+    assert "Heads cancel" not in words, "there is one head"
+
+
+def test_the_relu_head_of_the_trigger_task_is_off_without_a_sink(trigger_runs: dict[str, Run]) -> None:
+    [head] = trigger_runs["relu"].measured["switch"].to_dict("records")
+    assert head["off_rate"] == head["off_not_sunk"] == pytest.approx(14 / 15)
+    assert head["sink_rows"] == 0
+    assert "none of 1 heads has sink rows" in " ".join(trigger_runs["relu"].summary.streams["text"].in_words)
+
+
+def test_tokens_are_counted_the_same_whatever_the_batches(trigger_runs: dict[str, Run]) -> None:
+    again = sinkscope.scan(
+        "example:trigger-softmax", num_sequences=40, batch_size=7, measure="switch", self_check=False
+    )
+    pd.testing.assert_frame_equal(again.measured["switch_tokens"], trigger_runs["softmax"].measured["switch_tokens"])
+
+
+def test_a_run_without_such_tokens_is_saved_and_read(tmp_path: Any) -> None:
+    """Two short sequences: no token is seen often enough."""
+    run = measured(tiny("llama", num_hidden_layers=1), random_ids(2, 12))
+    run.save(tmp_path / "run")
+    read = load_run(tmp_path / "run")
+    assert read.measured["switch_tokens"].empty
+    for name, own in run.measured.items():
+        pd.testing.assert_frame_equal(read.measured[name], own, rtol=1e-8)

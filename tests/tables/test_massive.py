@@ -1,0 +1,58 @@
+"""Massive activations in a summary: the largest of the massive ones, and the sentence."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from models import random_ids, tiny
+
+from sinkscope import scan
+from sinkscope.runs.schema.stream import MassiveActivations, MassiveChannel
+from sinkscope.runs.words import _massive_words
+from sinkscope.tables.massive import LARGEST, _largest
+
+
+def layer(number: int, peaks: list[float], massive: list[float]) -> tuple[Any, list[Any]]:
+    """One attention call whose sequences have these largest elements, massive or not."""
+    columns = dict.fromkeys(LARGEST, np.arange(10.0, 10 + len(peaks)))
+    columns |= {"inf_norm": np.array(peaks), "massive_tokens": np.array(massive)}
+    return SimpleNamespace(layer=number), [SimpleNamespace(count=len(peaks), layer=columns.__getitem__)]
+
+
+def test_the_largest_is_one_of_the_massive() -> None:
+    """An element may be larger than any massive one where its layer's median is large too."""
+    stream = [layer(1, [300, 500, 600], [1, 2, 0]), layer(2, [900, 800, 700], [0, 0, 0])]
+    number, found = _largest(stream, True)
+    assert (number, found["inf_norm"], found["max_abs_token"]) == (1, 500, 11)
+    assert _largest(stream, False)[0] == 2
+    assert _largest([layer(0, [np.nan], [np.nan]), *stream], False)[0] == 2
+
+
+@pytest.mark.slow
+def test_the_block_that_brings_the_first_token_back_is_named() -> None:
+    """Blocks 0 and 2 of 3 multiply what they return by 100 and 0.001."""
+    model = tiny("llama")
+    for number, factor in ((0, 100.0), (2, 0.001)):
+        model.layers[number].register_forward_hook(lambda module, args, output, factor=factor: output * factor)
+    norm = scan(model, data=random_ids(2, 20), self_check=False).summary.streams["text"].first_token_norm
+    assert (norm.spike_layer, norm.fall_layer) == (0, 2)
+    assert norm.max_ratio is not None
+
+
+def test_massive_activations_in_words() -> None:
+    def channel(number: int) -> MassiveChannel:
+        return MassiveChannel(channel=number, layers=[1], tokens_per_sequence=1.0, positions=[])
+
+    massive = MassiveActivations(
+        present=True, layers=[1, 2, 3, 7, 9, 10], max_abs=102013.98, layer=10, position=0, channel=163,
+        channels=[channel(400), channel(163)],
+    )  # fmt: skip
+    assert _massive_words(massive) == (
+        "Massive activations: layers 1 to 3, 7, 9 to 10, channels 400 and 163, up to 1.02e+05 (entering layer 10, "
+        "position 0)."
+    )
+    one = massive.model_copy(update={"layers": [4], "channels": [channel(each) for each in (1, 2, 3, 5, 8)]})
+    assert "layer 4, channels 1, 2 and 3 and 2 more, up to" in _massive_words(one)

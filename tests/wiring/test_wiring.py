@@ -1,0 +1,204 @@
+"""Linear maps found by their values: modules that stand in the way are seen through, or the map is missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from models import random_ids, tiny
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer
+from watched import find
+
+import sinkscope
+from sinkscope.wiring.parts import find_parts
+from sinkscope.wiring.trace import trace
+
+WRITES = ["tr_bw", "rank_w", "verdict"]
+ALL_MISSING = ["beta", "rank_qk", "cost_actual", *WRITES]
+IDS = random_ids(1, 20)
+
+
+def small(**settings: Any) -> Any:
+    return tiny("llama", num_hidden_layers=2, **settings).double()
+
+
+def smoothing(model: Any) -> pd.DataFrame:
+    """The smoothing table, by layer."""
+    run = sinkscope.scan(model, data=IDS, self_check=False, smoothing=True)
+    assert run.smoothing is not None
+    return run.smoothing.set_index("layer")
+
+
+def same(found: pd.DataFrame, expected: pd.DataFrame) -> None:
+    pd.testing.assert_frame_equal(found.drop(columns="module"), expected.drop(columns="module"), rtol=1e-6, atol=1e-9)
+
+
+class Halves(nn.Module):
+    """Every second token, as a module that compresses keys returns them."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return hidden_states[:, ::2]
+
+
+class Twice(nn.Module):
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return 2 * hidden_states
+
+
+@pytest.mark.slow
+def test_a_layer_that_only_points_the_same_way_is_not_taken_for_w_v() -> None:
+    """v is twice what the linear layer inside returns, and the first module of all returns other tokens."""
+    model, expected = small(), small()
+    attention = model.layers[0].self_attn
+    attention.v_proj = nn.Sequential(attention.v_proj, Twice()).eval()
+    attention.pool = Halves().eval()
+
+    def compress(module: nn.Module, args: Any) -> None:
+        attention.pool(args[0])
+
+    attention.q_proj.register_forward_pre_hook(compress)
+    with torch.no_grad():
+        expected.layers[0].self_attn.v_proj.weight.mul_(2)
+    same(smoothing(model), smoothing(expected))
+
+
+def test_a_residual_stream_of_odd_width() -> None:
+    """The gain of the odd channel is tested by a second probe; against the gain that the norm holds."""
+    model = small(hidden_size=45, head_dim=16, num_attention_heads=5, num_key_value_heads=5)
+    forward, plan = find(model)
+    found = trace(model, plan, lambda: forward.at_position_zero(random_ids(16, 4)))
+    for site in plan.sites:
+        norm = found[site.name].norm
+        assert norm is not None
+        weight = model.layers[site.layer].input_layernorm.weight
+        torch.testing.assert_close(norm.gain, weight.detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_what_no_single_module_makes_of_x_leaves_the_layer_empty() -> None:
+    """Something between the norm and the projections changes single channels."""
+    model = small()
+    bent = 1 + 0.3 * torch.randn(64, dtype=torch.float64)
+
+    def bend(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        return args, kwargs | {"hidden_states": kwargs["hidden_states"] * bent}
+
+    model.layers[0].self_attn.register_forward_pre_hook(bend, with_kwargs=True)
+    found = smoothing(model)
+    assert found.loc[0, ALL_MISSING].isna().all(axis=None)
+    assert found.loc[1, ["beta", "rank_qk", *WRITES]].notna().all(axis=None)
+
+
+@pytest.mark.slow
+def test_a_norm_that_centres_queries_leaves_their_map_empty() -> None:
+    """A layer norm of each query subtracts a mean and adds a bias: its logits are no bilinear form of z."""
+    model = tiny("qwen3", num_hidden_layers=2)
+    torch.manual_seed(0)
+    norm = nn.LayerNorm(24).eval()
+    with torch.no_grad():
+        norm.weight.add_(0.3 * torch.randn(24))
+        norm.bias.add_(0.3 * torch.randn(24))
+    model.layers[0].self_attn.q_norm = norm
+    found = smoothing(model)
+    assert found.loc[0, "rank_qk"].isna().all()
+    assert found.loc[1, "rank_qk"].notna().all()
+    assert found[WRITES].notna().all(axis=None)
+
+
+@pytest.mark.slow
+def test_queries_of_zeros_have_no_factor_and_no_cost() -> None:
+    model = small()
+    with torch.no_grad():
+        model.layers[0].self_attn.q_proj.weight.zero_()
+    found = smoothing(model)
+    assert found.loc[0, ["rank_qk", "cost_actual"]].isna().all(axis=None)
+    assert found.loc[1, ["rank_qk", "cost_actual"]].notna().all(axis=None)
+
+
+@pytest.mark.slow
+def test_an_input_under_another_keyword_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, ours = LlamaAttention.forward, LlamaDecoderLayer.forward
+    before = sinkscope.scan(small(), data=IDS, self_check=False).heads
+
+    def renamed(self: Any, given: Any = None, hidden_states: Any = None, **kwargs: Any) -> Any:
+        return plain(self, hidden_states=given, **kwargs)
+
+    def layer(self: Any, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        attention = self.self_attn
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self, "_modules", {**self._modules, "self_attn": Renaming(attention)})
+            return ours(self, hidden_states, **kwargs)
+
+    monkeypatch.setattr(LlamaAttention, "forward", renamed)
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", layer)
+    run = sinkscope.scan(small(), data=IDS, self_check=False, smoothing=True)
+    assert run.smoothing is not None
+    assert run.smoothing[ALL_MISSING].isna().all(axis=None)
+    assert run.layers["cos_first_input"].isna().all()
+    assert run.layers["cos_first_residual"].notna().all()
+    pd.testing.assert_series_equal(run.heads["bos_mass"], before["bos_mass"])
+
+
+class Renaming(nn.Module):
+    """Calls attention with the keyword `given` in place of `hidden_states`."""
+
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Any:
+        return self.attention(given=hidden_states, **kwargs)
+
+
+@pytest.mark.slow
+def test_without_an_output_projection_what_heads_write_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sinkscope.capture.output_projection.NAMES", ())
+    found = smoothing(small())
+    assert found[WRITES].isna().all(axis=None)
+    assert found[["beta", "rank_qk", "cost_actual"]].notna().all(axis=None)
+
+
+@pytest.mark.slow
+def test_a_projection_beside_a_dropout_is_found() -> None:
+    model, plain = small(), small()
+    for layer in model.layers:
+        layer.self_attn.o_proj = nn.Sequential(layer.self_attn.o_proj, nn.Dropout(0.5)).eval()
+    _, plan = find(model)
+    assert [site.projection for site in plan.sites] == [f"layers.{at}.self_attn.o_proj.0" for at in (0, 1)]
+    ours, expected = (sinkscope.scan(each, data=IDS, self_check=False) for each in (model, plain))
+    pd.testing.assert_frame_equal(ours.heads, expected.heads)
+
+
+def test_the_first_of_two_layers_is_not_the_output_projection() -> None:
+    """What heads write to the residual stream is what both make together."""
+    model = small()
+    attention = model.layers[0].self_attn
+    attention.o_proj = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 64)).double().eval()
+    heads = sinkscope.scan(model, data=IDS, self_check=False).heads.set_index("layer")
+    assert heads.loc[0, "ov_drain"].isna().all()
+    assert heads.loc[1, "ov_drain"].notna().all()
+
+
+@pytest.mark.slow
+def test_heads_that_write_to_another_width_are_not_added_to_the_stream() -> None:
+    model = small()
+    attention, up = model.layers[0].self_attn, torch.randn(64, 32, dtype=torch.float64)
+    attention.o_proj = nn.Linear(64, 32, bias=False).double().eval()
+    attention.o_proj.register_forward_hook(lambda module, args, output: output @ up.mT)
+    found = smoothing(model)
+    assert found.loc[0, [*WRITES, "avgcos_identity"]].isna().all(axis=None)
+    assert found.loc[0, ["beta", "rank_qk", "avgcos_residual"]].notna().all(axis=None)
+    assert found.loc[1, WRITES].notna().all(axis=None)
+
+
+def test_blocks_of_several_residual_streams_have_no_parts() -> None:
+    model = tiny("llama")
+    first, second = (layer.forward for layer in model.layers[:2])
+    model.layers[0].forward = lambda hidden, **kwargs: first(hidden, **kwargs)[None]
+    model.layers[1].forward = lambda hidden, **kwargs: second(hidden[0], **kwargs)
+    forward, plan = find(model)
+    found = find_parts(model, plan, lambda: forward(random_ids(2, 12)))
+    assert set(found) == {"layers.2"}
+    assert found["layers.2"].attention == "layers.2.self_attn"
