@@ -29,8 +29,8 @@ from sinkscope.checkpoints.checks import (
 from sinkscope.checkpoints.gguf_files import dequantizing
 from sinkscope.checkpoints.hashing import Hashing
 from sinkscope.checkpoints.options import LoadOptions, check_dtype
-from sinkscope.checkpoints.placement import Placement
-from sinkscope.checkpoints.private_doors import loading_report
+from sinkscope.checkpoints.placement import NO_PLAN, Placement
+from sinkscope.checkpoints.private_doors import lacks_tensor_plan, loading_report
 from sinkscope.checkpoints.quiet import Report, quiet_transformers, silent
 from sinkscope.checkpoints.sources import Source, find_source, weight_paths
 from sinkscope.checkpoints.tokenizers import load_tokenizer, why_not_loaded
@@ -228,7 +228,7 @@ def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) 
             f"{source.name} does not fit into the device's memory: try --dtype, --device-map auto"
         ) from None
     except Exception as error:  # any defect of a checkpoint becomes one line
-        raise SinkscopeError(why_not_loaded(source, error)) from error
+        raise SinkscopeError(NO_PLAN if lacks_tensor_plan(error) else why_not_loaded(source, error)) from error
     placement.settle(model)
     return model, check_keys(source.name, model, report)
 

@@ -18,6 +18,8 @@ from sinkscope.capture.private_doors import execution_devices
 from sinkscope.checkpoints.weight_files import cache_folder
 from sinkscope.errors import SinkscopeError
 
+NO_PLAN = "--tp: transformers has no plan to spread this kind of model over processes: scan it without --tp"
+
 
 class Placement:
     """Arguments of from_pretrained that place the weights.
@@ -78,9 +80,7 @@ def _check_heads(name: str, config: Any, count: int) -> None:
 def _check_plan(model: nn.Module) -> None:
     """Raises SinkscopeError for a model that transformers did not spread: every process would hold all of it."""
     if not any(hasattr(parameter, "to_local") for parameter in model.parameters()):
-        raise SinkscopeError(
-            "--tp: transformers has no plan to spread this kind of model over processes: scan it without --tp"
-        )
+        raise SinkscopeError(NO_PLAN)
 
 
 def held(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

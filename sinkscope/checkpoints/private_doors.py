@@ -81,6 +81,11 @@ def is_unknown_type(error: Exception) -> bool:
     return "Unrecognized model" in str(error) or "does not recognize this architecture" in str(error)
 
 
+def lacks_tensor_plan(error: Exception) -> bool:
+    """Whether a model was refused because transformers has no plan to spread it over processes."""
+    return "has no `tp_plan`" in str(error)
+
+
 def is_unsafe_pickle(error: Exception) -> bool:
     """Whether pickled weights were refused because they are damaged or hold more than tensors."""
     return "weights_only" in str(error)
