@@ -449,7 +449,8 @@ def geometry_columns(query: Array, key: Array, logits: Array, causal: bool) -> d
 
 
 def logit_size(logits: Array, causal: bool) -> float:
-    """Size of the two means whose difference is logit_gap; it bounds the rounding error of even a small gap."""
+    """Size of the two means whose difference is logit_gap; it bounds the rounding error of even a small gap, and of a
+    small sink_margin, whose second term is the log of a sum in place of a mean."""
     first = [logits[i, 0] for i in range(1, len(logits))]
     every = [mean(logits[i, : i + 1] if causal else logits[i]) for i in range(1, len(logits))]
     return mean(np.abs(first)) + mean(np.abs(every))
@@ -598,7 +599,7 @@ def measure(model: PreTrainedModel, input_ids: torch.Tensor, epsilon: float = 0.
             peak_position[index, h], peak_score[index, h] = best, mean_alpha[index, h, best]
     return Reference(
         heads=heads,
-        sizes={"logit_gap": np.array(logit_sizes)},
+        sizes=dict.fromkeys(("logit_gap", "sink_margin"), np.array(logit_sizes)),
         layers=dict(layer_table),
         run_layers={name: np.array([row[name] for row in run_rows]) for name in run_rows[0]},
         alpha=all_alpha,
