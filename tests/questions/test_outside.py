@@ -18,23 +18,53 @@ from sinkscope.runs.questions import Option, Question
 PACKAGE = Path(__file__).parents[1] / "fixtures" / "outside_question"
 
 
-def sinkscope(*words: object, outside: bool = True) -> subprocess.CompletedProcess[str]:
-    """Runs a command in a process that finds the package, as if pip had installed it."""
+def python(*words: object, outside: bool = True) -> subprocess.CompletedProcess[str]:
+    """Runs Python in a process that finds the package, as if pip had installed it."""
     paths = [*([str(PACKAGE)] if outside else []), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.run(
-        [sys.executable, "-m", "sinkscope", *map(str, words)],
+        [sys.executable, *map(str, words)],
         capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
     )  # fmt: skip
 
 
+def sinkscope(*words: object, outside: bool = True) -> subprocess.CompletedProcess[str]:
+    return python("-m", "sinkscope", *words, outside=outside)
+
+
+SESSION = """
+import sys
+import sinkscope
+from sinkscope.cli import main
+from sinkscope.tables.write_catalogue import catalogue_texts
+
+model, folder = sys.argv[1:]
+text = dict(data="random", num_sequences=3, seq_len=20)
+run = sinkscope.scan(model, measure=["steadiness", "bare"], bar=0.15, **text)
+again = sinkscope.scan(model, measure="steadiness", bar=0.15, **text)
+shares = [each.measured["steadiness"].steady_share.round(6).tolist() for each in (again, run)]
+assert shares[0] == shares[1]
+asked = run.manifest.request.of_model("other")
+assert asked.options["bar"] == 0.15 and asked.measures == ("bare", "steadiness")
+
+own = {path: text for path, text in catalogue_texts().items() if "outside_question" in str(path)}
+assert len(own) == 2 and all(path.read_text("utf-8") == text for path, text in own.items())
+
+words = "--data random --num-sequences 3 --seq-len 20 --measure steadiness --measure bare --bar 0.15"
+sys.argv = ["sinkscope", "scan", model, *words.split(), "--out", folder]
+main()
+"""
+"""Reads the package from Python, writes its definitions, and runs the scan that the other tests read: in one process,
+since each that runs a model starts for seconds."""
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of the package's questions. Python's own views of it are checked on the way: `SESSION`."""
     from models import tiny
 
     folder = tmp_path_factory.mktemp("outside")
     tiny("llama", num_hidden_layers=2).save_pretrained(folder / "tiny")
-    words = ("--data", "random", "--num-sequences", 3, "--seq-len", 20, "--measure", "steadiness", "--measure", "bare")
-    done = sinkscope("scan", folder / "tiny", *words, "--bar", 0.15, "--out", folder / "run")
+    done = python("-c", SESSION, folder / "tiny", folder / "run")
     assert done.returncode == 0, done.stderr
     assert re.search(r"Steadiness: all sequences agree on \d of 8 heads\.", done.stdout)
     return folder / "run"
@@ -98,38 +128,6 @@ def test_it_is_documented_by_every_command() -> None:
     bar = json.loads(sinkscope("schema", "request").stdout)["properties"]["bar"]
     assert bar["description"] == "Least alpha_0 of a sequence that counts. For --measure steadiness."
     assert " steady," in re.sub(r"\s+", " ", sinkscope("plot", "--help").stdout)
-
-
-def test_the_definitions_of_its_columns_are_written_by_the_same_command() -> None:
-    text = (
-        "from sinkscope.tables.write_catalogue import catalogue_texts\n"
-        "own = {path: text for path, text in catalogue_texts().items() if 'outside_question' in str(path)}\n"
-        "assert len(own) == 2 and all(path.read_text('utf-8') == text for path, text in own.items())\n"
-    )
-    path = os.pathsep.join([str(PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False,
-                          env=os.environ | {"PYTHONPATH": path})  # fmt: skip
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_run_is_compared_and_read_from_python(run: Path) -> None:
-    """`compare` asks the same question of another model with the same option; a keyword of `scan` sets it too."""
-    text = (
-        "import sinkscope, sys\n"
-        "run = sinkscope.load_run(sys.argv[1])\n"
-        "text = dict(data='random', num_sequences=3, seq_len=20)\n"
-        "again = sinkscope.scan(sys.argv[2], measure='steadiness', bar=0.15, **text)\n"
-        "shares = [each.measured['steadiness'].steady_share.round(6).tolist() for each in (again, run)]\n"
-        "assert shares[0] == shares[1]\n"
-        "asked = run.manifest.request.of_model('other')\n"
-        "assert asked.options['bar'] == 0.15 and asked.measures == ('bare', 'steadiness')\n"
-    )
-    path = os.pathsep.join([str(PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, "-c", text, run, run.parent / "tiny"],
-        capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": path},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
 
 
 def test_without_the_package_the_run_says_what_is_missing(run: Path) -> None:
