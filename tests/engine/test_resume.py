@@ -9,17 +9,15 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import forked
 import pytest
 import torch
 from conftest import TABLES, Scan, Tell
+from forked import Kills
 from random_share import share_of
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -516,29 +514,6 @@ def test_no_model_and_no_list_is_one_line(tmp_path: Path) -> None:
         assert result.exit_code == 2
         assert told in result.stderr
         assert len(result.stderr.splitlines()) == 1
-
-
-class Kills:
-    """Commands in forks of one process (tests/support/forked.py), some of them killed."""
-
-    def __init__(self) -> None:
-        words = [sys.executable, str(Path(forked.__file__))]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-
-    def run(self, *words: object, after: float | None = None) -> tuple[int, float]:
-        """The exit code of a command, -9 where it was killed `after` that many seconds, and the seconds it took."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([[*map(str, words)], after]) + "\n")
-        self._process.stdin.flush()
-        code, seconds = self._process.stdout.readline().split()
-        return int(code), float(seconds)
-
-    def end(self) -> None:
-        self._process.communicate(timeout=60)
 
 
 @pytest.fixture

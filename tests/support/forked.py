@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -20,6 +21,30 @@ import sinkscope.engine.scan
 import sinkscope.present.terminal.progress
 import sinkscope.runs.run  # noqa: F401
 from sinkscope.cli import main
+
+
+class Kills:
+    """Commands in forks of one process, which is this file, some of them killed."""
+
+    def __init__(self) -> None:
+        words = [sys.executable, __file__]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def run(self, *words: object, after: float | None = None) -> tuple[int, float]:
+        """The exit code of a command, -9 where it was killed `after` that many seconds, and the seconds it took."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([[*map(str, words)], after]) + "\n")
+        self._process.stdin.flush()
+        code, seconds = self._process.stdout.readline().split()
+        return int(code), float(seconds)
+
+    def end(self) -> None:
+        self._process.communicate(timeout=60)
+
 
 for line in sys.stdin if __name__ == "__main__" else ():
     words, after = json.loads(line)

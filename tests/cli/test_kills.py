@@ -1,0 +1,122 @@
+"""Commands that write several files, killed at random moments: nothing is lost, and the next call ends with the same
+bytes as one that nobody killed."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from conftest import Tell
+from forked import Kills
+from random_share import share_of
+
+from sinkscope.runs.run import load_run
+
+SHORT = ("--seq-len", "24", "--num-sequences", "4", "--quiet")
+Files = dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line, `{out}` where it writes, and the names of the files whose bytes do not tell when they were made.
+
+    Attributes:
+        whole: its files stand together or not at all. Others are written one by one, each whole.
+        resumed: the option of the next call after a kill.
+    """
+
+    words: tuple[str, ...]
+    files: tuple[str, ...]
+    whole: bool = True
+    resumed: str = ""
+
+
+COMMANDS = {
+    "scan": Command(
+        ("scan", "{tiny}", "--measure", "all", "--data", "prose", "--batch-size", "2", *SHORT, "--out", "{out}"),
+        ("*.csv", "*.parquet"), resumed="--resume",
+    ),
+    "track": Command(
+        ("track", "{checkpoints}/checkpoint-20", "{checkpoints}/checkpoint-100", "--data", "random", *SHORT, "--out",
+         "{out}"), ("*.csv", "step-*/*.csv", "step-*/*.parquet"), whole=False,
+    ),
+    "arms": Command(
+        ("arms", "{tiny}", "--arm", "keys:first1", "--arm", "value:first1", "--draws", "2", *SHORT, "--out", "{out}"),
+        ("*.csv",), resumed="--resume",
+    ),
+    "figures": Command(
+        ("figures", "lampert", "{run}", "--no-maps", "--format", "svg", "-o", "{out}"), ("*.svg", "*.md"), whole=False
+    ),
+    "atlas": Command(("atlas", "{run}", "-o", "{out}/x.html", "--csv", "{out}/x.csv"), ("x.*",), whole=False),
+    "card": Command(("card", "{run}", "-o", "{out}/x.md", "--badge", "{out}/x.svg"), ("x.*",), whole=False),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def kills() -> Iterator[Kills]:
+    started = Kills()
+    yield started
+    started.end()
+
+
+@pytest.fixture(scope="module")
+def places(tiny_folder: Path, kills: Kills, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What the commands read."""
+    folder = tmp_path_factory.mktemp("read")
+    for step in (20, 100):
+        shutil.copytree(tiny_folder, folder / f"checkpoint-{step}")
+    words = ("scan", tiny_folder, "--measure", "all", *SHORT, "--out", folder / "run")
+    assert kills.run(*words)[0] == 0
+    return {"tiny": tiny_folder, "checkpoints": folder, "run": folder / "run"}
+
+
+def files(out: Path, command: Command) -> Files:
+    return {str(path.relative_to(out)): path.read_bytes() for name in command.files for path in out.glob(name)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_kills_at_random_moments(name: str, places: dict[str, Path], tmp_path: Path, kills: Kills, tell: Tell) -> None:
+    """17 of each command, unless a share is asked for: 102 in all."""
+    command, draw, seen = COMMANDS[name], random.Random(name), Counter[str]()
+
+    def run(out: Path, *more: str, after: float | None = None) -> tuple[int, float]:
+        if any(word.startswith("{out}/") for word in command.words):
+            out.mkdir(parents=True, exist_ok=True)
+        words = [word.format(out=out, **places) for word in command.words]
+        return kills.run(*words, *more, after=after)
+
+    code, seconds = run(tmp_path / "unbroken")
+    assert code == 0
+    whole, out = files(tmp_path / "unbroken", command), tmp_path / "there" / "out"
+    assert whole
+    more: tuple[str, ...] = ()
+    while seen.total() < share_of(17):
+        code, _ = run(out, *more, after=seconds * draw.uniform(0.1, 1.0))
+        assert code in (0, -signal.SIGKILL)
+        found = files(out, command)
+        assert all(whole.get(each) == data for each, data in found.items()), "each file is whole"
+        if command.whole:
+            assert len(found) in (0, len(whole)), sorted(found)
+        if code:
+            seen["nothing" if not found else "all" if len(found) == len(whole) else "some"] += 1
+        more = (command.resumed,) if (out / "shards").exists() else ()
+        if len(found) == len(whole):
+            shutil.rmtree(out)
+            more = ()
+    assert run(out, *more)[0] == 0
+    assert files(out, command) == whole
+    for path in [out, *out.glob("step-*")]:
+        if (path / "manifest.json").exists():
+            load_run(path)
+    if not any(
+        "{out}/" in word for word in command.words
+    ):  # beside a file, another process may be writing
+        assert not [path.name for path in [*out.rglob("*"), *out.parent.iterdir()] if path.name.startswith(".")]
+    tell(f"kills of {name}: {seen.total()}, which left {dict(seen)}")
