@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from hashlib import sha1, sha256
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from conftest import TABLES, Refused, Scan
-from hub import Answer, Files, Hub, files_of, running
+from hub import Answer, Files, Hub, files_of, found, running
 from huggingface_hub import snapshot_download
 from tiers import slow_but
 
@@ -51,26 +50,14 @@ def sharded(tiny_folder: Path, tiny_model: Any, tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of the hub's models."""
-    folder = tmp_path / "cache"
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder))
-    return folder / "models--some--model"
+def cache(tmp_path: Path) -> Path:
+    """Where the cache of the hub's models keeps this one."""
+    return tmp_path / "cache" / "models--some--model"
 
 
 @pytest.fixture
-def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """huggingface_hub finds this hub, and does not wait between its attempts."""
-    with running() as hub:
-        address = hub.address
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
-        template = address + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-        monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)  # it keeps an earlier hub's address
-        hasty = SimpleNamespace(sleep=hub.waits.append)
-        monkeypatch.setattr("huggingface_hub.utils._http.time", hasty)
-        monkeypatch.setattr("huggingface_hub.file_download.time", hasty)
+def hub(cache: Path) -> Iterator[Hub]:
+    with found(cache.parent) as hub:
         yield hub
 
 

@@ -11,11 +11,13 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import unquote, urlsplit
 
 Files = dict[str, bytes]
@@ -269,3 +271,22 @@ def running() -> Iterator[Hub]:
         yield hub
     finally:
         hub.stop()
+
+
+@contextmanager
+def found(cache: Path) -> Iterator[Hub]:
+    """A hub that this process's huggingface_hub finds, with an empty `cache`; it does not wait between attempts."""
+    with running() as hub, ExitStack() as changes:
+        hasty = SimpleNamespace(sleep=hub.waits.append)
+        for name, value in {
+            "constants.HF_HUB_CACHE": str(cache),
+            "constants.ENDPOINT": hub.address,
+            "constants.HUGGINGFACE_CO_URL_TEMPLATE": hub.address + "/{repo_id}/resolve/{revision}/{filename}",
+            "constants.HF_HUB_OFFLINE": False,
+            "utils._http.time": hasty,
+            "file_download.time": hasty,
+        }.items():
+            changes.enter_context(patch(f"huggingface_hub.{name}", value))
+        # transformers keeps the address of an earlier hub
+        changes.enter_context(patch("transformers.utils.hub._hf_api", None, create=True))
+        yield hub
