@@ -178,7 +178,7 @@ def check_finite(name: str, model: nn.Module) -> None:
     for key, weight in held(model):
         for part in _plain_parts(weight):
             if part.is_floating_point() and not part.is_meta and part.numel():
-                low, high = torch.aminmax(part)
+                low, high = torch.aminmax(part if part.element_size() > 1 else part.bfloat16())  # 8 bits have none
                 if not (torch.isfinite(low) and torch.isfinite(high)):
                     raise SinkscopeError(f"{name}: the weights {key} hold NaN or infinity; the checkpoint is damaged")
 
