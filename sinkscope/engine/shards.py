@@ -16,7 +16,7 @@ import logging
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,8 @@ LOG = logging.getLogger(__name__)
 class Shard:
     """One batch: sequences `start` to `start + count` of a domain.
 
-    `size`: the batch size at that time. `fits`: the size that memory allowed; None where memory sufficed.
+    `size`: the batch size at that time. `fits`: the size that memory allowed; None where memory sufficed. `failed`: why
+    metrics of others had failed by then, by name; their values may be missing.
     """
 
     domain: int
@@ -51,6 +52,7 @@ class Shard:
     size: int
     fits: int | None
     parts: Parts
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 class Shards:
@@ -130,7 +132,7 @@ class Shards:
         temporary = target.with_suffix(".tmp")
         about = json.dumps({
             "key": self._key, "domain": shard.domain, "start": shard.start, "count": shard.count, "size": shard.size,
-            "fits": shard.fits, "quantities": quantities.axes(),
+            "fits": shard.fits, "failed": shard.failed, "quantities": quantities.axes(),
             "parts": [
                 {"site": site, "count": part.count, "causal": part.causal, "queries": part.queries, "keys": part.keys}
                 for site, part in parts
@@ -203,7 +205,7 @@ def _load(path: Path, key: str, axes: dict[str, list[str]]) -> Shard | None:
     for number, facts in enumerate(about["parts"]):
         values = {name: tensors[f"{number}.{name}"] for name in axes if f"{number}.{name}" in tensors}
         parts.setdefault(facts.pop("site"), []).append(Part(**facts, values=values))
-    return Shard(about["domain"], about["start"], about["count"], about["size"], about["fits"], parts)
+    return Shard(about["domain"], about["start"], about["count"], about["size"], about["fits"], parts, about["failed"])
 
 
 def _refuse_other_quantities(path: Path, theirs: dict[str, list[str]], own: dict[str, list[str]]) -> None:
