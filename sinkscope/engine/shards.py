@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,7 +30,7 @@ from sinkscope.engine.collector import Part, Parts
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.quantities import STRETCHED, QuantitySet
 from sinkscope.runs import whole
-from sinkscope.runs.folder import KEY, UNFINISHED
+from sinkscope.runs.folder import KEY, UNFINISHED, kept_json, need_file
 from sinkscope.runs.schema.base import plain, to_json
 
 NAME = re.compile(r"([0-9]{3,})-([0-9]{8,})")
@@ -78,7 +79,7 @@ class Shards:
         own = plain(key)
         shards._key = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
         try:
-            if resume and (shards._folder / KEY).exists():
+            if resume and os.path.lexists(shards._folder / KEY):
                 shards._check(own)
                 return shards
             shutil.rmtree(shards._folder, ignore_errors=True)
@@ -90,11 +91,8 @@ class Shards:
         return shards
 
     def _check(self, own: dict[str, Any]) -> None:
-        try:
-            theirs = json.loads((self._folder / KEY).read_text("utf-8"))
-        except (OSError, ValueError, RecursionError):
-            theirs = None
-        if not isinstance(theirs, dict):
+        theirs = kept_json(self._folder / KEY)
+        if not theirs:
             raise SinkscopeError(f"{self._folder / KEY} is damaged: start anew with --force")
         if theirs.get("schema_version") != own["schema_version"]:
             raise SinkscopeError(
@@ -139,6 +137,7 @@ class Shards:
             ],
         })  # fmt: skip
         try:
+            temporary.unlink(missing_ok=True)  # what else may stand there, such as a pipe
             save_file(tensors, temporary, metadata={"about": about, "sha256": _digest(about, tensors)})
             whole.sync_file(temporary)
             temporary.replace(target)
@@ -151,7 +150,7 @@ class Shards:
     def read(self, quantities: QuantitySet) -> Iterator[Shard]:
         """Yields all batches, in order. Deletes a batch that is damaged or repeats sequences of an earlier one.
 
-        Raises SinkscopeError where a batch holds other quantities, or other metrics, or cannot be deleted.
+        Raises SinkscopeError where a batch holds other quantities, or other metrics, cannot be deleted, or is no file.
         """
         domain = reached = 0
         for path in sorted(self._folder.glob("*.safetensors")):
@@ -184,8 +183,9 @@ def _digest(about: str, tensors: Mapping[str, Tensor]) -> str:
 def _load(path: Path, key: str, axes: dict[str, list[str]]) -> Shard | None:
     """Reads a batch; None where the file is not what a scan of this `key` wrote under this name.
 
-    Raises SinkscopeError where the batch holds quantities of other `axes` (see QuantitySet.axes).
+    Raises SinkscopeError where it is no file, and where it holds quantities of other `axes` (see QuantitySet.axes).
     """
+    need_file(path)
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
@@ -239,6 +239,7 @@ def first_difference(own: Any, theirs: Any, names: list[str]) -> str:
 
 def _replace(path: Path, content: bytes) -> None:
     temporary = path.with_suffix(".tmp")
+    temporary.unlink(missing_ok=True)
     temporary.write_bytes(content)
     whole.sync_file(temporary)
     temporary.replace(path)
