@@ -32,8 +32,15 @@ def in_one_line(error: Exception) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, cut to 200 characters, or its class where the text is empty."""
-    return shorten((str(error).strip().splitlines() or [type(error).__name__])[0])
+    """The first line of what an error of another library says, cut to 200 characters, without its class."""
+    try:
+        text = str(error).strip()
+    except Exception:  # its class may fail at that too
+        text = ""
+    if not text:
+        return "it gives no reason"
+    line = shorten(text.splitlines()[0])
+    return f"{line} is missing" if isinstance(error, KeyError) else line
 
 
 def shorten(text: str, limit: int = 200) -> str:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
-from sinkscope.errors import SinkscopeError, did_you_mean
+from sinkscope.errors import SinkscopeError, did_you_mean, first_line
 
 T = TypeVar("T")
 OWN = "sinkscope"
@@ -44,7 +45,7 @@ class Lookup(Generic[T]):
     def add(self, name: str, thing: T, owner: str = OWN) -> T:
         """Declares a thing. Raises SinkscopeError where the name is taken."""
         if name in self:
-            raise SinkscopeError(f"{self.what} {name!r} is declared already, by {' and by '.join(self._owners(name))}")
+            raise SinkscopeError(f"{self.what} {name!r} is declared already, by {' and by '.join(self.owners(name))}")
         self._declared[name] = owner
         self._loaded[name] = thing
         return thing
@@ -58,7 +59,7 @@ class Lookup(Generic[T]):
 
         Raises SinkscopeError where nothing or more than one thing has that name, and where a package does not load.
         """
-        owners = self._owners(name)
+        owners = self.owners(name)
         if not owners:
             known = list(self)
             raise SinkscopeError(f"{self.what} {name!r}: one of {', '.join(known)}{did_you_mean(name, known)}")
@@ -89,16 +90,19 @@ class Lookup(Generic[T]):
     def _installed(self) -> dict[str, list[EntryPoint]]:
         return _entries(self.group, tuple(sys.path)) if self.group else {}
 
-    def _owners(self, name: str) -> list[str]:
+    def owners(self, name: str) -> list[str]:
+        """Who declares the thing of that name: sinkscope, modules, packages."""
         own = [OWN] if name in self._built_in else []
         declared = [self._declared[name]] if name in self._declared else []
         return [*own, *declared, *map(package_of, self._installed.get(name, []))]
 
     def _of_package(self, entry: EntryPoint) -> T:
         try:
-            found: T = entry.load()
-        except Exception as error:  # the code of another package may raise anything
-            raise SinkscopeError(f"{self.what} {entry.name}: {package_of(entry)} does not load: {error}") from error
+            with redirect_stdout(sys.stderr):  # stdout is for results
+                found: T = entry.load()
+        except (Exception, SystemExit) as error:  # the code of another package may raise anything
+            why = first_line(error)
+            raise SinkscopeError(f"{self.what} {entry.name}: {package_of(entry)} does not load: {why}") from error
         if self.of is not None and not (isinstance(found, self.of) and getattr(found, "name", None) == entry.name):
             kind = f"a {self.of.__name__} of that name"
             raise SinkscopeError(f"{self.what} {entry.name}: {package_of(entry)}'s {entry.value} is not {kind}")

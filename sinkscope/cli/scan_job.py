@@ -15,6 +15,7 @@ import typer
 
 from sinkscope.cli.common import INTERRUPTED, say
 from sinkscope.runs.folder import KEY, UNFINISHED
+from sinkscope.runs.whole import read_file
 
 if TYPE_CHECKING:
     from sinkscope.engine.launch import Processes
@@ -158,7 +159,7 @@ def _empty(path: Path) -> bool:
 def _asked(path: Path, names: dict[str, Any] | None = None) -> Any:
     """The settings of the request in a JSON file, those called `names`; None where it holds none."""
     try:
-        asked = json.loads(path.read_text("utf-8"))["request"]
+        asked = json.loads(read_file(path))["request"]
         return asked if names is None else {name: asked[name] for name in names}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

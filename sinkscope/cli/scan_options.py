@@ -124,7 +124,7 @@ class MoreOfScan:
         bool,
         typer.Option(
             "--strict",
-            help="Treat warnings about what could not be read as errors: measure nothing then.",
+            help="End with an error where attention of the model cannot be read or a metric of --metrics fails.",
             rich_help_panel=MEASURED,
         ),
     ] = False

@@ -10,7 +10,7 @@ import pandas as pd
 from sinkscope.capture import not_softmax
 from sinkscope.engine.batch_size import return_freed
 from sinkscope.engine.loop import Loop
-from sinkscope.engine.manifest import spectra_measured, timing, with_failures, with_late_keywords
+from sinkscope.engine.manifest import spectra_measured, timing, with_failures, with_guests, with_late_keywords
 from sinkscope.engine.measurement import Findings
 from sinkscope.engine.places import places_of
 from sinkscope.runs.dormancy import dormant_in_some
@@ -35,6 +35,7 @@ def build_run(loop: Loop, manifest: Manifest, started: float, complete: bool) ->
     return_freed()
     manifest = with_late_keywords(manifest, loop.plan)
     manifest = with_failures(manifest, [*loop.plan.failures, *loop.failures])
+    manifest = with_guests(manifest, loop)
     places = places_of(loop, domains)
     heads = head_table(domains, sites, asked)
     layers = layer_table(domains, sites, heads, asked)

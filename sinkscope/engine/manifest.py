@@ -25,6 +25,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import Corpus
 from sinkscope.inputs.rules import first_token
 from sinkscope.metrics.extension import definitions
+from sinkscope.metrics.guests import slow
 from sinkscope.metrics.spectra import FEWEST_SPECTRA, SPECTRA_CUBES
 from sinkscope.runs.defaults import VERSION
 from sinkscope.runs.folder import UNFINISHED, sha256_of
@@ -94,6 +95,19 @@ def with_failures(manifest: Manifest, reasons: list[str]) -> Manifest:
     ]
     warnings = [*manifest.warnings, *dict.fromkeys(reasons)]
     return manifest.model_copy(update={"warnings": warnings, "attention": sites})
+
+
+def with_guests(manifest: Manifest, loop: Loop) -> Manifest:
+    """Returns the manifest with what the metrics of others did: those that failed, whose columns no table has, and
+    those that took long."""
+    failed = loop.guests.failed
+    metrics = {name: each.model_copy(update={"failed": failed.get(name)}) for name, each in manifest.metrics.items()}
+    told = [*loop.guests.left_out, *slow(loop.guest_seconds, loop.seconds * loop.processes.count)]
+    return manifest.model_copy(update={
+        "metrics": metrics,
+        "conventions": {name: text for name, text in manifest.conventions.items() if name not in failed},
+        "warnings": [*manifest.warnings, *told],
+    })  # fmt: skip
 
 
 def timing(done: int, scan_seconds: float, total_seconds: float) -> Timing:
@@ -208,6 +222,6 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
         "request": plain(manifest.request.part("columns", "rounding")),
         "model": manifest.model.model_dump(mode="json", by_alias=True),
         "data": {each.domain: each.model_dump(mode="json", include=READ) for each in manifest.data},
-        "metrics": {name: each.model_dump(mode="json") for name, each in manifest.metrics.items()},
+        "metrics": {name: each.model_dump(mode="json", exclude={"failed"}) for name, each in manifest.metrics.items()},
         "tensor_parallel": manifest.tensor_parallel,
     }

@@ -80,6 +80,7 @@ def scan(
     resume: bool = False,
     progress: Progress | None = None,
     processes: Processes = ALONE,
+    strict: bool = False,
     **options: Any,
 ) -> Run:
     """Measures every attention head of a model while it reads text once.
@@ -118,6 +119,8 @@ def scan(
             that scan is finished, its run is returned.
         processes: the result of `start_processes`, in a script that a launcher runs in several processes: they share
             the work, and all get the same Run.
+        strict: raise SinkscopeError, and measure nothing, where some attention of the model cannot be read or a keyword
+            of it is not known; raise it too where one of `metrics` fails, whose columns are left out otherwise.
         options: those of the questions, such as `window` and `sinks` of measure="streaming"; `sinkscope scan --help`
             lists them.
 
@@ -147,7 +150,7 @@ def scan(
     request = processes.run(lambda: requested(model, data, asked))
     return scan_request(
         request, model=model, tokenizer=tokenizer, metrics=metrics, shards=shards, resume=resume, progress=progress,
-        processes=processes,
+        processes=processes, strict=strict,
     )  # fmt: skip
 
 
@@ -165,9 +168,8 @@ def scan_request(
 ) -> Run:
     """Runs the scan of a request. The request may come from a manifest or a baseline, to measure the same way again.
 
-    `model`: a model object in place of `request.model`. `strict`: measure nothing where some attention of the model is
-    left out. The other arguments are those of `scan`. Raises as `scan` does, and SinkscopeError where `strict` asks for
-    it, or where the request's data were handed over in Python and are no longer there.
+    `model`: a model object in place of `request.model`. The other arguments are those of `scan`. Raises as `scan` does,
+    and SinkscopeError where the request's data were handed over in Python and are no longer there.
     """
     with alone(f"a scan of {request.model}"):
         report = progress or (lambda *_: None)
@@ -211,7 +213,7 @@ def _set_up(
     if processes.tensor:
         refuse_spread(measurements(request.measures))
     checkpoint = processes.run(lambda: loaded(request, model, tokenizer, report, processes))
-    loop = processes.run(lambda: _prepare(checkpoint, request, report, processes))
+    loop = processes.run(lambda: _prepare(checkpoint, request, report, processes, strict))
     request = request.model_copy(update={"measures": questions_asked((*request.measures, *loop.reading.measures))})
     loop.declared = quantity_set(measured, request.lengths)
     read = [corpus.fingerprint for corpus in loop.reading.corpora]
@@ -237,7 +239,7 @@ def _checked(request: Request, metrics: Sequence[Callable[..., Any] | str | Path
     return measured
 
 
-def _prepare(checkpoint: Checkpoint, request: Request, report: Progress, processes: Processes) -> Loop:
+def _prepare(checkpoint: Checkpoint, request: Request, report: Progress, processes: Processes, strict: bool) -> Loop:
     """Finds the model's attention calls and reads its inputs."""
     forward = Forward(checkpoint.model)
     kind = claim(request, checkpoint, forward)
@@ -251,7 +253,7 @@ def _prepare(checkpoint: Checkpoint, request: Request, report: Progress, process
         found, heads = spread(checkpoint.model, found, processes.count)
     return Loop(
         checkpoint, found, forward, reading, request.epsilon, report, request.batch_size, spectra=request.spectra,
-        processes=processes, heads=heads,
+        processes=processes, heads=heads, strict=strict,
     )  # fmt: skip
 
 

@@ -91,6 +91,12 @@ class MetricSet:
         }
         return MetricSet({table: own for table, own in kept.items() if own or table in ALWAYS})
 
+    def without(self, names: Collection[str]) -> MetricSet:
+        """Returns a set without the metrics of these names."""
+        return MetricSet({
+            table: {name: each for name, each in own.items() if name not in names} for table, own in self.tables.items()
+        })  # fmt: skip
+
     def extended(self, metrics: Iterable[Metric]) -> MetricSet:
         """Returns a set with these metrics after its own. The caller has checked their names
         (`sinkscope.metrics.extension`)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from sinkscope.runs.schema.manifest import SCHEMA_VERSION, Manifest, TableFacts
 from sinkscope.runs.schema.old import manifest_from_0_1
 from sinkscope.runs.schema.summary import Summary
 from sinkscope.runs.showing import ShownRun
+from sinkscope.runs.whole import read_file
 
 MEASURED_TABLES = tables_of_questions()
 
@@ -146,7 +148,7 @@ def load_run(path: str | Path) -> Run:
     manifest = read_manifest(found, f"manifest.json of the run {folder}")
     try:
         _check_content(folder, "summary.json", manifest.files)
-        answer = json.loads((folder / "summary.json").read_text("utf-8"))
+        answer = json.loads(read_file(folder / "summary.json"))
         expected = [name for name in TABLES if name not in OPTIONAL or name in manifest.tables]
         missing = [name for name in expected if name not in manifest.tables]
         if missing:
@@ -188,6 +190,8 @@ def _read_table(folder: Path, name: str, manifest: Manifest) -> pd.DataFrame:
     is_csv, shape = name in CSV_TABLES, manifest.tables[name]
     file = f"{name}.csv" if is_csv else f"{name}.parquet"
     _check_content(folder, file, manifest.files)
+    if not (folder / file).is_file():
+        raise FileNotFoundError(errno.ENOENT, f"{file} is missing, or no file")
     table = _read_csv(folder / file, shape) if is_csv else pd.read_parquet(folder / file)
     if list(table.columns) != list(shape.columns) or len(table) != shape.rows:
         raise ValueError(f"{name} has {len(table)} rows where the manifest says {shape.rows}, or other columns")
@@ -222,7 +226,7 @@ def _check_content(folder: Path, file: str, known: dict[str, str]) -> None:
 def _read_json(path: Path) -> dict[str, Any] | None:
     """The JSON of a manifest that sinkscope wrote; None where the file is no such manifest. Raises PermissionError."""
     try:
-        manifest = json.loads(path.read_text("utf-8"))
+        manifest = json.loads(read_file(path))
     except PermissionError:
         raise
     except (OSError, ValueError, RecursionError):

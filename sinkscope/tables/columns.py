@@ -126,6 +126,8 @@ def dormant(run: HeadRun) -> pd.arrays.BooleanArray:
     """Whether the dormant rule (honor < 0.4 by default) holds for the head's mean of the rule's column; empty where
     that mean is missing."""
     rule = parse_rule(run.asked.dormant_rule)
+    if rule.column not in run.means:  # a metric of others that failed
+        return pd.arrays.BooleanArray(np.zeros(len(run.values.alpha), bool), np.ones(len(run.values.alpha), bool))
     return pd.arrays.BooleanArray(rule(run.means), np.isnan(run.means[rule.column]))
 
 

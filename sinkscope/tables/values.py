@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,6 +38,18 @@ class SiteValues:
     causal: bool
     queries: int
     keys: int
+
+    def without(self, names: Collection[str]) -> SiteValues:
+        """The values less those of the per-sequence metrics of these names."""
+        if not names:
+            return self
+        metrics = self.quantities.metrics.without(names)
+        arrays = dict(self.arrays)
+        for table, own in self.quantities.metrics.tables.items():
+            if table in arrays:
+                kept = [index for index, name in enumerate(own) if name in metrics.tables[table]]
+                arrays[table] = arrays[table][..., kept]
+        return replace(self, quantities=replace(self.quantities, metrics=metrics), arrays=arrays)
 
     @property
     def heads(self) -> np.ndarray:

@@ -191,6 +191,24 @@ def test_wrapper_tensors_counts_and_trees() -> None:
         assert doors.times_written(torch.zeros(2)) == 0
 
 
+def test_the_arguments_that_an_operation_writes_into() -> None:
+    seen: list[tuple[str, list[int]]] = []
+
+    def see(operator: Any, args: Any, kwargs: Any) -> None:
+        seen.append((operator.__name__, [id(tensor) for tensor in doors.written_by(operator, args, kwargs)]))
+
+    first, second = torch.zeros(3), torch.ones(3)
+    with doors.before_operations(see):
+        first + second
+        first.add_(second)
+        torch.mul(second, 2, out=first)
+        torch._foreach_add_([first, second], 1)
+    assert seen == [
+        ("add.Tensor", []), ("add_.Tensor", [id(first)]), ("mul.out", [id(first)]),
+        ("_foreach_add_.Scalar", [id(first), id(second)]),
+    ]  # fmt: skip
+
+
 def test_the_hooks_that_collect_maps_are_known_and_forgotten() -> None:
     model: Any = AutoModel.from_config(AutoConfig.for_model("llama", **SMALL))
     assert doors.capturing(model) is None
@@ -344,6 +362,9 @@ GONE: list[tuple[str, str, Break, Callable[[], Any]]] = [
      lambda: doors.empty_wrapper(Tensor, [2], torch.float32, torch.device("cpu"))),
     ("torch", "Tensor._version", WHOLE, lambda: doors.times_written(torch.zeros(2).as_subclass(Uncounted))),
     ("torch", "OpOverload._schema", WHOLE, lambda: doors.writes(SimpleNamespace())),
+    ("torch", "torch.utils._python_dispatch.TorchDispatchMode",
+     lambda patch: remove(patch, torch.utils._python_dispatch, "TorchDispatchMode"),
+     lambda: doors.before_operations(print)),
     ("torch", "Module._forward_hooks", WHOLE, lambda: doors.forward_hooks(module_without_hooks())),
     ("torch", "torch._dynamo.OptimizedModule", lambda patch: remove(patch, torch._dynamo, "OptimizedModule"),
      lambda: doors.compiled_from(nn.Linear(2, 2))),

@@ -6,7 +6,6 @@ import copy
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -944,20 +943,6 @@ def test_an_interrupted_measurement_goes_on(tiny_folder: Path, tmp_path: Path, m
     pd.testing.assert_frame_equal(result.sequences, whole.sequences, check_exact=True)
     result.save(tmp_path / "a", resume=True)
     assert {path.name for path in (tmp_path / "a").iterdir()} == {"arms.csv", "arm_sequences.csv", "arms.json"}
-
-
-@pytest.fixture
-def in_time() -> Iterator[None]:
-    """Ends a test that waits, as for the writer of a pipe."""
-
-    def late(*_: Any) -> None:
-        raise TimeoutError("it waits for ever")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(20)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 def kept_batch(folder: Path) -> tuple[Path, np.ndarray]:

@@ -157,6 +157,8 @@ class MetricFacts(Record):
     """The end of its values, low or high, at which a head is dormant; null where neither says so."""
     code_sha256: str
     """SHA-256 of the file that defines it."""
+    failed: str | None = None
+    """Why it failed, so that no table has its columns; null where it did not."""
 
 
 class Timing(Record):
