@@ -11,7 +11,7 @@ kind by an entry point of the kind's group, whose name is the thing's:
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout
 from functools import cache
 from importlib import import_module
@@ -31,13 +31,14 @@ class Lookup(Generic[T]):
         what: how an error names the kind, such as `--format`.
         built_in: `MODULE:ATTRIBUTE` by name.
         group: the group of entry points by which packages add to the kind; None = they cannot.
-        of: the class of the things, which those of packages must have, with their name as `name`; None = any.
+        lacks: what a package's thing would have to be, called with its name and the thing; None where it is that.
     """
 
     def __init__(
-        self, what: str, built_in: Mapping[str, str] | None = None, group: str | None = None, of: type | None = None
-    ) -> None:
-        self.what, self.group, self.of = what, group, of
+        self, what: str, built_in: Mapping[str, str] | None = None, group: str | None = None,
+        lacks: Callable[[str, Any], str | None] = lambda name, thing: None,
+    ) -> None:  # fmt: skip
+        self.what, self.group, self._lacks = what, group, lacks
         self._built_in = dict(built_in or {})
         self._loaded: dict[str, T] = {}
         self._declared: dict[str, str] = {}
@@ -103,10 +104,25 @@ class Lookup(Generic[T]):
         except (Exception, SystemExit) as error:  # the code of another package may raise anything
             why = first_line(error)
             raise SinkscopeError(f"{self.what} {entry.name}: {package_of(entry)} does not load: {why}") from error
-        if self.of is not None and not (isinstance(found, self.of) and getattr(found, "name", None) == entry.name):
-            kind = f"a {self.of.__name__} of that name"
-            raise SinkscopeError(f"{self.what} {entry.name}: {package_of(entry)}'s {entry.value} is not {kind}")
+        needed = self._lacks(entry.name, found)
+        if needed is not None:
+            raise SinkscopeError(f"{self.what} {entry.name}: {package_of(entry)}'s {entry.value} is not {needed}")
         return found
+
+
+def of_that_name(kind: type) -> Callable[[str, Any], str | None]:
+    """For `Lookup.lacks`: an object of the class, whose `name` is the entry point's."""
+
+    def lacks(name: str, thing: Any) -> str | None:
+        sound = isinstance(thing, kind) and getattr(thing, "name", None) == name
+        return None if sound else f"a {kind.__name__} of that name"
+
+    return lacks
+
+
+def a_function(name: str, thing: Any) -> str | None:
+    """For `Lookup.lacks`: something that can be called."""
+    return None if callable(thing) else "a function"
 
 
 @cache

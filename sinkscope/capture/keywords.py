@@ -22,12 +22,12 @@ from typing import Any
 from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
-from sinkscope.lookup import Lookup
+from sinkscope.lookup import Lookup, a_function
 
 Keyword = Callable[[AttentionCall, Any], AttentionCall]
 """Takes the call and the value that the model passed (never None); returns the call with the keyword applied."""
 
-KEYWORDS: Lookup[Keyword] = Lookup("the attention keyword", group="sinkscope.attention_keywords")
+KEYWORDS: Lookup[Keyword] = Lookup("the attention keyword", group="sinkscope.attention_keywords", lacks=a_function)
 """Every declared keyword, by the name the model uses. They are applied in the order of their declaration, those of
 packages last."""
 

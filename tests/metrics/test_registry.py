@@ -113,6 +113,17 @@ def test_a_metric_without_a_docstring_is_refused() -> None:
             return view.x_norms[:, 0]
 
 
+@pytest.mark.parametrize("given", [{"unit": 3}, {"range": None}, {"source": b"x"}])
+def test_a_metric_whose_unit_is_no_text_is_refused(given: dict[str, Any]) -> None:
+    def own(view: LayerView) -> torch.Tensor:
+        """What it is."""
+        return view.x_norms
+
+    told = f"^metric own: its {next(iter(given))} is .*; a text is needed$"
+    with pytest.raises(SinkscopeError, match=told):
+        head_metric(**{"unit": "share", "range": "[0, 1]"} | given)(own)
+
+
 def test_python_without_docstrings_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under -OO every metric lacks its docstring, and none of them is to blame."""
     flags = SimpleNamespace(flags=SimpleNamespace(optimize=2))

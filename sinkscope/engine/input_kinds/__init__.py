@@ -25,6 +25,7 @@ INPUT_KINDS: Lookup[type[InputKind]] = Lookup(
         "text": f"{_HERE}.text:TextInput",
     },
     "sinkscope.input_kinds",
+    lambda name, kind: None if isinstance(kind, type) and issubclass(kind, InputKind) else "a subclass of InputKind",
 )
 """The first that claims a request answers it; the last two leave none unclaimed. Kinds from outside are asked first."""
 

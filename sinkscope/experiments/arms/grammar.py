@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.lookup import Lookup
+from sinkscope.lookup import Lookup, a_function
 
 if TYPE_CHECKING:
     from sinkscope.experiments.arms.arm import Arm
@@ -101,8 +101,9 @@ KINDS = {kind.name: kind for kind in BUILT_IN}
 """What is known of each kind by name, also of those that `arm_kind` declared."""
 
 READERS: Lookup[Reader] = Lookup(
-    "the kind of arm", {kind.name: f"{KINDS_FOLDER}.{kind.reader}" for kind in BUILT_IN}, "sinkscope.arms"
-)
+    "the kind of arm", {kind.name: f"{KINDS_FOLDER}.{kind.reader}" for kind in BUILT_IN}, "sinkscope.arms",
+    a_function,
+)  # fmt: skip
 """What reads the rest of each kind by name. Another package adds one by an entry point of the group."""
 
 
