@@ -15,8 +15,8 @@ import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from sinkscope.runs.locks import take
 
@@ -38,7 +38,7 @@ WINDOWS = os.name == "nt"
 the place of an empty one."""
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BufferedReader:
     """Opens a file to be read. Raises OSError; also where something else stands there, such as a pipe without a writer,
     which would be waited for for ever."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
