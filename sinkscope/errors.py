@@ -33,14 +33,20 @@ def in_one_line(error: Exception) -> str:
 
 def first_line(error: BaseException) -> str:
     """The first line of what an error of another library says, cut to 200 characters, without its class."""
+    line = shorten(_said(error).splitlines()[0])
+    return f"{line} is missing" if isinstance(error, KeyError) and error.args else line
+
+
+def all_lines(error: BaseException) -> str:
+    """All that an error of another library says, in one line, cut to 200 characters, without its class."""
+    return shorten(" ".join(_said(error).split()))
+
+
+def _said(error: BaseException) -> str:
     try:
-        text = str(error).strip()
+        return str(error).strip() or "it gives no reason"
     except Exception:  # its class may fail at that too
-        text = ""
-    if not text:
         return "it gives no reason"
-    line = shorten(text.splitlines()[0])
-    return f"{line} is missing" if isinstance(error, KeyError) else line
 
 
 def shorten(text: str, limit: int = 200) -> str:

@@ -76,6 +76,11 @@ class Lookup(Generic[T]):
     def __contains__(self, name: object) -> bool:
         return name in self._built_in or name in self._declared or name in self._installed
 
+    @property
+    def declared(self) -> tuple[str, ...]:
+        """The names that `add` has declared, in their order."""
+        return tuple(self._declared)
+
     def values(self) -> list[T]:
         """All of them, loaded, in the order of their names."""
         return [self[name] for name in self]

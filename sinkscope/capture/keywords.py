@@ -66,6 +66,11 @@ def unknown_keywords(given: Mapping[str, Any]) -> list[str]:
     return [name for name, value in given.items() if not (value is None or name in WITHOUT_EFFECT or name in KEYWORDS)]
 
 
+def declared_elsewhere(given: Mapping[str, Any]) -> list[str]:
+    """The keywords that the model passed and that code outside sinkscope has declared."""
+    return [name for name, value in given.items() if value is not None and name not in _OWN and name in KEYWORDS]
+
+
 @attention_keyword("scaling")
 def scaling(call: AttentionCall, factor: float) -> AttentionCall:
     """Replaces d^-0.5; T5 passes 1."""
@@ -107,3 +112,6 @@ def score(call: AttentionCall, name: str) -> AttentionCall:
     """Passed by models whose attention is not softmax, such as the trigger task's; transformers itself has no such
     keyword."""
     return replace(call, score=name)
+
+
+_OWN = frozenset(KEYWORDS.declared)

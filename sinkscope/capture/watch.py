@@ -16,7 +16,7 @@ from sinkscope.capture.cuts import Cut, Part, Pending, Readers, Span, readings
 from sinkscope.capture.hooks import hooked
 from sinkscope.capture.inline.calls import InlineCall, SdpaCall
 from sinkscope.capture.inline.mode import InlineWatch
-from sinkscope.capture.interface import shadowed
+from sinkscope.capture.interface import Passed, shadowed
 from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.kernels.map_walk import AttentionMap, map_sums
 from sinkscope.capture.masks.lazy import lazy_masks
@@ -60,7 +60,7 @@ class Capture:
         self._watch = InlineWatch(self._inline)
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            stack.enter_context(shadowed(self.model, self._dispatched, self.plan.keywords))
+            stack.enter_context(shadowed(self.model, self._dispatched, Passed(self.plan.keywords, self.plan.declared)))
             stack.enter_context(lazy_masks())
             for hooks in self._hooks():
                 stack.enter_context(hooks)

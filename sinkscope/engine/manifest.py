@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.capture import Plan, Site
+from sinkscope.capture import Plan, Site, keywords
 from sinkscope.capture.kernels.attend import TORCH, TRITON
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.checkpoints.hashing import settings_sha256
@@ -24,7 +24,7 @@ from sinkscope.engine.shards import first_difference
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import Corpus
 from sinkscope.inputs.rules import first_token
-from sinkscope.metrics.extension import definitions
+from sinkscope.metrics.extension import code_sha256, definitions
 from sinkscope.metrics.guests import slow
 from sinkscope.metrics.spectra import FEWEST_SPECTRA, SPECTRA_CUBES
 from sinkscope.runs.defaults import VERSION
@@ -33,7 +33,7 @@ from sinkscope.runs.questions import QUESTIONS
 from sinkscope.runs.request import Request
 from sinkscope.runs.run import Run, finished, load_run
 from sinkscope.runs.schema.base import plain
-from sinkscope.runs.schema.manifest import Manifest, Timing
+from sinkscope.runs.schema.manifest import KeywordFacts, Manifest, Timing
 from sinkscope.runs.schema.site import SiteFacts
 from sinkscope.tables.columns import columns
 from sinkscope.tables.values import Domain
@@ -67,6 +67,7 @@ def describe(loop: Loop, request: Request, checked: dict[str, Any]) -> Manifest:
             for name, column in columns(table, loop.declared.metrics).items()
         },
         "metrics": definitions(loop.declared.metrics),
+        "keywords": declared_keywords(loop.plan),
         "warnings": [*loop.checkpoint.warnings, *reading.warnings, *unread(loop.plan, checked), *warnings_of(checked)],
     }
     return Manifest.model_validate(plain(facts))
@@ -140,8 +141,21 @@ def unread(plan: Plan, checked: dict[str, Any]) -> list[str]:
     ]
 
 
+def declared_keywords(plan: Plan) -> dict[str, dict[str, str]]:
+    """What a manifest records of each keyword that the model passes and that code outside sinkscope declares."""
+    return {
+        name: {
+            "package": " and ".join(keywords.KEYWORDS.owners(name)),
+            "code_sha256": code_sha256(keywords.KEYWORDS[name]),
+        }
+        for name in sorted(plan.declared)
+    }
+
+
 def with_late_keywords(manifest: Manifest, plan: Plan) -> Manifest:
-    """Returns the manifest with the unknown keywords that the model passed only after it was written."""
+    """Returns the manifest with the keywords that the model passed only after it was written."""
+    declared = {name: KeywordFacts(**facts) for name, facts in declared_keywords(plan).items()}
+    manifest = manifest.model_copy(update={"keywords": declared})
     named = unread(plan, manifest.self_check.as_dict())
     late = [warning for warning in named if warning not in manifest.warnings]
     return manifest.model_copy(update={"warnings": [*manifest.warnings, *late]}) if late else manifest
@@ -223,5 +237,6 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
         "model": manifest.model.model_dump(mode="json", by_alias=True),
         "data": {each.domain: each.model_dump(mode="json", include=READ) for each in manifest.data},
         "metrics": {name: each.model_dump(mode="json", exclude={"failed"}) for name, each in manifest.metrics.items()},
+        "keywords": {name: each.model_dump(mode="json") for name, each in manifest.keywords.items()},
         "tensor_parallel": manifest.tensor_parallel,
     }

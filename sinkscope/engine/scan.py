@@ -18,7 +18,7 @@ from sinkscope.engine.input_kinds import check_asked, claim
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loaded import loaded
 from sinkscope.engine.loop import Loop, Progress
-from sinkscope.engine.manifest import describe, finished_before, resume_key, unread
+from sinkscope.engine.manifest import declared_keywords, describe, finished_before, resume_key, unread
 from sinkscope.engine.measurement import Subject, measurements, refuse_spread
 from sinkscope.engine.requested import requested
 from sinkscope.engine.self_check import check_loop
@@ -217,7 +217,8 @@ def _set_up(
     request = request.model_copy(update={"measures": questions_asked((*request.measures, *loop.reading.measures))})
     loop.declared = quantity_set(measured, request.lengths)
     read = [corpus.fingerprint for corpus in loop.reading.corpora]
-    processes.require_same([checkpoint.facts["weights_sha256"], definitions(measured), *read])
+    code = [definitions(measured), declared_keywords(loop.plan)]
+    processes.require_same([checkpoint.facts["weights_sha256"], *code, *read])
     subject = Subject(
         checkpoint.model, loop.plan, measured, lambda: _short_pass(loop),
         lambda batch: loop.forward(batch.inputs, batch.mask, **batch.extra), request, loop.reading.rules.bos_id,

@@ -18,6 +18,7 @@ from sinkscope.runs.schema.base import read_record, to_json
 from sinkscope.runs.schema.manifest import SCHEMA_VERSION, Manifest, TableFacts
 from sinkscope.runs.schema.old import manifest_from_0_1
 from sinkscope.runs.schema.summary import Summary
+from sinkscope.runs.schema.tables import TABLES as SCHEMAS
 from sinkscope.runs.showing import ShownRun
 from sinkscope.runs.whole import read_file
 
@@ -193,12 +194,21 @@ def _read_table(folder: Path, name: str, manifest: Manifest) -> pd.DataFrame:
     if not (folder / file).is_file():
         raise FileNotFoundError(errno.ENOENT, f"{file} is missing, or no file")
     table = _read_csv(folder / file, shape) if is_csv else pd.read_parquet(folder / file)
+    missing = [key for key in _places(name) if key not in table]
+    if missing:
+        raise ValueError(f"{file} has no column {missing[0]}")
     if list(table.columns) != list(shape.columns) or len(table) != shape.rows:
         raise ValueError(f"{name} has {len(table)} rows where the manifest says {shape.rows}, or other columns")
     for name, dtype in table.dtypes.items():  # `astype` with a dictionary copies every column, changed or not
         if str(dtype) != shape.columns[str(name)]:
             table[name] = table[name].astype(shape.columns[str(name)])
     return table
+
+
+def _places(table: str) -> list[str]:
+    """The columns by which every reader finds a row of a table."""
+    keys = {**SCHEMAS, **MEASURED_TABLES}[table].keys
+    return [key.name for key in keys if key.name in ("stream", "layer", "head", "position", "length", "sequence")]
 
 
 def _quoting(table: pd.DataFrame) -> Literal[0, 2]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from conftest import TABLES, Scan, Tell
@@ -257,6 +258,21 @@ def test_a_pipe_in_the_place_of_a_run_s_file_is_one_line(name: str, unbroken: Pa
     os.mkfifo(run / name)
     with pytest.raises(sinkscope.SinkscopeError, match=r"is not a run folder|is damaged"):
         load_run(run)
+
+
+@pytest.mark.parametrize(("name", "column"), [("heads", "stream"), ("length_curve", "length"), ("layers", "layer")])
+def test_a_table_without_what_tells_its_rows_apart_is_one_line(
+    name: str, column: str, unbroken: Path, tmp_path: Path
+) -> None:
+    """Though the manifest says the same of the table: every reader would fail at it."""
+    folder = Path(shutil.copytree(unbroken, tmp_path / "run"))
+    table = pd.read_csv(folder / f"{name}.csv").drop(columns=column)
+    table.to_csv(folder / f"{name}.csv", index=False)
+    manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+    del manifest["tables"][name]["columns"][column]
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"files": {}}), "utf-8")
+    with pytest.raises(sinkscope.SinkscopeError, match=rf"is damaged: {name}\.csv has no column {column}$"):
+        load_run(folder)
 
 
 def test_a_place_that_cannot_hold_shards_is_one_line(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from sinkscope.capture.alone import alone
 from sinkscope.checkpoints import LoadOptions
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loop import Progress
+from sinkscope.engine.manifest import unread
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Setting
 from sinkscope.experiments.arms.engine import measure
@@ -80,7 +81,8 @@ def arms(
     facts = facts_of(setting, corpus) | {"arms": [arm.name for arm in chosen], "draws": draws, "seed": seed}
     kept = processes.on_main(lambda: None if shards is None else Finished(Path(shards), key_of(facts, setting), resume))
     measured = measure(setting, chosen, draws, report, kept, processes)
-    warnings = [*setting.checkpoint.warnings, *corpus.warnings, *setting.plan.failures]
+    left_out = unread(setting.plan, {"status": "skipped"})
+    warnings = [*setting.checkpoint.warnings, *corpus.warnings, *left_out, *setting.plan.failures]
     return processes.run(lambda: summarise(measured, controls, corpus.documents, facts, warnings))
 
 

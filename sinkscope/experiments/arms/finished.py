@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from sinkscope.engine.manifest import declared_keywords
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Setting
 from sinkscope.runs.defaults import VERSION
@@ -121,4 +122,5 @@ def key_of(facts: dict[str, Any], setting: Setting) -> dict[str, Any]:
         "draws": facts["draws"],
         "seed": facts["seed"],
         "epsilon": setting.epsilon,
+        "keywords": declared_keywords(setting.plan),
     }

@@ -161,6 +161,15 @@ class MetricFacts(Record):
     """Why it failed, so that no table has its columns; null where it did not."""
 
 
+class KeywordFacts(Record):
+    """A keyword of the model's attention whose effect code outside sinkscope declares."""
+
+    package: str
+    """The package, or the module, that declares it."""
+    code_sha256: str
+    """SHA-256 of the file that defines it."""
+
+
 class Timing(Record):
     """How long the scan took."""
 
@@ -216,6 +225,8 @@ class Manifest(Record):
     """The formula of every column."""
     metrics: dict[str, MetricFacts] = Field(default_factory=dict)
     """The metrics that are not sinkscope's own, by name."""
+    keywords: dict[str, KeywordFacts] = Field(default_factory=dict)
+    """The attention keywords that the model passes and that are not sinkscope's own but declared by others, by name."""
     warnings: list[str] = Field(default_factory=list)
     """Sentences that the reader of the tables must know."""
     spectra_measured: dict[str, int] = Field(default_factory=dict)
@@ -242,6 +253,6 @@ class Manifest(Record):
 
 DECIDING = {
     "schema_version", "sinkscope", "versions", "model", "data", "first_token", "decoder_input", "tensor_parallel",
-    "attention", "metrics",
+    "attention", "metrics", "keywords",
 }  # fmt: skip
 """Fields of the manifest that decide numbers, in addition to the request."""
