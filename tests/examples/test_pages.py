@@ -1,8 +1,8 @@
 """Every command that README and the pages show is run, in order, in one fresh folder a page.
 
 A small random Gemma-3 stands in for example:gemma-3-270m: it has that model's layers and heads, not its size. Where a
-share of random cases is drawn, passes are fewer than the pages have them (`SHORTER`). The first run's answer is compared
-on the real checkpoint. A command with the mark `# needs ...` or `# takes ...` is not run.
+share of random cases is drawn, passes are fewer than the pages have them (`SHORTER`). The first run's answer is
+compared on the real checkpoint. A command with the mark `# needs ...` or `# takes ...` is not run.
 """
 
 from __future__ import annotations
