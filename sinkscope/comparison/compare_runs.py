@@ -10,6 +10,7 @@ import pandas as pd
 from sinkscope.comparison.changes import Changes, Listed, head_changes
 from sinkscope.comparison.level_rows import Pair, concatenated, level_rows
 from sinkscope.errors import SinkscopeError
+from sinkscope.runs.moved import hides_keys, moved, refuse_moved
 from sinkscope.runs.per_sequence import LEVELS, chosen_metrics, domains, metric_names
 from sinkscope.runs.showing import ShownComparison
 
@@ -87,6 +88,7 @@ def compare(a: Run, b: Run, *, metrics: list[str] | None = None, unpaired: bool 
     """
     pairs, notes = _matched(a, b, unpaired)
     names = chosen_metrics([a, b], _default_metrics(a, b, notes) if metrics is None else metrics)
+    names = _comparable(a, b, names, bool(metrics), notes)
     same = _shape(a) == _shape(b)
     if not same:
         notes.append(
@@ -117,6 +119,20 @@ def _default_metrics(a: Run, b: Run, notes: list[str]) -> list[str]:
     if missing:
         notes.append(f"not measured in both runs, so not compared: {', '.join(missing)}")
     return kept
+
+
+def _comparable(a: Run, b: Run, names: list[str], named: bool, notes: list[str]) -> list[str]:
+    """The metrics that both runs measured alike; adds a note on the others. Raises SinkscopeError where they were
+    `named`."""
+    one, other = ((run.manifest.schema_version, hides_keys(run.manifest)) for run in (a, b))
+    if named:
+        refuse_moved(names, one, other, "scan the older run's model again")
+    left_out = [name for name in names if name in moved(one, other)]
+    if left_out:
+        notes.append(
+            f"measured otherwise by one run, of schema version 2 or older, so not compared: {', '.join(left_out)}"
+        )
+    return [name for name in names if name not in left_out]
 
 
 def _matched(a: Run, b: Run, unpaired: bool) -> tuple[list[Pair], list[str]]:

@@ -12,6 +12,7 @@ from sinkscope.comparison.policy import DEFAULT, Policy, Rule
 from sinkscope.comparison.verdict import Breach, Tally, Verdict
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.catalogue import catalogue
+from sinkscope.runs.moved import refuse_moved
 from sinkscope.runs.statistics import beyond, false_discovery
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
     2 sequences.
     """
     now = baseline_of(run)
+    names = [rule.metric for rule in policy.rules]
+    refuse_moved(names, now.measured, baseline.measured, "write the baseline again from a new scan of its model")
     same_text, notes = {}, []
     pairs = _pairs(now, baseline)
     for mine, theirs in pairs:

@@ -10,7 +10,14 @@ import pandas as pd
 from sinkscope.capture import not_softmax
 from sinkscope.engine.batch_size import return_freed
 from sinkscope.engine.loop import Loop
-from sinkscope.engine.manifest import spectra_measured, timing, with_failures, with_guests, with_late_keywords
+from sinkscope.engine.manifest import (
+    spectra_measured,
+    timing,
+    with_failures,
+    with_guests,
+    with_hidden,
+    with_late_keywords,
+)
 from sinkscope.engine.measurement import Findings
 from sinkscope.engine.places import places_of
 from sinkscope.runs.dormancy import dormant_in_some
@@ -67,7 +74,9 @@ def build_run(loop: Loop, manifest: Manifest, started: float, complete: bool) ->
         sinks=sinks,
         tokens=sink_tokens,
         measured=measured,
-        manifest=manifest.model_copy(update=_facts(loop, domains, started, complete)),
+        manifest=manifest.model_copy(
+            update=_facts(loop, domains, started, complete) | {"attention": with_hidden(manifest.attention, domains)}
+        ),
     )
 
 

@@ -86,6 +86,13 @@ def spectra_measured(domains: list[Domain]) -> dict[str, int]:
     }
 
 
+def with_hidden(attention: list[SiteFacts], domains: list[Domain]) -> list[SiteFacts]:
+    """Returns the facts of the attention calls with what the scan saw of their masks."""
+    seen = {site.module: [d.sites[site.module].hides for d in domains if site.module in d.sites] for site in attention}
+    hides = {module: any(found) if found else None for module, found in seen.items()}
+    return [site.model_copy(update={"hides": hides[site.module]}) for site in attention]
+
+
 def with_failures(manifest: Manifest, reasons: list[str]) -> Manifest:
     """Returns the manifest with the reasons why Triton failed during the scan, after which torch measured the rest."""
     if not reasons:
@@ -178,7 +185,7 @@ def _corpus_facts(corpus: Corpus, reading: Reading) -> dict[str, Any]:
 
 
 def _site_facts(site: Site) -> dict[str, Any]:
-    same = set(SiteFacts.model_fields) - {"module", "kind"}
+    same = set(SiteFacts.model_fields) - {"module", "kind", "hides"}
     return {name: getattr(site, name) for name in same} | {"module": site.name, "kind": asdict(site.kind)}
 
 

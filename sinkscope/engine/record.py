@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from sinkscope.engine.collector import Part, Parts, prefixes
 from sinkscope.errors import SinkscopeError
-from sinkscope.metrics.quantities import EVENT, EVENT_FIELDS, STRETCHED, Quantity, QuantitySet
+from sinkscope.metrics.quantities import STRETCHED, Quantity, QuantitySet
 from sinkscope.metrics.stretches import joined
 from sinkscope.tables.values import SiteValues
 
@@ -98,7 +98,7 @@ def _join(quantity: Quantity, parts: list[Part]) -> np.ndarray | None:
 
     Raises SinkscopeError where an axis that must be the same in all batches is not.
     """
-    if quantity.dims == EVENT:
+    if quantity.of_events:
         return _numbered(quantity.name, parts)
     present = [(part.values[quantity.name], part.count) for part in parts if quantity.name in part.values]
     if not present:
@@ -122,8 +122,11 @@ def _numbered(name: str, parts: list[Part]) -> np.ndarray | None:
     rows = [
         (part.values[name].double(), start) for part, start in zip(parts, starts, strict=False) if name in part.values
     ]
-    shift = torch.tensor([field == "sequence" for field in EVENT_FIELDS], dtype=torch.float64)
-    return torch.cat([events + start * shift for events, start in rows]).numpy() if rows else None
+    if not rows:
+        return None
+    shift = torch.zeros(rows[0][0].shape[1], dtype=torch.float64)
+    shift[0] = 1  # the sequence
+    return torch.cat([events + start * shift for events, start in rows]).numpy()
 
 
 class Total(Protocol):

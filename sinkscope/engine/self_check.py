@@ -22,7 +22,6 @@ from sinkscope.engine.batch_size import memory_needed
 from sinkscope.engine.loop import Loop
 from sinkscope.engine.whole_maps import dense_map
 from sinkscope.errors import SinkscopeError
-from sinkscope.metrics.mass import query_rows
 from sinkscope.runs.defaults import EPSILON
 
 Pass = Callable[..., Any]
@@ -159,8 +158,7 @@ def _worst(plan: Plan, ours: dict[str, LayerView], reference: _Reference) -> tup
 
 def _difference(view: LayerView, first: Tensor, columns: Tensor) -> float:
     sums = view.attention
-    rows = query_rows(sums.columns, view.queries, sums.causal)
-    in_columns = ((columns - as_float64(sums.columns)) / as_float64(rows)).abs().max()
+    in_columns = ((columns - as_float64(sums.columns)) / sums.seen_by.clamp(min=1)).abs().max()
     return float(torch.maximum((first - as_float64(sums.first)).abs().max(), in_columns))
 
 

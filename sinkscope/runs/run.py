@@ -15,8 +15,8 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.runs.folder import FolderKind, sha256_of, sha256_of_files
 from sinkscope.runs.questions import tables_of_questions
 from sinkscope.runs.schema.base import read_record, to_json
-from sinkscope.runs.schema.manifest import SCHEMA_VERSION, Manifest, TableFacts
-from sinkscope.runs.schema.old import manifest_from_0_1
+from sinkscope.runs.schema.manifest import READ, Manifest, TableFacts
+from sinkscope.runs.schema.old import AS_OLD_AS, manifest_from_0_1
 from sinkscope.runs.schema.summary import Summary
 from sinkscope.runs.schema.tables import TABLES as SCHEMAS
 from sinkscope.runs.showing import ShownRun
@@ -160,7 +160,7 @@ def load_run(path: str | Path) -> Run:
             f"run {folder} is damaged: {(str(error).splitlines() or [type(error).__name__])[0]}"
         ) from None
     if isinstance(answer, dict) and answer.get("schema_version") == 1:
-        answer["schema_version"] = SCHEMA_VERSION
+        answer["schema_version"] = AS_OLD_AS
     summary = read_record(Summary, answer, f"summary.json of the run {folder}")
     measured = {name: tables.pop(name) for name in expected if name in MEASURED_TABLES}
     return Run(**tables, measured=measured, summary=summary, manifest=manifest, path=folder)
@@ -174,10 +174,10 @@ def read_manifest(found: dict[str, Any], where: str) -> Manifest:
             found = manifest_from_0_1(found)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise SinkscopeError(f"{where} is damaged: {type(error).__name__} {error}") from None
-    elif version != SCHEMA_VERSION:
+    elif version not in READ:
         raise SinkscopeError(
-            f"{where} has schema version {version}; this sinkscope reads 1 and {SCHEMA_VERSION}: install the sinkscope "
-            "that wrote it, or scan again"
+            f"{where} has schema version {version}; this sinkscope reads 1 to {READ[-1]}: install the sinkscope that "
+            "wrote it, or scan again"
         )
     return read_record(Manifest, found, where)
 

@@ -13,7 +13,6 @@ import pandas as pd
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics import Metric, MetricSet, registered
 from sinkscope.metrics.extension import with_own_metrics
-from sinkscope.metrics.mass import eligible_keys
 from sinkscope.metrics.registry import Table, formula_of
 from sinkscope.runs.dormancy import parse_rule
 from sinkscope.runs.questions import QUESTIONS
@@ -87,22 +86,27 @@ class HeadRun:
     means: dict[str, np.ndarray]
     asked: Request
 
-    def ranked_alpha(self) -> np.ndarray:
-        """Mean alpha_k over the keys with at least T/4 query rows, [H, eligible]."""
-        values = self.values
-        return values.alpha[:, : eligible_keys(values.queries, values.keys, values.causal)]
+    def peaks(self) -> tuple[np.ndarray, np.ndarray]:
+        """The key with the largest mean alpha_k of those that enough queries see, and that alpha_k, both [H]."""
+        alpha, ranked = self.values.alpha, self.values.ranked
+        places = np.array([
+            keys[own[keys].argmax()]
+            for own, keys in zip(alpha, map(np.flatnonzero, np.broadcast_to(ranked, alpha.shape)), strict=True)
+        ])  # fmt: skip
+        return places, alpha[np.arange(len(alpha)), places]
 
 
 @run_column("heads", unit="position", range="[0, T)", source="ours")
 def peak_position(run: HeadRun) -> np.ndarray:
-    """argmax_k of the sequence-mean alpha_k, over keys k with at least T/4 query rows; the lowest k in a tie."""
-    return run.ranked_alpha().argmax(-1)
+    """argmax_k of the sequence-mean alpha_k, over the keys k with n_k >= n_max/4 in some sequence; the lowest k in a
+    tie."""
+    return run.peaks()[0]
 
 
 @run_column("heads", unit="probability", range="[0, 1]", source="ours")
 def peak_score(run: HeadRun) -> np.ndarray:
-    """max_k of the sequence-mean alpha_k, over keys k with at least T/4 query rows."""
-    return run.ranked_alpha().max(-1).astype(float)
+    """max_k of the sequence-mean alpha_k, over the keys k with n_k >= n_max/4 in some sequence."""
+    return run.peaks()[1].astype(float)
 
 
 @run_column("heads", unit="name", range="sink, diagonal, previous, uniform, mixed", source="ours")

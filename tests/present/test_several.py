@@ -30,6 +30,7 @@ from sinkscope.present.figures.series import all_series
 from sinkscope.present.figures.several import by_layer, draw_several, table_figures
 from sinkscope.present.figures.trajectory import draw_trajectories, draw_trajectory
 from sinkscope.runs.run import Run, load_run
+from sinkscope.runs.schema.site import Kind
 
 
 @cache
@@ -182,6 +183,15 @@ def test_sinks_are_keys_whose_alpha_exceeds_epsilon() -> None:
     assert sinks(flat, 0.3) == []
     flat[:, 5] = 0.5
     assert sinks(flat, 0.3) == [5], "every query of an encoder may see key 5"
+
+
+@pytest.mark.parametrize("name", ["sliding", "chunked"])
+def test_a_sink_of_a_map_is_one_of_the_queries_that_see_it(name: str) -> None:
+    weights = np.eye(64)
+    for query in range(9, 16):
+        weights[query, [8, query]] = 0.6, 0.4
+    assert sinks(weights, 0.5, Kind(name=name, size=8)) == [8]
+    assert sinks(weights, 0.5) == []
 
 
 @pytest.mark.parametrize(

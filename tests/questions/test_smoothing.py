@@ -88,6 +88,23 @@ def test_every_column_in_float32(family: str, least: float, monkeypatch: pytest.
     compare_tables(family, with_sink(family), 3e-4, 3e-5)
 
 
+@pytest.mark.parametrize("family", slow_but(["llama", "qwen3"], "qwen3"))
+def test_heads_that_share_rows_have_every_column(family: str) -> None:
+    """A head that is another's copy, as in upcycled models, one row of two heads, and rows that differ by a factor."""
+    model = with_sink(family).double()
+    attention = model.layers[1].self_attn
+    width = attention.head_dim
+    with torch.no_grad():
+        query, key, value = (getattr(attention, f"{name}_proj").weight for name in "qkv")
+        query[width : 2 * width] = query[:width]
+        query[3 * width + 5] = query[2 * width + 7]
+        query[3 * width + 6] = 2 * query[2 * width + 6]
+        key[width:] = key[:width]
+        value[width + 1] = value[3]
+    found = compare_tables(family, model, 3e-6, 1e-6 if family in FLOAT32_NORMS else 1e-9)
+    assert found[["rank_w", "rank_qk"]].notna().all(axis=None)
+
+
 def test_costs_are_there_where_a_head_has_a_sink_and_nowhere_else() -> None:
     found = compare_tables("gpt2", with_sink("gpt2").double(), 3e-6, 1e-9)
     sinks = found[found["cost_sink_lower"].notna()]

@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from reference import Array, AttentionCall, find_layers, projection_matrix, run_sequence
+from reference import (
+    Array,
+    AttentionCall,
+    alpha_scores,
+    find_layers,
+    peak_range,
+    projection_matrix,
+    run_sequence,
+)
 
 
 def norms(rows: Array) -> Array:
@@ -51,11 +59,9 @@ def layer_columns(x: Array, z: Array, w: Array, slices: Array, call: AttentionCa
         "compensation": norms(each.sum(0)).mean() / total,
         "compensation_unrelated": np.sqrt((norms(each) ** 2).sum(0)).mean() / total,
     }
-    length = len(x)
-    causal = not np.triu(call.visible.any(0), 1).any()
-    rows = length - np.arange(length) if causal else np.full(length, length)
-    alpha = (call.probs.sum(1) / rows).mean(0)
-    peak = int(np.argmax(np.where(rows >= length / 4, alpha, -1)))
+    alpha = np.mean([alpha_scores(*head) for head in zip(call.probs, call.visible, strict=True)], 0)
+    eligible = set.intersection(*(set(peak_range(visible)) for visible in call.visible))
+    peak = max(sorted(eligible), key=lambda k: alpha[k])
     for name, tokens in (("residual", x), ("input", z)):
         cosines = np.array([tokens[0] @ row / np.sqrt((tokens[0] @ tokens[0]) * (row @ row)) for row in tokens[1:]])
         found[f"cos_first_{name}_min"] = cosines.min()

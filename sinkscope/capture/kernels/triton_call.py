@@ -184,6 +184,8 @@ class _Launch:
             early_columns=self.early,
             visible=call.visible.counts,
             sees_first=call.visible.sees_first,
+            seen_by=call.visible.seen_by,
+            early_seen_by=call.visible.seen_by_first(EARLY),
             causal=call.visible.causal,
         )
 

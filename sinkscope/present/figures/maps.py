@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from sinkscope.runs.schema.site import Kind
+
 DIAGONAL = 0.5
 """A map has a diagonal from this mean A[i,i] on, i >= 1: the bound of the column `pattern`."""
 MARKS: dict[str, dict[str, Any]] = {
@@ -39,6 +41,7 @@ CAPTION = (
 class Tile:
     """One map: `weights` [query, key], its name, the tokens of both axes and the trigger's position, if it has them.
 
+    `kind`: what a query of the layer may see, where a run recorded it; None where every key that the order allows.
     `marked`: whether sinks and the diagonal are marked, as they are for attention and not for its deviation.
     """
 
@@ -47,6 +50,7 @@ class Tile:
     tokens: tuple[str, ...] = ()
     trigger: int | None = None
     marked: bool = True
+    kind: Kind | None = None
 
 
 def draw_maps(
@@ -110,7 +114,7 @@ def paint_map(axes: Axes, tile: Tile, most: float, epsilon: float, points: float
         axes.set_xticks([])
         axes.set_yticks([])
     if tile.marked:
-        for key in sinks(weights, epsilon):
+        for key in sinks(weights, epsilon, tile.kind):
             _box(axes, "sink", key, key if causal else 0, 1, length - (key if causal else 0))
         if length > 1 and np.diagonal(weights)[1:].mean() >= DIAGONAL:
             for shift in (-0.5, 0.5):
@@ -127,16 +131,22 @@ def _shown(token: str) -> str:
     return printable(token.replace("\u2581", " ").replace("\u0120", " ").strip() or token)[:12]
 
 
-def sinks(weights: np.ndarray, epsilon: float) -> list[int]:
-    """Keys k with alpha_k > epsilon, among those with at least a quarter of the query rows.
+def sinks(weights: np.ndarray, epsilon: float, kind: Kind | None = None) -> list[int]:
+    """Keys k with alpha_k > epsilon, the mean of A[i,k] over the n_k rows i that may see it; n_k >= max(2, n_max/4)."""
+    rows = _visible(len(weights), _causal(weights), kind).sum(0)
+    alpha = weights.sum(0) / rows.clip(1)
+    return [int(key) for key in np.flatnonzero((alpha > epsilon) & (rows >= max(2, rows.max() / 4)))]
 
-    alpha_k is the mean of A[i,k] over the rows i that may see it: i >= k where the map is causal, else all.
-    """
-    length = len(weights)
-    causal = _causal(weights)
-    rows = np.arange(length, 0, -1) if causal else np.full(length, length)
-    alpha = weights.sum(0) / rows
-    return [int(key) for key in np.flatnonzero((alpha > epsilon) & (rows >= max(2, length / 4)))]
+
+def _visible(length: int, causal: bool, kind: Kind | None) -> np.ndarray:
+    """[query, key]: which keys each query may see under the order and the layer's window or chunks."""
+    query, key = np.ogrid[:length, :length]
+    seen = query >= key if causal else np.ones((length, length), bool)
+    if kind is None or kind.size is None:
+        return seen
+    if kind.name == "chunked":
+        return np.asarray(seen & (query // kind.size == key // kind.size))
+    return np.asarray(seen & (abs(query - key) < kind.size if causal else abs(query - key) <= kind.size // 2))
 
 
 def _causal(weights: np.ndarray) -> bool:

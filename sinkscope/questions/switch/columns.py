@@ -278,7 +278,8 @@ def cos_first_residual_positive(view: LayerView) -> LayerValues:
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG1, measure=NAME)
 def cos_peak_residual(view: LayerView) -> LayerValues:
     """Mean over j != p of cos(x_p, x_j), p = the layer's strongest key: the largest mean over heads of alpha_k, among
-    keys k with at least T/4 query rows, in each sequence by itself. It equals cos_first_residual where p = 0."""
+    keys k with n_k >= n_max/4 in every head, in each sequence by itself; the lowest k in a tie. It equals
+    cos_first_residual where p = 0."""
     return _around_peak(view, view.x, view.x_norms, residual_cosines)
 
 
@@ -352,11 +353,14 @@ def _around_peak(
     else:
         dots = torch.einsum("btd,bd->bt", x, x[rows, peak])
         cosines = as_widest(dots * inverse(norms) * inverse(norms[rows, peak])[:, None])
-    return (cosines.sum(-1) - cosines[rows, peak]) / (x.shape[1] - 1)
+    found = (cosines.sum(-1) - cosines[rows, peak]) / (x.shape[1] - 1)
+    return found.where(peak >= 0, torch.nan)
 
 
 @once_per_view
 def strongest_key(view: LayerView) -> Int[Tensor, " batch"]:
-    """The key with the largest mean over heads of alpha_k, among those with at least T/4 query rows."""
-    eligible = mass.eligible_keys(view.queries, view.keys, view.attention.causal)
-    return view.over_heads(mass.alpha(view)[..., :eligible].mean(1)).argmax(-1)
+    """The key with the largest mean over heads of alpha_k, among those with n_k >= n_max/4 in every head; -1
+    where there is no such key."""
+    alpha = mass.alpha(view).masked_fill(~mass.ranked(view.attention.seen_by), -torch.inf)
+    largest, place = view.over_heads(alpha.mean(1)).max(-1)
+    return place.where(largest > -torch.inf, -1)

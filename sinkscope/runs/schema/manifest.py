@@ -11,7 +11,9 @@ from sinkscope.runs.request import Request
 from sinkscope.runs.schema.base import Number, Record
 from sinkscope.runs.schema.site import SiteFacts
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+READ = (2, 3)
+"""Versions that are read as they are. 3 has every field of 2; `runs.moved` says what it measures otherwise."""
 
 
 def with_adapter(model: str, adapter: str | None) -> str:
@@ -194,7 +196,7 @@ class Manifest(Record):
     """How a run was measured."""
 
     schema_version: int = SCHEMA_VERSION
-    """Version of this format."""
+    """Version of this format and of what the columns mean."""
     sinkscope: str
     """Version of sinkscope that wrote the run."""
     command: str | None = None

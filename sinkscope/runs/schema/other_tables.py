@@ -24,7 +24,8 @@ NUMBERS = {
     ),
     "sink_rate_first": ("share", "[0, 1]", "Share of (sequence, head) with alpha_0 > epsilon under the arm."),
     "sink_rate_any": (
-        "share", "[0, 1]", "Share of (sequence, head) with alpha_k > epsilon at any key with at least T/4 query rows."
+        "share", "[0, 1]",
+        "Share of (sequence, head) with alpha_k > epsilon at any key k with n_k >= n_max/4, under the arm.",
     ),
     "size": (
         "count", "[0, inf)",
