@@ -119,7 +119,28 @@ class Joined:
             )
 
     def spans(self, wholes: list[Whole]) -> list[Span] | None:
-        """The valid positions of each sequence; None without padding."""
+        """The valid positions of each sequence; None without padding.
+
+        In `generate`, a sequence that has ended goes on with padding while others of its batch are written: it is cut.
+        """
+        spans, ends = self._padded(wholes), self._ends()
+        if ends is None:
+            return spans
+        starts = [start for start, _ in spans] if spans else [0] * len(ends)
+        return [*zip(starts, ends, strict=True)]
+
+    def _ends(self) -> list[int] | None:
+        """The end of each sequence after the token that ends its text, where one and the same token fills the rest;
+        None where no sequence has such an end."""
+        ids, prompt = self.ids, _tokens(self.passes[0])
+        told = getattr(getattr(self._model, "generation_config", None), "eos_token_id", None)
+        if ids is None or told is None or len(self.passes) == 1:
+            return None
+        last = torch.as_tensor(told, device=ids.device).view(-1)
+        ends = [_end(row, prompt, last) for row in ids]
+        return ends if min(ends) < self.length else None
+
+    def _padded(self, wholes: list[Whole]) -> list[Span] | None:
         given = next((each.mask for each in reversed(self.passes) if each.mask is not None), None)
         try:
             if given is not None:
@@ -300,6 +321,15 @@ def _beginnings(call: AttentionCall, length: int) -> list[int] | None:
     places = torch.arange(length, device=spans[0].device)
     alone = ((spans[0] == places) & (spans[1] == places + 1))[:, 0]
     return alone.int().argmax(1).tolist() if bool(alone.any(1).all()) else None
+
+
+def _end(ids: Tensor, prompt: int, last: Tensor) -> int:
+    """The end of one sequence; see `Joined._ends`."""
+    found = torch.isin(ids[prompt:], last).nonzero()
+    if not len(found):
+        return len(ids)
+    end = prompt + int(found[0]) + 1
+    return end if end < len(ids) and bool((ids[end:] == ids[-1]).all()) else len(ids)
 
 
 def _tokens(now: Pass) -> int:

@@ -71,7 +71,8 @@ def watch(
         except SystemExit as stop:
             code = _code_of(stop)
         except BaseException as error:
-            sys.excepthook(type(error), error, _own(error.__traceback__))
+            error = error.with_traceback(_own(error.__traceback__))
+            sys.excepthook(type(error), error, error.__traceback__)
             code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     _write(everywhere, out, force, quiet)
     raise typer.Exit(code)

@@ -165,6 +165,23 @@ def test_an_encoder_decoder_writes_with_all_three_kinds_of_attention() -> None:
     assert "over a cache, which is not read" in " ".join(seen.left_out)
 
 
+def test_a_sequence_ends_with_its_text_while_others_go_on() -> None:
+    """The second row's padding after its end-of-text token is no text, though the model attends to it."""
+    model, given = writer("llama"), prompt()
+    free = generate(model, given)
+    end = int(free[1, 18])
+    assert end not in free[0]
+    assert end not in free[1, 12:18]
+    model.generation_config.eos_token_id = end
+    with sinkscope.watch(model) as seen:
+        written = generate(model, given, min_new_tokens=1)
+    assert torch.equal(written[1, 19:], torch.zeros_like(written[1, 19:]))
+    mask = torch.ones_like(written[:, :-1])
+    mask[1, 19:] = 0
+    one = sinkscope.scan(model, data={"input_ids": written[:, :-1], "attention_mask": mask}, self_check=False)
+    assert_same(seen.run(), one)
+
+
 def test_half_precision_is_joined_too() -> None:
     model, given = writer("llama").to(torch.bfloat16), prompt()
     with sinkscope.watch(model) as seen:
