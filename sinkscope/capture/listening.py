@@ -321,7 +321,7 @@ def undisturbing() -> Iterator[None]:
     """Computes without gradients and without autocast until the block ends."""
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        for kind in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
+        for kind in ("cpu", "cuda", "mps"):
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
         yield
