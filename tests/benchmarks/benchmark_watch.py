@@ -2,8 +2,8 @@
 
     python tests/benchmarks/benchmark_watch.py [--rounds N] [--length T] [--width D]
 
-The two take turns. CPU time is counted, of all threads, so that a busy machine does not show; the ratio of the medians is
-printed.
+The two take turns. CPU time is counted, of all threads, so that a busy machine does not show; the ratio of the
+medians is printed.
 """
 
 from __future__ import annotations
