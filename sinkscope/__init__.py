@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from sinkscope.engine.launch import start_processes as start_processes
     from sinkscope.engine.scan import Interrupted as Interrupted
     from sinkscope.engine.scan import scan as scan
+    from sinkscope.engine.watching.watch import Watch as Watch
+    from sinkscope.engine.watching.watch import watch as watch
     from sinkscope.errors import SinkscopeError as SinkscopeError
     from sinkscope.experiments.ablation.experiment import ablate as ablate
     from sinkscope.experiments.arms.arm import Arm as Arm
@@ -55,6 +57,11 @@ __version__ = VERSION
 
 _PUBLIC = {
     "scan": ("engine.scan", "runs a model over text once and measures each of its attention heads; returns a Run"),
+    "watch": (
+        "engine.watching.watch",
+        "measures any model's attention while your own code runs it; returns a Watch",
+    ),
+    "Watch": ("engine.watching.watch", "what `watch` returns: `with` it, then `run()` gives the Run"),
     "Run": ("runs.run", "what a scan measured: tables of heads and layers, a summary, and how it was measured"),
     "load_run": ("runs.run", "reads the folder that Run.save or `sinkscope scan` wrote; returns a Run"),
     "compare": (

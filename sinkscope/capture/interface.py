@@ -48,7 +48,7 @@ def shadowed(model: nn.Module, handler: Handler, passed: Passed | None = None) -
     functions = dict.fromkeys(READ, _attention_function(model, handler, passed or Passed({}, {})))
     with (
         alone(f"a watched pass of {type(model).__name__}"),
-        uncompiled(),
+        uncompiled(model),
         readable(model),
         layered(AttentionInterface, functions),
     ):
@@ -66,19 +66,26 @@ def _attention_function(model: nn.Module, handler: Handler, passed: Passed) -> C
         is_causal: bool | None = None,
         **keywords: Any,
     ) -> tuple[Tensor, None]:
-        causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-        if attention_mask is None and causal and 1 < query.shape[2] < key.shape[2]:
-            # As in torch's sdpa, the mask is aligned top left: query 0 sees key 0 only, and no query sees keys >= Tq.
-            key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
-        causal = bool(causal) and query.shape[2] > 1
         for found, names in ((passed.unknown, unknown_keywords), (passed.declared, declared_elsewhere)):
             for name in names(keywords):
                 if name not in found:
                     found[name] = _path(model, module)
-        call = AttentionCall(query, key, value, attention_mask, causal, scaling=query.shape[-1] ** -0.5)
-        return handler(module, with_keywords(call, keywords)), None
+        return handler(module, call_of(module, query, key, value, attention_mask, is_causal, keywords)), None
 
     return attention
+
+
+def call_of(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool | None,
+    keywords: dict[str, Any],
+) -> AttentionCall:  # fmt: skip
+    """The record of one call of the interface's functions `sdpa` and `eager`, with every known keyword applied."""
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    if mask is None and causal and 1 < query.shape[2] < key.shape[2]:
+        # As in torch's sdpa, the mask is aligned top left: query 0 sees key 0 only, and no query sees keys >= Tq.
+        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+    causal = bool(causal) and query.shape[2] > 1
+    return with_keywords(AttentionCall(query, key, value, mask, causal, scaling=query.shape[-1] ** -0.5), keywords)
 
 
 def _path(model: nn.Module, module: nn.Module) -> str:

@@ -70,7 +70,7 @@ def plan(model: nn.Module, forward: Callable[[], Any]) -> Plan:
     if failures:  # Triton failed in some call: no layer tries it again
         seen = [replace(one, kernel=one.kernel and TORCH) for one in seen]
     return Plan(
-        _sites(model, seen), unread, max(one.queries for one in seen), failures, passed.unknown, passed.declared
+        sites_of(model, seen), unread, max(one.queries for one in seen), failures, passed.unknown, passed.declared
     )
 
 
@@ -169,7 +169,8 @@ def _seen_map(model: nn.Module, call: InlineCall) -> Seen | None:
     )
 
 
-def _sites(model: nn.Module, seen: list[Seen]) -> list[Site]:
+def sites_of(model: nn.Module, seen: list[Seen]) -> list[Site]:
+    """The sites of a pass's calls, in their order."""
     paths = {one.module for one in seen}
     calls: Counter[str] = Counter()
     unplaced: Counter[str] = Counter()

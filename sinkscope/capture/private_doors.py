@@ -55,6 +55,22 @@ def set_registry(interface: type[Any], registry: MutableMapping[str, Any]) -> No
     interface._global_mapping = registry
 
 
+def interface_lookup() -> Callable[..., Any]:
+    """The method by which a model looks up its attention function: (interface, name, default) -> function."""
+    from transformers import AttentionInterface
+
+    found: Callable[..., Any] = _part("transformers", AttentionInterface, "AttentionInterface.get_interface")
+    return found
+
+
+def set_interface_lookup(lookup: Callable[..., Any]) -> None:
+    """Makes every interface of attention functions look functions up by `lookup`."""
+    from transformers import AttentionInterface
+
+    interface_lookup()  # raises where the method moved: setting a new one would have no effect
+    AttentionInterface.get_interface = lookup
+
+
 def shared_registries() -> dict[str, Mapping[str, Any]]:
     """The two registries as most models see them, with what was assigned to the shared instances alone."""
     from transformers import masking_utils, modeling_utils

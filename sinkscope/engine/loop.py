@@ -20,6 +20,7 @@ from sinkscope.engine.collector import Collector, Parts
 from sinkscope.engine.input_kinds.kind import Reading
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.measurement import Measurement
+from sinkscope.engine.places import places_of
 from sinkscope.engine.record import BatchRecord
 from sinkscope.engine.shards import Shard, Shards
 from sinkscope.engine.tensor_parallel import HeadShards
@@ -27,6 +28,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.batches import Batch, batches
 from sinkscope.metrics.guests import Guests
 from sinkscope.metrics.quantities import QuantitySet, quantity_set
+from sinkscope.tables.places import PlacesOf
 from sinkscope.tables.values import Domain
 
 Progress = Callable[[str, int, int], None]
@@ -149,6 +151,15 @@ class Loop:
                 others = {name: values.pop(name) for name in values.keys() - names}
                 domains.append(Domain(corpus, values, dict(sorted(others.items()))))
         return domains
+
+    def places(self, domains: list[Domain]) -> PlacesOf:
+        """What stands at the keys of every attention call."""
+        return places_of(self, domains)
+
+    @property
+    def decoder_input(self) -> str | None:
+        """What a decoder reads besides the sequences, for the manifest."""
+        return self.reading.decoder_input or self.forward.decoder_input
 
     def _watch(self, length: int) -> tuple[Capture, Collector]:
         """Returns the capture that watches a domain's batches, and the collector that it fills."""

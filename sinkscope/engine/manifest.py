@@ -9,7 +9,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,14 +18,15 @@ from sinkscope.capture.kernels.attend import TORCH, TRITON
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.checkpoints.hashing import settings_sha256
 from sinkscope.engine.input_kinds.kind import Reading
-from sinkscope.engine.loop import Loop
+from sinkscope.engine.launch import Processes
 from sinkscope.engine.self_check import EAGER, warnings_of
 from sinkscope.engine.shards import first_difference
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import Corpus
 from sinkscope.inputs.rules import first_token
 from sinkscope.metrics.extension import code_sha256, definitions
-from sinkscope.metrics.guests import slow
+from sinkscope.metrics.guests import Guests, slow
+from sinkscope.metrics.quantities import QuantitySet
 from sinkscope.metrics.spectra import FEWEST_SPECTRA, SPECTRA_CUBES
 from sinkscope.runs.defaults import VERSION
 from sinkscope.runs.folder import UNFINISHED, sha256_of
@@ -44,7 +45,23 @@ MEASURING = ("capture", "checkpoints", "engine", "inputs", "metrics", "questions
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "numba", "pandas")
 
 
-def describe(loop: Loop, request: Request, checked: dict[str, Any]) -> Manifest:
+class Described(Protocol):
+    """What a manifest tells of before the first batch; its attributes are those of `Loop`."""
+
+    checkpoint: Checkpoint
+    plan: Plan
+    reading: Reading
+    processes: Processes
+    declared: QuantitySet
+
+    @property
+    def sites(self) -> list[Site]: ...
+
+    @property
+    def decoder_input(self) -> str | None: ...
+
+
+def describe(loop: Described, request: Request, checked: dict[str, Any]) -> Manifest:
     """Returns the manifest as known before the first batch. `checked`: the self-check's record."""
     reading, processes = loop.reading, loop.processes
     facts = {
@@ -56,7 +73,7 @@ def describe(loop: Loop, request: Request, checked: dict[str, Any]) -> Manifest:
         "model": loop.checkpoint.facts,
         "data": [_corpus_facts(corpus, reading) for corpus in reading.corpora],
         "first_token": reading.first_token(),
-        "decoder_input": reading.decoder_input or loop.forward.decoder_input,
+        "decoder_input": loop.decoder_input,
         "self_check": checked,
         "processes": processes.count,
         "tensor_parallel": processes.count if processes.tensor else 1,
@@ -105,7 +122,20 @@ def with_failures(manifest: Manifest, reasons: list[str]) -> Manifest:
     return manifest.model_copy(update={"warnings": warnings, "attention": sites})
 
 
-def with_guests(manifest: Manifest, loop: Loop) -> Manifest:
+class Attended(Protocol):
+    """What was measured by metrics of others; its attributes are those of `Loop`."""
+
+    processes: Processes
+    seconds: float
+
+    @property
+    def guests(self) -> Guests: ...
+
+    @property
+    def guest_seconds(self) -> dict[str, float]: ...
+
+
+def with_guests(manifest: Manifest, loop: Attended) -> Manifest:
     """Returns the manifest with what the metrics of others did: those that failed, whose columns no table has, and
     those that took long."""
     failed = loop.guests.failed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -79,6 +80,13 @@ class BatchRecord:
                 joined[name] += own
         return {name: self._site(name, joined.pop(name)) for name in [*joined]}
 
+    def relength(self, lengths: list[int], aligned: Callable[[int, Part], Part]) -> None:
+        """Sets the prefixes of the length curve, once they are known. `aligned` gives a part its values at them, from
+        the number of its first sequence."""
+        self._lengths = lengths
+        for start, (count, parts) in self._done.items():
+            self._done[start] = count, {name: _numbered_parts(start, own, aligned) for name, own in parts.items()}
+
     def _site(self, site: str, parts: list[Part]) -> SiteValues:
         joined = {each.name: _join(each, parts) for each in self._quantities.quantities}
         joined |= {name: total.result() for (own, name), total in self._totals.items() if own == site}
@@ -91,6 +99,14 @@ class BatchRecord:
             queries=max(part.queries for part in parts),
             keys=max(part.keys for part in parts),
         )
+
+
+def _numbered_parts(start: int, parts: list[Part], change: Callable[[int, Part], Part]) -> list[Part]:
+    changed = []
+    for part in parts:
+        changed.append(change(start, part))
+        start += part.count
+    return changed
 
 
 def _join(quantity: Quantity, parts: list[Part]) -> np.ndarray | None:

@@ -74,6 +74,21 @@ def test_attention_functions_are_those_that_models_look_up() -> None:
     assert "sdpa" in registry
 
 
+def test_models_look_their_attention_function_up_through_the_interface() -> None:
+    before = doors.interface_lookup()
+
+    def lookup(interface: Any, name: str, default: Any) -> Any:
+        return attend if name == "asked by this test" else before(interface, name, default)
+
+    try:
+        doors.set_interface_lookup(lookup)
+        assert AttentionInterface().get_interface("asked by this test", None) is attend
+        assert AttentionInterface().get_interface("eager", attend) is attend
+    finally:
+        doors.set_interface_lookup(before)
+    assert doors.interface_lookup() is before
+
+
 def test_mask_functions_are_those_that_models_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int, int]] = []
     registry = doors.registry_of(AttentionMaskInterface)

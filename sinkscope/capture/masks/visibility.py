@@ -142,7 +142,7 @@ def read_mask(mask: Tensor | None, causal: bool, queries: int, keys: int, device
     if mask is None:
         steps = torch.arange(1, queries + 1, device=device).view(1, 1, -1)
         past = steps.clamp(max=keys) if causal else torch.full_like(steps, keys)
-        return _from_spans(torch.zeros_like(past), past, keys)
+        return from_spans(torch.zeros_like(past), past, keys)
     if mask.dim() != 4 or mask.shape[-2] not in (1, queries) or mask.shape[-1] < keys:
         raise ValueError(f"an attention mask of shape {tuple(mask.shape)} for {queries} queries and {keys} keys")
     mask = mask[..., :keys]
@@ -181,7 +181,7 @@ def _scan_rows(mask: Tensor, queries: int, keys: int) -> Visibility:
             bias |= bool(((rows != 0) & seen).any())
     side_by_side = bool(((ends - starts).clamp(min=0) == total).all())
     if side_by_side and not bias:
-        return _from_spans(starts, ends, keys)
+        return from_spans(starts, ends, keys)
     reach = _reach(starts, ends)
     return Visibility(
         causal=_is_causal(reach, keys),
@@ -196,7 +196,8 @@ def _scan_rows(mask: Tensor, queries: int, keys: int) -> Visibility:
     )
 
 
-def _from_spans(first: Tensor, past: Tensor, keys: int) -> Visibility:
+def from_spans(first: Tensor, past: Tensor, keys: int) -> Visibility:
+    """The visibility of queries that each see the keys `first` to before `past`, (b, h, query)."""
     counts, reach = (past - first).clamp(min=0), _reach(first, past)
     sees_first = (first == 0) & (past > 0)
     empty = bool((counts == 0).any())

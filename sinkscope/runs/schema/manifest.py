@@ -131,7 +131,7 @@ class SelfCheck(Record):
     reason: str | None = None
     """Why the reference is not the model's own eager attention."""
     max_difference: Number = None
-    """Largest difference of a probability."""
+    """Largest difference of a probability; for a watched model, that of an attention output relative to its size."""
     bound: Number = None
     """Largest difference that is attributed to rounding."""
     where: str | None = None
