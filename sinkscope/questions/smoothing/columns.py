@@ -234,8 +234,10 @@ def cost_diagonal_lower_qk(folded: FoldedHeads) -> HeadValues:
 def cost_diagonal_lower_paper(folded: FoldedHeads) -> HeadValues:
     """kappa r_eff / (delta^2 s D) + kappa C / (2 s D), the paper's lower bound on the cost of a diagonal pattern, with
     r_eff = tr B' / |B'|_2 and delta^2 = tr B' / D, so that its first term is kappa / (s |B'|_2). The second need not
-    hold here, where no part of a token is orthogonal to the others' (tests/questions/test_costs.py). Symbols as in
-    cost_diagonal_lower_qk."""
+    hold here, where no part of a token is orthogonal to the others'. Symbols as in cost_diagonal_lower_qk.
+
+    tests/questions/test_costs.py has weights below it.
+    """
     kappa = _pairs(folded)
     return kappa / (_scale(folded) * _top(folded)) + kappa * GROUPS / (2 * _reach(folded))
 
