@@ -16,6 +16,8 @@ from sinkscope.present.text import printable, shortened
 WIDTH, BESIDE = 80, 4
 """Columns of the screen, and how many subjects stand beside each other."""
 CELL = 13
+NARROW = 20
+"""Columns of the numbers at least, where a package has a claim with a long name."""
 SHORT = {HOLDS: "holds", IN_PART: "in part", FAILS: "fails", NOT_TESTED: "-"}
 
 
@@ -32,7 +34,8 @@ def _one(table: pd.DataFrame, claims: Sequence[Claim], subjects: list[str]) -> l
     for paper, own in _by_paper(claims):
         lines += ["", paper]
         for claim in own:
-            told = textwrap.wrap(printable(_told(table, claim, subjects[0])), WIDTH - name - verdict - 2) or [""]
+            room = max(NARROW, WIDTH - name - verdict - 2)
+            told = textwrap.wrap(printable(_told(table, claim, subjects[0])), room) or [""]
             judged = _row(table, claim, subjects[0], VERDICT).shown
             lines.append(f"  {claim.name:<{name}}{judged:<{verdict}}{told[0]}".rstrip())
             lines += [" " * (2 + name + verdict) + more for more in told[1:]]

@@ -83,7 +83,7 @@ class Subject:
 
         place = None if self.folder is None else self.folder / name
         if place is not None and place.is_dir() and finished(place):
-            return _same_settings(load_run(place), settings)
+            return _same_settings(load_run(place), settings, self.loading)
         with nullcontext() if must else not_tested():
             run = scan(self.model, progress=self.progress, **settings, **self.loading)
         if place is not None:
@@ -128,8 +128,11 @@ def not_tested() -> Iterator[None]:
         raise NotTested(in_one_line(error)) from None
 
 
-def _same_settings(run: Run, settings: dict[str, Any]) -> Run:
-    """The run, where it was measured under these settings. Raises SinkscopeError for other ones."""
+def _same_settings(run: Run, settings: dict[str, Any], loading: dict[str, Any]) -> Run:
+    """The run, where it was measured under these settings, in this dtype and of this revision.
+
+    Raises SinkscopeError for other ones.
+    """
     from sinkscope.runs.request import make_request
 
     renamed = {"measure": "measures"}
@@ -137,6 +140,10 @@ def _same_settings(run: Run, settings: dict[str, Any]) -> Run:
     request = make_request(model=run.manifest.request.model, **asked).part("text", "columns")
     kept = run.manifest.request.part("text", "columns")
     other = [name for name in request if request[name] != kept[name]]
+    defaults = {"dtype": "auto", "revision": None}
+    other += [
+        name for name, value in defaults.items() if loading.get(name, value) != getattr(run.manifest.request, name)
+    ]
     if other:
         raise SinkscopeError(f"{run.path} was measured with another {other[0]}: give another --out, or the same again")
     return run

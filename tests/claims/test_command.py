@@ -73,6 +73,8 @@ def test_what_was_measured_is_read_again(
     other = claims(*words[:-2], 5, "--quiet", "--out", out, "--force")
     assert other.exit_code == 2
     assert "was measured with another num_sequences" in other.stderr
+    other = claims(*words, "--dtype", "float64", "--out", out, "--force")
+    assert "was measured with another dtype" in other.stderr
 
 
 def test_a_saved_run_is_read_and_what_it_lacks_is_not_tested(explicit_models: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -66,6 +67,12 @@ def test_no_line_is_wider_than_the_screen() -> None:
         for subjects in (1, 4, 6):
             found = table(*(rows(f"m{n}" * 40, each.name, verdict) for n in range(subjects) for each in every))
             assert max(map(len, render_claims(found, every).split("\n"))) <= 80
+
+
+def test_a_long_name_of_a_package_leaves_room_for_the_number() -> None:
+    claim = replace(CLAIMS["hard-switch"], name="a-claim-" * 9)
+    shown = render_claims(table(rows("m", claim.name)), [claim])
+    assert "3 of 12" in shown
 
 
 def test_a_page_says_all_of_a_claim() -> None:
