@@ -58,9 +58,9 @@ CLAIM = Claim(
     rule=Rule("share of layers with a sink head in which some W has a margin above 0", 0.95, 0.5),
     contrast="the same of layers without a sink head",
     not_shown=(
-        "Linearly independent tokens have such a W whatever they are, and T <= D tokens mostly are: only longer "
-        "texts test it. A condition of one text is weaker than that of all texts. A causal head need not beat the "
-        "keys that a query does not see. Rotary positions and norms of q and k are no part of one W."
+        "Linearly independent tokens have such a W whatever they are, and T <= D tokens mostly are; longer texts "
+        "may have one too. A condition of one text is weaker than that of all texts. A causal head need not beat "
+        "the keys that a query does not see. Rotary positions and norms of q and k are no part of one W."
     ),
     figure="alignment",
     place=2,
