@@ -29,7 +29,7 @@ from sinkscope.errors import SinkscopeError
 
 COMMANDS = (
     "scan", "watch", "track", "ablate", "arms", "evict", "quant", "show", "compare", "baseline", "check", "export",
-    "plot", "figures", "report", "atlas", "card", "bench", "metrics", "schema", "examples", "trigger",
+    "plot", "figures", "report", "atlas", "card", "claims", "bench", "metrics", "schema", "examples", "trigger",
 )  # fmt: skip
 """The commands in the order of `--help`. Each has a module of its name, with a function of its name."""
 

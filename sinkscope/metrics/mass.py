@@ -81,7 +81,7 @@ def self_mass(view: LayerView) -> HeadValues:
     return mean_rows(_own(view, view.attention.diagonal)[..., 1:])
 
 
-@head_metric(unit="probability", range="[0, 1]", source=LAMPERT)
+@head_metric(unit="probability", range="[0, 1]", source="ours")
 def previous_mass(view: LayerView) -> HeadValues:
     """Mean over i >= 1 of A[i,i-1], the previous-token pattern; empty in cross-attention."""
     return mean_rows(_own(view, view.attention.previous)[..., 1:])

@@ -39,7 +39,7 @@ def smoothed(seed: int = 0) -> Run:
     model = tiny("llama", num_hidden_layers=2)
     run = sinkscope.scan(model, data=random_ids(3, 24, seed=seed), measure=["smoothing"], self_check=False)
     run.manifest.model.id = "tiny"
-    for number, name in enumerate(("cost_sink_lower", "cost_diagonal_upper", "cost_sink_upper")):
+    for number, name in enumerate(("cost_sink_lower_qk", "cost_diagonal_lower_qk", "cost_sink_upper_qk")):
         run.measured["smoothing"][name] = 10.0**number  # no head of so small a model has a margin above 0
     places = run.heads[["stream", "layer", "head", "module"]]
     share = np.linspace(0, 1, len(places))

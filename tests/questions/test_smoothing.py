@@ -452,6 +452,13 @@ def test_spectra_are_measured_on_the_first_sequences_alone() -> None:
         assert known[0].any()
         assert not known[0][3:].any()
         assert all((each == known[0]).all() for each in known)
+    parts = {name: ~np.isnan(found[name]) for name in NAMES if name.endswith(("_qk", "_value", "_paper"))}
+    assert parts["cost_sink_lower_qk"].any()
+    for name, there in parts.items():
+        assert not there[3:].any(), name
+        same = there == parts["cost_sink_lower_qk"]
+        assert same.all() or name == "cost_diagonal_upper_qk", "it needs a gap above 0 besides"
+    assert (~np.isnan(found["sink_margin_pairs"])).any((1, 2)).all()
     none = sinkscope.scan(model, data=data, self_check=False, smoothing=True, spectra=0).smoothing
     assert none[["rank_output", *COSTS, "cheaper"]].isna().all(axis=None)
     assert none[["verdict", "rank_w"]].notna().all(axis=None)

@@ -18,13 +18,16 @@ from sinkscope.present.text import printable
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def render_page(template: str, styles: tuple[str, ...], scripts: tuple[str, ...], **shown: Any) -> str:
-    """Fills in a template. `styles`, `scripts`: files beside it. Every value that is no Markup is escaped as text."""
+def render_page(
+    template: str, styles: tuple[str, ...], scripts: tuple[str, ...], images: bool = False, **shown: Any
+) -> str:
+    """Fills in a template. `styles`, `scripts`: files beside it. `images`: whether the page
+    holds pictures within itself. Every value that is no Markup is escaped as text."""
     style = "".join((TEMPLATES / name).read_text("utf-8") for name in styles)
     code = "".join((TEMPLATES / name).read_text("utf-8") for name in scripts)
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(code)}'; base-uri 'none'; "
-        "form-action 'none'"
+        f"form-action 'none'{'; img-src data:' if images else ''}"
     )
     return _filled(template, style=trusted(style), script=trusted(code), policy=policy, **shown)
 

@@ -21,7 +21,7 @@ COUNTS, OPENED = "switch_counts", "switch_opened"
 FEWEST = 10
 """Occurrences from which on a token is tested."""
 CHANCE = 0.05
-FIG1 = "Lampert et al. 2605.08453 fig. 1; they do not say whether before or after the input norm, so both are reported"
+FIG1 = "Lampert et al. 2605.08453 fig. 1; we could not read whether before or after the input norm: both are given"
 
 
 @dataclass(frozen=True)
