@@ -35,6 +35,14 @@ MATHEMATICAL = {"bos_mass": "BOS mass", "sink_score": r"$\alpha_0$", "honor": "H
 """How papers write these columns, as matplotlib's mathematical text. Other columns are written by their names, which
 matplotlib is told not to parse."""
 STRONGEST = 6
+ASIDE, AROUND = 0.45, 1.3
+"""Inches that a heat map leaves to words: beside its cells, and above and below them without the colour bar."""
+BAR = 40
+"""Length of a colour bar, over its height."""
+LETTER, LINE = 0.07, 0.13
+"""Inches that a digit of a tick's label takes, and a line of such labels."""
+STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10_000)
+"""Every how many cells one is named."""
 TITLE = 36
 """Characters of a title's line that fit beside the axes of the narrowest figure."""
 
@@ -120,12 +128,14 @@ def _heatmap(canvas: Figure, run: Run, metric: str) -> None:
     axes = canvas.subplots()
     image = axes.imshow(values, **_scale(values, unit), interpolation="nearest")
     axes.set(xlabel=grid.columns.name, ylabel=grid.index.name)
-    for axis, names in ((axes.xaxis, grid.columns), (axes.yaxis, grid.index)):
-        step = max(1, len(names) // 16)
+    cell = (canvas.get_figwidth() - ASIDE) / len(grid.columns)
+    across = LETTER * (1 + len(str(grid.columns[-1])))
+    for axis, names, room in ((axes.xaxis, grid.columns, across), (axes.yaxis, grid.index, LINE)):
+        step = next(step for step in STEPS if step * cell >= room)
         axis.set_ticks(range(0, len(names), step), [str(name) for name in names[::step]])
     _title(axes, run, _measured(run, rows))
     label = MATHEMATICAL.get(metric)
-    bar = canvas.colorbar(image, ax=axes, location="bottom", aspect=40)
+    bar = canvas.colorbar(image, ax=axes, location="bottom", aspect=BAR)
     bar.set_label(f"{label or metric.replace('_', ' ')}{unit}", parse_math=label is not None)
 
 
@@ -138,7 +148,8 @@ def _map_ratio(run: Run, size: str) -> float:
     """The height of a heat map of square cells, over its width."""
     rows, width = _first(run.heads), inches(size, 1)[0]
     shape = sorted((rows["layer"].nunique(), rows["head"].nunique()))
-    return ((width - 0.45) * shape[0] / shape[1] + 1.25) / width
+    bar = width / BAR
+    return ((width - ASIDE) * shape[0] / shape[1] + AROUND + bar) / width
 
 
 def _scale(values: np.ndarray, unit: str) -> dict[str, Any]:
