@@ -581,23 +581,23 @@ def test_the_knee_is_the_least_number_within_an_error_of_the_best() -> None:
     error = 0.1 / math.sqrt(7)
     shifts = {0: 2.0, 1: 0.5 + 1.1 * error, 2: 0.5 + 0.9 * error, 4: 0.5, 8: 0.6}
     rows = [made("unablated", 0.0), *(made(f"w+{n}", shift + noise, "w", n) for n, shift in shifts.items())]
-    whole = table_of([*rows, made("alone", 1.0, "v", 1)], {})
+    whole, _ = table_of([*rows, made("alone", 1.0, "v", 1)], {})
     table = whole.set_index("arm")
     assert table.loc["w+4", "increase_sem"] == pytest.approx(error)
     assert table["knee"].fillna(False).to_dict() == {name: name == "w+2" for name in table.index}
     assert table["knee"].isna().sum() == 2
-    assert in_words(whole) == [
+    assert in_words(whole, {}) == [
         "w: of the numbers of tokens kept, 2 is the smallest whose loss (+0.5340) is within an error of the lowest "
         "(+0.5000 with 4)."
     ]
-    best = table_of([rows[0], rows[1], rows[4]], {})  # 0 and 4 kept
-    assert in_words(best) == ["w: of the numbers of tokens kept, 4 costs least (loss +0.5000)."]
+    best, _ = table_of([rows[0], rows[1], rows[4]], {})  # 0 and 4 kept
+    assert in_words(best, {}) == ["w: of the numbers of tokens kept, 4 costs least (loss +0.5000)."]
 
 
 def test_what_sinks_cost_and_what_is_destroyed() -> None:
     gap = np.linspace(0.1, 0.5, 8)
     rows = [made("unablated", 0.0), made("acts:8/tensor", DESTROYED + 0.01), made("acts:8/tensor+sinks", 2.0 - gap)]
-    table = table_of([*rows, *(made("r", 0.3 * draw, draw=draw) for draw in range(3))], {"acts:8/tensor+sinks": "r"})
+    table, _ = table_of([*rows, *(made("r", 0.3 * draw, draw=draw) for draw in range(3))], {"acts:8/tensor+sinks": "r"})
     row, kept = table.iloc[1], table.iloc[2]
     assert row["d_sink"] == pytest.approx(DESTROYED + 0.01 - 2.0 + gap.mean())
     assert row["d_sink_sem"] == pytest.approx(gap.std(ddof=1) / math.sqrt(8))
