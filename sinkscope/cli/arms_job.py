@@ -155,11 +155,11 @@ def resumable() -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def numbers(text: str, option: str, least: int = 0) -> list[int]:
+def numbers(text: str, option: str, least: int = 0, example: str = "0,1,4") -> list[int]:
     """Reads whole numbers such as `0,1,4`, in rising order, each once. Raises SinkscopeError for any other text."""
     from sinkscope.errors import SinkscopeError
 
     parts = text.split(",")
     if not all(part.isascii() and part.isdigit() and len(part) < 10 and int(part) >= least for part in parts):
-        raise SinkscopeError(f"--{option} {text!r}: whole numbers from {least} on are needed, e.g. 0,1,4")
+        raise SinkscopeError(f"--{option} {text!r}: whole numbers from {least} on are needed, e.g. {example}")
     return sorted({int(part) for part in parts})

@@ -35,7 +35,7 @@ def evict(
         raise SinkscopeError(f"--layers {layers!r}: one of {', '.join(LAYERS)}")
     grid = [
         f"window:{size}+{count}{LAYERS[layers]}"
-        for size in numbers(window, "window", 1)
+        for size in numbers(window, "window", 1, "64,256")
         for count in numbers(sinks, "sinks")
     ]
     job = prepared("evict", model, text, written)

@@ -116,7 +116,10 @@ def test_bounds_are_tighter_where_nothing_was_rounded() -> None:
     run, baseline = scanned(), baseline_of(scanned())
     run.sequences["bos_mass"] += 0.01
     policy = Policy(same_precision=0.1, rules=[Rule(metric="bos_mass", level="head", max_change=0.03)])
-    assert check(run, baseline, policy).breaches[0].allowed == pytest.approx(0.003)
+    verdict = check(run, baseline, policy)
+    assert verdict.breaches[0].allowed == pytest.approx(0.003)
+    told = "bounds are 0.1 x those of the policy (same_precision): both runs are float32 over the same text"
+    assert told in " ".join(render_verdict(verdict).split())
     run.manifest.model.dtype = "bfloat16"
     assert check(run, baseline, policy).passed
 

@@ -140,7 +140,7 @@ def test_nothing_zeroed_is_the_unablated_model_exactly(tiny_folder: Path, tiny_r
     assert everything["heads"] == 8
     assert everything["versus_random"] == 0  # all heads, however they were chosen
     assert everything["increase"] != 0
-    assert "cannot be told from random heads (95 % interval" in result.words[1]
+    assert "cannot be told from random (against random heads: 95 % interval" in result.words[1]
 
 
 def test_text_is_text_the_run_has_not_read(tiny_folder: Path, tiny_run: Path) -> None:
@@ -242,15 +242,18 @@ def test_what_random_draws_do_not_show_is_said_with_its_interval_and_the_sample_
     gap = versus_random(losses, control)
     assert gap.p > 0.05
     said = beside_random(gap, control.shape, "random heads")
-    assert said.startswith(f"cannot be told from random heads (95 % interval {gap.low:+.4f} to {gap.high:+.4f}, p = ")
+    assert said.startswith(
+        f"cannot be told from random (against random heads: 95 % interval {gap.low:+.4f} to {gap.high:+.4f}, p = "
+    )
     factor = (2.8 * gap.sem / gap.difference) ** 2
+    sample = f"{math.ceil(9 * factor)} sequences and {math.ceil(4 * factor)} draws"
     assert said.endswith(
-        f"about {math.ceil(9 * factor)} sequences and {math.ceil(4 * factor)} draws could tell a difference of this size)"
+        f"about {sample} could tell a difference of this size)"
         if factor <= 100
         else "more than 100 times the sequences and draws would be needed to tell)"
     )
     assert beside_random(versus_random(losses + 9, control), control.shape, "random heads").startswith(
-        "costs MORE than random heads ("
+        "costs MORE than random ("
     )
 
 
@@ -281,7 +284,9 @@ def test_versus_random_joins_both_errors() -> None:
     assert float(found.p) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("shift", "verdict"), [(-0.5, "costs less than"), (0.5, "costs MORE than"), (0.0, "cannot be told from")])
+@pytest.mark.parametrize(
+    ("shift", "verdict"), [(-0.5, "costs less than"), (0.5, "costs MORE than"), (0.0, "cannot be told from")]
+)
 def test_words(shift: float, verdict: str) -> None:
     draw = np.random.default_rng(1)
     base = draw.normal(3.0, 0.3, 10)

@@ -1164,6 +1164,7 @@ def test_force_replaces_the_ablation_of_the_model_s_own_folder(
         ("arms", ["--arm", "massive:zero"], "give --run"),
         ("arms", ["--arm", "keys:first99"], "only 24 such positions"),
         ("evict", ["--window", "x"], "whole numbers from 1 on"),
+        ("evict", ["--window", "0"], "whole numbers from 1 on are needed, e.g. 64,256"),
         ("evict", ["--layers", "some"], "one of full, all"),
         ("quant", ["--bits", "32"], "from 1 to 16"),
         ("quant", ["--draws", "1"], "at least 2 random choices"),

@@ -30,7 +30,7 @@ def test_a_run_shows_its_answer_and_a_map() -> None:
     assert escape(run.summary.streams["text"].in_words[0]) in html
     assert html.count("<rect x=") >= 12
     mass = run.heads.set_index(["layer", "head"]).loc[(1, 2), "bos_mass"]
-    assert f"layer 1, head 2: BOS mass {mass:.4g}" in html
+    assert f"layer 1, head 2: first-token attention {mass:.4g}" in html
     assert repr(run).startswith("<Run of tiny"), "the plain text stays as it was"
 
 

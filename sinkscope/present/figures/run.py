@@ -12,11 +12,13 @@ from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.present.colors import DIVERGING, LINES, MAP
 from sinkscope.present.figures import SINGLE
 from sinkscope.present.figures.canvas import drawn, inches
+from sinkscope.present.notation import in_words, mathematics
 from sinkscope.present.text import printable, run_id
 from sinkscope.runs.catalogue import elsewhere, find_column
 from sinkscope.runs.dormancy import parse_rule
 from sinkscope.runs.paper_table import describe_run
 from sinkscope.runs.per_sequence import domains
+from sinkscope.runs.words import first_mass
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,14 +28,7 @@ if TYPE_CHECKING:
     from sinkscope.runs.run import Run
 
 
-PROFILES = (
-    ("mean_bos_mass", "BOS mass"),
-    ("cos_first_residual", r"$\cos(x_0, x_j)$"),
-    ("norm_ratio", r"$\|x_0\| / \|x_j\|$"),
-)
-MATHEMATICAL = {"bos_mass": "BOS mass", "sink_score": r"$\alpha_0$", "honor": "HONOR"}
-"""How papers write these columns, as matplotlib's mathematical text. Other columns are written by their names, which
-matplotlib is told not to parse."""
+PROFILES = ("mean_bos_mass", "cos_first_residual", "norm_ratio")
 STRONGEST = 6
 ASIDE, AROUND = 0.45, 1.3
 """Inches that a heat map leaves to words: beside its cells, and above and below them without the colour bar."""
@@ -110,6 +105,10 @@ def _end(text: str) -> str:
     return text if len(text) <= TITLE else f"...{text[3 - TITLE :]}"
 
 
+def _first_mass(run: Run) -> str:
+    return first_mass(run.summary.first_token)
+
+
 def _unit(run: Run, name: str) -> str:
     found = find_column(run.manifest, name, "heads")
     return f" ({found.unit})" if found else ""
@@ -134,9 +133,9 @@ def _heatmap(canvas: Figure, run: Run, metric: str) -> None:
         step = next(step for step in STEPS if step * cell >= room)
         axis.set_ticks(range(0, len(names), step), [str(name) for name in names[::step]])
     _title(axes, run, _measured(run, rows))
-    label = MATHEMATICAL.get(metric)
+    label = mathematics(metric)
     bar = canvas.colorbar(image, ax=axes, location="bottom", aspect=BAR)
-    bar.set_label(f"{label or metric.replace('_', ' ')}{unit}", parse_math=label is not None)
+    bar.set_label(f"{label or in_words(metric, _first_mass(run))}{unit}", parse_math=label is not None)
 
 
 def _lies(shape: tuple[int, int]) -> bool:
@@ -178,9 +177,9 @@ def _measured(run: Run, rows: pd.DataFrame) -> str:
 def _profile(canvas: Figure, run: Run) -> None:
     rows = _first(run.layers)
     panels = canvas.subplots(len(PROFILES), 1, sharex=True)
-    for axes, (name, label), color in zip(panels, PROFILES, LINES, strict=False):
+    for axes, name, color in zip(panels, PROFILES, LINES, strict=False):
         _band(axes, rows["layer"], rows[name], rows.get(f"{name}_sem"), color, None)
-        axes.set_ylabel(label)
+        axes.set_ylabel(mathematics(name) or in_words(name, _first_mass(run)))
         if name == "norm_ratio" and (rows[name] > 0).any():
             axes.set_yscale("log")
     panels[-1].set_xlabel("layer")
@@ -214,7 +213,7 @@ def _length(canvas: Figure, run: Run) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [str(length) for length in lengths])
     axes.minorticks_off()
-    axes.set(xlabel="tokens", ylabel=MATHEMATICAL["sink_score"], ylim=(0, None))
+    axes.set(xlabel="tokens", ylabel=mathematics("sink_score"), ylim=(0, None))
     canvas.legend(frameon=False, ncols=2, loc="outside lower center")
     strongest = "strongest sinks" if heads["sink_score"].max() > epsilon else "largest alpha_0, no sink"
     _title(axes, run, f"{strongest}, ± standard error")
@@ -250,7 +249,7 @@ def _scatter(canvas: Figure, run: Run) -> None:
     line = {"honor": axes.axhline, "bos_mass": axes.axvline}.get(rule.column)
     if line is not None:
         line(rule.bound, color=LINES[5], linestyle=":", linewidth=0.8, label=f"threshold {rule.bound:g}")
-    axes.set(xlabel="BOS mass (probability)", ylabel="HONOR (ratio)", xlim=(-0.02, 1.02), ylim=(0, None))
+    axes.set(xlabel=f"{_first_mass(run)} (probability)", ylabel="HONOR (ratio)", xlim=(-0.02, 1.02), ylim=(0, None))
     if len(dormant) or line is not None:
         axes.legend(frameon=False)
     _title(axes, run, "dormant scores, one dot a head")

@@ -36,7 +36,7 @@ COLUMNS = (
     Shown("model", "model"), Shown("text", "text"), Shown("stream", "stream"), Shown("tokens", "T", "count"),
     Shown("first_token", "first token"), Shown("sink_rate", "sink rate, %", "rate", 100.0),
     Shown("sink_rate_64", "first 64, %", "rate", 100.0), Shown("sink_rate_0.8", "eps 0.8, %", "rate", 100.0),
-    Shown("bos_mass", "BOS mass", "estimate", 1.0), Shown("alpha_0", "alpha_0", "estimate", 1.0),
+    Shown("bos_mass", "first-token attention", "estimate", 1.0), Shown("alpha_0", "alpha_0", "estimate", 1.0),
     Shown("heads_over_half", "heads > 0.5", "share", 1.0), Shown("position_or_token", "position or token"),
     Shown("spike_layer", "spike layer", "count"), Shown("norm_ratio", "norm ratio", "number"),
     Shown("inf_norm_peak", "largest |x|", "number"), Shown("massive_channels", "massive channels"),
@@ -64,7 +64,7 @@ def render_atlas(entries: list[Entry]) -> str:
     return render_page(
         "atlas.html", ("page.css", "atlas.css"), ("atlas.js",),
         runs=len({id(entry.run) for entry in entries}), heads=heads, rows=rows,
-        legend=legend((0, 1), "BOS mass of a layer"),
+        legend=legend((0, 1), "first-token attention of a layer"),
         published=any(entry.published for entry in entries),
     )  # fmt: skip
 
@@ -121,7 +121,10 @@ def _bar(value: float | None, full: float) -> Markup:
 
 
 def _strip(entry: Entry) -> Markup:
-    """The layers from left to right, each in the colour of its mean BOS mass; nothing for attention without softmax."""
+    """The layers from left to right, each in the colour of its mean first-token attention.
+
+    Nothing for attention without softmax.
+    """
     layers = entry.rows_of("layers")
     if entry.values["attention"] != "softmax" or layers.empty:
         return Markup("")

@@ -69,9 +69,11 @@ def beside_random(gap: Difference, shape: tuple[int, ...], control: str) -> str:
     if gap.p < SIGNIFICANT:
         size = f"{abs(float(gap.difference)):.4f} ± {float(gap.sem):.4f}"
         word, side = ("less", "below") if gap.difference < 0 else ("MORE", "above")
-        return f"costs {word} than {control} ({size} {side}, {p})"
-    ends = ", ".join([f"95 % interval {float(gap.low):+.4f} to {float(gap.high):+.4f}", p, *_needed(gap, shape)])
-    return f"cannot be told from {control} ({ends})"
+        return f"costs {word} than random ({size} {side} {control}, {p})"
+    ends = ", ".join(
+        [f"against {control}: 95 % interval {float(gap.low):+.4f} to {float(gap.high):+.4f}", p, *_needed(gap, shape)]
+    )
+    return f"cannot be told from random ({ends})"
 
 
 def _needed(gap: Difference, shape: tuple[int, ...]) -> list[str]:
