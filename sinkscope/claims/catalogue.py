@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from sinkscope.claims.claim import Claim
-from sinkscope.lookup import Lookup
+from sinkscope.lookup import Lookup, of_that_name
 
 PAPERS = ("ran_milo", "lampert", "gu")
 """The folders of claims, in the order of the page."""
@@ -30,7 +30,7 @@ def _built_in() -> dict[str, str]:
     }
 
 
-CLAIMS: Lookup[Claim] = Lookup("--claim", _built_in(), "sinkscope.claims", Claim)
+CLAIMS: Lookup[Claim] = Lookup("--claim", _built_in(), "sinkscope.claims", of_that_name(Claim))
 
 
 def chosen_claims(names: Sequence[str] = ()) -> list[Claim]:

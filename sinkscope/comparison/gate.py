@@ -51,6 +51,11 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
     first, before = (_first_token(each) for each in (now, baseline))
     if first != before:
         notes.append(f"the run's first token is {first}, the baseline's is {before}")
+    if policy.same_precision < 1 and any(same_text.values()) and _both_float32(now, baseline):
+        notes.append(
+            f"bounds are {policy.same_precision:g} x those of the policy (same_precision): both runs are float32 over "
+            "the same text, where rounding explains less"
+        )
     judged = [
         _judge(
             _tightened(rule, policy.same_precision) if same_text[mine] and _both_float32(now, baseline) else rule,

@@ -49,6 +49,7 @@ def scan(
     model: Any,
     *,
     data: Any = None,
+    name: str | None = None,
     images: str | Path | None = None,
     audio: str | Path | None = None,
     prompt: str | None = None,
@@ -88,6 +89,7 @@ def scan(
     Args:
         model: a name (hub id, folder, .gguf file, example:NAME) or a transformers model already loaded, in eval mode.
         data: a SPEC or a list of them (each becomes a domain), "prose" by default.
+            Texts: a list of strings with spaces, none of them a SPEC; together they are one domain, `texts`.
             Token ids: a tensor [sequence, T], a list of lists of int, or a mapping with `input_ids` and
             `attention_mask`, or `position_ids` of packed rows, whose pieces become sequences. They need no tokenizer.
             Vision models: a mapping with `pixel_values` [picture, channel, height, width]. Vision-language models: what
@@ -95,6 +97,7 @@ def scan(
             Speech models: `input_features` or `input_values` [recording, ...], all of one length; for a decoder also
             `decoder_input_ids` [recording, token] (without them it reads its start token alone).
             A model that reads real vectors (the trigger task's) brings its data itself.
+        name: what tables, figures and pages call the model; its id by default.
         images, audio: a folder of png and jpg, or of wav files; the checkpoint's own processor makes a sequence of each
             file. prompt: the text beside each file; a speech model's decoder reads it.
         seq_len, num_sequences: tokens per sequence, and sequences per SPEC; by default 256 and 32 for text, all there
@@ -138,8 +141,9 @@ def scan(
     if unknown:
         raise TypeError(f"scan() got an unexpected keyword argument {unknown[0]!r}")
     asked: dict[str, Any] = options | {
-        "images": images, "audio": audio, "prompt": prompt, "seq_len": seq_len, "num_sequences": num_sequences,
-        "batch_size": batch_size, "bos": bos, "first": first, "prepend": prepend, "generate": generate,
+        "name": name, "images": images, "audio": audio, "prompt": prompt, "seq_len": seq_len,
+        "num_sequences": num_sequences, "batch_size": batch_size, "bos": bos, "first": first, "prepend": prepend,
+        "generate": generate,
         "device": device, "device_map": device_map, "dtype": dtype, "revision": revision, "adapter": adapter,
         "trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle, "seed": seed, "epsilon": epsilon,
         "dormant_rule": dormant_rule, "measures": measure, "spectra": spectra,

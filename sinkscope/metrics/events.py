@@ -18,11 +18,11 @@ from sinkscope.metrics import mass
 from sinkscope.metrics.quantities import quantity
 from sinkscope.metrics.registry import head_metric
 from sinkscope.metrics.residual import SUN, massive_bound
+from sinkscope.runs.defaults import STATE_COSINE, STATE_NORM
 
 FEWEST_ROWS, ROWS_SHARE = 16, 16
 """A key counts where at least this many queries see it, and a 16th as many as see the key that most see."""
 
-STATE_COSINE, STATE_NORM = 0.9, 5.0
 FIRST = 4
 
 HeadValues = Float[Tensor, "batch head"]

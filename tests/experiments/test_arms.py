@@ -580,23 +580,23 @@ def test_the_knee_is_the_least_number_within_an_error_of_the_best() -> None:
     error = 0.1 / math.sqrt(7)
     shifts = {0: 2.0, 1: 0.5 + 1.1 * error, 2: 0.5 + 0.9 * error, 4: 0.5, 8: 0.6}
     rows = [made("unablated", 0.0), *(made(f"w+{n}", shift + noise, "w", n) for n, shift in shifts.items())]
-    whole = table_of([*rows, made("alone", 1.0, "v", 1)], {})
+    whole, _ = table_of([*rows, made("alone", 1.0, "v", 1)], {})
     table = whole.set_index("arm")
     assert table.loc["w+4", "increase_sem"] == pytest.approx(error)
     assert table["knee"].fillna(False).to_dict() == {name: name == "w+2" for name in table.index}
     assert table["knee"].isna().sum() == 2
-    assert in_words(whole) == [
-        "w: of the numbers of tokens kept, 2 is the smallest whose loss (+0.5340) is within an error of the lowest "
-        "(+0.5000 with 4)."
+    assert in_words(whole, {}) == [
+        "w: keeping 2 tokens costs +0.5340, within one standard error of the least (+0.5000, with 4), and is the "
+        "smallest number that does."
     ]
-    best = table_of([rows[0], rows[1], rows[4]], {})  # 0 and 4 kept
-    assert in_words(best) == ["w: of the numbers of tokens kept, 4 costs least (loss +0.5000)."]
+    best, _ = table_of([rows[0], rows[1], rows[4]], {})  # 0 and 4 kept
+    assert in_words(best, {}) == ["w: keeping 4 tokens costs least (loss +0.5000)."]
 
 
 def test_what_sinks_cost_and_what_is_destroyed() -> None:
     gap = np.linspace(0.1, 0.5, 8)
     rows = [made("unablated", 0.0), made("acts:8/tensor", DESTROYED + 0.01), made("acts:8/tensor+sinks", 2.0 - gap)]
-    table = table_of([*rows, *(made("r", 0.3 * draw, draw=draw) for draw in range(3))], {"acts:8/tensor+sinks": "r"})
+    table, _ = table_of([*rows, *(made("r", 0.3 * draw, draw=draw) for draw in range(3))], {"acts:8/tensor+sinks": "r"})
     row, kept = table.iloc[1], table.iloc[2]
     assert row["d_sink"] == pytest.approx(DESTROYED + 0.01 - 2.0 + gap.mean())
     assert row["d_sink_sem"] == pytest.approx(gap.std(ddof=1) / math.sqrt(8))
@@ -1149,6 +1149,7 @@ def test_force_replaces_the_ablation_of_the_model_s_own_folder(
         ("arms", ["--arm", "massive:zero"], "give --run"),
         ("arms", ["--arm", "keys:first99"], "only 24 such positions"),
         ("evict", ["--window", "x"], "whole numbers from 1 on"),
+        ("evict", ["--window", "0"], "whole numbers from 1 on are needed, e.g. 64,256"),
         ("evict", ["--layers", "some"], "one of full, all"),
         ("quant", ["--bits", "32"], "from 1 to 16"),
         ("quant", ["--draws", "1"], "at least 2 random choices"),
@@ -1163,6 +1164,29 @@ def test_bad_input_is_one_line(
     assert error in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert not (tmp_path / command).exists()
+
+
+def test_numbers_that_fit_no_measurement_are_refused_before_torch_is_asked(
+    cli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sinkscope.engine.launch.start_processes", lambda *_: pytest.fail("torch was loaded"))
+    assert "at least 2 random choices" in cli("quant", "--draws", "1").stderr
+
+
+def test_arms_without_an_arm_are_refused(cli: Callable[..., Result]) -> None:
+    refused = cli("arms")
+    assert refused.exit_code == 2
+    assert "name at least one arm" in refused.stderr
+
+
+def test_arms_are_positional_and_their_passes_are_told_before_the_first(cli: Callable[..., Result]) -> None:
+    """Unablated, two interventions, and two draws of the one control of each: 7 trials, 3 sequences each."""
+    done = cli("arms", "keys:first1", "--arm", "value:first1")
+    assert done.exit_code == 0, done.stderr
+    assert "keys:first1" in done.stdout
+    assert "value:first1" in done.stdout
+    (told,) = [line for line in done.stderr.splitlines() if "forward passes" in line]
+    assert told == "sinkscope: arms: 21 forward passes of one sequence each"
 
 
 def test_a_model_that_does_not_predict_the_next_token(cli: Callable[..., Result]) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import io
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from desk import scanned
+from desk import scanned, smoothed
 from matplotlib.figure import Figure
-from models import random_ids, tiny
 from tiers import slow_but
 from typer.testing import CliRunner
 
@@ -29,27 +27,8 @@ from sinkscope.present.figures.maps import Tile, paint_map, sinks
 from sinkscope.present.figures.series import all_series
 from sinkscope.present.figures.several import by_layer, draw_several, table_figures
 from sinkscope.present.figures.trajectory import draw_trajectories, draw_trajectory
-from sinkscope.runs.run import Run, load_run
+from sinkscope.runs.run import load_run
 from sinkscope.runs.schema.site import Kind
-
-
-@cache
-def smoothed(seed: int = 0) -> Run:
-    """A tiny model scanned with every table that a figure shows; those of `switch` are made by hand."""
-    model = tiny("llama", num_hidden_layers=2)
-    run = sinkscope.scan(model, data=random_ids(3, 24, seed=seed), measure=["smoothing"], self_check=False)
-    run.manifest.model.id = "tiny"
-    for number, name in enumerate(("cost_sink_lower_qk", "cost_diagonal_lower_qk", "cost_sink_upper_qk")):
-        run.measured["smoothing"][name] = 10.0**number  # no head of so small a model has a margin above 0
-    places = run.heads[["stream", "layer", "head", "module"]]
-    share = np.linspace(0, 1, len(places))
-    run.measured.setdefault(
-        "switch", places.assign(sink_rows=share, off_rate=share**2, communication=0.2 * share, from_sink=0.1)
-    )
-    rows = run.layers[["stream", "layer", "module"]].merge(pd.DataFrame({"position": range(24)}), how="cross")
-    cosines = np.cos(rows["position"] / 24 + rows["layer"])
-    run.measured.setdefault("alignment", rows.assign(cos_residual=cosines, cos_input=-cosines))
-    return run
 
 
 def picture(content: bytes) -> np.ndarray:
@@ -241,8 +220,8 @@ def test_a_run_with_fewer_maps_than_another_leaves_places_empty() -> None:
     ]
     assert [len(own) for _, own in maps] == [4, 3]
     content = draw_gallery(maps, "a text", "svg")[0].decode()
-    assert content.count(">tiny ") == 7, "a name above each map"
-    assert content.count(">query<") == 2
+    assert content.count(">head ") == 7, "a name above each map"
+    assert content.count(">tiny<") == content.count(">query<") == 2, "the model's name beside each row"
     assert content.count(">key<") == 4, "below the last map of each column"
 
 

@@ -35,7 +35,7 @@ def with_tokens(*rows: dict[str, Any]) -> Run:
 
 
 TABLE = """
-tokens that are sinks: alpha_k > 0.3
+tokens that are sinks: alpha_k > 0.3; share: of all that sinks get
 token  region   place  sinks  of   rate  heads  layers  alpha_k  share
 <s>    special  first      4   4  1.000      6     0-1    0.600  0.875
 .      text     later     10  40  0.250      2     0-1    0.400  0.125
@@ -67,13 +67,23 @@ def test_the_list_for_other_tools() -> None:
     state = {"kind": "state", "token": EVIL, "id": 9, "heads": None}
     run = with_tokens(BOS, {}, {"first": True}, state, {"token": None, "id": None, "region": "patch"})
     found = selected_tokens(run, "sink")["text"]
-    assert found["ids"] == [1, 7]
+    assert found["ids"] == [7], "sinks wherever they stand"
+    assert found["ids_at_position_0_only"] == [1], "7 is a sink beyond position 0 too"
     assert [row["region"] for row in found["tokens"]] == ["special", "text", "text", "patch"]
     assert json.loads(json.dumps(found)) == found
     assert selected_tokens(run, "state")["text"]["tokens"][0]["heads"] is None
-    assert selected_tokens(run, "massive") == {"text": {"ids": [], "tokens": []}}
+    assert selected_tokens(run, "massive") == {"text": {"ids": [], "ids_at_position_0_only": [], "tokens": []}}
     with pytest.raises(SinkscopeError, match=r"--tokens 'bos': one of sink, state, massive"):
         selected_tokens(run, "bos")
+
+
+def test_ids_for_quantisers_are_sinks_wherever_they_stand(tmp_path: Path) -> None:
+    run = scanned()
+    run.tokens = with_tokens(BOS, {}, {"first": True, "token": "Look", "id": 8}).tokens
+    run.save(tmp_path / "run")
+    done = CliRunner().invoke(app, ["export", str(tmp_path / "run"), "--tokens", "sink", "--format", "ids"])
+    assert done.stdout == "7\n"
+    assert "left out: 2 tokens that were sinks at position 0 only" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -41,22 +41,19 @@ def draw_gallery(
     """A row for each run: its maps of `gallery_heads`, in that order. Returns the figure and its caption."""
     tiles = [
         [
-            Tile(
-                f"{name if len(galleries) > 1 else 'head'} {each.layer}.{each.head}\n{pattern}",
-                each.weights,
-                kind=_kind(run, each),
-            )
+            Tile(f"head {each.layer}.{each.head}\n{pattern}", each.weights, kind=_kind(run, each))
             for each, (_, _, pattern) in zip(maps, gallery_heads(run), strict=True)
         ]
         for run, maps in galleries
-        for name in [short(run.manifest.model.shown)]
     ]
+    names = [short(run.manifest.model.shown) for run, _ in galleries]
     about = "sinkscope gallery of runs " + ", ".join(run_id(run) for run, _ in galleries)
-    own_title = "" if len(galleries) > 1 else short(galleries[0][0].manifest.model.shown)
+    many = len(galleries) > 1
+    own_title = "" if many else names[0]
     epsilon = galleries[0][0].manifest.request.epsilon
     said = " The heads with the largest mean attention on the first token, on themselves and on the token before, and "
     said += "the most uniform one, over the run's text (the number above each map); the maps are of the text "
-    content = draw_maps(tiles, about, form, size, title, own_title, epsilon=epsilon)
+    content = draw_maps(tiles, about, form, size, title, own_title, epsilon=epsilon, rows=names if many else ())
     return content, f"{CAPTION.format(epsilon=epsilon)}{said}{printable(text)!r}."
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sinkscope.present.colors import LINES, MAP
-from sinkscope.present.figures.canvas import drawn, headline, inches
+from sinkscope.present.figures.canvas import drawn, fitting, headline, inches
 from sinkscope.present.text import printable
 from sinkscope.runs.defaults import EPSILON
 
@@ -56,15 +56,17 @@ class Tile:
 def draw_maps(
     tiles: Sequence[Sequence[Tile]], about: str, form: str, size: str = "column", title: str | None = None,
     own_title: str = "", label: str = "attention", epsilon: float = EPSILON, top: float = 1.0,
+    rows: Sequence[str] = (),
 ) -> bytes:  # fmt: skip
     """Rows of maps in one scale, from 0 to `top` or the largest value, as PNG, SVG or PDF.
 
-    A short row leaves its last places empty. Raises SinkscopeError as `drawn` does.
+    A short row leaves its last places empty. `rows`: the names of the rows, if they have any. Raises SinkscopeError as
+    `drawn` does.
     """
     most = max(top, *(float(tile.weights.max()) for row in tiles for tile in row))
     columns = max(map(len, tiles))
     width = inches(size, 1)[0]
-    room = 0.75 if columns == 1 else 0.45
+    room = (0.75 if columns == 1 else 0.45) + (0.2 if rows else 0.0)
     height = len(tiles) * ((width - room) / columns + 0.25) + 0.6
 
     def paint(canvas: Figure) -> None:
@@ -78,9 +80,10 @@ def draw_maps(
                 image = paint_map(axes, tile, most, epsilon, 72 * (own - 0.6) if columns <= WIDE else 0.0)
                 _fit(axes, tile.name, own)
         if own_title:
-            headline(canvas, own_title)
-        for places in grid:
-            places[0].set_ylabel("query")
+            headline(canvas, fitting(own_title, width))
+        for number, places in enumerate(grid):
+            above = f"{fitting(printable(rows[number]), (width - room) / columns)}\n" if rows else ""
+            places[0].set_ylabel(f"{above}query", parse_math=False)
         for places in grid.T:
             [axes for axes in places if axes.get_visible()][-1].set_xlabel("key")
         canvas.colorbar(image, ax=grid, label=label, shrink=0.8, aspect=25 if len(tiles) > 1 else 15)
@@ -167,7 +170,7 @@ def _box(axes: Axes, mark: str, x: int, y: int, width: int, height: int) -> None
 def _fit(axes: Axes, name: str, width: float) -> None:
     """Names a map in letters so small that the name fits above it."""
     lines = [printable(line) for line in name.splitlines()]
-    points = max(3.5, min(8.0, 110 * width / max(1, *map(len, lines), 0)))
+    points = max(3.5, min(8.0, 100 * width / max(1, *map(len, lines), 0)))
     axes.set_title("\n".join(lines), parse_math=False, fontsize=points, pad=3)
 
 
