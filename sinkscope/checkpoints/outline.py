@@ -64,6 +64,8 @@ def outlined(name: str, options: LoadOptions) -> Outline:
     """
     with quiet_transformers(bars_too=True), _found(name, options.revision) as found:
         config = _configuration(name, found, options)
+        if options.head:
+            need_causal(name, getattr(config, "architectures", None) or [])
         dtype, notes = _dtype(config, options, found.gguf is not None)
         model = _made(name, config, options, dtype)
     facts = {"id": name, "revision": found.commit, "weight_bytes": found.weight_bytes, "dtype": _short(dtype)}
@@ -77,6 +79,8 @@ def outline_of(model: nn.Module, head: bool) -> Outline:
     config: Any = getattr(model, "config", None)
     if config is None:
         raise SinkscopeError(f"a transformers model or a name is needed, not {type(model).__name__}")
+    if head:
+        need_causal(type(model).__name__, [type(model).__name__])
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     name = getattr(config, "name_or_path", None) or type(model).__name__
     with quiet_transformers():
@@ -105,8 +109,8 @@ def _found(name: str, revision: str | None) -> Iterator[_Found]:
     else:
         from sinkscope.checkpoints.hub import config_on_hub
 
-        found = config_on_hub(name, revision)
-        yield _Found(found.path.parent, None, found.commit, found.weight_bytes, found.warning)
+        hub = config_on_hub(name, revision)
+        yield _Found(hub.path.parent, None, hub.commit, hub.weight_bytes, hub.warning)
 
 
 @contextmanager
@@ -161,8 +165,6 @@ def _dtype(config: Any, options: LoadOptions, gguf: bool) -> tuple[torch.dtype, 
 def _made(name: str, config: Any, options: LoadOptions, dtype: torch.dtype) -> nn.Module:
     from transformers import AutoModel, AutoModelForCausalLM
 
-    if options.head:
-        need_causal(name, getattr(config, "architectures", None) or [])
     family = AutoModelForCausalLM if options.head else AutoModel
     with _in_one_line(name, None), _Bounds(name), torch.device("meta"):
         model = family.from_config(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from sinkscope.cli.common import INTERRUPTED, say
-from sinkscope.cli.dry_run import DryRun, print_forecasts
+from sinkscope.cli.dry_run import NO_DRY_RUN, DryRun, print_forecasts
 from sinkscope.cli.early import check_early
 from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Revision, TrustRemoteCode, slug
 
@@ -89,7 +89,7 @@ class ArmsJob:
     text: TextLoss
     written: Written
     processes: Processes
-    dry: DryRun = DryRun()
+    dry: DryRun = NO_DRY_RUN
     command: str = "arms"
 
     def measure_arms(
@@ -144,7 +144,7 @@ class ArmsJob:
 
 def prepared(
     command: str, model: str, text: TextLoss, written: Written, kind: FolderKind | None = None,
-    otherwise: Callable[[Path], Path] = lambda place: place, dry: DryRun = DryRun(),
+    otherwise: Callable[[Path], Path] = lambda place: place, dry: DryRun = NO_DRY_RUN,
 ) -> ArmsJob:  # fmt: skip
     """Joins the processes of the launch and refuses, before the model is loaded, what is wrong for any model.
 
@@ -161,10 +161,8 @@ def prepared(
     if not dry.dry_run:
         processes.on_main(lambda: kind.check(folder, written.force, written.resume))
     known = ("seq_len", "num_sequences", "seed", "dtype", "revision", "allow_pickle")
-    looks = not dry.dry_run
-    processes.run(
-        lambda: check_early([model], looks, data=[text.data], **{name: getattr(text, name) for name in known})
-    )
+    settings = {name: getattr(text, name) for name in known}
+    processes.run(lambda: check_early([model], not dry.dry_run, data=[text.data], **settings))
     return ArmsJob(model, folder, text, written, processes, dry, command)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sinkscope.cli.help import OTHER
+from sinkscope.cli.help import LOADED
 
 if TYPE_CHECKING:
     from sinkscope.runs.forecast import Forecast
@@ -22,8 +22,8 @@ MACHINE = "With --dry-run: whose time is estimated: here (measured), h100 or a10
 class DryRun:
     """Each field is an option."""
 
-    dry_run: Annotated[bool, typer.Option("--dry-run", help=HELP, rich_help_panel=OTHER)] = False
-    machine: Annotated[str | None, typer.Option(metavar="NAME", help=MACHINE, rich_help_panel=OTHER)] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help=HELP, rich_help_panel=LOADED)] = False
+    machine: Annotated[str | None, typer.Option(metavar="NAME", help=MACHINE, rich_help_panel=LOADED)] = None
 
     def check(self) -> None:
         """Raises SinkscopeError for a machine that is named where nothing is estimated."""
@@ -31,6 +31,9 @@ class DryRun:
             from sinkscope.errors import SinkscopeError
 
             raise SinkscopeError("--machine goes with --dry-run")
+
+
+NO_DRY_RUN = DryRun()
 
 
 def print_forecasts(found: Sequence[Forecast], as_json: bool) -> None:

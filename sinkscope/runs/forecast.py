@@ -40,7 +40,7 @@ class Memory:
         activations: most that the results of the largest forward pass hold at once, its own attention left out.
         logits: the next-token logits of the unablated model, which are kept beside those of each arm.
         watching: the sums of one attention call, and the block of logits that they are taken from.
-        kept: what is kept of all sequences until the tables are written, on the CPU.
+        kept: what a scan keeps of all sequences until the tables are written, on the CPU.
         free: free memory of the device now.
     """
 
@@ -56,9 +56,10 @@ class Memory:
     @property
     def needed(self) -> int | None:
         """What the device must hold at once, but for the little that torch and Python take."""
-        parts = [self.weights, self.activations, self.watching, self.kept if self.device == "cpu" else 0]
-        known = [part for part in parts if part is not None]
-        return sum(known) + self.logits if len(known) == len(parts) else None
+        if self.activations is None or self.watching is None:
+            return None
+        kept = self.kept or 0 if self.device == "cpu" else 0
+        return self.weights + self.activations + self.logits + self.watching + kept
 
 
 @dataclass(frozen=True)

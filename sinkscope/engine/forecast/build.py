@@ -62,8 +62,9 @@ def built(outline: Outline, look: Look, asked: Asked) -> Forecast:
     passes = [*asked.others, *_over_text(asked)]
     flops = None if costs is None else sum(costs.flops(each.sequences, each.length) for each in passes)
     weights = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
+    activations, watching = (None, None) if costs is None else (costs.activations, costs.watching)
     memory = Memory(
-        weights, outline.facts["weight_bytes"], costs and costs.activations, asked.logits, costs and costs.watching,
+        weights, outline.facts["weight_bytes"], activations, asked.logits, watching,
         asked.kept, str(asked.device), free_bytes(asked.device),
     )  # fmt: skip
     held = None if costs is None else weights + costs.activations + costs.watching + asked.logits

@@ -98,10 +98,11 @@ def _resized(sample: Tensor, count: int, length: int) -> Tensor:
 def _signals(outline: Outline, request: Request, forward: Forward) -> Look:
     """Pictures and sound are processed by files of the checkpoint that were not read: their shape comes of the
     configuration, and their number of the folder."""
+    files: int | None = None
     if request.images is not None:
         files = len(picture_paths(Path(request.images)))
-    else:
-        files = len(sound_paths(Path(request.audio))) if request.audio is not None else None
+    elif request.audio is not None:
+        files = len(sound_paths(Path(request.audio)))
     if forward.signal is None:
         found = looked(outline.model, token_ids, [])
         found.notes.append("pictures or sound beside text: how many positions they take is not known before loading")

@@ -62,23 +62,23 @@ def _attention(found: Forecast) -> list[str]:
 
 def _memory(found: Forecast) -> list[str]:
     held = found.memory
-    size = f"{found.batch_size} x {found.seq_len} tokens"
+    piece = f"{found.batch_size} x {found.seq_len} tokens"
     rows = [
-        ("memory", "GiB"),
-        (f"weights, {found.dtype}", _gib(held.weights)),
-        (f"most that a pass of {size} holds", _gib(held.activations)),
-        ("what watching adds to it", _gib(held.watching)),
+        ("memory", ""),
+        (f"weights, {found.dtype}", _size(held.weights)),
+        (f"most that a pass of {piece} holds", _size(held.activations)),
+        ("what watching adds to it", _size(held.watching)),
     ]
     if held.logits:
-        rows.append(("logits of the unablated model", _gib(held.logits)))
+        rows.append(("logits of the unablated model", _size(held.logits)))
     if held.kept is not None:
-        rows.append(("kept of all sequences, on the CPU", _gib(held.kept)))
+        rows.append(("kept of all sequences, on the CPU", _size(held.kept)))
     if held.files is not None:
-        rows.append(("(weight files)", _gib(held.files)))
+        rows.append(("(weight files)", _size(held.files)))
     lines = aligned(rows)
     if held.free is not None and found.fits is not None:
         fits = "fits" if found.fits else "does not fit"
-        lines += _wrapped(f"{fits} on {held.device}, where {_gib(held.free)} GiB are free now")
+        lines += _wrapped(f"{fits} on {held.device}, where {_size(held.free)} are free now")
     if found.gpus is not None:
         lines += _wrapped(
             f"{found.gpus} GPU{'s' if found.gpus > 1 else ''} of {found.gpu_bytes / 1e9:g} GB, each filled to "
@@ -120,8 +120,10 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
-def _gib(count: int | None) -> str:
-    return "not known" if count is None else memory(count, "GiB", 2).removesuffix(" GiB")
+def _size(count: int | None) -> str:
+    if count is None:
+        return "not known"
+    return memory(count, "GiB", 1) if count >= 2**30 else memory(count, "MiB", 1)
 
 
 def _wrapped(text: str) -> list[str]:
