@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sinkscope.comparison.policy import Rule as Rule
     from sinkscope.comparison.policy import read_policy as read_policy
     from sinkscope.comparison.verdict import Verdict as Verdict
+    from sinkscope.engine.forecast.dry_run import dry_run as dry_run
     from sinkscope.engine.launch import start_processes as start_processes
     from sinkscope.engine.scan import Interrupted as Interrupted
     from sinkscope.engine.scan import scan as scan
@@ -43,11 +44,13 @@ if TYPE_CHECKING:
     from sinkscope.experiments.ablation.experiment import ablate as ablate
     from sinkscope.experiments.arms.arm import Arm as Arm
     from sinkscope.experiments.arms.experiment import arms as arms
+    from sinkscope.experiments.arms.forecast import dry_run_arms as dry_run_arms
     from sinkscope.experiments.arms.grammar import arm_kind as arm_kind
     from sinkscope.experiments.bench.bench import bench as bench
     from sinkscope.experiments.training.callback import SinkCallback as SinkCallback
     from sinkscope.metrics.registry import head_metric as head_metric
     from sinkscope.metrics.registry import layer_metric as layer_metric
+    from sinkscope.runs.forecast import Forecast as Forecast
     from sinkscope.runs.run import Run as Run
     from sinkscope.runs.run import load_run as load_run
     from sinkscope.runs.saved.ablation import Ablation as Ablation
@@ -90,6 +93,12 @@ _PUBLIC = {
     "Arms": ("runs.saved.arms", "what `arms` found: a row for each arm, paired with the unablated model"),
     "Arm": ("experiments.arms.arm", "what an intervention of your own derives from, to be measured by `arms`"),
     "arm_kind": ("experiments.arms.grammar", "gives your own kind of arm a name that `arms` reads"),
+    "dry_run": (
+        "engine.forecast.dry_run",
+        "says what a scan would read, hold and cost; returns a Forecast",
+    ),
+    "dry_run_arms": ("experiments.arms.forecast", "says the same of a measurement of arms, and how many there are"),
+    "Forecast": ("runs.forecast", "what a dry run found: attention calls, memory, forward passes, time"),
     "bench": ("experiments.bench.bench", "times a scan against a plain forward pass and against eager attention maps"),
     "Speed": ("runs.saved.speed", "what `bench` found: time and memory of each of them"),
     "SinkCallback": (

@@ -19,6 +19,7 @@ from sinkscope.capture.kernels.attend import TORCH, kernel_of, read
 from sinkscope.capture.kernels.map_walk import map_sums
 from sinkscope.capture.output_projection import output_projection
 from sinkscope.capture.private_doors import is_out_of_memory
+from sinkscope.capture.shapes import shape_of
 from sinkscope.capture.site import Site
 from sinkscope.capture.sites import block_of, head_counts, kind_of, stream_of
 from sinkscope.capture.unreadable import Seen, hidden_states, no_maps
@@ -53,8 +54,8 @@ class Plan:
 def plan(model: nn.Module, forward: Callable[[], Any]) -> Plan:
     """Runs `forward` on one sequence (8 to 16 tokens are enough) and records every attention call.
 
-    Runs it a second time where a model computes attention in its own code. Raises SinkscopeError where no call can be
-    read.
+    Runs it a second time where a model computes attention in its own code. The weights may be shapes without numbers,
+    within `Shapes`. Raises SinkscopeError where no call can be read.
     """
     failures: list[str] = []
     passed = Passed({}, {})
@@ -84,7 +85,7 @@ def _dry_run(
         if module not in names:
             raise SinkscopeError(f"an attention module outside the model was called: {type(module).__name__}")
         with watch.paused():
-            output, _ = read(call, failures)
+            output = shape_of(call) if call.query.is_meta else read(call, failures)[0]
             if call.of_positions:
                 seen.append(_seen(names[module], call, INTERFACE))
             return output
@@ -164,7 +165,7 @@ def _seen_map(model: nn.Module, call: InlineCall) -> Seen | None:
         kv_groups=heads if seen.value is None else seen.value.shape[1],
         head_dim=None if seen.query is None else seen.query.shape[-1],
         value_dim=None if seen.value is None else seen.value.shape[-1],
-        causal=map_sums(seen).causal,
+        causal=not seen.probabilities.is_meta and map_sums(seen).causal,  # a map without numbers does not tell
         path=INLINE,
     )
 

@@ -322,3 +322,33 @@ def set_process_timeout(patience: timedelta) -> None:
     timeout = _part("torch", distributed_c10d, "distributed_c10d._set_pg_timeout")
     store().set_timeout(patience)
     timeout(patience)
+
+
+# torch: every operation of a thread, the memory behind a tensor, and counts of floating-point operations
+
+
+def dispatch_mode() -> type[Any]:
+    """The class of contexts that receive each operator of torch, below autograd."""
+    from torch.utils import _python_dispatch
+
+    kind: type[Any] = _part("torch", _python_dispatch, "_python_dispatch.TorchDispatchMode")
+    return kind
+
+
+def storage_number(tensor: Tensor) -> int:
+    """A number that the memory of a tensor has as long as it is held; views of a tensor share it."""
+    return int(_part("torch", tensor.untyped_storage(), "UntypedStorage._cdata"))
+
+
+def flop_counts() -> dict[Any, Callable[..., Any]]:
+    """What counts the floating-point operations of an operator, by operator."""
+    from torch.utils import flop_counter
+
+    counts: dict[Any, Callable[..., Any]] = _part("torch", flop_counter, "flop_counter.flop_registry")
+    return counts
+
+
+def grouped_product() -> Any:
+    """The operator that multiplies each row of a matrix by the matrix of its group, as experts do: [row, inner] and
+    [group, inner, column]. On shapes torch knows it in bfloat16 alone, and it counts no operations of it."""
+    return _part("torch", torch.ops.aten, "aten._grouped_mm")

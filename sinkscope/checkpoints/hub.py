@@ -80,6 +80,37 @@ def find_on_hub(name: str, revision: str | None) -> HubModel:
     return HubModel(listing.commit, weights, listing)
 
 
+@dataclass(frozen=True)
+class HubConfig:
+    """The configuration of a model that was found: its commit, the file, and the bytes of the commit's weights, where
+    the hub tells them."""
+
+    commit: str
+    path: Path
+    weight_bytes: int | None = None
+    warning: str | None = None
+
+
+def config_on_hub(name: str, revision: str | None) -> HubConfig:
+    """Resolves a hub id as `find_on_hub` does, and downloads its config.json alone.
+
+    Raises SinkscopeError for an unknown or gated id, an unknown revision, a model without a configuration, or a hub out
+    of reach where the cache does not hold the file.
+    """
+    try:
+        listing = _ask(name, revision)
+    except _OutOfReach as error:
+        snapshot = find_snapshot(name, revision)
+        if snapshot is None or not (snapshot.folder / "config.json").is_file():
+            raise SinkscopeError(f"{error} and the config.json of {name!r} is not in its cache") from None
+        return HubConfig(snapshot.commit, snapshot.folder / "config.json", warning=snapshot.warning)
+    if "config.json" not in listing.sizes:
+        raise SinkscopeError(f"{name} holds no config.json: not a transformers model")
+    sizes = [size for file, size in listing.sizes.items() if file.endswith(".safetensors") and "/" not in file]
+    told = sum(size for size in sizes if size is not None) if sizes and None not in sizes else None
+    return HubConfig(listing.commit, _settings_file(listing, "config.json"), told)
+
+
 def fetch(listing: Listing, weights: tuple[str, ...], report: Report) -> None:
     """Downloads what the cache lacks of a model, and has the cache remember the name once all is there.
 

@@ -232,7 +232,7 @@ def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) 
                 need_causal(source.name, getattr(config, "architectures", None) or [])
             arguments = {
                 "dtype": torch.float32 if source.gguf and dtype == "auto" else dtype,
-                "attn_implementation": _implementation(config),
+                "attn_implementation": implementation(config),
                 "use_safetensors": None if source.gguf else not source.pickled,
                 "weights_only": True,
                 "output_loading_info": True,
@@ -300,7 +300,7 @@ def _base_of(whole: Any, report: dict[str, Any]) -> tuple[nn.Module, dict[str, A
     }
 
 
-def _implementation(config: Any) -> str | None:
+def implementation(config: Any) -> str | None:
     """Returns `sdpa`, so that transformers picks no hub kernel or flash package; None where the family has no sdpa."""
     return "sdpa" if has_sdpa(base_class(config)) else None
 

@@ -95,7 +95,8 @@ def path_of(name: str) -> Path:
     return path
 
 
-def _gguf_file(name: str, path: Path) -> Source:
+def check_gguf(name: str, path: Path) -> None:
+    """Raises SinkscopeError where a path is no .gguf file, or one that is damaged."""
     if not path.is_file():
         raise SinkscopeError(f"no such file: {name}")
     if path.suffix != ".gguf":
@@ -112,6 +113,10 @@ def _gguf_file(name: str, path: Path) -> Source:
         raise SinkscopeError(
             f"{name} is damaged: its metadata say {blocks} blocks, and it holds {len(reader.tensors)} tensors"
         )
+
+
+def _gguf_file(name: str, path: Path) -> Source:
+    check_gguf(name, path)
     return Source(name, str(path.parent.resolve()), gguf=path.name, weights=(path.name,))
 
 

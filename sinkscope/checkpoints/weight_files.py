@@ -47,7 +47,7 @@ def weight_names(place: str, files: Collection[str], path_of: Callable[[str], Pa
             "that, or move the file away to measure the model without it"
         )
     config = read_json(path_of("config.json"))
-    _check_counts(place, config)
+    check_counts(place, config)
     first = _first_file(place, files, config)
     if first is None or not first.endswith(INDEX):
         return () if first is None else (first,)
@@ -61,7 +61,7 @@ def weight_names(place: str, files: Collection[str], path_of: Callable[[str], Pa
     return tuple(names)
 
 
-def _check_counts(place: str, config: Any) -> None:
+def check_counts(place: str, config: Any) -> None:
     """Raises SinkscopeError for a configuration that is nested too deeply, or counts more than MOST_COUNTED."""
     rest: list[tuple[str, Any, int]] = [("", config, 0)]
     while rest:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sinkscope.cli.arms_job import Model, RunFolder, TextLoss, Written, prepared
+from sinkscope.cli.dry_run import DryRun
 from sinkscope.cli.options import with_options
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.grammar import told
@@ -31,14 +32,14 @@ def arms(
     *,
     text: TextLoss,
     written: Written,
+    dry: DryRun,
 ) -> None:
     """Measure what a model loses under interventions (arms), each beside its random control."""
     chosen = list(dict.fromkeys([*(named or []), *(arm or [])]))
     if not chosen:
         raise SinkscopeError("nothing to measure: name at least one arm, e.g. sinkscope arms MODEL keys:first1")
-    job = prepared("arms", model, text, written)
-    from sinkscope.experiments.arms.experiment import arms as measure
+    job = prepared("arms", model, text, written, dry=dry)
     from sinkscope.present.figures.arms import draw_arms
     from sinkscope.present.terminal.arms import render_arms
 
-    job.measure(measure, draw_arms, render_arms, arms=chosen, run=run)
+    job.measure_arms(draw_arms, render_arms, arms=chosen, run=run)

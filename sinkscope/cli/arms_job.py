@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from sinkscope.cli.common import INTERRUPTED, say
+from sinkscope.cli.dry_run import NO_DRY_RUN, DryRun, print_forecasts
 from sinkscope.cli.early import check_early
 from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Revision, TrustRemoteCode, slug
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from sinkscope.engine.launch import Processes
     from sinkscope.engine.loop import Progress
     from sinkscope.runs.folder import FolderKind
+    from sinkscope.runs.saved.arms import Arms
     from sinkscope.runs.saved.result import Result
 
 Model = Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or example:NAME.", metavar="MODEL")]
@@ -93,6 +95,23 @@ class ArmsJob:
     text: TextLoss
     written: Written
     processes: Processes
+    dry: DryRun = NO_DRY_RUN
+
+    def measure_arms(
+        self, draw: Callable[[Arms], dict[str, bytes]], render: Callable[[Arms, list[Path]], str], **question: Any
+    ) -> None:
+        """`measure` of arms; with --dry-run what it would cost is printed in its place."""
+        if self.dry.dry_run:
+            from sinkscope.experiments.arms.forecast import dry_run_arms
+
+            found = dry_run_arms(
+                self.model, **question, **self.text.settings(), command=self.command, machine=self.dry.machine
+            )
+            self.processes.on_main(lambda: print_forecasts([found], self.written.as_json))
+            return
+        from sinkscope.experiments.arms.experiment import arms
+
+        self.measure(arms, draw, render, **question)
 
     def measure(
         self,
@@ -143,12 +162,12 @@ class ArmsJob:
 
 def prepared(
     command: str, model: str, text: TextLoss, written: Written, kind: FolderKind | None = None,
-    otherwise: Callable[[Path], Path] = lambda place: place,
+    otherwise: Callable[[Path], Path] = lambda place: place, dry: DryRun = NO_DRY_RUN,
 ) -> ArmsJob:  # fmt: skip
     """Joins the processes of the launch and refuses, before the model is loaded, what is wrong for any model.
 
     `kind`: the kind of folder where it is none of arms. `otherwise`: chooses the folder where --out is not given, from
-    the usual one, in the main process. Raises SinkscopeError.
+    the usual one, in the main process. `dry`: with --dry-run the folder is not looked at. Raises SinkscopeError.
     """
     from sinkscope.experiments.arms.asked import Text, check_numbers
 
@@ -159,10 +178,13 @@ def prepared(
     processes = start_processes(text.device)
     kind = kind or ARMS_FOLDER
     folder = processes.on_main(lambda: written.out or otherwise(Path("runs") / f"{slug(model)}-{command}"))
-    processes.on_main(lambda: kind.check(folder, written.force, written.resume))
+    dry.check()
+    if not dry.dry_run:
+        processes.on_main(lambda: kind.check(folder, written.force, written.resume))
     known = ("seq_len", "num_sequences", "seed", "dtype", "revision", "allow_pickle")
-    processes.run(lambda: check_early([model], data=[text.data], **{name: getattr(text, name) for name in known}))
-    return ArmsJob(command, model, folder, text, written, processes)
+    settings = {name: getattr(text, name) for name in known}
+    processes.run(lambda: check_early([model], not dry.dry_run, data=[text.data], **settings))
+    return ArmsJob(command, model, folder, text, written, processes, dry)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sinkscope.cli.arms_job import GridLoss, Model, RunFolder, Written, numbers, prepared
+from sinkscope.cli.dry_run import DryRun
 from sinkscope.cli.options import with_options
 from sinkscope.errors import SinkscopeError
 
@@ -24,6 +25,7 @@ def evict(
     *,
     text: GridLoss,
     written: Written,
+    dry: DryRun,
 ) -> None:
     """Measure what a model loses where its cache keeps only a window and a few first tokens (StreamingLLM).
 
@@ -38,10 +40,9 @@ def evict(
         for size in numbers(window, "window", 1, "64,256")
         for count in numbers(sinks, "sinks")
     ]
-    job = prepared("evict", model, text, written)
-    from sinkscope.experiments.arms.experiment import arms
+    job = prepared("evict", model, text, written, dry=dry)
     from sinkscope.present.figures.arms import draw_grid
     from sinkscope.present.terminal.arms import render_grid
 
     draw = partial(draw_grid, kept="first tokens kept")
-    job.measure(arms, draw, lambda result, files: render_grid(result, "sinks", files), arms=grid, run=run)
+    job.measure_arms(draw, lambda result, files: render_grid(result, "sinks", files), arms=grid, run=run)

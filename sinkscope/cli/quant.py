@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sinkscope.cli.arms_job import GridLoss, Model, RunFolder, Written, numbers, prepared
+from sinkscope.cli.dry_run import DryRun
 from sinkscope.cli.options import with_options
 
 
@@ -24,6 +25,7 @@ def quant(
     *,
     text: GridLoss,
     written: Written,
+    dry: DryRun,
 ) -> None:
     """Measure what a model loses where its KV cache, or its activations, are rounded to few bits.
 
@@ -38,10 +40,9 @@ def quant(
     ]
     if acts is not None:
         grid += [f"acts:{width}/{step}" for width in numbers(acts, "acts", 2, "4,8") for step in ("tensor", "token")]
-    job = prepared("quant", model, text, written)
-    from sinkscope.experiments.arms.experiment import arms
+    job = prepared("quant", model, text, written, dry=dry)
     from sinkscope.present.figures.arms import draw_grid
     from sinkscope.present.terminal.arms import render_grid
 
     draw = partial(draw_grid, kept="first tokens kept in 16 bits")
-    job.measure(arms, draw, lambda result, files: render_grid(result, "kept", files), arms=grid, run=run)
+    job.measure_arms(draw, lambda result, files: render_grid(result, "kept", files), arms=grid, run=run)

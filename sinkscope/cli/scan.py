@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sinkscope.cli.common import BAD_INPUT, say
+from sinkscope.cli.dry_run import DryRun, print_forecasts
 from sinkscope.cli.early import check_early
 from sinkscope.cli.help import FIRST, WRITTEN
 from sinkscope.cli.options import TextScan, slug, slugs, with_options
@@ -35,6 +36,7 @@ def scan(
     text: TextScan,
     more: MoreOfScan,
     asked: QuestionOptions,
+    dry: DryRun,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue a scan that was interrupted.", rich_help_panel=WRITTEN)
     ] = False,
@@ -84,6 +86,14 @@ def scan(
         raise SinkscopeError(f"--name {more.name!r} is what one model is called, and {len(models)} are to be scanned")
     options = text.settings() | more.settings() | asdict(asked)
     request = processes.run(lambda: check_early(models, look=False, **options))
+    dry.check()
+    if dry.dry_run:
+        from sinkscope.engine.forecast.dry_run import forecast_request
+
+        each = [request.model_copy(update={"model": name}) for name in models]
+        found = [forecast_request(one, metrics=options["metrics"], machine=dry.machine) for one in each]
+        processes.on_main(lambda: print_forecasts(found, as_json))
+        return
     settings = request.part(*SETTINGS)
     job = ScanJob(request, options["metrics"], resume, force, tuple({"csv", formats}), quiet, processes, more.strict)
     if len(models) == 1:

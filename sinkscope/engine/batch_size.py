@@ -1,4 +1,4 @@
-"""Chooses how many sequences a forward pass takes, and words the error when memory runs out."""
+"""Chooses how many sequences a forward pass takes, tells what memory is free, and words the error when it runs out."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
 import torch
 
 from sinkscope.capture.private_doors import is_out_of_memory
@@ -39,6 +40,13 @@ def memory_needed(what: str) -> Iterator[None]:
         raise OutOfMemory(
             f"out of memory in {what}: try --dtype bfloat16, --device-map auto or another --device"
         ) from None
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Free memory in bytes; None on accelerators other than CUDA."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available) if device.type == "cpu" else None
 
 
 def return_freed() -> None:

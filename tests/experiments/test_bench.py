@@ -15,11 +15,12 @@ from families import tiny_model
 from typer.testing import CliRunner
 
 from sinkscope.cli import app
+from sinkscope.engine.batch_size import free_bytes
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.bench import bench as speed
 from sinkscope.experiments.bench.bench import bench
 from sinkscope.experiments.bench.contenders import Passes
-from sinkscope.experiments.bench.memory import free_bytes, peak_bytes
+from sinkscope.experiments.bench.memory import peak_bytes
 from sinkscope.present.terminal.bench import render_bench
 from sinkscope.runs.saved.speed import BACKBONE, EAGER, LATER, PLAIN, SCAN, Cost, Speed
 

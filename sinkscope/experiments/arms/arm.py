@@ -141,6 +141,20 @@ class Arm(ABC):
         """The arm for this model and text. Raises SinkscopeError where it cannot apply; does not run the model."""
         return self
 
+    @property
+    def reads_first(self) -> bool:
+        """Whether `prepared` runs the model once over all sequences."""
+        return False
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether `ready` needs the tokenizer."""
+        return False
+
+    def foreseen(self) -> Arm:
+        """The arm in place of `prepared` where arms are only counted: nothing is measured."""
+        return self
+
     def prepared(self, setting: Setting) -> Arm:
         """The arm with what it has to measure first. Called once every arm is ready."""
         return self

@@ -43,9 +43,7 @@ def measure(
     SinkscopeError where an arm's loss is not finite, and what an arm raises; OutOfMemory where the memory does not
     suffice.
     """
-    trials: list[Trial] = [(Unablated(), None)]
-    for arm in arms:
-        trials += [(arm, draw) for draw in range(draws)] if arm.random else [(arm, None)]
+    trials = trials_of(arms, draws)
     with nullcontext() if finished is None else finished.kept(main=processes.index == 0):
         values = Engine(setting, trials, report, finished, processes).measured()
     return [
@@ -54,6 +52,14 @@ def measure(
         )
         for trial, (arm, draw) in enumerate(trials)
     ]
+
+
+def trials_of(arms: Sequence[Arm], draws: int) -> list[Trial]:
+    """The unablated model, then every arm, a random one once for each draw: what each sequence is read under."""
+    trials: list[Trial] = [(Unablated(), None)]
+    for arm in arms:
+        trials += [(arm, draw) for draw in range(draws)] if arm.random else [(arm, None)]
+    return trials
 
 
 class Engine:

@@ -87,9 +87,10 @@ def arms(
     return processes.run(lambda: summarise(measured, controls, corpus.documents, facts, warnings))
 
 
-def expanded(arms: Sequence[Arm], setting: Setting) -> tuple[list[Arm], dict[str, str]]:
+def expanded(arms: Sequence[Arm], setting: Setting, only_counted: bool = False) -> tuple[list[Arm], dict[str, str]]:
     """The arms, made ready, with their companions and controls, each once; and the control's name by that of its arm.
 
+    `only_counted`: the model has no numbers and no tokenizer; the arms then say how many they are, and cannot be run.
     Raises SinkscopeError where an arm cannot apply, and for an object that takes the name of another arm.
     """
     ready: dict[str, Arm] = {}
@@ -97,10 +98,10 @@ def expanded(arms: Sequence[Arm], setting: Setting) -> tuple[list[Arm], dict[str
     for arm in arms:
         for own in (arm, *arm.companions()):
             if own.name not in ready:
-                ready[own.name] = own.ready(setting)
+                ready[own.name] = own if only_counted and own.reads_tokens else own.ready(setting)
     if UNABLATED in ready:
         raise SinkscopeError(f"--arm {UNABLATED}: the unablated model is always measured")
-    ready = {name: arm.prepared(setting) for name, arm in ready.items()}
+    ready = {name: arm.foreseen() if only_counted else arm.prepared(setting) for name, arm in ready.items()}
     for name, arm in list(ready.items()):
         control = arm.control()
         if control is not None:

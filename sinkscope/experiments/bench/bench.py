@@ -17,12 +17,11 @@ from sinkscope.checkpoints.checkpoint import check_length
 from sinkscope.checkpoints.checks import NotCausal
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.checkpoints.loading import unwrapped
-from sinkscope.engine.batch_size import chosen_batch, memory_needed
+from sinkscope.engine.batch_size import chosen_batch, free_bytes, memory_needed
 from sinkscope.engine.loop import Progress
 from sinkscope.engine.self_check import self_check
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.bench.contenders import Passes
-from sinkscope.experiments.bench.memory import free_bytes
 from sinkscope.metrics.spectra import cheap_spectra
 from sinkscope.runs.defaults import NUM_SEQUENCES, check_not_too_large
 from sinkscope.runs.saved.speed import EAGER, Cost, Speed

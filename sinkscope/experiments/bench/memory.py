@@ -1,4 +1,4 @@
-"""Peak memory of a function call and free memory, on the GPU that a model is on or on this machine's CPU."""
+"""Peak memory of a function call, on the GPU that a model is on or on this machine's CPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -27,13 +26,6 @@ def peak_bytes(run: Callable[[], Any], device: torch.device) -> int | None:
     before = _resident("VmRSS")
     run()
     return max(0, _resident("VmHWM") - before)
-
-
-def free_bytes(device: torch.device) -> int | None:
-    """Free memory in bytes; None on accelerators other than CUDA."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available) if device.type == "cpu" else None
 
 
 def _reset() -> bool:

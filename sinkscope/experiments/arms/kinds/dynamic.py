@@ -39,6 +39,13 @@ class DynamicHeads(Arm):
             raise SinkscopeError(f"--arm {self.name}: its threshold is a quantile of a run: give --run")
         return replace(self, bound=threshold(setting.run, self.score, self.share))
 
+    @property
+    def reads_first(self) -> bool:
+        return True
+
+    def foreseen(self) -> Arm:
+        return replace(self, chosen={})
+
     def prepared(self, setting: Setting) -> Arm:
         scores = scored(setting, self.score.column)
         return replace(self, chosen=crossing(scores, self.score, self.bound))

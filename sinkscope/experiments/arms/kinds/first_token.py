@@ -25,6 +25,10 @@ class FirstToken(Arm):
     def name(self) -> str:
         return f"first-token:{self.text}"
 
+    @property
+    def reads_tokens(self) -> bool:
+        return True
+
     def ready(self, setting: Setting) -> Arm:
         tokenizer = setting.checkpoint.tokenizer
         if tokenizer is None:

@@ -52,6 +52,10 @@ class ReplacedElements(Arm):
     def ready(self, setting: Setting) -> Arm:
         return replace(self, elements=massive_elements(setting, self.name))
 
+    @property
+    def reads_first(self) -> bool:
+        return self.how == "mean"
+
     def prepared(self, setting: Setting) -> Arm:
         return replace(self, means=measured_means(setting, self.elements)) if self.how == "mean" else self
 

@@ -1,0 +1,104 @@
+"""The dry run of a measurement of arms: how many there are with their controls and draws, and what they would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sinkscope.capture.alone import alone
+from sinkscope.checkpoints import LoadOptions
+from sinkscope.checkpoints.checkpoint import check_length
+from sinkscope.checkpoints.loading import check_device_map, pick_device
+from sinkscope.checkpoints.outline import Outline, outline_of, outlined
+from sinkscope.engine.batch_size import chosen_batch
+from sinkscope.engine.forecast.build import Asked, built, pieces_of, short_passes
+from sinkscope.engine.forecast.look import looked, token_ids
+from sinkscope.engine.forecast.rates import check_machine
+from sinkscope.errors import SinkscopeError
+from sinkscope.experiments.arms.arm import Arm, Setting
+from sinkscope.experiments.arms.asked import Text, check_numbers
+from sinkscope.experiments.arms.engine import trials_of
+from sinkscope.experiments.arms.experiment import expanded
+from sinkscope.experiments.arms.grammar import read_arm
+from sinkscope.experiments.arms.loss import batch_size
+from sinkscope.runs.defaults import EPSILON, SEQ_LEN
+from sinkscope.runs.forecast import Forecast, Passes
+from sinkscope.runs.run import Run, load_run
+
+
+@alone("a dry run of arms")
+def dry_run_arms(
+    model: Any,
+    arms: Sequence[str | Arm],
+    *,
+    command: str = "arms",
+    run: Run | str | Path | None = None,
+    machine: str | None = None,
+    data: str = "prose",
+    seq_len: int | None = None,
+    num_sequences: int = 16,
+    draws: int = 5,
+    seed: int = 0,
+    device: str = "auto",
+    device_map: str | None = None,
+    dtype: str = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    allow_pickle: bool = False,
+) -> Forecast:
+    """Says what `arms` would read of a model, what memory it would take and how long: no weights are loaded.
+
+    Args:
+        model: a name, or a causal language model, of which a copy without numbers is made.
+        arms, run, data, seq_len, num_sequences, draws, seed, device, device_map, dtype, revision, trust_remote_code,
+            allow_pickle: as `sinkscope.arms` takes them.
+        command: the name that the forecast bears. machine: as `dry_run` takes it.
+
+    Raises:
+        SinkscopeError: one line, for anything that `arms` would refuse before it loads the model, and for an arm that
+            cannot apply to it.
+    """
+    check_machine(machine)
+    given = [read_arm(arm) if isinstance(arm, str) else arm for arm in arms]
+    if not given:
+        raise SinkscopeError("nothing to measure: at least one arm is needed")
+    check_numbers(Text(data, seq_len, num_sequences, seed), draws)
+    place = pick_device(device)
+    check_device_map(device_map)
+    loaded = run if isinstance(run, Run) or run is None else load_run(run)
+    length = seq_len or (SEQ_LEN if loaded is None else max(each.seq_len for each in loaded.manifest.data))
+    outline = _outline(model, LoadOptions(revision, dtype=dtype, trust_remote_code=trust_remote_code, head=True))
+    check_length(outline, length)
+    base = getattr(outline.model, "base_model", outline.model)
+    look = looked(base, token_ids, [(num_sequences, length)])
+    if look.plan is None:
+        raise SinkscopeError(f"the arms cannot be counted without loading the model: {look.why}")
+    ids = torch.zeros(num_sequences, length, dtype=torch.long)
+    setting = Setting(outline, base, look.plan, ids, loaded, seed, EPSILON)
+    chosen, _ = expanded(given, setting, only_counted=True)
+    size = batch_size(outline.model, length)
+    others = short_passes(
+        look, [_first_passes(arm, num_sequences, length, place, size) for arm in chosen if arm.reads_first]
+    )
+    pieces = pieces_of(num_sequences, length, torch.device("cpu"), size)
+    trials = len(trials_of(chosen, draws))
+    logits = pieces[0][0] * length * outline.vocabulary * _bytes(outline)
+    return built(outline, look, Asked(command, place, machine, "arms", pieces, others, trials, trials, logits))
+
+
+def _outline(model: Any, options: LoadOptions) -> Outline:
+    return outlined(model, options) if isinstance(model, str) else outline_of(model, head=True)
+
+
+def _first_passes(arm: Arm, sequences: int, length: int, device: torch.device, size: int) -> Passes:
+    """What an arm reads before all arms: a scan, whose batches are a scan's."""
+    passes = len(pieces_of(sequences, length, device, min(size, chosen_batch(length, device))))
+    return Passes(f"before {arm.name}", passes, sequences, length)
+
+
+def _bytes(outline: Outline) -> int:
+    dtype: torch.dtype = getattr(torch, outline.facts["dtype"])
+    return dtype.itemsize
