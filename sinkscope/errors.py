@@ -24,7 +24,7 @@ def in_one_line(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "out of memory: try a smaller --seq-len or --batch-size"
     if isinstance(error, OSError):
-        return f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+        return (error.strerror or first_line(error)) + (f": {error.filename}" if error.filename else "")
     if os.environ.get("SINKSCOPE_TRACEBACK"):
         traceback.print_exception(error)
     detail = (str(error).strip().splitlines() or [""])[0]

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from sinkscope.engine.collector import Part, Parts
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, first_line
 from sinkscope.metrics.quantities import STRETCHED, QuantitySet
 from sinkscope.runs import whole
 from sinkscope.runs.folder import KEY, UNFINISHED, kept_json, need_file
@@ -142,9 +142,10 @@ class Shards:
             whole.sync_file(temporary)
             temporary.replace(target)
             whole.sync_folder(self._folder)
-        except (OSError, SafetensorError) as error:
-            temporary.unlink(missing_ok=True)
-            reason = getattr(error, "strerror", None) or error
+        except Exception as error:  # a full disk, or anything that safetensors may raise
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            reason = getattr(error, "strerror", None) or first_line(error)
             raise SinkscopeError(f"cannot write {target}: {reason}; --resume continues from there") from None
 
     def read(self, quantities: QuantitySet) -> Iterator[Shard]:
@@ -192,7 +193,7 @@ def _load(path: Path, key: str, axes: dict[str, list[str]]) -> Shard | None:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if _digest(metadata["about"], tensors) != metadata["sha256"]:
             return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError):
+    except Exception:  # whatever safetensors says of it: its sequences are measured again
         return None
     about = json.loads(metadata["about"])
     named = NAME.fullmatch(path.stem)

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sinkscope.errors import SinkscopeError, did_you_mean, first_line
+from sinkscope.errors import SinkscopeError, all_lines, did_you_mean, first_line
 from sinkscope.inputs.rules import check_characters
 from sinkscope.runs.passages import LeftOut, NothingLeft, Passage, ids_fingerprint, text_fingerprint
 
@@ -163,12 +163,7 @@ def from_checkpoint(family: Any, origin: dict[str, Any], option: str, what: str)
     try:
         return family.from_pretrained(**origin)
     except Exception as error:  # absent, damaged, missing package: transformers' text says which
-        raise SinkscopeError(f"{option}: no usable {what}: {in_words(error)}") from error
-
-
-def in_words(error: BaseException) -> str:
-    """What another library says of a failure, in one line of at most 200 characters."""
-    return " ".join(str(error).split())[:200]
+        raise SinkscopeError(f"{option}: no usable {what}: {all_lines(error)}") from error
 
 
 def _built_in(name: str) -> Iterator[Document]:

@@ -11,8 +11,9 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from sinkscope.errors import SinkscopeError, did_you_mean
+from sinkscope.errors import SinkscopeError, did_you_mean, first_line
 from sinkscope.runs.folder import FolderKind, sha256_of, sha256_of_files
+from sinkscope.runs.parquet import save_parquet
 from sinkscope.runs.questions import tables_of_questions
 from sinkscope.runs.schema.base import read_record, to_json
 from sinkscope.runs.schema.manifest import READ, Manifest, TableFacts
@@ -128,13 +129,13 @@ class Run(ShownRun):
         self.manifest.tables = {name: _shape(table) for name, table in tables.items()}
         for name, table in tables.items():
             if name in PARQUET_TABLES:
-                table.to_parquet(folder / f"{name}.parquet", index=False)
+                save_parquet(table, folder / f"{name}.parquet")
                 continue
             table.to_csv(
                 folder / f"{name}.csv", index=False, float_format="%.9g", lineterminator="\n", quoting=_quoting(table)
             )
             if "parquet" in formats:
-                table.to_parquet(folder / f"{name}.parquet", index=False)
+                save_parquet(table, folder / f"{name}.parquet")
         (folder / "summary.json").write_text(to_json(self.summary.as_dict()), encoding="utf-8")
         self.manifest.files = sha256_of_files(folder)
         (folder / "manifest.json").write_text(to_json(self.manifest.as_dict()), encoding="utf-8")
@@ -170,10 +171,8 @@ def load_run(path: str | Path) -> Run:
         if missing:
             raise ValueError(f"its manifest names no table {missing[0]}")
         tables = {name: _read_table(folder, name, manifest) for name in expected}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise SinkscopeError(
-            f"run {folder} is damaged: {(str(error).splitlines() or [type(error).__name__])[0]}"
-        ) from None
+    except Exception as error:  # pandas and pyarrow raise anything over a damaged file
+        raise SinkscopeError(f"run {folder} is damaged: {first_line(error)}") from None
     if isinstance(answer, dict) and answer.get("schema_version") == 1:
         answer["schema_version"] = AS_OLD_AS
     summary = read_record(Summary, answer, f"summary.json of the run {folder}")
@@ -188,7 +187,7 @@ def read_manifest(found: dict[str, Any], where: str) -> Manifest:
         try:
             found = manifest_from_0_1(found)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise SinkscopeError(f"{where} is damaged: {type(error).__name__} {error}") from None
+            raise SinkscopeError(f"{where} is damaged: {first_line(error)}") from None
     elif version not in READ:
         raise SinkscopeError(
             f"{where} has schema version {version}; this sinkscope reads 1 to {READ[-1]}: install the sinkscope that "

@@ -233,7 +233,7 @@ def test_arms_name_a_keyword_that_nobody_declared(
     found = sinkscope.arms(
         tiny_model, ["kv:4"], data="random", num_sequences=2, seq_len=24, draws=2, tokenizer=tokenizer
     )
-    named = f"the model passes the attention keyword 'position_ids' (in model.layers.0.self_attn), {UNKNOWN}{UNCHECKED}"
+    named = f"the model passes the attention keyword 'position_ids' (in layers.0.self_attn), {UNKNOWN}{UNCHECKED}"
     assert named in found.warnings
 
 

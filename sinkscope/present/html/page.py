@@ -7,11 +7,13 @@ import hashlib
 import json
 import zlib
 from collections.abc import Iterable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
+from sinkscope.errors import SinkscopeError, first_line
 from sinkscope.present.html.svg import number
 from sinkscope.present.text import printable
 
@@ -38,6 +40,14 @@ def render_fragment(template: str, **shown: Any) -> str:
 
 
 def _filled(template: str, **shown: Any) -> str:
+    """Raises SinkscopeError where jinja2 fails."""
+    try:
+        return _rendered(template, shown)
+    except Exception as error:  # also where its version does not know what the template asks for
+        raise SinkscopeError(f"jinja2 {version('jinja2')} cannot fill in {template}: {first_line(error)}") from error
+
+
+def _rendered(template: str, shown: dict[str, Any]) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
