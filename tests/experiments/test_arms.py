@@ -648,15 +648,13 @@ def test_the_knee_is_the_least_number_within_an_error_of_the_best() -> None:
 
 
 def test_p_is_what_the_words_say() -> None:
-    """1 where no sequence's loss moves, or by rounding alone, 0 where all move alike, else Student's t; empty for one."""
+    """1 where no sequence's loss moves, or by rounding alone, 0 where all move alike, else of t; empty for one."""
     base = np.array([3.0, 2.5, 4.0])
-    for change, expected in (
-        (np.zeros(3), 1.0), (np.full(3, 1e-7), 1.0), (np.full(3, 0.25), 0.0), (np.array([0.1, 0.2, 0.4]), None),
-    ):  # fmt: skip
+    uneven = np.array([0.1, 0.2, 0.4])
+    t = uneven.mean() / (uneven.std(ddof=1) / 3**0.5)
+    of_t = 1 - t / (2 + t * t) ** 0.5  # two-sided, two degrees of freedom
+    for change, expected in ((np.zeros(3), 1), (np.full(3, 1e-7), 1), (np.full(3, 0.25), 0), (uneven, of_t)):
         found = loss_cells((base + change)[None], base)["increase_p"]
-        if expected is None:
-            t = change.mean() / (change.std(ddof=1) / 3**0.5)
-            expected = 1 - t / (2 + t * t) ** 0.5  # two-sided, two degrees of freedom
         assert found == pytest.approx(expected, abs=1e-12)
     assert math.isnan(loss_cells(base[None, :1], base[:1])["increase_p"])
 
