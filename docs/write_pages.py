@@ -42,9 +42,10 @@ METRICS = """\
 `sinkscope metrics NAME` prints the same. The address of a definition is this page with `#NAME`, such as
 [metrics.md#bos_mass](#bos_mass). "ours" marks what this project defined.
 
-A value is computed for each sequence, over valid tokens only. The tables show its mean over sequences, and the standard
-error in `NAME_sem`. Where "per" says run, the value is known for the whole run alone; where it says position, it is a
-mean over the sequences that reach the position, without an error.
+A value is computed for each sequence, over valid tokens only. The tables show its mean over the n sequences that have a
+value, and in `NAME_sem` its standard error: the standard deviation, with n - 1, over sqrt(n). Where "per" says run, the
+value is known for the whole run alone; where it says position, it is a mean over the sequences that reach the position,
+without an error.
 
 ## Symbols
 

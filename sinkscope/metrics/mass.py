@@ -64,14 +64,15 @@ def sinks_per_sequence(view: LayerView) -> HeadValues:
 
 @head_metric(unit="share", range="[0, 1]", source="Kaul et al. 2410.17174", dormant="high")
 def first_argmax(view: LayerView) -> HeadValues:
-    """Share of queries i >= 1 whose largest A[i,j] over keys j is at key 0; a tie counts for key 0."""
+    """Share of queries i >= 1 whose largest A[i,j] over keys j is at key 0; a tie counts for key 0, and a query that
+    may not see key 0 against it."""
     return mean_rows(view.attention.first_is_largest[..., 1:].float())
 
 
 @head_metric(unit="nats", range="(-inf, inf)", source=f"{LAMPERT} (margin kappa); estimator ours", dormant="high")
 def sink_margin(view: LayerView) -> HeadValues:
     """Mean over i >= 1 of log(A[i,0] / (1 - A[i,0])), from logits, unclipped; queries that cannot see key 0, or see
-    nothing else, are left out."""
+    nothing else and have no learned sink, are left out."""
     return view.attention.margin[..., 1:].nanmean(-1)
 
 

@@ -98,14 +98,14 @@ class HeadRun:
 
 @run_column("heads", unit="position", range="[0, T)", source="ours")
 def peak_position(run: HeadRun) -> np.ndarray:
-    """argmax_k of the sequence-mean alpha_k, over the keys k with n_k >= n_max/4 in some sequence; the lowest k in a
-    tie."""
+    """argmax_k of the mean of alpha_k over the sequences that reach k, over the keys k with n_k >= n_max/4 in some
+    sequence; the lowest k in a tie."""
     return run.peaks()[0]
 
 
 @run_column("heads", unit="probability", range="[0, 1]", source="ours")
 def peak_score(run: HeadRun) -> np.ndarray:
-    """max_k of the sequence-mean alpha_k, over the keys k with n_k >= n_max/4 in some sequence."""
+    """max_k of the mean of alpha_k over the sequences that reach k, over the same keys as peak_position."""
     return run.peaks()[1].astype(float)
 
 
@@ -157,7 +157,7 @@ class LayerRun:
 
 @run_column("layers", unit="cosine", range="[-1, 1]", source="ours")
 def first_constancy(run: LayerRun) -> float:
-    """Mean cosine of x_0 over pairs of the run's sequences: 1 if x_0 has the same direction whatever the text; empty
+    """Mean cosine of x_0 over pairs of different sequences: 1 if x_0 has the same direction whatever the text; empty
     for a single sequence."""
     units = run.values.first_unit
     return float("nan") if units is None else pairwise_cosine(units)
@@ -171,13 +171,13 @@ def max_abs(run: LayerRun) -> float:
 
 @run_column("layers", unit="position", range="[0, T)", source="Sun et al. 2402.17762")
 def max_abs_token(run: LayerRun) -> float:
-    """Position of the token that has max_abs."""
+    """Position of the token that has max_abs; in a tie that of the first sequence, there the lowest."""
     return run.at_max("max_abs_token")
 
 
 @run_column("layers", unit="channel", range="[0, D)", source="Sun et al. 2402.17762")
 def max_abs_dim(run: LayerRun) -> float:
-    """Channel that has max_abs."""
+    """Channel that has max_abs, of the element at max_abs_token; in a tie the lowest."""
     return run.at_max("max_abs_dim")
 
 

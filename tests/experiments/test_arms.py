@@ -24,6 +24,7 @@ from by_hand import attention_by_hand, causal, levels, losses, setting_of
 from conftest import make_model
 from families import tiny_model as tiny_model_of
 from models import random_ids
+from reference import alpha_scores, find_layers, peak_range, run_sequence
 from tiers import slow_but
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
@@ -48,7 +49,7 @@ from sinkscope.experiments.arms.positions import Positions
 from sinkscope.experiments.arms.sinks import SinkCount
 from sinkscope.runs.catalogue import table_columns
 from sinkscope.runs.saved.arms import in_words
-from sinkscope.runs.saved.arms_table import DESTROYED, MEASURES, ArmNumbers, table_of
+from sinkscope.runs.saved.arms_table import DESTROYED, MEASURES, ArmNumbers, loss_cells, table_of
 
 LENGTH = 40
 IDS = random_ids(2, LENGTH)
@@ -126,6 +127,7 @@ def test_the_loss_is_that_of_a_plain_implementation(family: str) -> None:
         "heads:1.0+1.2": (same, without_heads),
         "keys:first1": (hidden(0), None),
         "keys:middle4": (hidden(18, 19, 20, 21), None),
+        "keys:middle3": (hidden(18, 19, 20), None),
         "keys:recent4": (hidden(36, 37, 38, 39), None),
         "value:first2": (no_value, None),
         "window:8+2": (window(8, 2), None),
@@ -321,6 +323,56 @@ def test_massive_elements_are_replaced_where_the_block_begins(loud: Any, where: 
     assert (ours - losses(loud, ids)).abs().min() > 1e-5
 
 
+def test_massive_elements_are_those_beyond_both_bounds_in_this_pass(loud: Any) -> None:
+    """By the words alone: |x| > 3 and > 10 x the median abs of the sequence at the block's input; others stay."""
+    ids = IDS.clone()
+    ids[0] = torch.where(ids[0] % 3 == 0, ids[0] - 1, ids[0])
+    ids[0, 7] = 6
+    setting = setting_of(loud, ids, massive_run({5: [1]}))
+    changed = []
+
+    def replaced(module: Any, args: Any) -> Any:
+        x = args[0].clone()
+        for sequence in range(2):
+            bound = max(3.0, 10 * np.median(np.abs(x[sequence].numpy())))
+            for place in range(LENGTH):
+                if abs(float(x[sequence, place, 5])) > bound:
+                    x[sequence, place, 5] = 0
+                    changed.append((sequence, place))
+        return x, *args[1:]
+
+    ours = measured_loss(setting, "massive:zero")
+    handle = loud.base_model.layers[1].register_forward_pre_hook(replaced)
+    expected = losses(loud, ids)
+    handle.remove()
+    assert 0 < len(changed) < 2 * LENGTH
+    torch.testing.assert_close(ours, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("family", slow_but(["gemma3", "llama"], "gemma3"))
+def test_the_sinks_of_a_sequence_are_those_of_the_words(family: str) -> None:
+    """alpha_k > epsilon in some head, among the keys that a quarter as many queries see as the most seen key."""
+    model = causal(family)
+    setting = replace(setting_of(model, IDS), epsilon=0.12)
+    count = SinkCount(setting.epsilon)
+    with torch.no_grad(), watched(Pass(setting, IDS), count):
+        model(IDS)
+    expected = torch.zeros(2, LENGTH, dtype=torch.bool)
+    loose = expected.clone()
+    layers = find_layers(model.base_model, IDS[:1])
+    for row in range(2):
+        run_sequence(model.base_model, layers, IDS[row : row + 1])
+        for layer in layers:
+            call = layer.trace.call
+            assert call is not None
+            for probs, visible in zip(call.probs, call.visible, strict=True):
+                over = np.flatnonzero(alpha_scores(probs, visible) > 0.12)
+                loose[row, over] = True
+                expected[row, sorted({*over} & {*peak_range(visible)})] = True
+    assert (count.keys == expected).all()
+    assert 0 < expected.sum() < loose.sum(), "the rule on rows decides"
+
+
 def test_the_mean_of_massive_elements_is_that_of_the_other_sequences(loud: Any) -> None:
     """Where all sequences are one, every element is replaced by its own value."""
     ids = IDS[:1].clone()
@@ -352,7 +404,8 @@ def test_dynamic_heads_are_those_whose_score_crosses_the_quantile() -> None:
     arm: Any = read_arm("dynamic:bos_mass:25%").ready(setting).prepared(setting)
     own = sinkscope.scan(model, data=setting.ids, self_check=False).sequences
     scores = read_by_run.sequences[read_by_run.sequences["head"].notna()]["bos_mass"]
-    bound = np.quantile(scores, 0.75)
+    low, high = np.sort(scores)[[53, 54]]  # 72 scores: three quarters of the way from the first to the last is 53.25
+    bound = low + 0.25 * (high - low)
     for site in setting.sites:
         rows = own[(own["module"] == site.name) & own["head"].notna()].pivot(
             index="sequence", columns="head", values="bos_mass"
@@ -591,6 +644,18 @@ def test_the_knee_is_the_least_number_within_an_error_of_the_best() -> None:
     ]
     best, _ = table_of([rows[0], rows[1], rows[4]], {})  # 0 and 4 kept
     assert in_words(best, {}) == ["w: keeping 4 tokens costs least (loss +0.5000)."]
+
+
+def test_p_is_what_the_words_say() -> None:
+    """1 where no sequence's loss moves, or by rounding alone, 0 where all move alike, else of t; empty for one."""
+    base = np.array([3.0, 2.5, 4.0])
+    uneven = np.array([0.1, 0.2, 0.4])
+    t = uneven.mean() / (uneven.std(ddof=1) / 3**0.5)
+    of_t = 1 - t / (2 + t * t) ** 0.5  # two-sided, two degrees of freedom
+    for change, expected in ((np.zeros(3), 1), (np.full(3, 1e-7), 1), (np.full(3, 0.25), 0), (uneven, of_t)):
+        found = loss_cells((base + change)[None], base)["increase_p"]
+        assert found == pytest.approx(expected, abs=1e-12)
+    assert math.isnan(loss_cells(base[None, :1], base[:1])["increase_p"])
 
 
 def test_what_sinks_cost_and_what_is_destroyed() -> None:

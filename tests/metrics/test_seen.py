@@ -105,6 +105,24 @@ def _of_map(call: AttentionCall, maps: Tensor) -> AttentionSums:
     return map_sums(AttentionMap(maps.float(), logits))
 
 
+def test_a_query_that_sees_key_0_alone_has_a_margin_over_a_learned_sink() -> None:
+    """The margin is that over all else in the softmax; where nothing else is, there is none. It counts for a key that
+    is largest only where it is seen."""
+    visible = np.zeros((LENGTH, LENGTH), dtype=bool)
+    visible[:70, 0], visible[70:, 1] = True, True
+    for sinks in (None, torch.full((1, 6, 1, 1), 0.5)):
+        call = a_call(visible, "bool", sinks)
+        sums = attend.attend_in_blocks(call)[1]
+        logits = (call.query @ call.key.repeat_interleave(2, 1)[:, :, :1].mT * 0.25)[..., 0]
+        if sinks is None:
+            assert sums.margin.isnan().all()
+        else:
+            torch.testing.assert_close(sums.margin[..., :70], logits[..., :70] - 0.5, rtol=1e-5, atol=1e-5)
+            assert sums.margin[..., 70:].isnan().all()
+        assert sums.first_is_largest[..., :70].all()
+        assert not sums.first_is_largest[..., 70:].any()
+
+
 def test_a_map_without_logits_is_read_by_its_order() -> None:
     """An attention of 0 may be a key that is seen: a rectifier gives many."""
     maps = torch.zeros(1, 1, 80, 80)

@@ -67,6 +67,7 @@ SYMBOLS = {
         "sink_score, 1/T sum_i A[i,0], as Gu et al. define it: a query that may not see key 0 counts as 0. Where n_0 = "
         "T it is alpha_k at k = 0; under a window that is T/n_0 times as large"
     ),
+    "median": "the middle value; of an even number, the mean of the two middle ones",
     "epsilon": "threshold of a sink, 0.3 unless `--epsilon` says otherwise",
     "q_i, k_j, v_j": "query, key and value as the softmax sees them, after position encoding and norms",
     "o_i": "sum over j of A[i,j] v_j: what the attention call returns",

@@ -157,8 +157,9 @@ def key_bias(view: LayerView) -> HeadValues:
 
 @layer_metric(unit="ratio", range="[0, 1]", source=COMPENSATION, measure=NAME)
 def compensation(view: LayerView) -> Float[Tensor, " batch"]:
-    """Mean over i >= 1 of norm(sum_h W_O^h w_i^h), over mean of sum_h norm(W_O^h w_i^h): 1 = the heads of a layer write
-    in the same direction, 0 = they cancel; see compensation_unrelated. w_i is what the output projection reads."""
+    """Mean over i >= 1 of norm(sum_h W_O^h w_i^h), over the mean over i >= 1 of sum_h norm(W_O^h w_i^h): 1 = the heads
+    of a layer write in the same direction, 0 = they cancel; see compensation_unrelated. w_i is what the output
+    projection reads."""
     total = torch.linalg.vector_norm(need(view.raw_written)[:, 1:], dim=-1)
     return as_widest(total).mean(-1) / _sum_of_norms(view)
 
@@ -166,8 +167,8 @@ def compensation(view: LayerView) -> Float[Tensor, " batch"]:
 @layer_metric(unit="ratio", range="[0, 1]", measure=NAME)
 def compensation_unrelated(view: LayerView) -> Float[Tensor, " batch"]:
     """What compensation would be if the heads wrote at right angles to each other: mean over i >= 1 of sqrt(sum_h
-    norm(W_O^h w_i^h)^2), over mean of sum_h norm(W_O^h w_i^h). 1/sqrt(H) for H heads of equal norms. A compensation
-    below it means that heads cancel."""
+    norm(W_O^h w_i^h)^2), over the same mean of sum_h norm(W_O^h w_i^h). 1/sqrt(H) for H heads of equal norms. A
+    compensation below it means that heads cancel."""
     squares = view.over_heads(as_widest(view.written_norms[..., 1:]).square().mean(1)) * view.layer_heads
     return squares.sqrt().mean(-1) / _sum_of_norms(view)
 

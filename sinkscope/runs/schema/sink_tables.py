@@ -68,7 +68,7 @@ TOKEN_COLUMNS = (
     SinkColumn("rate", "number", "share", "[0, 1]", "sinks / occurrences."),
     SinkColumn(
         "heads", "integer", "heads", "[1, H]",
-        "Number of heads in which some occurrence is a sink; empty for the kinds state and massive.",
+        "Number of (layer, head) in which some occurrence is a sink; empty for the kinds state and massive.",
     ),
     SinkColumn("sequences", "integer", "sequences", "[1, inf)", "Number of sequences that hold such a sink."),
     SinkColumn("first_layer", "integer", "layer", "[0, inf)", "The first layer in which some occurrence is a sink."),
