@@ -53,11 +53,6 @@ def command(*words: str | Path) -> list[str]:
 
 
 def watched(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    environment = {
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}",
-        "PATH": "/usr/bin:/bin",
-        "OMP_NUM_THREADS": "1",
-    }
     return subprocess.run(command(*words), env=ENVIRONMENT, capture_output=True, text=True, check=False)
 
 
@@ -92,11 +87,6 @@ def test_each_model_has_a_folder_and_an_error_is_the_programs_own(program: Path,
 
 @pytest.mark.slow
 def test_an_interrupted_program_leaves_its_runs(program: Path, tmp_path: Path) -> None:
-    environment = {
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}",
-        "PATH": "/usr/bin:/bin",
-        "OMP_NUM_THREADS": "1",
-    }
     with subprocess.Popen(
         command("--out", tmp_path / "run", "--", program, "wait"), env=ENVIRONMENT, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
