@@ -13,12 +13,14 @@ import pytest
 import sinkscope
 
 ROOT = Path(__file__).parents[2]
+PATHS = f"{ROOT}:{ROOT / 'tests' / 'support'}"
+ENVIRONMENT = {"PYTHONPATH": PATHS, "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
 PROGRAM = """
 import sys
 import torch
 import warnings
-from tests.support.models import tiny
-from tests.support.plain_models import plain, tokens
+from models import tiny
+from plain_models import plain, tokens
 
 print("given", sys.argv[1:], __name__)
 plain_model, llama = plain(), tiny("llama")
@@ -51,8 +53,7 @@ def command(*words: str | Path) -> list[str]:
 
 
 def watched(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command(*words), env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(command(*words), env=ENVIRONMENT, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
@@ -86,9 +87,8 @@ def test_each_model_has_a_folder_and_an_error_is_the_programs_own(program: Path,
 
 @pytest.mark.slow
 def test_an_interrupted_program_leaves_its_runs(program: Path, tmp_path: Path) -> None:
-    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
-        command("--out", tmp_path / "run", "--", program, "wait"), env=environment, stdout=subprocess.PIPE,
+        command("--out", tmp_path / "run", "--", program, "wait"), env=ENVIRONMENT, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
     ) as running:  # fmt: skip
         assert running.stdout is not None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from plain_models import HEADS, WAYS, WIDTH, plain, tokens
 from torch import nn
 
 import sinkscope
 from sinkscope import SinkscopeError
-from tests.support.plain_models import HEADS, WAYS, WIDTH, plain, tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
 

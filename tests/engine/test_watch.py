@@ -9,27 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from models import VOCABULARY, tiny
+from plain_models import WAYS, Plain, plain, tokens
+from same_runs import assert_same
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
 import sinkscope
-from sinkscope import Run, SinkscopeError
-from tests.support.models import VOCABULARY, tiny
-from tests.support.plain_models import WAYS, Plain, plain, tokens
+from sinkscope import SinkscopeError
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
-
-
-def assert_same(one: Run, other: Run, atol: float = 1e-5) -> None:
-    """The two runs' tables hold the same numbers, and lack the same."""
-    for name in ("heads", "layers", "length_curve"):
-        left, right = getattr(one, name), getattr(other, name)
-        numbers = left.select_dtypes("number").columns
-        assert list(left.columns) == list(right.columns)
-        np.testing.assert_allclose(
-            left[numbers].to_numpy(float), right[numbers].to_numpy(float), rtol=1e-4, atol=atol, err_msg=name
-        )
 
 
 def state_of(model: nn.Module) -> list[Any]:

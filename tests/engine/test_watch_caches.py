@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from models import _COMMON, _OWN, VOCABULARY
+from same_runs import assert_same
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 import sinkscope
 from sinkscope import SinkscopeError
-from tests.engine.test_watch import assert_same
-from tests.support.models import _COMMON, _OWN, VOCABULARY
 
 pytestmark = pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning")
 NEW = 24
