@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -377,3 +378,18 @@ def test_trigger_maps_side_by_side(tmp_path: Path) -> None:
     mean = next((tmp_path / "t").glob("*T12-mean.svg")).read_bytes()
     assert b"softmax 0.0" in mean
     assert b"relu 0.0" in mean
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_the_cosines_of_a_single_layer_are_marked(layers: int) -> None:
+    """A line through one point is no ink."""
+    from matplotlib.figure import Figure
+
+    from sinkscope.questions.switch.figure import paint_alignment
+
+    rows = pd.DataFrame({"layer": np.repeat(range(layers), 5), "position": [*range(5)] * layers})
+    rows = rows.assign(cos_residual=0.5, cos_input=0.25)
+    panels = list(Figure().subplots(2))
+    paint_alignment(SimpleNamespace(rows=lambda table: rows), panels, True)  # type: ignore[arg-type]
+    marks = [line.get_marker() for line in panels[0].lines if line.get_label() == "mean"]
+    assert marks == ["." if layers == 1 else "None"]

@@ -30,8 +30,11 @@ def paint_alignment(series: Series, panels: list[Axes], named: bool) -> None:
             low.index, cosines.min(), cosines.max(), color=color, alpha=0.2, linewidth=0, label="all positions"
         )
         axes.fill_between(low.index, low, high, color=color, alpha=0.35, linewidth=0, label="5 to 95 % of positions")
-        axes.plot(middle.index, middle, color="black", linewidth=1, label="median position")
-        axes.plot(cosines.mean().index, cosines.mean(), color=color, linewidth=1, linestyle="--", label="mean")
+        mark = "." if len(middle) == 1 else "None"  # a line through a single layer would be no ink
+        axes.plot(middle.index, middle, color="black", linewidth=1, marker=mark, label="median position")
+        axes.plot(
+            middle.index, cosines.mean(), color=color, linewidth=1, linestyle="--", marker=mark, ms=3, label="mean"
+        )
         axes.set_ylim(top=1.02)
         by_layer(axes)
         if named:
