@@ -115,8 +115,6 @@ def test_kills_at_random_moments(name: str, places: dict[str, Path], tmp_path: P
     for path in [out, *out.glob("step-*")]:
         if (path / "manifest.json").exists():
             load_run(path)
-    if not any(
-        "{out}/" in word for word in command.words
-    ):  # beside a file, another process may be writing
+    if not any("{out}/" in word for word in command.words):  # beside a file, another process may be writing
         assert not [path.name for path in [*out.rglob("*"), *out.parent.iterdir()] if path.name.startswith(".")]
     tell(f"kills of {name}: {seen.total()}, which left {dict(seen)}")
