@@ -99,7 +99,7 @@ def sunk_not_off(view: LayerView) -> HeadValues:
 @measured_metric(NAME, unit="share", range="[0, inf)")
 def from_sink(view: LayerView) -> HeadValues:
     """Sum over i >= 1 of norm(W_O^h A[i,0] v_0)^2, over sum norm(W_O^h o_i)^2. It may exceed 1, and from_sink,
-    from_self and communication need not sum to 1: the parts are no right angles apart."""
+    from_self and communication need not sum to 1: the parts need not be orthogonal."""
     energy = as_widest(view.attention.first[..., 1:]).square().sum(-1)
     return energy * as_widest(view.written_value_norms[..., 0]).square() / written_energy(view)
 
@@ -166,7 +166,7 @@ def compensation(view: LayerView) -> Float[Tensor, " batch"]:
 
 @layer_metric(unit="ratio", range="[0, 1]", measure=NAME)
 def compensation_unrelated(view: LayerView) -> Float[Tensor, " batch"]:
-    """What compensation would be if the heads wrote at right angles to each other: mean over i >= 1 of sqrt(sum_h
+    """What compensation would be if the heads wrote in orthogonal directions: mean over i >= 1 of sqrt(sum_h
     norm(W_O^h w_i^h)^2), over the same mean of sum_h norm(W_O^h w_i^h). 1/sqrt(H) for H heads of equal norms. A
     compensation below it means that heads cancel."""
     squares = view.over_heads(as_widest(view.written_norms[..., 1:]).square().mean(1)) * view.layer_heads
