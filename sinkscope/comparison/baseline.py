@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, first_line
 from sinkscope.runs.moved import Measured, hides_keys
 from sinkscope.runs.per_sequence import LEVELS, PLACE, Cells, cells, chosen_metrics, domains
 from sinkscope.runs.request import Request
@@ -202,7 +202,7 @@ def read_baseline(path: str | Path) -> Baseline:
         if missing:
             raise ValueError(f"it has no level {missing[0][1]} of {missing[0][0]!r}")
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
-        detail = (str(error).splitlines() or [type(error).__name__])[0]
+        detail = first_line(error)
         raise SinkscopeError(f"baseline {path} is damaged: {detail}") from None
     return Baseline(facts.model_copy(update={"levels": []}), levels)
 
