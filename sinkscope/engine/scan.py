@@ -87,6 +87,7 @@ def scan(
     Args:
         model: a name (hub id, folder, .gguf file, example:NAME) or a transformers model already loaded, in eval mode.
         data: a SPEC or a list of them (each becomes a domain), "prose" by default.
+            Texts: a list of strings with spaces, none of them a SPEC; together they are one domain, `texts`.
             Token ids: a tensor [sequence, T], a list of lists of int, or a mapping with `input_ids` and
             `attention_mask`, or `position_ids` of packed rows, whose pieces become sequences. They need no tokenizer.
             Vision models: a mapping with `pixel_values` [picture, channel, height, width]. Vision-language models: what

@@ -11,7 +11,7 @@ import numpy as np
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.cutting import drawn, stretches
-from sinkscope.inputs.documents import SYNTHETIC, DataSource, Document, origin, read_source
+from sinkscope.inputs.documents import SYNTHETIC, DataSource, Document, Texts, origin, read_source
 from sinkscope.inputs.rules import TokenRules, check_ids, ordinary_tokens
 from sinkscope.runs.openings import BOS_MODES
 from sinkscope.runs.passages import LeftOut, NothingLeft, Passage, overlap
@@ -71,10 +71,10 @@ class Corpus:
 
 
 def read_corpus(
-    spec: str, tokenizer: Any, rules: TokenRules, seq_len: int, num_sequences: int, bos: str = "auto", seed: int = 0,
+    spec: str | Texts, tokenizer: Any, rules: TokenRules, seq_len: int, num_sequences: int, bos: str = "auto", seed: int = 0,
     without: Collection[Passage | str] = (),
 ) -> Corpus:  # fmt: skip
-    """Reads `num_sequences` sequences of `seq_len` tokens from a SPEC, or fewer where the data hold fewer.
+    """Reads `num_sequences` sequences of `seq_len` tokens from a SPEC or texts, or fewer where the data hold fewer.
 
     Where there are more documents than needed, `seed` draws some; they keep the source's order. A document is cut to
     length; documents shorter than that are joined by a blank line. A .txt file is one long text, read in consecutive
@@ -91,7 +91,8 @@ def read_corpus(
     left_out = LeftOut(without)
     if spec in SYNTHETIC:
         return _synthetic(spec, rules, seq_len, num_sequences, bos, seed, left_out)
-    source = read_source(spec).leaving_out(left_out)
+    source = (read_source(spec) if isinstance(spec, str) else spec.source()).leaving_out(left_out)
+    spec = source.spec
     if any(document.messages is not None for document in source.documents):
         raise SinkscopeError(f"data {spec!r} are conversations, which only a scan reads: give text here")
     if any(document.ids is not None for document in source.documents):

@@ -61,6 +61,36 @@ class DataSource:
         return replace(self, documents=kept)
 
 
+@dataclass(frozen=True)
+class Texts:
+    """Texts handed over in Python, each a document."""
+
+    texts: tuple[str, ...]
+    NAME = "texts"
+
+    def source(self) -> DataSource:
+        """The texts as documents, by number. Raises SinkscopeError where all are empty."""
+        if not any(text.strip() for text in self.texts):
+            raise SinkscopeError("data: the texts are empty")
+        named = [Document(f"text {number}", text=text) for number, text in enumerate(self.texts)]
+        for document in named:
+            check_characters(document.text or "", document.name)
+        return DataSource(self.NAME, named)
+
+
+def as_texts(data: Any) -> Texts | None:
+    """The strings of a list as texts, where one holds a space or a line break and none is a SPEC; None otherwise."""
+    if not isinstance(data, list | tuple) or not data or not all(isinstance(each, str) for each in data):
+        return None
+    plain = not any(_is_spec(each) for each in data) and any(len(each.split()) > 1 for each in data)
+    return Texts(tuple(data)) if plain else None
+
+
+def _is_spec(text: str) -> bool:
+    file = text.partition("#")[0].lower().endswith(SUFFIXES)
+    return text in (*BUILT_IN, *SYNTHETIC) or text.startswith("hf:") or file
+
+
 def read_source(spec: str) -> DataSource:
     """Reads a SPEC: a built-in name, FILE.txt, FILE.jsonl[#FIELD], FILE.parquet[#FIELD], hf:NAME[:CONFIG]/SPLIT#FIELD.
 

@@ -21,6 +21,7 @@ INPUT_KINDS: Lookup[type[InputKind]] = Lookup(
         "signals with text": f"{_HERE}.signals_with_text:SignalTextInput",
         "signals": f"{_HERE}.signals:SignalInput",
         "the model's own task": f"{_HERE}.task:TaskInput",
+        "texts": f"{_HERE}.texts:TextsInput",
         "token ids": f"{_HERE}.token_ids:TokenIdInput",
         "text": f"{_HERE}.text:TextInput",
     },

@@ -62,7 +62,9 @@ def paint_switch(series: Series, panels: list[Axes], named: bool) -> None:
         (~silent, LINES[0], "o", "full", "moves something between tokens"),
         (silent, LINES[5], "^", "none", "communication below 5 %"),
     )
-    scatter.plot([0, 1], [0, 1], color=CONTROL, linestyle="--", linewidth=0.8, label="off exactly as often as sunk")
+    scatter.plot(
+        [0, 1], [0, 1], color=CONTROL, linestyle="--", linewidth=0.8, label="off exactly as often as on the sink"
+    )
     moved.axhline(SILENT, color=CONTROL, linestyle=":", linewidth=0.8)
     place = beside_layers(rows)
     for chosen, color, marker, filling, label in groups:
@@ -90,8 +92,8 @@ SWITCH = TableFigure(
     "switch", ("switch",), 2, 1.7, paint_switch,
     "Is a sink a switch? One mark a head. First panel: the share of rows that give the first token 0.9 or more (sink "
     "rows) against the share in which the head writes less than a tenth of a value (off rows); on the dashed line a "
-    "head is off as often as it sinks. Second panel: the energy that a head moves between tokens, over all that it "
-    "writes; the dotted line is at 5 %.",
+    "head is off as often as it sinks. Second panel: the energy that a head moves between tokens, over the "
+    "energy of its whole output; it may exceed 1, where other parts cancel it. The dotted line is at 5 %.",
     legend_columns=1, layers_below=False,
 )  # fmt: skip
 
