@@ -21,6 +21,7 @@ from sinkscope.runs.defaults import VERSION
 from sinkscope.runs.showing import drawn_by
 
 if TYPE_CHECKING:
+    from sinkscope.capture.kernels.sums import AttentionSums as AttentionSums
     from sinkscope.capture.view import LayerView as LayerView
     from sinkscope.capture.view import Missing as Missing
     from sinkscope.comparison.baseline import Baseline as Baseline
@@ -92,6 +93,10 @@ _PUBLIC = {
     "head_metric": ("metrics.registry", "makes your own function a column of heads.csv"),
     "layer_metric": ("metrics.registry", "makes your own function a column of layers.csv"),
     "LayerView": ("capture.view", "what a metric reads: one attention layer's numbers for a batch of sequences"),
+    "AttentionSums": (
+        "capture.kernels.sums",
+        "what `LayerView.sums` holds: sums over the attention of one call, from which masses are computed",
+    ),
     "Missing": ("capture.view", "what a metric raises where a layer lacks what it needs; its cell stays empty"),
     "Interrupted": ("engine.scan", "raised by `scan` on Ctrl-C; holds what was measured until then"),
     "SinkscopeError": ("errors", "raised for errors that you can fix, such as a wrong name or a damaged file"),

@@ -71,8 +71,8 @@ class Corpus:
 
 
 def read_corpus(
-    spec: str | Texts, tokenizer: Any, rules: TokenRules, seq_len: int, num_sequences: int, bos: str = "auto", seed: int = 0,
-    without: Collection[Passage | str] = (),
+    spec: str | Texts, tokenizer: Any, rules: TokenRules, seq_len: int, num_sequences: int, bos: str = "auto",
+    seed: int = 0, without: Collection[Passage | str] = (),
 ) -> Corpus:  # fmt: skip
     """Reads `num_sequences` sequences of `seq_len` tokens from a SPEC or texts, or fewer where the data hold fewer.
 

@@ -52,7 +52,8 @@ def _times(breach: Breach) -> str:
         return ", where a value is missing on one side"
     if not breach.allowed:
         return ""
-    return f", {abs(breach.now - breach.baseline) / breach.allowed:.2g} times the allowed change"
+    times = abs(breach.now - breach.baseline) / breach.allowed
+    return f", {times:.2g} times the allowed change" if times < 100 else f", {times:,.0f} times the allowed change"
 
 
 def headline(verdict: Verdict) -> str:

@@ -74,6 +74,13 @@ def run_figure(
     return Figure(lambda form: draw_several([run], figure, form, size, title)[0], said)
 
 
+def run_axes(run: Run, figure: str, metric: str | None, domain: str | None, title: str | None, axes: Any) -> Any:
+    """Draws a figure of one panel on axes of the user's, and returns them. Raises SinkscopeError as `draw_on` does."""
+    from sinkscope.present.figures.run import draw_on
+
+    return draw_on(axes, run, figure, metric, title, domain)
+
+
 def run_html(run: Run) -> str:
     """The answer of a run, and a map of its heads for each text."""
     model = run.manifest.model

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.folder import FolderKind, sha256_of, sha256_of_files
 from sinkscope.runs.questions import tables_of_questions
 from sinkscope.runs.schema.base import read_record, to_json
@@ -32,6 +32,11 @@ PARQUET_TABLES = _with_measured("positions", "stretches", "sequences", "sinks", 
 TABLES = CSV_TABLES + PARQUET_TABLES
 OPTIONAL = frozenset({"domains", "stretches", "sinks", "tokens", *MEASURED_TABLES})
 """Tables that only some runs have; runs of an older sinkscope lack `sinks` and `tokens`."""
+
+SHOWN_FIRST = (
+    "layer", "head", "kind", "bos_mass", "bos_mass_sem", "sink_score", "entropy", "honor", "dormant", "pattern",
+)  # fmt: skip
+"""The columns of heads that `Run.show` shows."""
 
 FORMATS = ("csv", "parquet")
 FILES = frozenset(
@@ -76,11 +81,21 @@ class Run(ShownRun):
     shards: Path | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
-        """One paragraph: the tables would fill a notebook's screen and hide the answer."""
+        """One line; `show()` gives a short table, `summary` the answer."""
         data = ", ".join(f"{each.sequences} x {each.seq_len} of {each.domain}" for each in self.manifest.data)
-        words = [line for each in self.summary.streams.values() for line in each.in_words]
-        said = "" if self.summary.domains else f": {' '.join(words)}"
-        return f"<Run of {self.manifest.model.id}, {data}{said}>"
+        counts = [f"{each.sink_heads} of {each.heads} heads with a sink" for each in self.summary.streams.values()]
+        return f"<Run of {self.manifest.model.shown}, {data}: {', '.join(counts)}>"
+
+    def show(self, *more: str) -> pd.DataFrame:
+        """The head table with the few columns that are read first, and `more`; `heads` holds all of them.
+
+        Raises SinkscopeError for a name that is no column of `heads`.
+        """
+        for name in more:
+            if name not in self.heads:
+                raise SinkscopeError(f"{name!r} is no column of heads{did_you_mean(name, self.heads)}")
+        keys = [name for name in ("domain", "stream") if name in self.heads and self.heads[name].nunique() > 1]
+        return self.heads[[*dict.fromkeys((*keys, *SHOWN_FIRST, *more))]]
 
     @property
     def smoothing(self) -> pd.DataFrame | None:

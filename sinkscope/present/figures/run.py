@@ -11,7 +11,7 @@ import numpy as np
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.present.colors import DIVERGING, LINES, MAP
 from sinkscope.present.figures import SINGLE
-from sinkscope.present.figures.canvas import drawn, inches
+from sinkscope.present.figures.canvas import NO_TITLE, drawn, inches
 from sinkscope.present.notation import in_words, mathematics
 from sinkscope.present.text import printable, run_id
 from sinkscope.runs.catalogue import elsewhere, find_column
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 
 PROFILES = ("mean_bos_mass", "cos_first_residual", "norm_ratio")
+PANELS = ("heatmap", "length", "scatter")
+"""The figures that `draw_on` draws."""
 STRONGEST = 6
 ASIDE, AROUND = 0.45, 1.3
 """Inches that a heat map leaves to words: beside its cells, and above and below them without the colour bar."""
@@ -66,6 +68,29 @@ def draw(
         raise SinkscopeError(f"--metric belongs to --figure heatmap: {figure} always shows the same columns")
     paint, ratio = painters[figure]
     return _drawn(run, lambda canvas: paint(canvas, run), form, size, ratio, title)
+
+
+def draw_on(
+    axes: Axes, run: Run, figure: str, metric: str | None = None, title: str | None = None, domain: str | None = None
+) -> Axes:
+    """Draws a figure of one panel on axes that are there already, in their own style, and returns them.
+
+    Raises SinkscopeError for another figure than those of PANELS, and otherwise as `draw` does.
+    """
+    if figure not in PANELS:
+        raise SinkscopeError(
+            f"ax= takes {', '.join(PANELS)}, which have one panel; {figure!r} has more, or is no figure of one run"
+        )
+    if metric is not None and figure != "heatmap":
+        raise SinkscopeError(f"metric belongs to heatmap: {figure} always shows the same columns")
+    run = of_domain(run, domain)
+    if figure == "heatmap":
+        _heatmap(axes.get_figure(), run, metric or "bos_mass", axes)
+    else:
+        {"length": _length, "scatter": _scatter}[figure](axes.get_figure(), run, axes)
+    if title is not None:
+        axes.set_title("" if title == NO_TITLE else printable(title), loc="left", parse_math=False)
+    return axes
 
 
 def _drawn(
@@ -114,7 +139,7 @@ def _unit(run: Run, name: str) -> str:
     return f" ({found.unit})" if found else ""
 
 
-def _heatmap(canvas: Figure, run: Run, metric: str) -> None:
+def _heatmap(canvas: Any, run: Run, metric: str, axes: Axes | None = None) -> None:
     rows = _first(run.heads)
     if metric not in rows or not np.issubdtype(rows[metric].to_numpy().dtype, np.number):
         raise SinkscopeError(
@@ -124,10 +149,11 @@ def _heatmap(canvas: Figure, run: Run, metric: str) -> None:
     grid = rows.pivot_table(index="layer", columns="head", values=metric, dropna=False)
     grid = grid.T if _lies(grid.shape) else grid
     values, unit = grid.to_numpy(float), _unit(run, metric)
-    axes = canvas.subplots()
+    axes = axes or canvas.subplots()
     image = axes.imshow(values, **_scale(values, unit), interpolation="nearest")
     axes.set(xlabel=grid.columns.name, ylabel=grid.index.name)
-    cell = (canvas.get_figwidth() - ASIDE) / len(grid.columns)
+    own = canvas.get_figwidth() * (1 if axes is None else axes.get_position().width)
+    cell = (own - ASIDE) / len(grid.columns)
     across = LETTER * (1 + len(str(grid.columns[-1])))
     for axis, names, room in ((axes.xaxis, grid.columns, across), (axes.yaxis, grid.index, LINE)):
         step = next(step for step in STEPS if step * cell >= room)
@@ -194,10 +220,10 @@ def _band(axes: Axes, x: Any, y: Any, error: Any, color: str, label: str | None)
         axes.fill_between(x, y - error, y + error, color=color, alpha=0.25, linewidth=0)
 
 
-def _length(canvas: Figure, run: Run) -> None:
+def _length(canvas: Any, run: Run, axes: Axes | None = None) -> None:
     curve = _first(run.length_curve)
     heads = _first(run.heads).sort_values("sink_score", ascending=False, kind="stable")
-    axes = canvas.subplots()
+    given, axes = axes is not None, axes or canvas.subplots()
     for row, color in zip(heads.head(STRONGEST).to_dict("records"), LINES, strict=False):
         rows = curve[(curve["layer"] == row["layer"]) & (curve["head"] == row["head"])]
         label = f"head {row['layer']}.{row['head']}"
@@ -214,7 +240,10 @@ def _length(canvas: Figure, run: Run) -> None:
     axes.set_xticks(lengths, [str(length) for length in lengths])
     axes.minorticks_off()
     axes.set(xlabel="tokens", ylabel=mathematics("sink_score"), ylim=(0, None))
-    canvas.legend(frameon=False, ncols=2, loc="outside lower center")
+    if given:
+        axes.legend(frameon=False)
+    else:
+        canvas.legend(frameon=False, ncols=2, loc="outside lower center")
     strongest = "strongest sinks" if heads["sink_score"].max() > epsilon else "largest alpha_0, no sink"
     _title(axes, run, f"{strongest}, ± standard error")
 
@@ -236,9 +265,9 @@ def _uniform(run: Run, heads: pd.DataFrame, lengths: np.ndarray) -> np.ndarray |
     return np.asarray((harmonic[reached - 1] / lengths[:, None]).mean(1))
 
 
-def _scatter(canvas: Figure, run: Run) -> None:
+def _scatter(canvas: Any, run: Run, axes: Axes | None = None) -> None:
     rows = _first(run.heads)
-    axes = canvas.subplots()
+    axes = axes or canvas.subplots()
     points = axes.scatter(rows["bos_mass"], rows["honor"], c=rows["layer"], cmap=MAP, s=8, linewidths=0)
     dormant = rows[rows["dormant"].fillna(False).astype(bool)]
     axes.scatter(
