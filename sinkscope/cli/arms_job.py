@@ -17,6 +17,7 @@ from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Revisio
 
 if TYPE_CHECKING:
     from sinkscope.engine.launch import Processes
+    from sinkscope.engine.loop import Progress
     from sinkscope.runs.folder import FolderKind
     from sinkscope.runs.saved.result import Result
 
@@ -82,6 +83,7 @@ R = TypeVar("R", bound="Result")
 class ArmsJob:
     """A measurement that may start: its folder can be written, and its options fit some model."""
 
+    command: str
     model: str
     target: Path
     text: TextLoss
@@ -102,10 +104,10 @@ class ArmsJob:
         from sinkscope.present.figures.canvas import available
         from sinkscope.present.terminal.progress import progress_bar
 
-        with progress_bar(self.written.quiet) as progress, resumable():
+        with progress_bar(self.written.quiet, self.command) as progress, resumable():
             result = experiment(
                 self.model, **question, **self.text.settings(), shards=self.target, resume=self.written.resume,
-                progress=progress, processes=self.processes,
+                progress=progress if self.written.quiet else self._telling(progress), processes=self.processes,
             )  # fmt: skip
         if not available():
             say("no figure: it needs matplotlib (pip install 'sinkscope[figures]')")
@@ -121,6 +123,19 @@ class ArmsJob:
         elif not self.written.quiet:
             sys.stdout.write(render(result, files))
 
+    def _telling(self, progress: Progress) -> Progress:
+        """The progress, and before the first pass how many there are."""
+        told = False
+
+        def report(stage: str, done: int, total: int) -> None:
+            nonlocal told
+            if stage == "ablating" and not told and self.processes.index == 0:
+                told = True
+                say(f"{self.command}: {total - done} forward passes of one sequence each")
+            progress(stage, done, total)
+
+        return report
+
 
 def prepared(
     command: str, model: str, text: TextLoss, written: Written, kind: FolderKind | None = None,
@@ -131,6 +146,9 @@ def prepared(
     `kind`: the kind of folder where it is none of arms. `otherwise`: chooses the folder where --out is not given, from
     the usual one, in the main process. Raises SinkscopeError.
     """
+    from sinkscope.experiments.arms.asked import Text, check_numbers
+
+    check_numbers(Text(text.data, text.seq_len, text.num_sequences, text.seed), text.draws)
     from sinkscope.engine.launch import start_processes
     from sinkscope.runs.saved.arms import ARMS_FOLDER
 
@@ -140,7 +158,7 @@ def prepared(
     processes.on_main(lambda: kind.check(folder, written.force, written.resume))
     known = ("seq_len", "num_sequences", "seed", "dtype", "revision", "allow_pickle")
     processes.run(lambda: check_early([model], data=[text.data], **{name: getattr(text, name) for name in known}))
-    return ArmsJob(model, folder, text, written, processes)
+    return ArmsJob(command, model, folder, text, written, processes)
 
 
 @contextmanager

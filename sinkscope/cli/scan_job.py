@@ -93,7 +93,24 @@ class ScanJob:
         done = finished(target) and not (target / UNFINISHED).exists()
         if self.force or not (done and self.resume):
             check_target(target, self.force, self.resume)
-        return self.resume and not (done and self.force)
+        resumes = self.resume and not (done and self.force)
+        if resumes:
+            self._refuse_another_text(target)
+        return resumes
+
+    def _refuse_another_text(self, target: Path) -> None:
+        """Raises SinkscopeError, before the model is loaded, where the unfinished scan there was asked to read other
+        text: what the command line gave decides it. The model's own defaults are compared after loading."""
+        from sinkscope.errors import SinkscopeError
+
+        own = {name: value for name, value in self.request.part("text").items() if value is not None}
+        theirs = _asked(target / UNFINISHED / KEY, own) or {}
+        for name, value in theirs.items():
+            if value is not None and value != own[name]:
+                raise SinkscopeError(
+                    f"{target} holds an unfinished scan with another --{name.replace('_', '-')} ({value} there, "
+                    f"{own[name]} now); give another --out, or --force to start anew"
+                )
 
     def _save(self, run: Run, target: Path) -> list[Path]:
         run.manifest.command = shlex.join(["sinkscope", *sys.argv[1:]])

@@ -221,10 +221,15 @@ def warn(corpus: Corpus, rules: TokenRules, wanted: int) -> None:
     if not first.all():
         corpus.warnings.append(
             f"{corpus.domain}: in {int((~first).sum())} of {count} sequences the tokenizer's BOS is not first; "
-            "bos_mass is the mass on whatever comes first"
+            f"bos_mass is the mass on whatever comes first{_remedy(corpus, first)}"
         )
     elif corpus.ids.shape[1] > 1 and (corpus.ids[:, 1] == rules.bos_id).any():
         corpus.warnings.append(f"{corpus.domain}: BOS stands twice at the start of a sequence")
+
+
+def _remedy(corpus: Corpus, first: np.ndarray) -> str:
+    """What puts the BOS first, where the tokenizer left it out of every sequence of text."""
+    return "; --bos always puts it first" if corpus.bos == "auto" and not first.any() else ""
 
 
 def same_documents(a: Corpus, b: Corpus, count: int) -> bool:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from sinkscope.cli import app
 from sinkscope.cli.scan_job import free_folder, run_folder
 from sinkscope.runs.folder import KEY, UNFINISHED
+from sinkscope.runs.request import make_request
 
 ASKED = {"seed": 0, "data": ["prose"]}
 
@@ -54,6 +55,30 @@ def test_resume_finds_the_finished_scan_of_the_same_settings(tmp_path: Path) -> 
     left(tmp_path / "run-2", {**ASKED, "seed": 1}, finished=True)
     assert run_folder(base, ASKED, resume=True, force=False) == base
     assert run_folder(base, {**ASKED, "seed": 2}, resume=True, force=False) == tmp_path / "run-3"
+
+
+def test_a_resumed_scan_of_other_text_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sinkscope.engine.scan.scan_request", lambda *_, **__: pytest.fail("the model was loaded"))
+    asked = make_request(model=str(tiny_folder), seq_len=64).part("text", "columns", "rounding")
+    folder = left(tmp_path / "run", asked)
+    words = ["scan", str(tiny_folder), "--seq-len", "32", "--resume", "--out", str(folder)]
+    refused = CliRunner().invoke(app, words)
+    assert refused.exit_code == 2
+    assert "unfinished scan with another --seq-len (64 there, 32 now); give another --out, or --force" in refused.stderr
+
+
+def test_a_name_that_is_nearly_a_folder_s_is_not_looked_for_at_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sinkscope.checkpoints.options.find_source", lambda *_: pytest.fail("the hub was asked"))
+    for name in ("smol", "bad-wv"):
+        (tmp_path / name).mkdir()
+    refused = CliRunner().invoke(app, ["scan", "bad-wvv"])
+    assert refused.exit_code == 2
+    assert "no folder 'bad-wvv'; did you mean bad-wv? A model of the hub is named with its owner" in refused.stderr
 
 
 def test_a_damaged_key_is_no_match(tmp_path: Path) -> None:

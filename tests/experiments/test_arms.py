@@ -1181,6 +1181,29 @@ def test_bad_input_is_one_line(
     assert not (tmp_path / command).exists()
 
 
+def test_numbers_that_fit_no_measurement_are_refused_before_torch_is_asked(
+    cli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sinkscope.engine.launch.start_processes", lambda *_: pytest.fail("torch was loaded"))
+    assert "at least 2 random choices" in cli("quant", "--draws", "1").stderr
+
+
+def test_arms_without_an_arm_are_refused(cli: Callable[..., Result]) -> None:
+    refused = cli("arms")
+    assert refused.exit_code == 2
+    assert "name at least one arm" in refused.stderr
+
+
+def test_arms_are_positional_and_their_passes_are_told_before_the_first(cli: Callable[..., Result]) -> None:
+    """Unablated, two interventions, and two draws of the one control of each: 7 trials, 3 sequences each."""
+    done = cli("arms", "keys:first1", "--arm", "value:first1")
+    assert done.exit_code == 0, done.stderr
+    assert "keys:first1" in done.stdout
+    assert "value:first1" in done.stdout
+    (told,) = [line for line in done.stderr.splitlines() if "forward passes" in line]
+    assert told == "sinkscope: arms: 21 forward passes of one sequence each"
+
+
 def test_a_model_that_does_not_predict_the_next_token(cli: Callable[..., Result]) -> None:
     done = cli("evict", model="example:trigger-softmax")
     assert done.exit_code == 2

@@ -12,10 +12,11 @@ from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loop import Progress
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Setting
+from sinkscope.experiments.arms.asked import Text, check_numbers
 from sinkscope.experiments.arms.engine import measure
 from sinkscope.experiments.arms.finished import Finished, key_of
 from sinkscope.experiments.arms.grammar import read_arm
-from sinkscope.experiments.arms.opening import Text, check_numbers, facts_of, opened_by_all
+from sinkscope.experiments.arms.opening import facts_of, opened_by_all
 from sinkscope.runs.run import Run
 from sinkscope.runs.saved.arms import Arms, summarise
 from sinkscope.runs.saved.arms_table import UNABLATED
