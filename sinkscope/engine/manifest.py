@@ -52,7 +52,7 @@ def describe(loop: Loop, request: Request, checked: dict[str, Any]) -> Manifest:
         "versions": {"python": platform.python_version()}
         | {name: version(name) for name in PACKAGES if find_spec(name)},
         "request": request.as_dict(),
-        "model": loop.checkpoint.facts,
+        "model": loop.checkpoint.facts | {"name": request.name},
         "data": [_corpus_facts(corpus, reading) for corpus in reading.corpora],
         "first_token": reading.first_token(),
         "decoder_input": reading.decoder_input or loop.forward.decoder_input,
@@ -206,7 +206,7 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
     return {
         "text": plain(manifest.request.part("text")),
         "request": plain(manifest.request.part("columns", "rounding")),
-        "model": manifest.model.model_dump(mode="json", by_alias=True),
+        "model": manifest.model.model_dump(mode="json", by_alias=True, exclude={"name"}),
         "data": {each.domain: each.model_dump(mode="json", include=READ) for each in manifest.data},
         "metrics": {name: each.model_dump(mode="json") for name, each in manifest.metrics.items()},
         "tensor_parallel": manifest.tensor_parallel,

@@ -49,6 +49,7 @@ def scan(
     model: Any,
     *,
     data: Any = None,
+    name: str | None = None,
     images: str | Path | None = None,
     audio: str | Path | None = None,
     prompt: str | None = None,
@@ -95,6 +96,7 @@ def scan(
             Speech models: `input_features` or `input_values` [recording, ...], all of one length; for a decoder also
             `decoder_input_ids` [recording, token] (without them it reads its start token alone).
             A model that reads real vectors (the trigger task's) brings its data itself.
+        name: what tables, figures and pages call the model; its id by default.
         images, audio: a folder of png and jpg, or of wav files; the checkpoint's own processor makes a sequence of each
             file. prompt: the text beside each file; a speech model's decoder reads it.
         seq_len, num_sequences: tokens per sequence, and sequences per SPEC; by default 256 and 32 for text, all there
@@ -136,8 +138,9 @@ def scan(
     if unknown:
         raise TypeError(f"scan() got an unexpected keyword argument {unknown[0]!r}")
     asked: dict[str, Any] = options | {
-        "images": images, "audio": audio, "prompt": prompt, "seq_len": seq_len, "num_sequences": num_sequences,
-        "batch_size": batch_size, "bos": bos, "first": first, "prepend": prepend, "generate": generate,
+        "name": name, "images": images, "audio": audio, "prompt": prompt, "seq_len": seq_len,
+        "num_sequences": num_sequences, "batch_size": batch_size, "bos": bos, "first": first, "prepend": prepend,
+        "generate": generate,
         "device": device, "device_map": device_map, "dtype": dtype, "revision": revision, "adapter": adapter,
         "trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle, "seed": seed, "epsilon": epsilon,
         "dormant_rule": dormant_rule, "measures": measure, "spectra": spectra,

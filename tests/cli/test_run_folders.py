@@ -14,6 +14,7 @@ from sinkscope.cli import app
 from sinkscope.cli.scan_job import free_folder, run_folder
 from sinkscope.runs.folder import KEY, UNFINISHED
 from sinkscope.runs.request import make_request
+from sinkscope.runs.run import load_run
 
 ASKED = {"seed": 0, "data": ["prose"]}
 
@@ -102,3 +103,20 @@ def test_the_same_scan_twice_and_resumed(tiny_folder: Path, tmp_path: Path, monk
     assert f"{tiny_folder}: already finished, in runs/tiny\n" in scan("--resume").stderr
     assert "already finished, in runs/tiny-2" in scan("--resume", "--seed", "1").stderr
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["tiny", "tiny-2"]
+
+
+def test_a_scan_has_a_display_name(tmp_path: Path, tiny_folder: Path) -> None:
+    """The name is in every table and page, and a scan of another name is the same scan."""
+    words = ["scan", str(tiny_folder), "--seq-len", "16", "--num-sequences", "2", "--no-self-check"]
+    words += ["--out", str(tmp_path / "run")]
+    done = CliRunner().invoke(app, [*words, "--name", "SmolLM2"])
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.splitlines()[0].startswith("SmolLM2  ")
+    run = load_run(tmp_path / "run")
+    assert (run.manifest.model.shown, run.manifest.request.name) == ("SmolLM2", "SmolLM2")
+    assert run.manifest.model.id == str(tiny_folder)
+    again = CliRunner().invoke(app, [*words, "--resume"])
+    assert "already finished" in again.stderr
+    several = CliRunner().invoke(app, ["scan", str(tiny_folder), "other", "--name", "x"])
+    assert several.exit_code == 2
+    assert "--name 'x' is what one model is called, and 2 are to be scanned" in several.stderr

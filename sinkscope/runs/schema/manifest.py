@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Any
 
 from pydantic import Field
@@ -52,6 +53,8 @@ class ModelFacts(Record):
 
     id: str
     """Hub id, folder, .gguf file or example:NAME; the name of a model object."""
+    name: str | None = None
+    """What tables, figures and pages call the model; null where the scan was given no name."""
     revision: str | None
     """The commit of a hub model."""
     weights_sha256: str | None
@@ -83,8 +86,10 @@ class ModelFacts(Record):
 
     @property
     def shown(self) -> str:
-        """The model for people to read: its id, and its adapter."""
-        return with_adapter(self.id, None if self.adapter is None else self.adapter.path)
+        """The model for people to read: the name that the scan was given, else its id, of which a long path keeps the
+        last folder alone; and its adapter."""
+        name = self.name or (PurePath(self.id).name if PurePath(self.id).is_absolute() else self.id)
+        return with_adapter(name, None if self.adapter is None else self.adapter.path)
 
 
 class DomainFacts(Record):
@@ -235,6 +240,7 @@ class Manifest(Record):
     def decides(self) -> dict[str, Any]:
         """Everything that decides the numbers; a scan resumes from the shards of another only where this is equal."""
         facts = self.model_dump(mode="json", by_alias=True, include=DECIDING)
+        del facts["model"]["name"]  # a scan may go on under another name
         return {"request": self.request.part("text", "columns", "rounding")} | facts
 
 
