@@ -208,3 +208,12 @@ def test_marks_and_answers_are_read() -> None:
     assert differences("mass 0.38 of 72 heads, 1.039e+05", "mass 0.37 of 72") == []
     assert differences("mass 0.38 of 71 heads", "mass 0.34 of 72 heads") == [("0.38", "0.34"), ("71", "72")]
     assert differences("mass", "mass of") == [("", "of")]
+
+
+def test_the_first_screen_of_the_readme_answers_and_runs() -> None:
+    """What it is, the picture, one line that installs and runs, and the answer, before anything else is asked."""
+    screen = (ROOT / "README.md").read_text("utf-8").splitlines()[:45]
+    text = "\n".join(screen)
+    places = [text.index(part) for part in ("measures attention sinks", "![", "&& sinkscope scan", "Attention sink: ")]
+    assert places == sorted(places)
+    assert text.count("pip install") == 1, "the other ways stand on their page"

@@ -109,6 +109,7 @@ def test_names_are_cut_in_the_middle_and_what_tells_runs_apart_is_shown(tmp_path
     run = scanned()
     run.manifest.model.name = "somebody/a-model-of-a-family-with-a-long-name-step-1000"
     run.summary.first_token = run.summary.first_token.model_copy(update={"id": None, "text": None, "distinct": 3})
+    run.manifest.data[0].first_token = None
     half = scanned(dtype="bfloat16")
     page = render_atlas(atlas([run, half]))
     assert 'title="somebody/a-model-of-a-family-with-a-long-name-step-1000"' in page
