@@ -12,7 +12,7 @@ from sinkscope.cli.options import with_options
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.grammar import told
 
-EXAMPLE = "Example: sinkscope arms example:gemma-3-270m keys:first1 window:256+4 kv:4+first1"
+EXAMPLE = "Example: sinkscope arms example:gemma-3-270m keys:first1 window:256+4"
 
 
 def with_grammar(command: Callable[..., None]) -> Callable[..., None]:
@@ -25,7 +25,7 @@ def with_grammar(command: Callable[..., None]) -> Callable[..., None]:
 @with_options
 def arms(
     model: Model,
-    named: Annotated[list[str] | None, typer.Argument(metavar="[ARM]...", help="KIND:REST, see above.")] = None,
+    named: Annotated[list[str] | None, typer.Argument(metavar="ARM", help="KIND:REST, see above.")] = None,
     arm: Annotated[list[str] | None, typer.Option(metavar="ARM", help="The same; may be repeated.")] = None,
     run: RunFolder = None,
     *,

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 Model = Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or example:NAME.", metavar="MODEL")]
 RunFolder = Annotated[
     Path | None,
-    typer.Option("--run", help="Run folder of this model, which arms may ask; its text is left out.", metavar="RUN"),
+    typer.Option(
+        "--run",
+        help="Run folder of this model: some interventions need its scores; its text is not read again.",
+        metavar="RUN",
+    ),
 ]
 Data = Annotated[str, typer.Option(metavar="SPEC", help="Text to measure the loss on, without what the run read.")]
 SeqLen = Annotated[int | None, typer.Option(help="Tokens per sequence. [default: the run's; 256 without one]")]

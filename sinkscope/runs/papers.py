@@ -22,7 +22,7 @@ class Paper:
 
     @property
     def authors(self) -> str | None:
-        """All authors as BibTeX writes them; the first `and others` where only that one is known, None where none is."""
+        """All authors as BibTeX writes them; the first `and others` where no more are known, None where none is."""
         known = AUTHORS.get(self.arxiv)
         if known is not None:
             return " and ".join(known.split("; "))

@@ -587,11 +587,11 @@ def test_the_knee_is_the_least_number_within_an_error_of_the_best() -> None:
     assert table["knee"].fillna(False).to_dict() == {name: name == "w+2" for name in table.index}
     assert table["knee"].isna().sum() == 2
     assert in_words(whole, {}) == [
-        "w: of the numbers of tokens kept, 2 is the smallest whose loss (+0.5340) is within an error of the lowest "
-        "(+0.5000 with 4)."
+        "w: keeping 2 tokens costs +0.5340, within one standard error of the least (+0.5000, with 4), and is the "
+        "smallest number that does."
     ]
     best, _ = table_of([rows[0], rows[1], rows[4]], {})  # 0 and 4 kept
-    assert in_words(best, {}) == ["w: of the numbers of tokens kept, 4 costs least (loss +0.5000)."]
+    assert in_words(best, {}) == ["w: keeping 4 tokens costs least (loss +0.5000)."]
 
 
 def test_what_sinks_cost_and_what_is_destroyed() -> None:

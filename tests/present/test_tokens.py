@@ -35,7 +35,7 @@ def with_tokens(*rows: dict[str, Any]) -> Run:
 
 
 TABLE = """
-tokens that are sinks: alpha_k > 0.3
+tokens that are sinks: alpha_k > 0.3; share: of all that sinks get
 token  region   place  sinks  of   rate  heads  layers  alpha_k  share
 <s>    special  first      4   4  1.000      6     0-1    0.600  0.875
 .      text     later     10  40  0.250      2     0-1    0.400  0.125

@@ -68,7 +68,7 @@ BUILT_IN = (
         "kv", "kv:BITS or kv:BITS+POSITIONS",
         "Keys and values rounded to the nearest of 2^BITS levels, those of some positions kept in 16 bits: keys "
         "between the ends of each channel over the sequence, after rotary embeddings, values between the ends of each "
-        "token. Tokens that are kept have no part in the ends. 16 bits change nothing.",
+        "token. The ends are computed without the tokens that are kept. 16 bits change nothing.",
         "KVSink 2508.04257", "kv:read_kv",
     ),
     ArmKind(

@@ -114,6 +114,6 @@ def add_modules(streams: dict[str, StreamSummary], table: pd.DataFrame) -> None:
         token = "" if pd.isna(worst["amax_token"]) else f" ({worst['amax_token']!r})"
         stream.in_words.append(
             f"Modules: in 8 bits with one scale a tensor, {worst['module']} loses most: "
-            f"{100 * worst['underflow_tensor']:.0f} % of its input rounds to 0, with a scale a token "
+            f"{100 * worst['underflow_tensor']:.0f} % of its input rounds to 0, with per-token quantisation "
             f"{100 * worst['underflow_token']:.0f} %; its largest entry is at position {worst['amax_position']}{token}."
         )

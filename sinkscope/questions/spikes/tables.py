@@ -246,7 +246,7 @@ def _words(top: pd.Series, rows: pd.DataFrame) -> str:
         f"{top['channel']} at position {top['position']}"
     )
     if not pd.isna(top["neuron"]):
-        held = f"neuron {top['neuron']} has {100 * abs(top['neuron_share']):.0f} % of the products"
+        held = f"neuron {top['neuron']} contributes {100 * abs(top['neuron_share']):.0f} %"
         text += f"; {held}{', a super weight' if top['super_weight'] else ''}"
     down = rows.loc[rows["share"].idxmin()]
     if down["step"] == "down":

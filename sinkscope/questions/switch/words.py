@@ -90,8 +90,8 @@ def _words(found: dict[str, Any], counted: bool) -> list[str]:
         )
     if found["layers"]:
         words.append(
-            f"Heads cancel in {found['cancelling']} of {found['layers']} layers: together the heads of a layer write "
-            f"{found['compensation']:.2f} of the sum of their norms ({found['compensation_unrelated']:.2f} at right "
-            "angles)."
+            f"Heads cancel in {found['cancelling']} of {found['layers']} layers: the norm of what the heads of a layer "
+            f"write together is {found['compensation']:.2f} of the sum of their norms "
+            f"({found['compensation_unrelated']:.2f} if they wrote in orthogonal directions)."
         )
     return words

@@ -91,10 +91,11 @@ def _sinks_cost(row: dict[str, Any]) -> str:
 def _knee(row: dict[str, Any], table: pd.DataFrame) -> str:
     family = table[table["family"] == row["family"]]
     best = family.loc[family["increase"].idxmin()]
-    kept = f"{row['family']}: of the numbers of tokens kept, {int(row['kept'])}"
+    count = int(row["kept"])
+    kept = f"{row['family']}: keeping {count} token{'s' * (count != 1)} costs"
     if best["kept"] == row["kept"]:
-        return f"{kept} costs least (loss {row['increase']:+.4f})."
+        return f"{kept} least (loss {row['increase']:+.4f})."
     return (
-        f"{kept} is the smallest whose loss ({row['increase']:+.4f}) is within an error of the lowest "
-        f"({best['increase']:+.4f} with {int(best['kept'])})."
+        f"{kept} {row['increase']:+.4f}, within one standard error of the least ({best['increase']:+.4f}, with "
+        f"{int(best['kept'])}), and is the smallest number that does."
     )
