@@ -53,6 +53,11 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def token_text(token: str) -> str:
+    """A token as text, safe to print: without the signs by which vocabularies write a space and a line break."""
+    return printable(token.replace("\u2581", " ").replace("\u0120", " ").replace("\u010a", "\n"))
+
+
 def markdown_cell(text: str) -> str:
     """Text for a Markdown line or table cell: control characters visible, Markdown's and HTML's own signs escaped."""
     shown = printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -296,6 +296,21 @@ def test_of_many_heads_the_first_to_emerge_are_listed() -> None:
 
 
 @pytest.mark.slow
+def test_heads_that_appeared_come_before_those_that_were_there_and_the_next_step_draws_them() -> None:
+    steps = pd.DataFrame([
+        {"step": step, "domain": "d", "stream": "text", "level": "model", "metric": metric, "value": 1.0, "sem": 0.1}
+        for step in (0, 1) for metric in ("sink_rate", "sink_score", "bos_mass", "dormant")
+    ])  # fmt: skip
+    rows = [(0, 0, 0, "start"), (1, 1, 1, "jump")]
+    emerged = pd.DataFrame(
+        [{"layer": layer, "head": head, "emerged": step, "first": 0.1, "last": 0.9, "shape": shape}
+         for layer, head, step, shape in rows]
+    )  # fmt: skip
+    text = render_trajectory(steps, emerged, 0.3, [Path("out/trajectory.csv")])
+    assert text.index("1.1 ") < text.index("0.0 ", text.index("shape"))
+    assert "next: sinkscope plot out --figure trajectory -o trajectory.pdf" in text
+
+
 def test_another_text_is_refused_by_name(checkpoints: list[Path], tmp_path: Path) -> None:
     track(checkpoints[:2], tmp_path / "out")
     result = track(checkpoints[:2], tmp_path / "out", "--seed", "1")

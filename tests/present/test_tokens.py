@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from sinkscope.cli import app
 from sinkscope.errors import SinkscopeError
+from sinkscope.present.html.report import render_report
 from sinkscope.present.terminal.run import render_run
 from sinkscope.runs.run import Run, load_run
 from sinkscope.runs.selections import selected_tokens
@@ -61,6 +62,14 @@ def test_tokens_from_outside_are_shown_not_obeyed_and_no_line_is_too_long() -> N
     assert "\\x1b[31mr" in text
     assert "and 5 more tokens (tokens.csv)" in text
     assert max(map(len, render_run(with_tokens(*rows), width=80).splitlines())) <= 80
+
+
+def test_the_report_shows_tokens_as_text_and_their_spelling_on_hover() -> None:
+    run = scanned()
+    run.tokens = with_tokens({"token": "\u0120the"}, {"token": "\u2581and"}, {"token": "\u010a"}).tokens
+    page = render_report([run])
+    for raw, text in (("\u0120the", "\u2018 the\u2019"), ("\u2581and", "\u2018 and\u2019"), ("\u010a", "\\n")):
+        assert f'<th scope="row" title="{raw}">{text}</th>' in page
 
 
 def test_the_list_for_other_tools() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from sinkscope.present.colors import LINES, MAP
 from sinkscope.present.figures.canvas import drawn, fitting, headline, inches
-from sinkscope.present.text import printable
+from sinkscope.present.text import printable, token_text
 from sinkscope.runs.defaults import EPSILON
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def paint_map(axes: Axes, tile: Tile, most: float, epsilon: float, points: float
 
 def _shown(token: str) -> str:
     """A token without the sign by which vocabularies begin a word, cut to fit beside a map."""
-    return printable(token.replace("\u2581", " ").replace("\u0120", " ").strip() or token)[:12]
+    return (token_text(token).strip() or printable(token))[:12]
 
 
 def sinks(weights: np.ndarray, epsilon: float) -> list[int]:

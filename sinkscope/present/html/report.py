@@ -13,7 +13,7 @@ from sinkscope.present.html.page import blocks, embedded, listed, packed, parked
 from sinkscope.present.html.section import groups, head_scatter, sections
 from sinkscope.present.html.svg import Line, legend, line_chart, number
 from sinkscope.present.numbers import MISSING, fixed, is_missing
-from sinkscope.present.text import answers, printable, run_id, sentence, shortened
+from sinkscope.present.text import answers, printable, run_id, sentence, shortened, token_text
 from sinkscope.runs.words import first_mass
 
 if TYPE_CHECKING:
@@ -177,9 +177,11 @@ def token_tables(run: Run) -> list[dict[str, Any]]:
 
 
 def _token(row: dict[Any, Any]) -> dict[str, str]:
-    text = MISSING if is_missing(row["token"]) else printable(str(row["token"]))
+    raw = MISSING if is_missing(row["token"]) else printable(str(row["token"]))
+    text = raw if is_missing(row["token"]) else token_text(str(row["token"]))
     return {
-        "token": shortened(text, WIDEST), "region": str(row["region"]), "place": "first" if row["first"] else "later",
+        "token": shortened(text if text == text.strip() else f"\u2018{text}\u2019", WIDEST), "raw": raw,
+        "region": str(row["region"]), "place": "first" if row["first"] else "later",
         "sinks": f"{row['sinks']} of {row['occurrences']}", "rate": fixed(row["rate"], 3),
         "heads": MISSING if is_missing(row["heads"]) else str(row["heads"]),
         "layers": f"{row['first_layer']} to {row['last_layer']}", "alpha": fixed(row["mean_alpha"], 3),

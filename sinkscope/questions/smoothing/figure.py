@@ -60,8 +60,9 @@ COSINE = TableFigure(
     "Mean cosine of two different tokens i, j >= 1, by layer. First panel: x, the residual stream entering the block, "
     "z, its normalised form that the projections read, and e, the stream leaving the block. Second panel: x with what "
     "one head would add to it, mean over the layer's heads: x + Wz where each token attends to itself, x + WAz with "
-    "the head's own attention A, and with uniform attention. Dashed: the theory (eq. 2, our reconstruction). Bands: "
-    "standard error over sequences.",
+    "the head's own attention A, and with uniform attention. Dashed: the theory (eq. 2, our reconstruction). "
+    "Lines coincide where a head adds little to x; a line ends where its quantity is missing. Bands: standard error "
+    "over sequences.",
     legend_columns=3,
 )  # fmt: skip
 
