@@ -306,7 +306,7 @@ def test_plot_prints_the_caption_and_refuses_what_does_not_fit(tmp_path: Path) -
         "plot", tmp_path / "run", "--figure", "scatter", "-o", tmp_path / "s.svg", "--title", "none"
     )
     assert code == 0, err
-    assert out.startswith("BOS mass against HONOR")
+    assert out.startswith("First-token attention against HONOR")
     assert b"tiny" not in (tmp_path / "s.svg").read_bytes().partition(b"</metadata>")[2]
     for arguments, message in (
         (("--figure", "ranks"), "has no table smoothing: scan it with --measure smoothing"),
