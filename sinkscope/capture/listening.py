@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -27,8 +26,8 @@ from sinkscope.capture.inline.mode import InlineWatch, is_function
 from sinkscope.capture.interface import call_of
 from sinkscope.capture.keywords import unknown_keywords
 from sinkscope.capture.output_projection import output_projection
+from sinkscope.capture.overheard import overheard
 from sinkscope.capture.plan import INLINE, INTERFACE
-from sinkscope.capture.private_doors import interface_lookup, set_interface_lookup
 from sinkscope.capture.registries import READ, is_own
 from sinkscope.capture.sites import head_counts
 from sinkscope.capture.views import Views
@@ -78,7 +77,7 @@ class Listener:
         with ExitStack() as stack:
             stack.callback(self._reset)
             stack.enter_context(uncompiled(self.model))
-            stack.enter_context(_overheard(self._wrapped))
+            stack.enter_context(overheard(self._wrapped))
             hooks = stack.enter_context(ExitStack())
             for name, module in self.model.named_modules():
                 hooks.enter_context(hooked(module, self._entering(name, module), with_kwargs=True, first=True))
@@ -356,36 +355,3 @@ def _stream(hidden: Any) -> Kept | None:
     """Keeps hidden states [B, T, D]; None for anything else: hyper-connections have several residual streams."""
     plain = isinstance(hidden, Tensor) and hidden.dim() == 3 and hidden.is_floating_point()
     return Kept.safe(hidden) if plain else None
-
-
-Ear = Callable[[str | None, Callable[..., Any]], Callable[..., Any]]
-"""Takes the name and the function that transformers' interface gives a model; returns what the model is to call."""
-
-_ears: list[tuple[int, Ear]] = []
-_plain: list[Callable[..., Any]] = []
-
-
-@contextmanager
-def _overheard(ear: Ear) -> Iterator[None]:
-    """Hands every function that transformers' interface looks up in this thread through `ear`, until the end.
-
-    Such blocks may end in any order: the last one puts the interface back.
-    """
-    mine = (get_ident(), ear)
-    if not _ears:
-        _plain[:] = [interface_lookup()]
-        set_interface_lookup(_lookup)
-    _ears.append(mine)
-    try:
-        yield
-    finally:
-        _ears.remove(mine)
-        if not _ears:
-            set_interface_lookup(_plain.pop())
-
-
-def _lookup(interface: Any, name: str | None, default: Callable[..., Any]) -> Callable[..., Any]:
-    found: Callable[..., Any] = _plain[0](interface, name, default)
-    for thread, ear in _ears:
-        found = ear(name, found) if thread == get_ident() else found
-    return found

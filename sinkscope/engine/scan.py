@@ -87,7 +87,8 @@ def scan(
     """Measures every attention head of a model while it reads text once.
 
     Args:
-        model: a name (hub id, folder, .gguf file, example:NAME) or a transformers model already loaded, in eval mode.
+        model: a name (hub id, folder, .gguf file, example:NAME) or a model already loaded, in eval mode:
+            any torch.nn.Module, though only a transformers model tells padding, names and a tokenizer's vocabulary.
         data: a SPEC or a list of them (each becomes a domain), "prose" by default.
             Texts: a list of strings with spaces, none of them a SPEC; together they are one domain, `texts`.
             Token ids: a tensor [sequence, T], a list of lists of int, or a mapping with `input_ids` and

@@ -252,6 +252,19 @@ def _written_into(module: nn.Module) -> Any:
     return forward
 
 
+def test_what_fails_in_measuring_is_no_error_of_the_model() -> None:
+    def broken(*_: Any) -> Any:
+        raise IndexError("a fault of ours")
+
+    model = plain()
+    with torch.no_grad(), warnings.catch_warnings(), sinkscope.watch(model) as seen:
+        warnings.simplefilter("error")
+        seen._measurer.measure = broken  # type: ignore[method-assign]
+        assert model(tokens()).shape == (2, 20, 61)
+    with pytest.raises(SinkscopeError, match="a fault of ours"):
+        seen.run()
+
+
 def test_a_name_and_a_number_are_refused_in_one_line() -> None:
     with pytest.raises(SinkscopeError, match=r"a model \(torch.nn.Module\) is needed, not str"):
         sinkscope.watch("llama")

@@ -6,7 +6,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,7 +22,7 @@ from sinkscope.checkpoints import wrap_running
 from sinkscope.engine.growing import GrowingRecord
 from sinkscope.engine.watching.domains import Heap, Watched
 from sinkscope.engine.watching.measured import Measurer
-from sinkscope.errors import SinkscopeError, first_line
+from sinkscope.errors import SinkscopeError, in_one_line
 from sinkscope.metrics.quantities import quantity_set
 from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
 from sinkscope.runs.dormancy import check_rule
@@ -178,8 +178,8 @@ class Watch:
                 elif fresh:
                     self._measured += now.batch or 1
                     self._open[id(now.cache)] = weakref.ref(now.cache), joined, self._label
-        except SinkscopeError as error:
-            self._leave_out(first_line(error))
+        except Exception as error:  # whatever it is, the pass is somebody else's and goes on
+            self._leave_out(in_one_line(error))
             self._forget(now)
         now.cache = None  # its end is the sequence's: nothing here keeps it alive
         self._seconds += time.perf_counter() - began
@@ -190,7 +190,8 @@ class Watch:
 
     def _leave_out(self, why: str) -> None:
         if why not in self._reasons:
-            warnings.warn(f"sinkscope: {why}", stacklevel=2)
+            with suppress(Warning):  # where warnings are errors
+                warnings.warn(f"sinkscope: {why}", stacklevel=2)
         self._reasons[why] = self._reasons.get(why, 0) + 1
 
     # sequences
@@ -214,8 +215,8 @@ class Watch:
         try:
             with undisturbing():
                 self._measure(joined, label)
-        except SinkscopeError as error:
-            self._leave_out(first_line(error))
+        except Exception as error:  # whatever it is, the pass is somebody else's and goes on
+            self._leave_out(in_one_line(error))
         self._seconds += time.perf_counter() - began
 
     def _measure(self, joined: Joined, label: str) -> None:
