@@ -158,7 +158,7 @@ def _worst(plan: Plan, ours: dict[str, LayerView], reference: _Reference) -> tup
 
 def _difference(view: LayerView, first: Tensor, columns: Tensor) -> float:
     sums = view.attention
-    in_columns = ((columns - as_float64(sums.columns)) / sums.seen_by.clamp(min=1)).abs().max()
+    in_columns = ((columns - as_float64(sums.columns)) / as_float64(sums.seen_by.clamp(min=1))).abs().max()
     return float(torch.maximum((first - as_float64(sums.first)).abs().max(), in_columns))
 
 

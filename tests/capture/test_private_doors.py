@@ -300,6 +300,29 @@ def test_accelerate_says_where_a_module_runs() -> None:
     assert torch.device("cpu") in {torch.device(device) for device in doors.execution_devices(model)}
 
 
+def test_what_counts_a_pass_on_shapes() -> None:
+    seen: list[Any] = []
+
+    class Seeing(doors.dispatch_mode()):  # type: ignore[misc]
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    with Seeing():
+        torch.ones(2) + 1
+    assert torch.ops.aten.add.Tensor in seen
+    held = torch.zeros(4)
+    assert doors.storage_number(held) == doors.storage_number(held[1:]) != doors.storage_number(torch.zeros(4))
+    a, b = torch.ones(2, 3), torch.ones(3, 4)
+    assert doors.flop_counts()[torch.ops.aten.mm](a, b, out_val=a @ b) == 2 * 2 * 3 * 4
+
+
+def test_the_product_of_experts_takes_rows_by_their_group() -> None:
+    x, w = torch.ones(4, 16, dtype=torch.bfloat16), torch.ones(2, 16, 8, dtype=torch.bfloat16)
+    ends = torch.tensor([1, 4], dtype=torch.int32)
+    assert doors.grouped_product()(x.to("meta"), w.to("meta"), ends.to("meta")).shape == (4, 8)
+
+
 def remove(patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
     """Removes an attribute from a module or an object; from a class, also from every class that it inherits from."""
     for each in getattr(owner, "__mro__", (owner,)):

@@ -68,7 +68,8 @@ def test_one_folder_a_step_and_the_tables_of_all(checkpoints: list[Path], tmp_pa
         assert list(table.columns) == [column.name for column in table_columns(TRAINING_TABLES[name])]
     again = emergence(trajectory, 0.3)
     assert again.to_csv(index=False, float_format="%.9g") == (out / "emergence.csv").read_text()
-    assert max(map(len, result.stdout.splitlines())) <= 80
+    lines = result.stdout.splitlines()
+    assert max(len(line) for line in lines if str(out) not in line) <= 80  # a path is as long as it is
 
 
 @pytest.fixture(scope="module")

@@ -101,7 +101,7 @@ def kept_bytes(quantities: QuantitySet, sites: list[Site], sequences: int, lengt
 def _kept(
     each: Quantity, quantities: QuantitySet, site: Site, sequences: int, length: int, width: int, curve: int
 ) -> int:
-    if each.dims[-1] in ("field", "element") or each.dims[0] == "element" or (each.name == "first_unit" and not width):
+    if each.dims[0] in ("event", "element") or each.dims[-1] == "element" or (each.name == "first_unit" and not width):
         return 0
     long = min(length, stretches.EVERY) if each.long and each.name not in WHOLE else length
     if each.dims == STRETCHED:
