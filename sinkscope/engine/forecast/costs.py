@@ -81,10 +81,11 @@ def watching_bytes(call: AttentionCall, device: torch.device) -> int:
 
 
 def sums_bytes(batch: int, heads: int, queries: int, keys: int) -> int:
-    """Bytes of `AttentionSums` of a softmax call: seven numbers and a truth value for each query, one for each key."""
+    """Bytes of `AttentionSums` of a softmax call: seven numbers and a truth value for each query, one for each key, and
+    how many queries see each key, where all sequences and heads share one mask."""
     by_query = 5 * 4 + 1 + (2 * 4 if queries == keys else 0)
-    early = min(EARLY, keys) * 4 if queries >= EARLY else 0
-    return batch * heads * (queries * by_query + keys * 4 + early)
+    early = min(EARLY, keys) if queries >= EARLY else 0
+    return batch * heads * (queries * by_query + (keys + early) * 4) + (keys + early) * 8
 
 
 def kept_bytes(quantities: QuantitySet, sites: list[Site], sequences: int, length: int, width: int) -> int:
@@ -115,9 +116,9 @@ def _kept(
         "early": EARLY if length >= EARLY else 0,
         "length": curve,
         "channel": width,
-        "coordinate": 2,
+        "coordinate": 1 if each.dims == ("sequence", "coordinate") else 2,
     }
     count = 1
     for dim in each.dims:
         count *= sizes[dim]
-    return count * (8 if each.summed or "metric" in each.dims else 4)
+    return count * (8 if each.summed or each.dims[-1] in ("metric", "coordinate") else 4)
