@@ -19,7 +19,7 @@ def find(run: Evidence, subject: Subject) -> Found:
         return not_tested("no layer has several heads")
     ratio = layers["compensation"] / layers["compensation_unrelated"]
     figures = {
-        "layers whose heads cancel (10 % below right angles)": share(ratio < CANCELLING),
+        "layers whose heads cancel (10 % below orthogonal heads)": share(ratio < CANCELLING),
         "mean `compensation`": run.of_layers("compensation"),
         "mean `compensation_unrelated`": run.of_layers("compensation_unrelated"),
         "in layer": Number(str(layers.loc[ratio.idxmin(), "layer"])),
@@ -45,7 +45,7 @@ CLAIM = Claim(
     title="several heads may compensate each other",
     says="A softmax of several heads may solve the task without a sink if one head writes what another takes back.",
     source="a machine-written review, with a simulated rebuttal; neither the paper's authors nor its referees.",
-    assumes="Heads cancel where what they write together is 10 % or more below what right angles would give.",
+    assumes="Heads cancel where what they write together is 10 % or more below what orthogonal heads would write.",
     needs=TEXT.with_tables("switch"),
     find=find,
     rule=Rule("smallest `compensation` over `compensation_unrelated` of a layer", 0.5, CANCELLING),
