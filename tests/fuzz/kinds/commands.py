@@ -37,6 +37,7 @@ SOUND: dict[str, list[str]] = {
     "check": ["{a}", "--baseline", "{b}"], "export": ["{a}"],
     "plot": ["{a}", "--figure", "heatmap", "-o", "x.svg"], "report": ["{a}", "-o", "x.html"],
     "bench": ["{tiny}", "--seq-len", "32", "--rounds", "1", "--batch-size", "1", "--quiet"],
+    "claims": ["{a}", "{b}", "--quiet", "--out", "run"],
     "metrics": [], "schema": [], "examples": [],
     "trigger train": ["--out", "run", "--steps", "1", "--quiet"],
     "trigger scan": ["{tiny}", "--num-sequences", "2"],
@@ -48,7 +49,7 @@ SOUND: dict[str, list[str]] = {
 @kind(400)
 def options(world: Path, folder: Path, draw: Random) -> Case:
     """One or two options or arguments of any command, with values of no sense."""
-    command = draw.choice([*SOUND, "scan", "scan", "ablate", "bench", "trigger train"])
+    command = draw.choice([*SOUND, "scan", "scan", "ablate", "arms", "bench", "claims", "trigger train"])
     words = [word.format(**{name: world / name for name in ("tiny", "a", "b")}) for word in SOUND[command]]
     target = next((words[place + 1] for place, word in enumerate(words) if word in ("--out", "-o")), None)
     for parameter in draw.sample(parameters := parameters_of(command), min(len(parameters), draw.choice([1, 1, 2]))):
