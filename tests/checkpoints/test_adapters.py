@@ -293,11 +293,11 @@ def test_a_run_of_the_base_is_not_taken_for_one_of_the_adapter(tiny_folder: Path
     assert "holds a finished run with another model" in again.stderr
     failed = call("check", tiny_folder, "--adapter", lora, "--baseline", base.folder, "--quiet")
     assert failed.exit_code == 1
-    assert f"{tiny_folder} with {lora}" in failed.stdout
+    assert f"{tiny_folder.name} with {lora}" in failed.stdout
     table = call("compare", base.folder, tiny_folder, "--adapter", lora, "--quiet", "--json")
     assert table.exit_code == 0, table.stderr
     assert [json.loads(table.stdout)[side]["model"] for side in ("a", "b")] == [
-        str(tiny_folder), f"{tiny_folder} with {lora}",
+        tiny_folder.name, f"{tiny_folder.name} with {lora}",
     ]  # fmt: skip
     for words in (["compare", tiny_folder], ["compare", base.folder, "--adapter", lora]):
         assert call(*words).exit_code == 2

@@ -395,7 +395,7 @@ def test_many_domains_fit_on_a_screen() -> None:
     text = render_comparison(compare(a, b))
     assert len(text.splitlines()) < 80
     assert text.count("layers down") == 4
-    assert "and 108 more means (--csv and --json have all)" in text
+    assert "and 78 more means (--csv and --json have all)" in text
     assert "and 26 more maps (--csv and --json have all)" in text
 
 

@@ -423,7 +423,7 @@ def test_the_command_tells_how_to_go_on(scan_cli: Scan, tiny_folder: Path, tmp_p
     again = scan_cli(tiny_folder, *ARGS, "--resume", out=out)
     assert again.code == 0, "a loop that goes on until the scan is done must end"
     assert again.stderr == f"sinkscope: {tiny_folder}: already finished, in {out}\n"
-    assert again.stdout.startswith(str(tiny_folder))
+    assert again.stdout.startswith(f"{tiny_folder.name}  LlamaModel")
     assert scan_cli(tiny_folder, *ARGS, "--force", out=out).code == 0
 
 
