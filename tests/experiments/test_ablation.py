@@ -530,4 +530,4 @@ def test_gemma_honor_beside_random_heads() -> None:
     assert rows.loc["bos_mass:high", "versus_random"] > 4 * rows.loc["bos_mass:high", "versus_random_sem"]
     assert rows.loc["honor:low", "loss"] < rows.loc["bos_mass:high", "loss"]
     assert result.words[1].startswith("bos_mass:high at 10 % (7 heads)")
-    assert "WORSE than random" in result.words[1]
+    assert "costs MORE than random" in result.words[1]
