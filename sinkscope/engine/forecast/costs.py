@@ -120,4 +120,4 @@ def _kept(
     count = 1
     for dim in each.dims:
         count *= sizes[dim]
-    return count * (8 if each.summed or "metric" in each.dims else 4)
+    return count * (8 if each.summed or each.dims[-1] in ("metric", "coordinate") else 4)
