@@ -1,7 +1,7 @@
 """Run `python docs/write_pages.py` after a column, a field, a kind of arm or the list of families was changed.
 
-It rewrites docs/columns.md, docs/metrics.md and docs/schemas.md, the first part of docs/models.md, and the table of
-docs/commands/arms.md.
+It rewrites docs/columns.md, docs/metrics.md and docs/schemas.md, the first part of docs/models.md, the table of
+docs/commands/arms.md, and what docs/claims.md makes of docs/claims.csv.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ METRICS = """\
 `sinkscope metrics NAME` prints the same. The address of a definition is this page with `#NAME`, such as
 [metrics.md#bos_mass](#bos_mass). "ours" marks what this project defined.
 
-A value is computed for each sequence, over valid tokens only. The tables show its mean over sequences, and the standard
-error in `NAME_sem`. Where "per" says run, the value is known for the whole run alone; where it says position, it is a
-mean over the sequences that reach the position, without an error.
+A value is computed for each sequence, over valid tokens only. The tables show its mean over the n sequences that have a
+value, and in `NAME_sem` its standard error: the standard deviation, with n - 1, over sqrt(n). Where "per" says run, the
+value is known for the whole run alone; where it says position, it is a mean over the sequences that reach the position,
+without an error.
 
 ## Symbols
 
@@ -77,6 +78,7 @@ def pages() -> dict[Path, str]:
     return {
         HERE / "columns.md": columns_page(), HERE / "metrics.md": metrics_page(), HERE / "schemas.md": schemas_page(),
         HERE / "models.md": models_page(), HERE / "commands" / "arms.md": arms_page(),
+        HERE / "claims.md": claims_page(),
     }  # fmt: skip
 
 
@@ -117,6 +119,30 @@ def arms_page() -> str:
         written = FORM.sub(lambda form: f"`{form[0]}`", kind.grammar)
         lines.append(f"| {written} | {_escaped(kind.what)} | {_linked(kind.source)} |")
     return before + FROM_ARMS + "\n".join([*lines, ""]) + TO_ARMS + rest.partition(TO_ARMS)[2]
+
+
+FROM_CLAIMS, TO_CLAIMS = "docs/claims.csv. -->\n", "\n<!-- Written by hand"
+"""What stands before and after the findings of docs/claims.md."""
+DRAWN = {
+    "switch": "Sink rows against off rows, and what heads move between tokens",
+    "alignment": "Cosine of the first token with every other, by layer",
+    "costs": "Bounds on costs, in queries and keys alone",
+    "smoothing": "What each head's mixing does to the mean cosine of tokens",
+}
+
+
+def claims_page() -> str:
+    """The page of claims, with its findings as docs/claims.csv says."""
+    from sinkscope.claims.catalogue import chosen_claims
+    from sinkscope.claims.findings import read_csv
+    from sinkscope.claims.page import in_markdown, make_page
+
+    before, _, rest = (HERE / "claims.md").read_text("utf-8").partition(FROM_CLAIMS)
+    found = read_csv(HERE / "claims.csv")
+    claims = chosen_claims(list(dict.fromkeys(found["claim"])))
+    figures = {name: (f"claims-{name}.png", words) for name, words in DRAWN.items()}
+    text = in_markdown(make_page(found, claims, figures), title="")
+    return f"{before}{FROM_CLAIMS}\n{text}{TO_CLAIMS}{rest.partition(TO_CLAIMS)[2]}"
 
 
 def _family(name: str, notes: dict[str, str]) -> str:

@@ -21,6 +21,7 @@ from sinkscope.runs.defaults import VERSION
 from sinkscope.runs.showing import drawn_by
 
 if TYPE_CHECKING:
+    from sinkscope.capture.kernels.sums import AttentionSums as AttentionSums
     from sinkscope.capture.view import LayerView as LayerView
     from sinkscope.capture.view import Missing as Missing
     from sinkscope.comparison.baseline import Baseline as Baseline
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from sinkscope.engine.launch import start_processes as start_processes
     from sinkscope.engine.scan import Interrupted as Interrupted
     from sinkscope.engine.scan import scan as scan
+    from sinkscope.engine.watching.watch import Watch as Watch
+    from sinkscope.engine.watching.watch import watch as watch
     from sinkscope.errors import SinkscopeError as SinkscopeError
     from sinkscope.experiments.ablation.experiment import ablate as ablate
     from sinkscope.experiments.arms.arm import Arm as Arm
@@ -58,6 +61,11 @@ __version__ = VERSION
 
 _PUBLIC = {
     "scan": ("engine.scan", "runs a model over text once and measures each of its attention heads; returns a Run"),
+    "watch": (
+        "engine.watching.watch",
+        "measures any model's attention while your own code runs it; returns a Watch",
+    ),
+    "Watch": ("engine.watching.watch", "what `watch` returns: `with` it, then `run()` gives the Run"),
     "Run": ("runs.run", "what a scan measured: tables of heads and layers, a summary, and how it was measured"),
     "load_run": ("runs.run", "reads the folder that Run.save or `sinkscope scan` wrote; returns a Run"),
     "compare": (
@@ -101,6 +109,10 @@ _PUBLIC = {
     "head_metric": ("metrics.registry", "makes your own function a column of heads.csv"),
     "layer_metric": ("metrics.registry", "makes your own function a column of layers.csv"),
     "LayerView": ("capture.view", "what a metric reads: one attention layer's numbers for a batch of sequences"),
+    "AttentionSums": (
+        "capture.kernels.sums",
+        "what `LayerView.sums` holds: sums over the attention of one call, from which masses are computed",
+    ),
     "Missing": ("capture.view", "what a metric raises where a layer lacks what it needs; its cell stays empty"),
     "Interrupted": ("engine.scan", "raised by `scan` on Ctrl-C; holds what was measured until then"),
     "SinkscopeError": ("errors", "raised for errors that you can fix, such as a wrong name or a damaged file"),

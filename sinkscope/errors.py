@@ -24,7 +24,7 @@ def in_one_line(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "out of memory: try a smaller --seq-len or --batch-size"
     if isinstance(error, OSError):
-        return f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+        return (error.strerror or first_line(error)) + (f": {error.filename}" if error.filename else "")
     if os.environ.get("SINKSCOPE_TRACEBACK"):
         traceback.print_exception(error)
     detail = (str(error).strip().splitlines() or [""])[0]
@@ -32,8 +32,21 @@ def in_one_line(error: Exception) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, cut to 200 characters, or its class where the text is empty."""
-    return shorten((str(error).strip().splitlines() or [type(error).__name__])[0])
+    """The first line of what an error of another library says, cut to 200 characters, without its class."""
+    line = shorten(_said(error).splitlines()[0])
+    return f"{line} is missing" if isinstance(error, KeyError) and error.args else line
+
+
+def all_lines(error: BaseException) -> str:
+    """All that an error of another library says, in one line, cut to 200 characters, without its class."""
+    return shorten(" ".join(_said(error).split()))
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error).strip() or "it gives no reason"
+    except Exception:  # its class may fail at that too
+        return "it gives no reason"
 
 
 def shorten(text: str, limit: int = 200) -> str:

@@ -11,13 +11,14 @@ kind by an entry point of the kind's group, whose name is the thing's:
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stdout
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
-from sinkscope.errors import SinkscopeError, did_you_mean
+from sinkscope.errors import SinkscopeError, did_you_mean, first_line
 
 T = TypeVar("T")
 OWN = "sinkscope"
@@ -30,13 +31,14 @@ class Lookup(Generic[T]):
         what: how an error names the kind, such as `--format`.
         built_in: `MODULE:ATTRIBUTE` by name.
         group: the group of entry points by which packages add to the kind; None = they cannot.
-        of: the class of the things, which those of packages must have, with their name as `name`; None = any.
+        lacks: what a package's thing would have to be, called with its name and the thing; None where it is that.
     """
 
     def __init__(
-        self, what: str, built_in: Mapping[str, str] | None = None, group: str | None = None, of: type | None = None
-    ) -> None:
-        self.what, self.group, self.of = what, group, of
+        self, what: str, built_in: Mapping[str, str] | None = None, group: str | None = None,
+        lacks: Callable[[str, Any], str | None] = lambda name, thing: None,
+    ) -> None:  # fmt: skip
+        self.what, self.group, self._lacks = what, group, lacks
         self._built_in = dict(built_in or {})
         self._loaded: dict[str, T] = {}
         self._declared: dict[str, str] = {}
@@ -44,7 +46,7 @@ class Lookup(Generic[T]):
     def add(self, name: str, thing: T, owner: str = OWN) -> T:
         """Declares a thing. Raises SinkscopeError where the name is taken."""
         if name in self:
-            raise SinkscopeError(f"{self.what} {name!r} is declared already, by {' and by '.join(self._owners(name))}")
+            raise SinkscopeError(f"{self.what} {name!r} is declared already, by {' and by '.join(self.owners(name))}")
         self._declared[name] = owner
         self._loaded[name] = thing
         return thing
@@ -58,7 +60,7 @@ class Lookup(Generic[T]):
 
         Raises SinkscopeError where nothing or more than one thing has that name, and where a package does not load.
         """
-        owners = self._owners(name)
+        owners = self.owners(name)
         if not owners:
             known = list(self)
             raise SinkscopeError(f"{self.what} {name!r}: one of {', '.join(known)}{did_you_mean(name, known)}")
@@ -73,6 +75,11 @@ class Lookup(Generic[T]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._built_in or name in self._declared or name in self._installed
+
+    @property
+    def declared(self) -> tuple[str, ...]:
+        """The names that `add` has declared, in their order."""
+        return tuple(self._declared)
 
     def values(self) -> list[T]:
         """All of them, loaded, in the order of their names."""
@@ -89,20 +96,38 @@ class Lookup(Generic[T]):
     def _installed(self) -> dict[str, list[EntryPoint]]:
         return _entries(self.group, tuple(sys.path)) if self.group else {}
 
-    def _owners(self, name: str) -> list[str]:
+    def owners(self, name: str) -> list[str]:
+        """Who declares the thing of that name: sinkscope, modules, packages."""
         own = [OWN] if name in self._built_in else []
         declared = [self._declared[name]] if name in self._declared else []
         return [*own, *declared, *map(package_of, self._installed.get(name, []))]
 
     def _of_package(self, entry: EntryPoint) -> T:
         try:
-            found: T = entry.load()
-        except Exception as error:  # the code of another package may raise anything
-            raise SinkscopeError(f"{self.what} {entry.name}: {package_of(entry)} does not load: {error}") from error
-        if self.of is not None and not (isinstance(found, self.of) and getattr(found, "name", None) == entry.name):
-            kind = f"a {self.of.__name__} of that name"
-            raise SinkscopeError(f"{self.what} {entry.name}: {package_of(entry)}'s {entry.value} is not {kind}")
+            with redirect_stdout(sys.stderr):  # stdout is for results
+                found: T = entry.load()
+        except (Exception, SystemExit) as error:  # the code of another package may raise anything
+            why = first_line(error)
+            raise SinkscopeError(f"{self.what} {entry.name}: {package_of(entry)} does not load: {why}") from error
+        needed = self._lacks(entry.name, found)
+        if needed is not None:
+            raise SinkscopeError(f"{self.what} {entry.name}: {package_of(entry)}'s {entry.value} is not {needed}")
         return found
+
+
+def of_that_name(kind: type) -> Callable[[str, Any], str | None]:
+    """For `Lookup.lacks`: an object of the class, whose `name` is the entry point's."""
+
+    def lacks(name: str, thing: Any) -> str | None:
+        sound = isinstance(thing, kind) and getattr(thing, "name", None) == name
+        return None if sound else f"a {kind.__name__} of that name"
+
+    return lacks
+
+
+def a_function(name: str, thing: Any) -> str | None:
+    """For `Lookup.lacks`: something that can be called."""
+    return None if callable(thing) else "a function"
 
 
 @cache

@@ -6,8 +6,9 @@ import functools
 import json
 import os
 import shutil
+import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -129,6 +130,20 @@ class Outcome:
 
     def json(self, name: str) -> Any:
         return json.loads((self.folder / f"{name}.json").read_text("utf-8"))
+
+
+@pytest.fixture
+def in_time() -> Iterator[None]:
+    """Ends a test that waits, as for the writer of a pipe."""
+
+    def late(*_: Any) -> None:
+        raise TimeoutError("it waits for ever")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 Scan = Callable[..., Outcome]

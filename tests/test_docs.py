@@ -105,6 +105,8 @@ def unknown(words: list[str]) -> list[str]:
             return words[:1]
         command, words = command.commands[words[0]], words[1:]
     options = {option for parameter in command.params for option in parameter.opts} | {"--help", "-h"}
+    if "--" in words:  # what follows is a program's own
+        words = words[: words.index("--")]
     return [word for word in words if word.startswith("-") and word.partition("=")[0] not in options]
 
 
@@ -142,9 +144,9 @@ def test_every_command_has_its_page() -> None:
     helped = CliRunner().invoke(app, ["--help"]).stdout
     commands = re.findall(r"^  ([a-z]+)  ", helped.partition("Commands:")[2], re.M)
     table = "".join(
-        re.findall(r"^\| (\[.+?\]\(docs/commands/\w+\.md\)) \|", (ROOT / "README.md").read_text("utf-8"), re.M)
+        re.findall(r"^\| (\[.+?\]\(docs/(?:commands/)?\w+\.md\)) \|", (ROOT / "README.md").read_text("utf-8"), re.M)
     )
-    assert len(commands) == 21
+    assert len(commands) == 23
     assert set(commands) <= set(re.findall(r"\w+", table))
 
 
@@ -208,3 +210,12 @@ def test_marks_and_answers_are_read() -> None:
     assert differences("mass 0.38 of 72 heads, 1.039e+05", "mass 0.37 of 72") == []
     assert differences("mass 0.38 of 71 heads", "mass 0.34 of 72 heads") == [("0.38", "0.34"), ("71", "72")]
     assert differences("mass", "mass of") == [("", "of")]
+
+
+def test_the_first_screen_of_the_readme_answers_and_runs() -> None:
+    """What it is, the picture, one line that installs and runs, and the answer, before anything else is asked."""
+    screen = (ROOT / "README.md").read_text("utf-8").splitlines()[:45]
+    text = "\n".join(screen)
+    places = [text.index(part) for part in ("measures attention sinks", "![", "&& sinkscope scan", "Attention sink: ")]
+    assert places == sorted(places)
+    assert text.count("pip install") == 1, "the other ways stand on their page"

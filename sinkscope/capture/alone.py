@@ -18,6 +18,7 @@ from sinkscope.errors import SinkscopeError
 class _Turn:
     what: str
     thread: Thread
+    listens: bool = False
 
 
 _turns: list[_Turn] = []
@@ -25,13 +26,15 @@ _lock = RLock()
 
 
 @contextmanager
-def alone(what: str) -> Iterator[None]:
+def alone(what: str, listens: bool = False) -> Iterator[None]:
     """Claims the process for this thread's measurement until the block ends. The same thread may claim it again.
+
+    `listens`: it runs no model itself; see `measuring`.
 
     Raises SinkscopeError, which names the other measurement, where another thread has claimed it. It does not wait: a
     scan can take hours.
     """
-    turn = _Turn(what, current_thread())
+    turn = _Turn(what, current_thread(), listens)
     with _lock:
         _turns[:] = [other for other in _turns if other.thread.is_alive()]
         first = _turns[0] if _turns else turn
@@ -47,3 +50,9 @@ def alone(what: str) -> Iterator[None]:
         with _lock:
             if turn in _turns:
                 _turns.remove(turn)
+
+
+def measuring() -> bool:
+    """Whether a measurement runs in this process that drives a model itself, such as a scan inside a watched block."""
+    with _lock:
+        return any(not turn.listens for turn in _turns)

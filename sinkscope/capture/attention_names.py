@@ -50,12 +50,21 @@ def readable(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def uncompiled() -> Iterator[None]:
-    """Runs what torch.compile has compiled as plain Python until the block ends: compiled code calls no hooks."""
+def uncompiled(model: nn.Module | None = None) -> Iterator[None]:
+    """Runs what torch.compile has compiled as plain Python until the block ends: compiled code calls no hooks.
+
+    torch's flex_attention compiles itself where it is called; `model` is asked whether its code may call it.
+    """
     # Whoever compiles loads torch._dynamo; loading it for nothing would take seconds.
-    compiled = "torch._dynamo" in sys.modules
+    compiled = "torch._dynamo" in sys.modules or (model is not None and _calls_flex(model))
     with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
         yield
+
+
+def _calls_flex(model: nn.Module) -> bool:
+    homes = {type(module).__module__ for module in model.modules()}
+    homes = {home for home in homes if not home.startswith(("torch.", "transformers."))}
+    return any("flex_attention" in vars(sys.modules[home]) for home in homes if home in sys.modules)
 
 
 def _configs(model: nn.Module) -> list[tuple[PreTrainedConfig, nn.Module]]:

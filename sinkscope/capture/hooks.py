@@ -22,11 +22,12 @@ def hooked(
     *,
     with_kwargs: bool = False,
     first: bool = False,
+    always: bool = False,
 ) -> Iterator[None]:
     """Calls `pre` before and `post` after the forward of each module until the block ends, in this thread alone.
 
     Every hook is taken off at the end, also after an exception. `first`: `pre` comes before the hooks that a module has
-    already.
+    already. `always`: `post` is called, with the output None, after a forward that raised too.
     """
     thread = get_ident()
 
@@ -39,5 +40,7 @@ def hooked(
                 before = module.register_forward_pre_hook(here(pre), prepend=first, with_kwargs=with_kwargs)
                 stack.callback(before.remove)
             if post is not None:
-                stack.callback(module.register_forward_hook(here(post), with_kwargs=with_kwargs).remove)
+                stack.callback(
+                    module.register_forward_hook(here(post), with_kwargs=with_kwargs, always_call=always).remove
+                )
         yield

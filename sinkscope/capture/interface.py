@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,35 +18,44 @@ from transformers import AttentionInterface
 from sinkscope.capture.alone import alone
 from sinkscope.capture.attention_names import readable, uncompiled
 from sinkscope.capture.calls import AttentionCall
-from sinkscope.capture.keywords import unknown_keywords, with_keywords
+from sinkscope.capture.keywords import declared_elsewhere, unknown_keywords, with_keywords
 from sinkscope.capture.registries import READ, check_registries, layered
 
 Handler = Callable[[nn.Module, AttentionCall], Tensor]
 """Takes the calling module and its call; returns the attention output (B, Tq, H, dv)."""
 
 
+@dataclass(frozen=True)
+class Passed:
+    """Keywords that a model passes and that are not sinkscope's own, each with the module that passes it first.
+
+    `unknown`: those that nobody has declared, which are left out. `declared`: those that code outside sinkscope has.
+    """
+
+    unknown: dict[str, str]
+    declared: dict[str, str]
+
+
 @contextmanager
-def shadowed(model: nn.Module, handler: Handler, unknown: dict[str, str] | None = None) -> Iterator[None]:
+def shadowed(model: nn.Module, handler: Handler, passed: Passed | None = None) -> Iterator[None]:
     """Sends every attention call of this thread to `handler` until the block ends, then puts all back.
 
-    `model` is made to attend through the interface's readable names, and runs uncompiled. `unknown` gets the keywords
-    that the model passes and sinkscope leaves out, each with the path of the module that passes it first. Raises
-    SinkscopeError where another thread measures, or where the user has replaced the interface's own functions.
+    `model` is made to attend through the interface's readable names, and runs uncompiled. `passed` gets the keywords
+    that the model passes and that are not sinkscope's own. Raises SinkscopeError where another thread measures, or
+    where the user has replaced the interface's own functions.
     """
     check_registries()
-    functions = dict.fromkeys(READ, _attention_function(model, handler, {} if unknown is None else unknown))
+    functions = dict.fromkeys(READ, _attention_function(model, handler, passed or Passed({}, {})))
     with (
         alone(f"a watched pass of {type(model).__name__}"),
-        uncompiled(),
+        uncompiled(model),
         readable(model),
         layered(AttentionInterface, functions),
     ):
         yield
 
 
-def _attention_function(
-    model: nn.Module, handler: Handler, unknown: dict[str, str]
-) -> Callable[..., tuple[Tensor, None]]:
+def _attention_function(model: nn.Module, handler: Handler, passed: Passed) -> Callable[..., tuple[Tensor, None]]:
     def attention(
         module: nn.Module,
         query: Tensor,
@@ -56,18 +66,26 @@ def _attention_function(
         is_causal: bool | None = None,
         **keywords: Any,
     ) -> tuple[Tensor, None]:
-        causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-        if attention_mask is None and causal and 1 < query.shape[2] < key.shape[2]:
-            # As in torch's sdpa, the mask is aligned top left: query 0 sees key 0 only, and no query sees keys >= Tq.
-            key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
-        causal = bool(causal) and query.shape[2] > 1
-        for name in unknown_keywords(keywords):
-            if name not in unknown:
-                unknown[name] = _path(model, module)
-        call = AttentionCall(query, key, value, attention_mask, causal, scaling=query.shape[-1] ** -0.5)
-        return handler(module, with_keywords(call, keywords)), None
+        for found, names in ((passed.unknown, unknown_keywords), (passed.declared, declared_elsewhere)):
+            for name in names(keywords):
+                if name not in found:
+                    found[name] = _path(model, module)
+        return handler(module, call_of(module, query, key, value, attention_mask, is_causal, keywords)), None
 
     return attention
+
+
+def call_of(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool | None,
+    keywords: dict[str, Any],
+) -> AttentionCall:  # fmt: skip
+    """The record of one call of the interface's functions `sdpa` and `eager`, with every known keyword applied."""
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    if mask is None and causal and 1 < query.shape[2] < key.shape[2]:
+        # As in torch's sdpa, the mask is aligned top left: query 0 sees key 0 only, and no query sees keys >= Tq.
+        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+    causal = bool(causal) and query.shape[2] > 1
+    return with_keywords(AttentionCall(query, key, value, mask, causal, scaling=query.shape[-1] ** -0.5), keywords)
 
 
 def _path(model: nn.Module, module: nn.Module) -> str:

@@ -22,12 +22,12 @@ from typing import Any
 from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
-from sinkscope.lookup import Lookup
+from sinkscope.lookup import Lookup, a_function
 
 Keyword = Callable[[AttentionCall, Any], AttentionCall]
 """Takes the call and the value that the model passed (never None); returns the call with the keyword applied."""
 
-KEYWORDS: Lookup[Keyword] = Lookup("the attention keyword", group="sinkscope.attention_keywords")
+KEYWORDS: Lookup[Keyword] = Lookup("the attention keyword", group="sinkscope.attention_keywords", lacks=a_function)
 """Every declared keyword, by the name the model uses. They are applied in the order of their declaration, those of
 packages last."""
 
@@ -64,6 +64,11 @@ def with_keywords(call: AttentionCall, given: Mapping[str, Any]) -> AttentionCal
 def unknown_keywords(given: Mapping[str, Any]) -> list[str]:
     """The keywords that the model passed and that are neither declared nor known to change nothing."""
     return [name for name, value in given.items() if not (value is None or name in WITHOUT_EFFECT or name in KEYWORDS)]
+
+
+def declared_elsewhere(given: Mapping[str, Any]) -> list[str]:
+    """The keywords that the model passed and that code outside sinkscope has declared."""
+    return [name for name, value in given.items() if value is not None and name not in _OWN and name in KEYWORDS]
 
 
 @attention_keyword("scaling")
@@ -107,3 +112,6 @@ def score(call: AttentionCall, name: str) -> AttentionCall:
     """Passed by models whose attention is not softmax, such as the trigger task's; transformers itself has no such
     keyword."""
     return replace(call, score=name)
+
+
+_OWN = frozenset(KEYWORDS.declared)

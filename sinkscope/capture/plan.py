@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.inline.calls import InlineCall, SdpaCall
 from sinkscope.capture.inline.mode import InlineWatch
-from sinkscope.capture.interface import shadowed
+from sinkscope.capture.interface import Passed, shadowed
 from sinkscope.capture.kernels.attend import TORCH, kernel_of, read
 from sinkscope.capture.kernels.map_walk import map_sums
 from sinkscope.capture.output_projection import output_projection
@@ -23,7 +23,7 @@ from sinkscope.capture.shapes import shape_of
 from sinkscope.capture.site import Site
 from sinkscope.capture.sites import block_of, head_counts, kind_of, stream_of
 from sinkscope.capture.unreadable import Seen, hidden_states, no_maps
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, all_lines
 
 INTERFACE, INLINE = "interface", "inline"
 
@@ -42,6 +42,8 @@ class Plan:
     keywords: dict[str, str] = field(default_factory=dict)
     """Attention keywords that the model passes and that sinkscope does not know, in the dry run or in a later pass that
     follows this plan, each with the module that passed it first."""
+    declared: dict[str, str] = field(default_factory=dict)
+    """As `keywords`: those that code outside sinkscope has declared."""
 
     @property
     def inline(self) -> bool:
@@ -56,11 +58,11 @@ def plan(model: nn.Module, forward: Callable[[], Any]) -> Plan:
     within `Shapes`. Raises SinkscopeError where no call can be read.
     """
     failures: list[str] = []
-    keywords: dict[str, str] = {}
-    seen, unread = _dry_run(model, forward, failures, keywords)
+    passed = Passed({}, {})
+    seen, unread = _dry_run(model, forward, failures, passed)
     if any(one.path == INLINE for one in seen):
         # BigBird replaces its attention modules during its first forward pass, so the first record is out of date.
-        seen, unread = _dry_run(model, forward, failures, keywords)
+        seen, unread = _dry_run(model, forward, failures, passed)
     if not seen:
         raise SinkscopeError(
             f"no attention of {type(model).__name__} could be read: it has no softmax attention, or computes it "
@@ -68,11 +70,13 @@ def plan(model: nn.Module, forward: Callable[[], Any]) -> Plan:
         )
     if failures:  # Triton failed in some call: no layer tries it again
         seen = [replace(one, kernel=one.kernel and TORCH) for one in seen]
-    return Plan(_sites(model, seen), unread, max(one.queries for one in seen), failures, keywords)
+    return Plan(
+        sites_of(model, seen), unread, max(one.queries for one in seen), failures, passed.unknown, passed.declared
+    )
 
 
 def _dry_run(
-    model: nn.Module, forward: Callable[[], Any], failures: list[str], keywords: dict[str, str]
+    model: nn.Module, forward: Callable[[], Any], failures: list[str], passed: Passed
 ) -> tuple[list[Seen], tuple[str, ...]]:
     names = {module: name for name, module in model.named_modules()}
     seen: list[Seen] = []
@@ -99,7 +103,7 @@ def _dry_run(
     watch = InlineWatch(inline)
     with (
         torch.no_grad(),
-        shadowed(model, dispatched, keywords),
+        shadowed(model, dispatched, passed),
         watch.watched(model),
         _runnable(model),
         hidden_states(model) as given,
@@ -120,9 +124,8 @@ def _runnable(model: nn.Module) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, RuntimeError) and is_out_of_memory(error):
             raise
-        detail = " ".join(str(error).split())[:200]
         raise SinkscopeError(
-            f"{type(model).__name__} cannot be run on its main input alone: {type(error).__name__}: {detail}"
+            f"{type(model).__name__} cannot be run on its main input alone: {all_lines(error)}"
         ) from error
 
 
@@ -167,7 +170,8 @@ def _seen_map(model: nn.Module, call: InlineCall) -> Seen | None:
     )
 
 
-def _sites(model: nn.Module, seen: list[Seen]) -> list[Site]:
+def sites_of(model: nn.Module, seen: list[Seen]) -> list[Site]:
+    """The sites of a pass's calls, in their order."""
     paths = {one.module for one in seen}
     calls: Counter[str] = Counter()
     unplaced: Counter[str] = Counter()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from importlib.metadata import version
 from types import FunctionType
@@ -52,6 +53,22 @@ def set_registry(interface: type[Any], registry: MutableMapping[str, Any]) -> No
     """Makes every instance of the interface look names up in `registry`."""
     registry_of(interface)  # raises where the attribute moved: setting a new one would have no effect
     interface._global_mapping = registry
+
+
+def interface_lookup() -> Callable[..., Any]:
+    """The method by which a model looks up its attention function: (interface, name, default) -> function."""
+    from transformers import AttentionInterface
+
+    found: Callable[..., Any] = _part("transformers", AttentionInterface, "AttentionInterface.get_interface")
+    return found
+
+
+def set_interface_lookup(lookup: Callable[..., Any]) -> None:
+    """Makes every interface of attention functions look functions up by `lookup`."""
+    from transformers import AttentionInterface
+
+    interface_lookup()  # raises where the method moved: setting a new one would have no effect
+    AttentionInterface.get_interface = lookup
 
 
 def shared_registries() -> dict[str, Mapping[str, Any]]:
@@ -190,6 +207,32 @@ def times_written(tensor: Tensor) -> int:
 def writes(operator: Any) -> bool:
     """Whether an operator, as `__torch_dispatch__` receives it, writes into one of its arguments."""
     return bool(_part("torch", operator, "OpOverload._schema").is_mutable)
+
+
+def written_by(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The arguments that one call of an operator, as `__torch_dispatch__` receives it, writes into."""
+    if not writes(operator):
+        return []
+    arguments = operator._schema.arguments
+    given = dict(zip([each.name for each in arguments], args, strict=False)) | dict(kwargs)
+    written = [given.get(each.name) for each in arguments if each.alias_info and each.alias_info.is_write]
+    flat = [each for value in written for each in (value if isinstance(value, list | tuple) else [value])]
+    return [each for each in flat if isinstance(each, Tensor)]
+
+
+def before_operations(see: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]) -> AbstractContextManager[Any]:
+    """Calls `see(operator, arguments, keywords)` before every operation that this thread runs in the block."""
+    try:
+        from torch.utils._python_dispatch import TorchDispatchMode
+    except ImportError:
+        raise moved("torch", "torch.utils._python_dispatch.TorchDispatchMode") from None
+
+    class Seeing(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            see(func, args, kwargs or {})
+            return func(*args, **(kwargs or {}))
+
+    return Seeing()
 
 
 def map_tensors(kind: type[Any], change: Callable[[Any], Any], tree: Any) -> Any:

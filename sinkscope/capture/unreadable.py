@@ -34,8 +34,10 @@ class Seen:
     kernel: str | None = None
 
 
-def no_maps(model: nn.Module, seen: list[Seen], unmatched: set[str], given: dict[str, torch.Size]) -> set[str]:
-    """Paths of modules whose calls are only parts of an attention map, or no attention.
+def no_maps(
+    model: nn.Module, seen: list[Seen], unmatched: set[str], given: dict[str, torch.Size], rows: int = 1
+) -> set[str]:
+    """Paths of modules whose calls are only parts of an attention map, or no attention; `rows`: sequences of the pass.
 
     `unmatched`: modules with a softmax whose product with values was not seen.
     """
@@ -46,7 +48,7 @@ def no_maps(model: nn.Module, seen: list[Seen], unmatched: set[str], given: dict
         of_image = _of_image(model, one)
         return (
             (one.module in unmatched and not square)  # banded attention with global tokens
-            or one.rows != 1  # windows folded into the batch: several rows for the dry run's one sequence
+            or one.rows != rows  # windows folded into the batch: several rows for one sequence
             or (of_image and calls[one.module] > 1)  # windows: one call for each, their number depends on the image
             or (of_image and not square)  # pooled keys
             or _padded_to_window(one, given.get(one.module))

@@ -12,18 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture.calls import AttentionCall, MaskReadings
-from sinkscope.capture.cuts import Cut, Part, Pending, Readers, Span, readings
+from sinkscope.capture.cuts import Cut, Part, Pending, Readers, Span
 from sinkscope.capture.hooks import hooked
 from sinkscope.capture.inline.calls import InlineCall, SdpaCall
 from sinkscope.capture.inline.mode import InlineWatch
-from sinkscope.capture.interface import shadowed
+from sinkscope.capture.interface import Passed, shadowed
 from sinkscope.capture.kernels.attend import read
-from sinkscope.capture.kernels.map_walk import AttentionMap, map_sums
+from sinkscope.capture.kernels.map_walk import AttentionMap
 from sinkscope.capture.masks.lazy import lazy_masks
-from sinkscope.capture.output_projection import head_factors, projection_bias
+from sinkscope.capture.output_projection import projection_bias
 from sinkscope.capture.plan import Plan
 from sinkscope.capture.site import Site
 from sinkscope.capture.view import LayerView
+from sinkscope.capture.views import Stream, Views
 from sinkscope.errors import SinkscopeError
 
 
@@ -46,7 +47,11 @@ class Capture:
     readers: Readers = field(default_factory=dict)
     layer_heads: Callable[[Site], int] | None = None
     writing: bool = False
-    _factors: dict[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._views = Views(
+            self.model, self.epsilon, self.plan.failures, self.head_mean, self.readers, self.layer_heads
+        )
 
     @contextmanager
     def watching(self, spans: list[Span] | None = None, length: int = 0) -> Iterator[None]:
@@ -60,7 +65,7 @@ class Capture:
         self._watch = InlineWatch(self._inline)
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            stack.enter_context(shadowed(self.model, self._dispatched, self.plan.keywords))
+            stack.enter_context(shadowed(self.model, self._dispatched, Passed(self.plan.keywords, self.plan.declared)))
             stack.enter_context(lazy_masks())
             for hooks in self._hooks():
                 stack.enter_context(hooks)
@@ -167,8 +172,7 @@ class Capture:
         seen = inline_call.unfolded(site.heads)
         if self.on_call is not None:
             self.on_call(site, seen)
-        cut_map = self._cut_map(site, seen)
-        parts: list[Part] = [(rows, cut, map_sums(part), readings(self.readers, part)) for rows, cut, part in cut_map]
+        parts = self._views.of_map(site.name, seen, self.cuts)
         rows = (seen.probabilities.shape[0], seen.probabilities.shape[-2])
         return Pending(site, parts, rows, seen.query, seen.key, seen.value, seen.output)
 
@@ -181,77 +185,17 @@ class Capture:
         self._waiting.setdefault(pending.site.block, []).append(pending)
         self._latest[pending.site.module] = pending
 
-    def _cut_map(self, site: Site, seen: AttentionMap) -> Iterator[tuple[slice, Cut | None, AttentionMap]]:
-        batch, _, queries, _ = seen.probabilities.shape
-        if self.cuts is None:
-            yield slice(0, batch), None, seen
-            return
-        for cut in self.cuts:
-            cut.check(site.name, batch, queries, len(self.cuts))
-            yield cut.batch_row, cut, cut.map(seen)
-
     def _measure(self, site: Site, call: AttentionCall) -> tuple[Tensor, list[Part]]:
         if self.on_call is not None:
             self.on_call(site, call)
-        batch, heads, queries, _ = call.query.shape
-        if self.cuts is None:
-            call = self._masks.read(call)
-            output, sums = read(call, self.plan.failures)
-            return output, [(slice(0, batch), None, sums, readings(self.readers, call))]
-        output, parts = call.query.new_zeros(batch, queries, heads, call.value.shape[-1]), list[Part]()
-        for cut in self.cuts:
-            cut.check(site.name, batch, queries, len(self.cuts))
-            part = self._masks.read(cut.call(call), call.mask, cut.index)
-            rows, sums = read(part, self.plan.failures)
-            output[cut.index, cut.rows(queries)] = rows[0]
-            parts.append((cut.batch_row, cut, sums, readings(self.readers, part)))
-        return output, parts
+        return self._views.of_call(site.name, call, self._masks, self.cuts)
 
     def _finish(self, ended: list[Pending], residual_out: Tensor | None = None) -> None:
         for pending in ended:
+            site = pending.site
+            stream = Stream(self._inputs.get(site.block or ""), self._inputs.get(site.module), residual_out)
             for part in pending.parts:
-                self.on_layer(self._view(pending, part, residual_out), part[0].start)
+                self.on_layer(self._views.view(pending, part, stream), part[0].start)
         for pending in ended:  # releases the layer's tensors
             self._latest.pop(pending.site.module, None)
             self._inputs.pop(pending.site.module, None)
-
-    def _view(self, pending: Pending, own: Part, residual_out: Tensor | None) -> LayerView:
-        site, (_, cut, sums, found) = pending.site, own
-
-        def part(tensor: Tensor | None, axis: int) -> Tensor | None:
-            return tensor if cut is None or tensor is None else cut.axis(tensor, axis)
-
-        time_first = getattr(self.model.get_submodule(site.module), "batch_first", True) is False
-
-        def tokens(tensor: Tensor | None) -> Tensor | None:
-            # A model's own code may put channels or time first. Then x is left out, rather than read wrongly.
-            fits = tensor is not None and tensor.shape[:2] == pending.rows and not time_first
-            valid = part(tensor, 1) if fits else None
-            return None if valid is None else valid.to(sums.first.device)  # the previous layer may use another device
-
-        return LayerView(
-            site=site,
-            epsilon=self.epsilon,
-            attention=sums,
-            output=part(pending.output, 1),
-            raw_query=part(pending.query, 2),
-            raw_key=part(pending.key, 2),
-            raw_value=part(pending.value, 2),
-            raw_projected=part(pending.projected, 1),
-            raw_written=part(pending.written, 1),
-            factors=self._head_factors(site),
-            residual_in=tokens(self._inputs.get(site.block or "")),
-            attention_input=tokens(self._inputs.get(site.module)),
-            residual_out=tokens(residual_out),
-            head_mean=self.head_mean,
-            readings=found,
-            layer_heads=site.heads if self.layer_heads is None else self.layer_heads(site),
-        )
-
-    def _head_factors(self, site: Site) -> Tensor | None:
-        if site.projection is None or site.value_dim is None:
-            return None
-        if site.projection not in self._factors:
-            projection = self.model.get_submodule(site.projection)
-            self._factors[site.projection] = head_factors(projection, site.heads, site.value_dim)
-        return self._factors[site.projection]

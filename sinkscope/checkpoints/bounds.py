@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
 from sinkscope.checkpoints.sources import Source, weight_paths
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, first_line
 
 TENSORS_EACH, NUMBERS_EACH = 16, 16
 """Parameters of the model for each tensor of the files, and their numbers for each byte of the files. Both leave room:
@@ -83,8 +83,11 @@ def _tensors(file: str) -> int:
     from safetensors import safe_open
 
     if file.endswith(".safetensors"):
-        with safe_open(file, framework="pt") as opened:
-            return len(opened.keys())
+        try:
+            with safe_open(file, framework="pt") as opened:
+                return len(opened.keys())
+        except Exception as error:
+            raise SinkscopeError(f"{file} is damaged or truncated ({first_line(error)}): download it again") from None
     if file.endswith(".gguf"):
         from gguf import GGUFReader
 

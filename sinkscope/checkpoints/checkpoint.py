@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 
 from sinkscope.capture.private_doors import attention_name
 from sinkscope.checkpoints.placement import devices, input_device
@@ -79,12 +80,23 @@ class Checkpoint:
             embedding = self.model.get_input_embeddings()  # type: ignore[operator]
             return int(embedding.weight.shape[0])
         except (NotImplementedError, AttributeError):
-            size = getattr(self.model.config.get_text_config(), "vocab_size", None)  # type: ignore[union-attr, operator]
+            config = configuration(self.model)
+            if config is None:
+                return self._largest_table
+            size = getattr(config.get_text_config(), "vocab_size", None)
             if isinstance(size, int) and size > 0:
                 return size
             raise SinkscopeError(
                 f"{type(self.model).__name__} has no token embedding: its vocabulary is unknown"
             ) from None
+
+    @property
+    def _largest_table(self) -> int:
+        """Rows of the largest embedding of a module that names none as its vocabulary. Raises SinkscopeError."""
+        rows = [module.num_embeddings for module in self.model.modules() if isinstance(module, nn.Embedding)]
+        if not rows:
+            raise SinkscopeError(f"{type(self.model).__name__} has no token embedding: its vocabulary is unknown")
+        return max(rows)
 
     @property
     def max_positions(self) -> int | None:
@@ -96,7 +108,8 @@ class Checkpoint:
             table = getattr(module, "position_embeddings", None)
             if isinstance(table, nn.Embedding) and table.padding_idx is not None:
                 return table.num_embeddings - table.padding_idx - 1
-        config = self.model.config.get_text_config()  # type: ignore[union-attr, operator]
+        own = configuration(self.model)
+        config = None if own is None else own.get_text_config()
         for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
             limit = getattr(config, key, None)
             if isinstance(limit, int) and limit > 0:
@@ -104,12 +117,18 @@ class Checkpoint:
         return None
 
 
+def configuration(model: nn.Module) -> Any:
+    """The model's transformers configuration; None for a module of another kind, whatever its `config` is."""
+    config = getattr(model, "config", None)
+    return config if isinstance(config, PreTrainedConfig) else None
+
+
 def add_facts(checkpoint: Checkpoint) -> None:
     """Adds the facts that the model and its configuration show."""
     model = checkpoint.model
-    config: Any = model.config
+    config = configuration(model)
     checkpoint.facts |= {
-        "config_sha256": _config_hash(config),
+        "config_sha256": None if config is None else _config_hash(config),
         "tokenizer_sha256": _tokenizer_hash(checkpoint.tokenizer),
         "class": type(model).__name__,
         "model_type": getattr(config, "model_type", None),

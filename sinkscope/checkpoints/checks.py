@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sinkscope.capture.private_doors import execution_devices, inner_tensors
 from sinkscope.checkpoints.placement import held
 from sinkscope.checkpoints.private_doors import loading_report
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, first_line
 
 BUFFERS = frozenset(
     {
@@ -141,8 +141,11 @@ def _end(key: str) -> str:
 def _types(file: Path) -> dict[str, str]:
     from safetensors import safe_open
 
-    with safe_open(file, framework="pt") as opened:
-        return {key: opened.get_slice(key).get_dtype() for key in opened.keys()}  # noqa: SIM118 - no mapping
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return {key: opened.get_slice(key).get_dtype() for key in opened.keys()}  # noqa: SIM118 - no mapping
+    except Exception as error:
+        raise SinkscopeError(f"{file} is damaged or truncated ({first_line(error)}): download it again") from None
 
 
 def check_object(model: nn.Module) -> None:
@@ -178,7 +181,7 @@ def check_finite(name: str, model: nn.Module) -> None:
     for key, weight in held(model):
         for part in _plain_parts(weight):
             if part.is_floating_point() and not part.is_meta and part.numel():
-                low, high = torch.aminmax(part)
+                low, high = torch.aminmax(part if part.element_size() > 1 else part.bfloat16())  # 8 bits have none
                 if not (torch.isfinite(low) and torch.isfinite(high)):
                     raise SinkscopeError(f"{name}: the weights {key} hold NaN or infinity; the checkpoint is damaged")
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from sinkscope.capture.attention_names import renamed, uncompiled
 from sinkscope.capture.private_doors import capturing, forward_hooks, is_out_of_memory, set_capturing
-from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts
+from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts, configuration
 from sinkscope.checkpoints.loading import unwrapped
 from sinkscope.checkpoints.quiet import quiet_logs
 from sinkscope.errors import SinkscopeError, first_line
@@ -37,7 +37,7 @@ class Forward:
         self.signal = needs if needs in KINDS else None
         self._accepted = set(inspect.signature(model.forward).parameters)
         self.takes = self._accepted.intersection(KINDS)
-        config: Any = model.config
+        config = configuration(model)
         self.decodes = "decoder_input_ids" in self._accepted and bool(getattr(config, "is_encoder_decoder", False))
         start = getattr(config, "decoder_start_token_id", None)
         self.start = start if isinstance(start, int) else None
@@ -74,6 +74,7 @@ class Forward:
         """
         arguments: dict[str, Any] = {"use_cache": False, **extra}
         if mask is not None:
+            self._check_padding()
             arguments["attention_mask"] = mask
         if self.decodes and self.signal is not None:
             start = torch.full((len(inputs), 1), self.start or 0, device=inputs.device)
@@ -86,9 +87,19 @@ class Forward:
         if inputs.is_floating_point():
             name, inputs = self.signal or "inputs_embeds", inputs.to(next(self.model.parameters()).dtype)
         else:
-            name = "input_ids" if "input_ids" in self._accepted else "inputs"  # Perceiver's keyword
+            name = next((each for each in ("input_ids", "inputs") if each in self._accepted), "")  # Perceiver: inputs
         with quiet_logs():
+            if not name:  # a module that is no transformers model takes its tokens first, whatever their name
+                return self.model(inputs, **accepted)
             return self.model(**{name: inputs}, **accepted)
+
+    def _check_padding(self) -> None:
+        """Raises SinkscopeError for a module that would read padding as text."""
+        if configuration(self.model) is None and "attention_mask" not in self._accepted:
+            raise SinkscopeError(
+                f"{type(self.model).__name__} takes no attention_mask, so it would read padding as text: give "
+                "sequences of equal length"
+            )
 
     def _blank_canvas(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns the same random tokens for every sequence and pass; by itself a diffusion model draws new ones."""

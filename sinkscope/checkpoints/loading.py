@@ -16,7 +16,7 @@ from sinkscope.capture.private_doors import base_class, has_sdpa
 from sinkscope.checkpoints.adapter_files import AdapterFolder
 from sinkscope.checkpoints.adapters import adapted, adapter_asked
 from sinkscope.checkpoints.bounds import Bounds
-from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts
+from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts, configuration
 from sinkscope.checkpoints.checks import (
     check_experts,
     check_finite,
@@ -108,6 +108,7 @@ def _open(
 def wrap_model(model: Any, tokenizer: Any = None, head: bool = False) -> Checkpoint:
     """Wraps a loaded model object without changing it: its base model is measured, with `head` the whole model.
 
+    A module that is no transformers model is measured whole; it has no configuration, whose facts then stay empty.
     Of a wrapped model (DataParallel, torch.compile, PEFT), the model inside is measured, with its adapters. Raises
     SinkscopeError for a model with a module in training mode, whose dropout would make every number random, without
     weights in memory, or with weights that hold NaN or infinity; with `head`, also for a model that is not a causal
@@ -115,13 +116,13 @@ def wrap_model(model: Any, tokenizer: Any = None, head: bool = False) -> Checkpo
     """
     given = model
     model = inner_model(model) if isinstance(model, nn.Module) else model
-    if not isinstance(model, nn.Module) or not hasattr(model, "config"):
+    if not isinstance(model, nn.Module):
         raise SinkscopeError(
-            f"a transformers model or a name is needed, not {type(given).__name__}: where it holds one, give that"
+            f"a model (torch.nn.Module) or a name is needed, not {type(given).__name__}: where it holds one, give that"
         )
     if head:
         need_causal(type(model).__name__, [type(model).__name__])
-    base = model if head else inner_model(unwrapped(model))
+    base = model if head or configuration(model) is None else inner_model(unwrapped(model))
     check_object(base)
     name = wrapped_name(given)
     check_experts(name, base)
@@ -133,6 +134,26 @@ def wrap_model(model: Any, tokenizer: Any = None, head: bool = False) -> Checkpo
         "tokenizer": type(tokenizer).__name__ if tokenizer is not None else None,
     }
     checkpoint = Checkpoint(name, base, tokenizer, facts)
+    add_facts(checkpoint)
+    return checkpoint
+
+
+def wrap_running(model: Any, tokenizer: Any = None, name: str | None = None) -> Checkpoint:
+    """Wraps a model that somebody else runs, whole and as it stands: in training mode, or before its weights are there.
+
+    Of a wrapped model, it is the model inside, which the wrapper calls. Raises SinkscopeError for what is no module,
+    and for one that FSDP or DeepSpeed has spread.
+    """
+    if not isinstance(model, nn.Module):
+        raise SinkscopeError(f"a model (torch.nn.Module) is needed, not {type(model).__name__}")
+    inner, shown = inner_model(model), name or wrapped_name(model)
+    facts = {
+        "id": shown,
+        "revision": None,
+        "weights_sha256": None,
+        "tokenizer": type(tokenizer).__name__ if tokenizer is not None else None,
+    }
+    checkpoint = Checkpoint(shown, inner, tokenizer, facts)
     add_facts(checkpoint)
     return checkpoint
 

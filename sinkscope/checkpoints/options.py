@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sinkscope.checkpoints.examples import find_example
@@ -35,6 +36,19 @@ class LoadOptions:
     adapter: str | None = None
 
 
+def _refuse_slip(name: str) -> None:
+    """Raises SinkscopeError for a name without an owner that is nearly that of a folder beside it: the hub would be
+    asked for long before it said no."""
+    path = Path(name)
+    try:
+        beside = [each.name for each in path.parent.iterdir() if each.is_dir() and not each.name.startswith(".")]
+    except OSError:
+        return
+    near = did_you_mean(path.name, beside) if "/" not in name and path.name else ""
+    if near:
+        raise SinkscopeError(f"no folder {name!r}{near} A model of the hub is named with its owner, OWNER/NAME")
+
+
 def check_dtype(name: str) -> None:
     """Raises SinkscopeError for a dtype that no model is loaded in."""
     if name != "auto" and name not in DTYPES:
@@ -50,4 +64,5 @@ def check_model(name: str, revision: str | None = None, allow_pickle: bool = Fal
         find_example(name.removeprefix("example:"))
         return
     if not name.strip() or not path_of(name).exists():
+        _refuse_slip(name)
         find_source(name, revision, allow_pickle)

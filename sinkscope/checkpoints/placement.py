@@ -95,7 +95,7 @@ def held(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def input_device(model: nn.Module) -> torch.device:
     """The device for token ids: that of the first parameter, or the one it is moved to from the disk."""
-    device = next(model.parameters()).device
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     if device.type != "meta":
         return device
     return next((as_device(device) for device in execution_devices(model)), torch.device("cpu"))

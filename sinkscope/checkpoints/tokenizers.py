@@ -7,7 +7,7 @@ from typing import Any
 from sinkscope.checkpoints.gguf_files import gguf_problem
 from sinkscope.checkpoints.private_doors import asks_for_own_code, is_unknown_type, is_unsafe_pickle, language_codes
 from sinkscope.checkpoints.sources import Source, pickled_files
-from sinkscope.errors import SinkscopeError, first_line, shorten
+from sinkscope.errors import SinkscopeError, all_lines, first_line, shorten
 
 
 def load_tokenizer(source: Source, trust_remote_code: bool) -> tuple[Any, str | None]:
@@ -33,7 +33,6 @@ def load_tokenizer(source: Source, trust_remote_code: bool) -> tuple[Any, str | 
 
 def why_not_loaded(source: Source, error: Exception) -> str:
     """One line for any defect of a checkpoint, with what to do where that is known."""
-    text = str(error)
     if source.pickled and is_unsafe_pickle(error):
         return (
             f"{source.name}: its pickled weights ({', '.join(pickled_files(source))}) are damaged or hold more than "
@@ -45,8 +44,9 @@ def why_not_loaded(source: Source, error: Exception) -> str:
         return f"{source.name} needs a package that is not installed: {first_line(error)}"
     if is_unknown_type(error):
         return f"{source.name} is of a model type this transformers does not know: {first_line(error)}"
-    detail = f"it lacks {text}" if isinstance(error, KeyError) else " ".join(text.split())
-    return f"cannot load {source.name}: {shorten(detail) or 'no reason is given'}"
+    if isinstance(error, KeyError) and error.args:
+        return f"cannot load {source.name}: it lacks {shorten(str(error))}"
+    return f"cannot load {source.name}: {all_lines(error)}"
 
 
 def language_and_task(origin: dict[str, Any]) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from sinkscope.capture.private_doors import compiled_from
 from sinkscope.checkpoints.private_doors import is_fsdp, is_zero3, puts_tokens_before
@@ -34,7 +34,9 @@ def wrapped_name(model: nn.Module) -> str:
             active: Any = getattr(model, "active_adapters", None) or getattr(model, "active_adapter", [])
             adapters += [active] if isinstance(active, str) else list(active)
         model = inner
-    name = getattr(getattr(model, "config", None), "name_or_path", None) or type(model).__name__
+    config = getattr(model, "config", None)
+    told = getattr(config, "name_or_path", None) if isinstance(config, PreTrainedConfig) else None
+    name = told or type(model).__name__
     return f"{name} with {' and '.join(adapters)}" if adapters else str(name)
 
 

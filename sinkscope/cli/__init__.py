@@ -28,8 +28,8 @@ from sinkscope.engine.launcher import hush
 from sinkscope.errors import SinkscopeError
 
 COMMANDS = (
-    "scan", "track", "ablate", "arms", "evict", "quant", "show", "compare", "baseline", "check", "export", "plot",
-    "figures", "report", "atlas", "card", "bench", "metrics", "schema", "examples", "trigger",
+    "scan", "watch", "track", "ablate", "arms", "evict", "quant", "show", "compare", "baseline", "check", "export",
+    "plot", "figures", "report", "atlas", "card", "claims", "bench", "metrics", "schema", "examples", "trigger",
 )  # fmt: skip
 """The commands in the order of `--help`. Each has a module of its name, with a function of its name."""
 

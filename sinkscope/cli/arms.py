@@ -10,9 +10,10 @@ import typer
 from sinkscope.cli.arms_job import Model, RunFolder, TextLoss, Written, prepared
 from sinkscope.cli.dry_run import DryRun
 from sinkscope.cli.options import with_options
+from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.grammar import told
 
-EXAMPLE = "Example: sinkscope arms example:gemma-3-270m --arm keys:first1 --arm window:256+4 --arm kv:4+first1"
+EXAMPLE = "Example: sinkscope arms example:gemma-3-270m keys:first1 window:256+4"
 
 
 def with_grammar(command: Callable[..., None]) -> Callable[..., None]:
@@ -25,7 +26,8 @@ def with_grammar(command: Callable[..., None]) -> Callable[..., None]:
 @with_options
 def arms(
     model: Model,
-    arm: Annotated[list[str], typer.Option(metavar="ARM", help="KIND:REST, see above; may be repeated.")],
+    named: Annotated[list[str] | None, typer.Argument(metavar="ARM", help="KIND:REST, see above.")] = None,
+    arm: Annotated[list[str] | None, typer.Option(metavar="ARM", help="The same; may be repeated.")] = None,
     run: RunFolder = None,
     *,
     text: TextLoss,
@@ -33,8 +35,11 @@ def arms(
     dry: DryRun,
 ) -> None:
     """Measure what a model loses under interventions (arms), each beside its random control."""
+    chosen = list(dict.fromkeys([*(named or []), *(arm or [])]))
+    if not chosen:
+        raise SinkscopeError("nothing to measure: name at least one arm, e.g. sinkscope arms MODEL keys:first1")
     job = prepared("arms", model, text, written, dry=dry)
     from sinkscope.present.figures.arms import draw_arms
     from sinkscope.present.terminal.arms import render_arms
 
-    job.measure_arms(draw_arms, render_arms, arms=list(dict.fromkeys(arm)), run=run)
+    job.measure_arms(draw_arms, render_arms, arms=chosen, run=run)

@@ -18,6 +18,7 @@ from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Revisio
 
 if TYPE_CHECKING:
     from sinkscope.engine.launch import Processes
+    from sinkscope.engine.loop import Progress
     from sinkscope.runs.folder import FolderKind
     from sinkscope.runs.saved.arms import Arms
     from sinkscope.runs.saved.result import Result
@@ -25,7 +26,11 @@ if TYPE_CHECKING:
 Model = Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or example:NAME.", metavar="MODEL")]
 RunFolder = Annotated[
     Path | None,
-    typer.Option("--run", help="Run folder of this model, which arms may ask; its text is left out.", metavar="RUN"),
+    typer.Option(
+        "--run",
+        help="Run folder of this model: some interventions need its scores; its text is not read again.",
+        metavar="RUN",
+    ),
 ]
 Data = Annotated[str, typer.Option(metavar="SPEC", help="Text to measure the loss on, without what the run read.")]
 SeqLen = Annotated[int | None, typer.Option(help="Tokens per sequence. [default: the run's; 256 without one]")]
@@ -84,13 +89,13 @@ R = TypeVar("R", bound="Result")
 class ArmsJob:
     """A measurement that may start: its folder can be written, and its options fit some model."""
 
+    command: str
     model: str
     target: Path
     text: TextLoss
     written: Written
     processes: Processes
     dry: DryRun = NO_DRY_RUN
-    command: str = "arms"
 
     def measure_arms(
         self, draw: Callable[[Arms], dict[str, bytes]], render: Callable[[Arms, list[Path]], str], **question: Any
@@ -122,10 +127,10 @@ class ArmsJob:
         from sinkscope.present.figures.canvas import available
         from sinkscope.present.terminal.progress import progress_bar
 
-        with progress_bar(self.written.quiet) as progress, resumable():
+        with progress_bar(self.written.quiet, self.command) as progress, resumable():
             result = experiment(
                 self.model, **question, **self.text.settings(), shards=self.target, resume=self.written.resume,
-                progress=progress, processes=self.processes,
+                progress=progress if self.written.quiet else self._telling(progress), processes=self.processes,
             )  # fmt: skip
         if not available():
             say("no figure: it needs matplotlib (pip install 'sinkscope[figures]')")
@@ -141,6 +146,19 @@ class ArmsJob:
         elif not self.written.quiet:
             sys.stdout.write(render(result, files))
 
+    def _telling(self, progress: Progress) -> Progress:
+        """The progress, and before the first pass how many there are."""
+        told = False
+
+        def report(stage: str, done: int, total: int) -> None:
+            nonlocal told
+            if stage == "ablating" and not told and self.processes.index == 0:
+                told = True
+                say(f"{self.command}: {total - done} forward passes of one sequence each")
+            progress(stage, done, total)
+
+        return report
+
 
 def prepared(
     command: str, model: str, text: TextLoss, written: Written, kind: FolderKind | None = None,
@@ -151,6 +169,9 @@ def prepared(
     `kind`: the kind of folder where it is none of arms. `otherwise`: chooses the folder where --out is not given, from
     the usual one, in the main process. `dry`: with --dry-run the folder is not looked at. Raises SinkscopeError.
     """
+    from sinkscope.experiments.arms.asked import Text, check_numbers
+
+    check_numbers(Text(text.data, text.seq_len, text.num_sequences, text.seed), text.draws)
     from sinkscope.engine.launch import start_processes
     from sinkscope.runs.saved.arms import ARMS_FOLDER
 
@@ -163,7 +184,7 @@ def prepared(
     known = ("seq_len", "num_sequences", "seed", "dtype", "revision", "allow_pickle")
     settings = {name: getattr(text, name) for name in known}
     processes.run(lambda: check_early([model], not dry.dry_run, data=[text.data], **settings))
-    return ArmsJob(model, folder, text, written, processes, dry, command)
+    return ArmsJob(command, model, folder, text, written, processes, dry)
 
 
 @contextmanager
@@ -178,11 +199,11 @@ def resumable() -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def numbers(text: str, option: str, least: int = 0) -> list[int]:
+def numbers(text: str, option: str, least: int = 0, example: str = "0,1,4") -> list[int]:
     """Reads whole numbers such as `0,1,4`, in rising order, each once. Raises SinkscopeError for any other text."""
     from sinkscope.errors import SinkscopeError
 
     parts = text.split(",")
     if not all(part.isascii() and part.isdigit() and len(part) < 10 and int(part) >= least for part in parts):
-        raise SinkscopeError(f"--{option} {text!r}: whole numbers from {least} on are needed, e.g. 0,1,4")
+        raise SinkscopeError(f"--{option} {text!r}: whole numbers from {least} on are needed, e.g. {example}")
     return sorted({int(part) for part in parts})

@@ -9,8 +9,8 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -111,6 +111,26 @@ def warn_in_one_line() -> None:
         say(f"warning: {message}")
 
     warnings.showwarning = shown  # type: ignore[assignment]
+
+
+_SHOW_WARNING = warnings.showwarning
+
+
+@contextmanager
+def as_python_does() -> Iterator[None]:
+    """Leaves stdout and warnings to a program that runs in this process, until the block ends."""
+    shown = warnings.showwarning
+    warnings.showwarning = _SHOW_WARNING
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="strict")
+    try:
+        yield
+    finally:
+        warnings.showwarning = shown
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="sinkscope")
 
 
 def check_writable(path: Path | None) -> None:

@@ -48,11 +48,15 @@ def compare(
 
     Example: sinkscope compare runs/base runs/finetuned --metric bos_mass --csv changes.csv
     """
+    from sinkscope.comparison.compare_runs import NotPaired
     from sinkscope.comparison.compare_runs import compare as compare_runs
 
     check_writable(csv)
     first, second = opened(a, b, spot)
-    result = compare_runs(first, second, metrics=metric, unpaired=unpaired)
+    try:
+        result = compare_runs(first, second, metrics=metric, paired=not unpaired)
+    except NotPaired as error:
+        raise NotPaired(error.reason, "--unpaired compares separate samples") from None
     if csv is not None:
         write_file(csv, result.as_table().to_csv(index=False, float_format="%.9g", lineterminator="\n"))
     if as_json:

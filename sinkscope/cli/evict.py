@@ -19,8 +19,8 @@ LAYERS = {"full": "/full", "all": ""}
 def evict(
     model: Model,
     run: RunFolder = None,
-    window: Annotated[str, typer.Option(metavar="W,W,...", help="Last keys that every query sees.")] = "64,256",
-    sinks: Annotated[str, typer.Option(metavar="S,S,...", help="First keys that stay visible.")] = "0,1,2,4,8",
+    window: Annotated[str, typer.Option(metavar="W,W,...", help="Last keys that every query sees.")] = "64",
+    sinks: Annotated[str, typer.Option(metavar="S,S,...", help="First keys that stay visible.")] = "0,1,4",
     layers: Annotated[str, typer.Option(help="full: layers without a window of their own; or all.")] = "full",
     *,
     text: GridLoss,
@@ -31,13 +31,13 @@ def evict(
 
     The control keeps as many random tokens. Masks stand for the cache, so that one pass measures every position.
 
-    Example: sinkscope evict example:gemma-3-270m --window 256 --sinks 0,1,4 --seq-len 1024
+    Example: sinkscope evict example:gemma-3-270m --window 64,256 --sinks 0,1,4 --seq-len 1024
     """
     if layers not in LAYERS:
         raise SinkscopeError(f"--layers {layers!r}: one of {', '.join(LAYERS)}")
     grid = [
         f"window:{size}+{count}{LAYERS[layers]}"
-        for size in numbers(window, "window", 1)
+        for size in numbers(window, "window", 1, "64,256")
         for count in numbers(sinks, "sinks")
     ]
     job = prepared("evict", model, text, written, dry=dry)

@@ -183,4 +183,10 @@ def list_of(
         raise SinkscopeError(
             f"--format {IDS}: the run has the streams {', '.join(found)}; write JSON, without --format"
         )
-    return "".join(f"{token}\n" for each in found.values() for token in each["ids"])
+    (only,) = found.values()
+    if apart := len(only["ids_at_position_0_only"]):
+        say(
+            f"left out: {apart} token{'s' * (apart > 1)} that were sinks at position 0 only; without --format, the "
+            "JSON has them"
+        )
+    return "".join(f"{token}\n" for token in only["ids"])

@@ -19,7 +19,7 @@ OTHER = "Options"
 PANELS = ("Arguments", FIRST, OTHER, READ, LOADED, SPOT, MEASURED, WRITTEN)
 """The panels in the order of the screen; an option that names none stands under OTHER."""
 
-VALUES = {"str": "NAME", "int": "N", "float": "X", "path": "PATH", "list[str]": "NAME", "list[int]": "N"}
+VALUES = {"str": "TEXT", "int": "N", "float": "X", "path": "PATH", "list[str]": "TEXT", "list[int]": "N"}
 """What stands for a value of each Python type where an option names no other word."""
 
 WIDTH = 78

@@ -35,11 +35,11 @@ def quant(
     """
     grid = [
         f"kv:{width}" + (f"+first{count}" if count else "")
-        for width in numbers(bits, "bits", 1)
+        for width in numbers(bits, "bits", 1, "3,4")
         for count in numbers(kept, "kept")
     ]
     if acts is not None:
-        grid += [f"acts:{width}/{step}" for width in numbers(acts, "acts", 2) for step in ("tensor", "token")]
+        grid += [f"acts:{width}/{step}" for width in numbers(acts, "acts", 2, "4,8") for step in ("tensor", "token")]
     job = prepared("quant", model, text, written, dry=dry)
     from sinkscope.present.figures.arms import draw_grid
     from sinkscope.present.terminal.arms import render_grid

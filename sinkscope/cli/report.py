@@ -62,6 +62,6 @@ def compared(a: Run, b: Run) -> Comparison:
     unmatched = next((data.domain for data in domains(a) if data.fingerprint not in read), None)
     if unmatched is None:
         return compare(a, b)
-    result = compare(a, b, unpaired=True)
+    result = compare(a, b, paired=False)
     result.notes.insert(0, f"not paired: {why_not_paired(a, b, unmatched)}")
     return result

@@ -82,6 +82,8 @@ def scan(
     models = list(dict.fromkeys([*(model or []), *processes.on_main(lambda: names_in(more.names))]))
     if not models:
         raise SinkscopeError("no model: name one, or give --models FILE")
+    if more.name is not None and len(models) > 1:
+        raise SinkscopeError(f"--name {more.name!r} is what one model is called, and {len(models)} are to be scanned")
     options = text.settings() | more.settings() | asdict(asked)
     request = processes.run(lambda: check_early(models, look=False, **options))
     dry.check()

@@ -15,6 +15,7 @@ import typer
 
 from sinkscope.cli.common import INTERRUPTED, say
 from sinkscope.runs.folder import KEY, UNFINISHED
+from sinkscope.runs.whole import read_file
 
 if TYPE_CHECKING:
     from sinkscope.engine.launch import Processes
@@ -93,7 +94,24 @@ class ScanJob:
         done = finished(target) and not (target / UNFINISHED).exists()
         if self.force or not (done and self.resume):
             check_target(target, self.force, self.resume)
-        return self.resume and not (done and self.force)
+        resumes = self.resume and not (done and self.force)
+        if resumes:
+            self._refuse_another_text(target)
+        return resumes
+
+    def _refuse_another_text(self, target: Path) -> None:
+        """Raises SinkscopeError, before the model is loaded, where the unfinished scan there was asked to read other
+        text: what the command line gave decides it. The model's own defaults are compared after loading."""
+        from sinkscope.errors import SinkscopeError
+
+        own = {name: value for name, value in self.request.part("text").items() if value is not None}
+        theirs = _asked(target / UNFINISHED / KEY, own) or {}
+        for name, value in theirs.items():
+            if value is not None and value != own[name]:
+                raise SinkscopeError(
+                    f"{target} holds an unfinished scan with another --{name.replace('_', '-')} ({value} there, "
+                    f"{own[name]} now); give another --out, or --force to start anew"
+                )
 
     def _save(self, run: Run, target: Path) -> list[Path]:
         run.manifest.command = shlex.join(["sinkscope", *sys.argv[1:]])
@@ -158,7 +176,7 @@ def _empty(path: Path) -> bool:
 def _asked(path: Path, names: dict[str, Any] | None = None) -> Any:
     """The settings of the request in a JSON file, those called `names`; None where it holds none."""
     try:
-        asked = json.loads(path.read_text("utf-8"))["request"]
+        asked = json.loads(read_file(path))["request"]
         return asked if names is None else {name: asked[name] for name in names}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sinkscope.cli.help import LOADED, MEASURED, READ
+from sinkscope.cli.help import LOADED, MEASURED, READ, WRITTEN
 from sinkscope.cli.options import Adapter, DeviceMap, Metrics, Revision, parse_lengths
 from sinkscope.runs.defaults import DORMANT_RULE
 from sinkscope.runs.questions import QUESTIONS, Option, Question, declared_options
@@ -65,6 +65,10 @@ class MoreOfScan:
             help="Text that goes with each picture, or that the decoder reads with each recording.",
             rich_help_panel=READ,
         ),
+    ] = None
+    name: Annotated[
+        str | None,
+        typer.Option(help="What tables, figures and pages call the model. [default: its id]", rich_help_panel=WRITTEN),
     ] = None
     names: Annotated[
         Path | None,
@@ -124,7 +128,7 @@ class MoreOfScan:
         bool,
         typer.Option(
             "--strict",
-            help="Treat warnings about what could not be read as errors: measure nothing then.",
+            help="End with an error where attention of the model cannot be read or a metric of --metrics fails.",
             rich_help_panel=MEASURED,
         ),
     ] = False
@@ -136,6 +140,7 @@ class MoreOfScan:
     def settings(self) -> dict[str, Any]:
         """The options under the names, and with the values, that `sinkscope.scan` takes."""
         names = (
+            "name",
             "images",
             "audio",
             "prompt",

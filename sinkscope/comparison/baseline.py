@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, first_line
+from sinkscope.runs.moved import Measured, hides_keys
 from sinkscope.runs.per_sequence import LEVELS, PLACE, Cells, cells, chosen_metrics, domains
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.base import Record, read_record
 from sinkscope.runs.schema.baseline import (
     KIND,
-    SCHEMA_VERSION,
+    READ,
     BaselineDomain,
     BaselineFile,
     BaselineLevel,
@@ -82,6 +83,11 @@ class Baseline:
         """The request of the run; `Request.of_model` asks the same of another model."""
         return self.facts.request
 
+    @property
+    def measured(self) -> Measured:
+        """By which definitions it was measured."""
+        return self.facts.schema_version, self.facts.hides
+
     def fingerprints(self) -> dict[str, str]:
         """Maps the fingerprint of each domain's token sequences to the domain's name."""
         return {data.fingerprint: data.domain for data in self.facts.data}
@@ -108,6 +114,8 @@ def baseline_of(run: Run) -> Baseline:
         for level in LEVELS
     }
     facts = BaselineFile(
+        schema_version=manifest.schema_version,
+        hides=hides_keys(manifest),
         sinkscope=manifest.sinkscope,
         request=manifest.request,
         model=_shared_fields(BaselineModel, manifest.model),
@@ -182,10 +190,10 @@ def read_baseline(path: str | Path) -> Baseline:
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise SinkscopeError(f"{path} is no baseline: write one with `sinkscope baseline RUN -o FILE`")
     version = data.get("schema_version")
-    if version not in (1, SCHEMA_VERSION):
+    if version not in (1, *READ):
         raise SinkscopeError(
-            f"baseline {path} has schema version {version}, this sinkscope reads 1 and {SCHEMA_VERSION}: write it "
-            "again with `sinkscope baseline`"
+            f"baseline {path} has schema version {version}, this sinkscope reads 1 to {READ[-1]}: write it again with "
+            "`sinkscope baseline`"
         )
     try:
         facts = read_record(BaselineFile, baseline_from_0_1(data) if version == 1 else data, f"baseline {path}")
@@ -194,7 +202,7 @@ def read_baseline(path: str | Path) -> Baseline:
         if missing:
             raise ValueError(f"it has no level {missing[0][1]} of {missing[0][0]!r}")
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
-        detail = (str(error).splitlines() or [type(error).__name__])[0]
+        detail = first_line(error)
         raise SinkscopeError(f"baseline {path} is damaged: {detail}") from None
     return Baseline(facts.model_copy(update={"levels": []}), levels)
 

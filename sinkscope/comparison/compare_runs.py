@@ -10,6 +10,7 @@ import pandas as pd
 from sinkscope.comparison.changes import Changes, Listed, head_changes
 from sinkscope.comparison.level_rows import Pair, concatenated, level_rows
 from sinkscope.errors import SinkscopeError
+from sinkscope.runs.moved import hides_keys, moved, refuse_moved
 from sinkscope.runs.per_sequence import LEVELS, chosen_metrics, domains, metric_names
 from sinkscope.runs.showing import ShownComparison
 
@@ -23,6 +24,18 @@ DEFAULT_METRICS = ("bos_mass", "sink_score", "entropy", "honor")
 TABLES = {"summary": "summary", "layer": "layers", "head": "heads"}
 
 
+ONE_BY_DEFINITION = ("honor",)
+"""Columns divided by their mean over the layer's heads, besides those that end in `_ln`: that mean is 1 in any run."""
+
+
+class NotPaired(SinkscopeError):
+    """Two runs that read different token sequences. `reason`: what differs."""
+
+    def __init__(self, reason: str, remedy: str = "compare(..., paired=False) compares separate samples") -> None:
+        super().__init__(f"{reason}; {remedy}")
+        self.reason = reason
+
+
 @dataclass
 class Comparison(ShownComparison):
     """What changed from run A to run B.
@@ -33,6 +46,7 @@ class Comparison(ShownComparison):
         same_shape: whether both have the same streams, layers and heads; if not, `heads` and `layers` are empty.
         heads, layers, summary: long tables, one row per (domain, place, metric): a, b, difference (b - a), sem, low
             and high (95 % interval, Student's t), p (t-test), q (Benjamini-Hochberg over the places of that metric).
+            honor and the `_ln` columns have rows in `heads` alone: their mean over a layer's heads is always 1.
             The interval leaves out 0 exactly where p < 0.05.
         changes: heads that gained_sink or lost_sink (mean sink_score against epsilon), woke or fell_dormant, by a
             difference with q < 0.05.
@@ -75,18 +89,21 @@ class Comparison(ShownComparison):
         return table.astype({"layer": "Int64", "head": "Int64"})
 
 
-def compare(a: Run, b: Run, *, metrics: list[str] | None = None, unpaired: bool = False) -> Comparison:
+def compare(a: Run, b: Run, *, metrics: list[str] | None = None, paired: bool = True) -> Comparison:
     """Compares two runs. Differences are b - a.
 
     Args:
         metrics: names of per-sequence metrics; None means bos_mass, sink_score, entropy and honor, [] means all.
-        unpaired: treats the runs as separate samples (Welch's test), for runs over different text.
+        paired: whether the runs read the same token sequences, each its own control; False treats them as separate
+            samples (Welch's test), for runs over different text.
 
     Raises:
-        SinkscopeError: the runs read different text and `unpaired` is False; they share no domain; a metric is unknown.
+        NotPaired: the runs read different text and `paired` is True.
+        SinkscopeError: they share no domain; a metric is unknown.
     """
-    pairs, notes = _matched(a, b, unpaired)
+    pairs, notes = _matched(a, b, paired)
     names = chosen_metrics([a, b], _default_metrics(a, b, notes) if metrics is None else metrics)
+    names = _comparable(a, b, names, bool(metrics), notes)
     same = _shape(a) == _shape(b)
     if not same:
         notes.append(
@@ -100,13 +117,19 @@ def compare(a: Run, b: Run, *, metrics: list[str] | None = None, unpaired: bool 
         notes.append("the runs have different dormant rules: each run's heads are judged by its own rule")
     tables = {}
     for level in LEVELS:
-        frames = [level_rows(a, b, pair, level, names, not unpaired) for pair in pairs]
+        own = names if level == "head" else [name for name in names if not _is_one(name)]
+        frames = [level_rows(a, b, pair, level, own, paired) for pair in pairs]
         tables[level] = concatenated(frames) if same or level == "summary" else pd.DataFrame()
-    changes = head_changes(a, b, pairs, not unpaired) if same else Changes()
+    changes = head_changes(a, b, pairs, paired) if same else Changes()
     return Comparison(
-        _facts(a), _facts(b), not unpaired, same, names, tables["head"], tables["layer"], tables["summary"],
+        _facts(a), _facts(b), paired, same, names, tables["head"], tables["layer"], tables["summary"],
         changes.held, changes.within_noise, [*notes, *changes.notes],
     )  # fmt: skip
+
+
+def _is_one(name: str) -> bool:
+    """Whether the column's mean over a layer's heads is 1 by definition, and says nothing above the level of heads."""
+    return name in ONE_BY_DEFINITION or name.endswith("_ln")
 
 
 def _default_metrics(a: Run, b: Run, notes: list[str]) -> list[str]:
@@ -119,11 +142,25 @@ def _default_metrics(a: Run, b: Run, notes: list[str]) -> list[str]:
     return kept
 
 
-def _matched(a: Run, b: Run, unpaired: bool) -> tuple[list[Pair], list[str]]:
+def _comparable(a: Run, b: Run, names: list[str], named: bool, notes: list[str]) -> list[str]:
+    """The metrics that both runs measured alike; adds a note on the others. Raises SinkscopeError where they were
+    `named`."""
+    one, other = ((run.manifest.schema_version, hides_keys(run.manifest)) for run in (a, b))
+    if named:
+        refuse_moved(names, one, other, "scan the older run's model again")
+    left_out = [name for name in names if name in moved(one, other)]
+    if left_out:
+        notes.append(
+            f"measured otherwise by one run, of schema version 2 or older, so not compared: {', '.join(left_out)}"
+        )
+    return [name for name in names if name not in left_out]
+
+
+def _matched(a: Run, b: Run, paired: bool) -> tuple[list[Pair], list[str]]:
     """The pairs of domains that are compared, and notes for the reader."""
     of_a, of_b = domains(a), domains(b)
     notes: list[str] = []
-    if unpaired:
+    if not paired:
         if len(of_a) == len(of_b) == 1:
             return [(of_a[0].domain, of_b[0].domain, None)], notes
         shared = [data.domain for data in of_a if data.domain in {other.domain for other in of_b}]
@@ -135,7 +172,7 @@ def _matched(a: Run, b: Run, unpaired: bool) -> tuple[list[Pair], list[str]]:
     for data in of_a:
         other = prints.get(data.fingerprint)
         if other is None:
-            raise SinkscopeError(f"{why_not_paired(a, b, data.domain)}; pass --unpaired to compare separate samples")
+            raise NotPaired(why_not_paired(a, b, data.domain))
         sizes = [run.sequences.loc[run.sequences["domain"] == d, "sequence"].nunique()
                  for run, d in ((a, data.domain), (b, other))]  # fmt: skip
         if sizes[0] != sizes[1]:
@@ -150,17 +187,28 @@ def why_not_paired(a: Run, b: Run, domain: str) -> str:
     theirs = next((data for data in b.manifest.data if data.domain == domain), None)
     if theirs is None:
         return f"the runs read different data: {_names(a.manifest.data)} against {_names(b.manifest.data)}"
+    if _tokenizer(a) != _tokenizer(b):
+        return f"the runs' models have two tokenizers, which cut the text of {domain!r} into different tokens"
     checks = [
         ("sequences", mine.sequences, theirs.sequences),
         ("tokens a sequence", mine.seq_len, theirs.seq_len),
-        ("first token", *(run.manifest.first_token.text for run in (a, b))),
-        ("tokenizer", *(run.manifest.model.tokenizer for run in (a, b))),
+        ("first token", *(_first_token(run) for run in (a, b))),
         ("seed", *(run.manifest.request.seed for run in (a, b))),
     ]
     for name, first, second in checks:
         if first != second:
             return f"the token sequences of {domain!r} differ ({name}: {first} against {second})"
     return f"the token sequences of {domain!r} differ (their fingerprints differ, their settings do not)"
+
+
+def _tokenizer(run: Run) -> str | None:
+    """What tells tokenizers apart: the hash of their files, or the class where runs of older versions have no hash."""
+    return run.manifest.model.tokenizer_sha256 or run.manifest.model.tokenizer
+
+
+def _first_token(run: Run) -> str:
+    first = run.manifest.first_token
+    return "not the same in all sequences" if first.id is None else repr(first.text)
 
 
 def _names(data: list[DomainFacts]) -> str:

@@ -12,6 +12,7 @@ from sinkscope.comparison.policy import DEFAULT, Policy, Rule
 from sinkscope.comparison.verdict import Breach, Tally, Verdict
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.catalogue import catalogue
+from sinkscope.runs.moved import refuse_moved
 from sinkscope.runs.statistics import beyond, false_discovery
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
     2 sequences.
     """
     now = baseline_of(run)
+    names = [rule.metric for rule in policy.rules]
+    refuse_moved(names, now.measured, baseline.measured, "write the baseline again from a new scan of its model")
     same_text, notes = {}, []
     pairs = _pairs(now, baseline)
     for mine, theirs in pairs:
@@ -48,6 +51,11 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
     first, before = (_first_token(each) for each in (now, baseline))
     if first != before:
         notes.append(f"the run's first token is {first}, the baseline's is {before}")
+    if policy.same_precision < 1 and any(same_text.values()) and _both_float32(now, baseline):
+        notes.append(
+            f"bounds are {policy.same_precision:g} x those of the policy (same_precision): both runs are float32 over "
+            "the same text, where rounding explains less"
+        )
     judged = [
         _judge(
             _tightened(rule, policy.same_precision) if same_text[mine] and _both_float32(now, baseline) else rule,

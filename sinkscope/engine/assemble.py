@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import pandas as pd
 
-from sinkscope.capture import not_softmax
+from sinkscope.capture import Plan, Site, not_softmax
+from sinkscope.checkpoints import Checkpoint
 from sinkscope.engine.batch_size import return_freed
-from sinkscope.engine.loop import Loop
-from sinkscope.engine.manifest import spectra_measured, timing, with_failures, with_late_keywords
-from sinkscope.engine.measurement import Findings
-from sinkscope.engine.places import places_of
+from sinkscope.engine.input_kinds.kind import Reading
+from sinkscope.engine.manifest import (
+    Attended,
+    spectra_measured,
+    timing,
+    with_failures,
+    with_guests,
+    with_hidden,
+    with_late_keywords,
+)
+from sinkscope.engine.measurement import Findings, Measurement
+from sinkscope.engine.shards import Shards
 from sinkscope.runs.dormancy import dormant_in_some
 from sinkscope.runs.published import published_for
 from sinkscope.runs.run import Run
@@ -29,13 +38,39 @@ from sinkscope.tables.summary import domain_summaries, stream_summaries
 from sinkscope.tables.values import Domain
 
 
-def build_run(loop: Loop, manifest: Manifest, started: float, complete: bool) -> Run:
+class Measured(Attended, Protocol):
+    """What a run is built of: a scan's loop, or what was measured of a model that somebody else ran.
+
+    Its attributes are those of `Loop`. `domains` and `places` hold the sequences measured so far.
+    """
+
+    checkpoint: Checkpoint
+    plan: Plan
+    reading: Reading
+    measurements: list[Measurement]
+    shards: Shards | None
+    smallest_batch: int | None
+    failures: list[str]
+
+    @property
+    def sites(self) -> list[Site]: ...
+
+    @property
+    def done(self) -> int: ...
+
+    def domains(self) -> list[Domain]: ...
+
+    def places(self, domains: list[Domain]) -> PlacesOf: ...
+
+
+def build_run(loop: Measured, manifest: Manifest, started: float, complete: bool) -> Run:
     """Builds the Run of the sequences measured so far. `started`: time.perf_counter() when the scan began."""
     sites, domains, asked = loop.sites, loop.domains(), manifest.request
     return_freed()
     manifest = with_late_keywords(manifest, loop.plan)
     manifest = with_failures(manifest, [*loop.plan.failures, *loop.failures])
-    places = places_of(loop, domains)
+    manifest = with_guests(manifest, loop)
+    places = loop.places(domains)
     heads = head_table(domains, sites, asked)
     layers = layer_table(domains, sites, heads, asked)
     positions = position_table(domains, sites, places)
@@ -66,11 +101,13 @@ def build_run(loop: Loop, manifest: Manifest, started: float, complete: bool) ->
         sinks=sinks,
         tokens=sink_tokens,
         measured=measured,
-        manifest=manifest.model_copy(update=_facts(loop, domains, started, complete)),
+        manifest=manifest.model_copy(
+            update=_facts(loop, domains, started, complete) | {"attention": with_hidden(manifest.attention, domains)}
+        ),
     )
 
 
-def _facts(loop: Loop, domains: list[Domain], started: float, complete: bool) -> dict[str, Any]:
+def _facts(loop: Measured, domains: list[Domain], started: float, complete: bool) -> dict[str, Any]:
     """What the scan adds to its manifest."""
     return {
         "spectra_measured": spectra_measured(domains),
@@ -82,8 +119,8 @@ def _facts(loop: Loop, domains: list[Domain], started: float, complete: bool) ->
 
 
 def _summary(
-    loop: Loop, manifest: Manifest, complete: bool, domains: list[Domain], heads: pd.DataFrame, layers: pd.DataFrame,
-    places: PlacesOf,
+    loop: Measured, manifest: Manifest, complete: bool, domains: list[Domain], heads: pd.DataFrame,
+    layers: pd.DataFrame, places: PlacesOf,
 ) -> Summary:  # fmt: skip
     sites, asked = loop.sites, manifest.request
     return Summary(

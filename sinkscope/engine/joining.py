@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from sinkscope.engine.launcher import UNSET, is_main, told_by
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, first_line
 
 _in_vain = False
 
@@ -39,7 +39,7 @@ def join(cpu: bool, wait: timedelta, patience: timedelta) -> Any:
             _ = state.process_index
             _be_patient(patience)
         except (ValueError, KeyError, AttributeError, RuntimeError, OSError) as error:
-            detail = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            detail = first_line(error)
             line = (
                 f"the environment tells of a launch ({told_by()}) whose other processes did not appear within "
                 f"{wait.total_seconds():.0f} s ({detail}): {UNSET}"

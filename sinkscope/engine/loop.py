@@ -7,7 +7,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from accelerate.utils import release_memory
 
@@ -19,12 +20,15 @@ from sinkscope.engine.collector import Collector, Parts
 from sinkscope.engine.input_kinds.kind import Reading
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.measurement import Measurement
+from sinkscope.engine.places import places_of
 from sinkscope.engine.record import BatchRecord
 from sinkscope.engine.shards import Shard, Shards
 from sinkscope.engine.tensor_parallel import HeadShards
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.batches import Batch, batches
+from sinkscope.metrics.guests import Guests
 from sinkscope.metrics.quantities import QuantitySet, quantity_set
+from sinkscope.tables.places import PlacesOf
 from sinkscope.tables.values import Domain
 
 Progress = Callable[[str, int, int], None]
@@ -32,6 +36,18 @@ Progress = Callable[[str, int, int], None]
 
 Piece = tuple[int, int, int]
 """Sequences to measure: (domain, first, past the last)."""
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What a process tells the others of one round: its batch, whether it has more, why Triton and metrics of others
+    have failed, and the seconds of these metrics."""
+
+    batch: Shard | None
+    more: bool
+    failures: list[str]
+    failed: dict[str, str]
+    seconds: dict[str, float]
 
 
 @dataclass
@@ -48,6 +64,8 @@ class Loop:
         smallest_batch: the smallest batch size so far.
         seconds: time spent in forward passes and metrics.
         failures: why Triton failed, in any process.
+        strict: end the scan where a metric of others fails.
+        guest_seconds: time that each metric of others took, in all processes.
     """
 
     checkpoint: Checkpoint
@@ -66,6 +84,8 @@ class Loop:
     smallest_batch: int | None = None
     seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
+    strict: bool = False
+    guest_seconds: dict[str, float] = field(default_factory=dict)
     _records: list[BatchRecord] = field(default_factory=list)
     _fits: int | None = None
 
@@ -78,6 +98,11 @@ class Loop:
     def quantities(self) -> QuantitySet:
         """What the scan measures."""
         return self.declared.extended(own for each in self.measurements for own in each.quantities())
+
+    @cached_property
+    def guests(self) -> Guests:
+        """The metrics of others among what the scan measures."""
+        return Guests(self.declared.metrics)
 
     @property
     def done(self) -> int:
@@ -97,22 +122,44 @@ class Loop:
         left = [self.done < self.reading.total]
         while any(left):
             began = time.perf_counter()
-            outcomes = self.processes.together(lambda: (self._next(work), bool(work), self.plan.failures))
-            left = [more for _, more, _ in outcomes]
-            self.failures = list(dict.fromkeys(why for *_, reasons in outcomes for why in reasons))
-            self._keep([batch for batch, *_ in outcomes if batch is not None])
+            outcomes = self.processes.together(lambda: self._outcome(work))
+            left = [each.more for each in outcomes]
+            self.failures = list(dict.fromkeys(why for each in outcomes for why in each.failures))
+            self._learn([each.failed for each in outcomes])
+            self.guest_seconds = {name: sum(each.seconds[name] for each in outcomes) for name in outcomes[0].seconds}
+            self._keep([each.batch for each in outcomes if each.batch is not None])
             self.seconds += time.perf_counter() - began
 
+    def _outcome(self, work: deque[Piece]) -> _Outcome:
+        batch = self._next(work)
+        return _Outcome(batch, bool(work), self.plan.failures, self.guests.failed, self.guests.seconds)
+
+    def _learn(self, failed: list[dict[str, str]]) -> None:
+        """Takes over why metrics of others failed, in any process. Raises SinkscopeError with `strict`."""
+        for each in failed:
+            self.guests.learn(each)
+        if self.strict and self.guests.failed:
+            raise SinkscopeError(f"--strict: {self.guests.left_out[0]}")
+
     def domains(self) -> list[Domain]:
-        """Returns what was measured so far, by domain."""
+        """Returns what was measured so far, by domain; without the columns of metrics of others that failed."""
         domains = []
         names = {site.name for site in self.sites}
         for corpus, record in zip(self.reading.corpora, self._records, strict=False):
-            values = record.values()
+            values = {name: each.without(self.guests.failed) for name, each in record.values().items()}
             if values:
                 others = {name: values.pop(name) for name in values.keys() - names}
                 domains.append(Domain(corpus, values, dict(sorted(others.items()))))
         return domains
+
+    def places(self, domains: list[Domain]) -> PlacesOf:
+        """What stands at the keys of every attention call."""
+        return places_of(self, domains)
+
+    @property
+    def decoder_input(self) -> str | None:
+        """What a decoder reads besides the sequences, for the manifest."""
+        return self.reading.decoder_input or self.forward.decoder_input
 
     def _watch(self, length: int) -> tuple[Capture, Collector]:
         """Returns the capture that watches a domain's batches, and the collector that it fills."""
@@ -131,6 +178,7 @@ class Loop:
         """Takes the batches that an earlier scan left on disk."""
         shards = self.shards
         kept = [] if shards is None else self.processes.on_main(lambda: list(shards.read(self.quantities)))
+        self._learn([shard.failed for shard in kept])
         self._take(kept)
         self._fits = min((shard.fits for shard in kept if shard.fits is not None), default=None)
 
@@ -145,6 +193,7 @@ class Loop:
         """Keeps finished batches, on disk first, then in memory."""
         if self.heads is not None:
             batches = [self.heads.whole(batches, self.quantities)]
+        batches = [replace(batch, failed=self.guests.failed) for batch in batches]
         shards = self.shards
         if shards is not None:
             self.processes.on_main(lambda: shards.write(batches, self.quantities))

@@ -9,22 +9,24 @@ from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from sinkscope.capture import Plan, Site
+from sinkscope.capture import Plan, Site, keywords
 from sinkscope.capture.kernels.attend import TORCH, TRITON
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.checkpoints.hashing import settings_sha256
 from sinkscope.engine.input_kinds.kind import Reading
-from sinkscope.engine.loop import Loop
+from sinkscope.engine.launch import Processes
 from sinkscope.engine.self_check import EAGER, warnings_of
 from sinkscope.engine.shards import first_difference
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import Corpus
 from sinkscope.inputs.rules import first_token
-from sinkscope.metrics.extension import definitions
+from sinkscope.metrics.extension import code_sha256, definitions
+from sinkscope.metrics.guests import Guests, slow
+from sinkscope.metrics.quantities import QuantitySet
 from sinkscope.metrics.spectra import FEWEST_SPECTRA, SPECTRA_CUBES
 from sinkscope.runs.defaults import VERSION
 from sinkscope.runs.folder import UNFINISHED, sha256_of
@@ -32,7 +34,7 @@ from sinkscope.runs.questions import QUESTIONS
 from sinkscope.runs.request import Request
 from sinkscope.runs.run import Run, finished, load_run
 from sinkscope.runs.schema.base import plain
-from sinkscope.runs.schema.manifest import Manifest, Timing
+from sinkscope.runs.schema.manifest import KeywordFacts, Manifest, Timing
 from sinkscope.runs.schema.site import SiteFacts
 from sinkscope.tables.columns import columns
 from sinkscope.tables.values import Domain
@@ -43,7 +45,23 @@ MEASURING = ("capture", "checkpoints", "engine", "inputs", "metrics", "questions
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "numba", "pandas")
 
 
-def describe(loop: Loop, request: Request, checked: dict[str, Any]) -> Manifest:
+class Described(Protocol):
+    """What a manifest tells of before the first batch; its attributes are those of `Loop`."""
+
+    checkpoint: Checkpoint
+    plan: Plan
+    reading: Reading
+    processes: Processes
+    declared: QuantitySet
+
+    @property
+    def sites(self) -> list[Site]: ...
+
+    @property
+    def decoder_input(self) -> str | None: ...
+
+
+def describe(loop: Described, request: Request, checked: dict[str, Any]) -> Manifest:
     """Returns the manifest as known before the first batch. `checked`: the self-check's record."""
     reading, processes = loop.reading, loop.processes
     facts = {
@@ -52,10 +70,10 @@ def describe(loop: Loop, request: Request, checked: dict[str, Any]) -> Manifest:
         "versions": {"python": platform.python_version()}
         | {name: version(name) for name in PACKAGES if find_spec(name)},
         "request": request.as_dict(),
-        "model": loop.checkpoint.facts,
+        "model": loop.checkpoint.facts | {"name": request.name},
         "data": [_corpus_facts(corpus, reading) for corpus in reading.corpora],
         "first_token": reading.first_token(),
-        "decoder_input": reading.decoder_input or loop.forward.decoder_input,
+        "decoder_input": loop.decoder_input,
         "self_check": checked,
         "processes": processes.count,
         "tensor_parallel": processes.count if processes.tensor else 1,
@@ -66,6 +84,7 @@ def describe(loop: Loop, request: Request, checked: dict[str, Any]) -> Manifest:
             for name, column in columns(table, loop.declared.metrics).items()
         },
         "metrics": definitions(loop.declared.metrics),
+        "keywords": declared_keywords(loop.plan),
         "warnings": [*loop.checkpoint.warnings, *reading.warnings, *unread(loop.plan, checked), *warnings_of(checked)],
     }
     return Manifest.model_validate(plain(facts))
@@ -84,6 +103,13 @@ def spectra_measured(domains: list[Domain]) -> dict[str, int]:
     }
 
 
+def with_hidden(attention: list[SiteFacts], domains: list[Domain]) -> list[SiteFacts]:
+    """Returns the facts of the attention calls with what the scan saw of their masks."""
+    seen = {site.module: [d.sites[site.module].hides for d in domains if site.module in d.sites] for site in attention}
+    hides = {module: any(found) if found else None for module, found in seen.items()}
+    return [site.model_copy(update={"hides": hides[site.module]}) for site in attention]
+
+
 def with_failures(manifest: Manifest, reasons: list[str]) -> Manifest:
     """Returns the manifest with the reasons why Triton failed during the scan, after which torch measured the rest."""
     if not reasons:
@@ -94,6 +120,32 @@ def with_failures(manifest: Manifest, reasons: list[str]) -> Manifest:
     ]
     warnings = [*manifest.warnings, *dict.fromkeys(reasons)]
     return manifest.model_copy(update={"warnings": warnings, "attention": sites})
+
+
+class Attended(Protocol):
+    """What was measured by metrics of others; its attributes are those of `Loop`."""
+
+    processes: Processes
+    seconds: float
+
+    @property
+    def guests(self) -> Guests: ...
+
+    @property
+    def guest_seconds(self) -> dict[str, float]: ...
+
+
+def with_guests(manifest: Manifest, loop: Attended) -> Manifest:
+    """Returns the manifest with what the metrics of others did: those that failed, whose columns no table has, and
+    those that took long."""
+    failed = loop.guests.failed
+    metrics = {name: each.model_copy(update={"failed": failed.get(name)}) for name, each in manifest.metrics.items()}
+    told = [*loop.guests.left_out, *slow(loop.guest_seconds, loop.seconds * loop.processes.count)]
+    return manifest.model_copy(update={
+        "metrics": metrics,
+        "conventions": {name: text for name, text in manifest.conventions.items() if name not in failed},
+        "warnings": [*manifest.warnings, *told],
+    })  # fmt: skip
 
 
 def timing(done: int, scan_seconds: float, total_seconds: float) -> Timing:
@@ -126,8 +178,21 @@ def unread(plan: Plan, checked: dict[str, Any]) -> list[str]:
     ]
 
 
+def declared_keywords(plan: Plan) -> dict[str, dict[str, str]]:
+    """What a manifest records of each keyword that the model passes and that code outside sinkscope declares."""
+    return {
+        name: {
+            "package": " and ".join(keywords.KEYWORDS.owners(name)),
+            "code_sha256": code_sha256(keywords.KEYWORDS[name]),
+        }
+        for name in sorted(plan.declared)
+    }
+
+
 def with_late_keywords(manifest: Manifest, plan: Plan) -> Manifest:
-    """Returns the manifest with the unknown keywords that the model passed only after it was written."""
+    """Returns the manifest with the keywords that the model passed only after it was written."""
+    declared = {name: KeywordFacts(**facts) for name, facts in declared_keywords(plan).items()}
+    manifest = manifest.model_copy(update={"keywords": declared})
     named = unread(plan, manifest.self_check.as_dict())
     late = [warning for warning in named if warning not in manifest.warnings]
     return manifest.model_copy(update={"warnings": [*manifest.warnings, *late]}) if late else manifest
@@ -150,7 +215,7 @@ def _corpus_facts(corpus: Corpus, reading: Reading) -> dict[str, Any]:
 
 
 def _site_facts(site: Site) -> dict[str, Any]:
-    same = set(SiteFacts.model_fields) - {"module", "kind"}
+    same = set(SiteFacts.model_fields) - {"module", "kind", "hides"}
     return {name: getattr(site, name) for name in same} | {"module": site.name, "kind": asdict(site.kind)}
 
 
@@ -206,8 +271,9 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
     return {
         "text": plain(manifest.request.part("text")),
         "request": plain(manifest.request.part("columns", "rounding")),
-        "model": manifest.model.model_dump(mode="json", by_alias=True),
+        "model": manifest.model.model_dump(mode="json", by_alias=True, exclude={"name"}),
         "data": {each.domain: each.model_dump(mode="json", include=READ) for each in manifest.data},
-        "metrics": {name: each.model_dump(mode="json") for name, each in manifest.metrics.items()},
+        "metrics": {name: each.model_dump(mode="json", exclude={"failed"}) for name, each in manifest.metrics.items()},
+        "keywords": {name: each.model_dump(mode="json") for name, each in manifest.keywords.items()},
         "tensor_parallel": manifest.tensor_parallel,
     }

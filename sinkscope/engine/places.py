@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from torch import nn
 
-from sinkscope.engine.loop import Loop
 from sinkscope.inputs.batches import TokenData
 from sinkscope.inputs.chats import region_names
 from sinkscope.inputs.signals import PIXELS
 from sinkscope.tables.frames import sites_of
 from sinkscope.tables.places import Places, PlacesOf, text_regions
 from sinkscope.tables.values import Domain
+
+if TYPE_CHECKING:
+    from sinkscope.engine.loop import Loop
 
 LEADING = {
     "cls_token": "class", "class_embedding": "class", "class_token": "class", "cls_emb": "class",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -14,7 +15,7 @@ from torch.nn.functional import pad
 
 from sinkscope.engine.collector import Part, Parts, prefixes
 from sinkscope.errors import SinkscopeError
-from sinkscope.metrics.quantities import EVENT, EVENT_FIELDS, STRETCHED, Quantity, QuantitySet
+from sinkscope.metrics.quantities import STRETCHED, Quantity, QuantitySet
 from sinkscope.metrics.stretches import joined
 from sinkscope.tables.values import SiteValues
 
@@ -79,6 +80,13 @@ class BatchRecord:
                 joined[name] += own
         return {name: self._site(name, joined.pop(name)) for name in [*joined]}
 
+    def relength(self, lengths: list[int], aligned: Callable[[int, Part], Part]) -> None:
+        """Sets the prefixes of the length curve, once they are known. `aligned` gives a part its values at them, from
+        the number of its first sequence."""
+        self._lengths = lengths
+        for start, (count, parts) in self._done.items():
+            self._done[start] = count, {name: _numbered_parts(start, own, aligned) for name, own in parts.items()}
+
     def _site(self, site: str, parts: list[Part]) -> SiteValues:
         joined = {each.name: _join(each, parts) for each in self._quantities.quantities}
         joined |= {name: total.result() for (own, name), total in self._totals.items() if own == site}
@@ -93,12 +101,20 @@ class BatchRecord:
         )
 
 
+def _numbered_parts(start: int, parts: list[Part], change: Callable[[int, Part], Part]) -> list[Part]:
+    changed = []
+    for part in parts:
+        changed.append(change(start, part))
+        start += part.count
+    return changed
+
+
 def _join(quantity: Quantity, parts: list[Part]) -> np.ndarray | None:
     """Joins one quantity over all batches as its axes say; None where no batch has it.
 
     Raises SinkscopeError where an axis that must be the same in all batches is not.
     """
-    if quantity.dims == EVENT:
+    if quantity.of_events:
         return _numbered(quantity.name, parts)
     present = [(part.values[quantity.name], part.count) for part in parts if quantity.name in part.values]
     if not present:
@@ -122,8 +138,11 @@ def _numbered(name: str, parts: list[Part]) -> np.ndarray | None:
     rows = [
         (part.values[name].double(), start) for part, start in zip(parts, starts, strict=False) if name in part.values
     ]
-    shift = torch.tensor([field == "sequence" for field in EVENT_FIELDS], dtype=torch.float64)
-    return torch.cat([events + start * shift for events, start in rows]).numpy() if rows else None
+    if not rows:
+        return None
+    shift = torch.zeros(rows[0][0].shape[1], dtype=torch.float64)
+    shift[0] = 1  # the sequence
+    return torch.cat([events + start * shift for events, start in rows]).numpy()
 
 
 class Total(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sinkscope.errors import SinkscopeError
+from sinkscope.inputs.documents import as_texts
 from sinkscope.runs.request import Request, make_request
 
 BEGINNINGS = ("bos", "first", "prepend")
@@ -20,6 +21,9 @@ def requested(model: Any, data: Any, asked: dict[str, Any]) -> Request:
         **{name: [asked[name]] if isinstance(asked[name], str | int) else asked[name] for name in BEGINNINGS},
         **{folder: None if asked[folder] is None else str(asked[folder]) for folder in ("images", "audio", "adapter")},
     }
+    texts = as_texts(data)
+    if texts is not None:
+        return make_request(model=name, given="texts", **settings).reading(texts)
     specs = [data] if isinstance(data, str) else data
     if specs is None or (isinstance(specs, list | tuple) and specs and all(isinstance(spec, str) for spec in specs)):
         return make_request(model=name, data=specs, **settings)

@@ -18,7 +18,7 @@ from sinkscope.engine.input_kinds import check_asked, claim
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loaded import loaded
 from sinkscope.engine.loop import Loop, Progress
-from sinkscope.engine.manifest import describe, finished_before, resume_key, unread
+from sinkscope.engine.manifest import declared_keywords, describe, finished_before, resume_key, unread
 from sinkscope.engine.measurement import Subject, measurements, refuse_spread
 from sinkscope.engine.requested import requested
 from sinkscope.engine.self_check import check_loop
@@ -49,6 +49,7 @@ def scan(
     model: Any,
     *,
     data: Any = None,
+    name: str | None = None,
     images: str | Path | None = None,
     audio: str | Path | None = None,
     prompt: str | None = None,
@@ -80,13 +81,16 @@ def scan(
     resume: bool = False,
     progress: Progress | None = None,
     processes: Processes = ALONE,
+    strict: bool = False,
     **options: Any,
 ) -> Run:
     """Measures every attention head of a model while it reads text once.
 
     Args:
-        model: a name (hub id, folder, .gguf file, example:NAME) or a transformers model already loaded, in eval mode.
+        model: a name (hub id, folder, .gguf file, example:NAME) or a model already loaded, in eval mode:
+            any torch.nn.Module, though only a transformers model tells padding, names and a tokenizer's vocabulary.
         data: a SPEC or a list of them (each becomes a domain), "prose" by default.
+            Texts: a list of strings with spaces, none of them a SPEC; together they are one domain, `texts`.
             Token ids: a tensor [sequence, T], a list of lists of int, or a mapping with `input_ids` and
             `attention_mask`, or `position_ids` of packed rows, whose pieces become sequences. They need no tokenizer.
             Vision models: a mapping with `pixel_values` [picture, channel, height, width]. Vision-language models: what
@@ -94,6 +98,7 @@ def scan(
             Speech models: `input_features` or `input_values` [recording, ...], all of one length; for a decoder also
             `decoder_input_ids` [recording, token] (without them it reads its start token alone).
             A model that reads real vectors (the trigger task's) brings its data itself.
+        name: what tables, figures and pages call the model; its id by default.
         images, audio: a folder of png and jpg, or of wav files; the checkpoint's own processor makes a sequence of each
             file. prompt: the text beside each file; a speech model's decoder reads it.
         seq_len, num_sequences: tokens per sequence, and sequences per SPEC; by default 256 and 32 for text, all there
@@ -118,6 +123,8 @@ def scan(
             that scan is finished, its run is returned.
         processes: the result of `start_processes`, in a script that a launcher runs in several processes: they share
             the work, and all get the same Run.
+        strict: raise SinkscopeError, and measure nothing, where some attention of the model cannot be read or a keyword
+            of it is not known; raise it too where one of `metrics` fails, whose columns are left out otherwise.
         options: those of the questions, such as `window` and `sinks` of measure="streaming"; `sinkscope scan --help`
             lists them.
 
@@ -135,8 +142,9 @@ def scan(
     if unknown:
         raise TypeError(f"scan() got an unexpected keyword argument {unknown[0]!r}")
     asked: dict[str, Any] = options | {
-        "images": images, "audio": audio, "prompt": prompt, "seq_len": seq_len, "num_sequences": num_sequences,
-        "batch_size": batch_size, "bos": bos, "first": first, "prepend": prepend, "generate": generate,
+        "name": name, "images": images, "audio": audio, "prompt": prompt, "seq_len": seq_len,
+        "num_sequences": num_sequences, "batch_size": batch_size, "bos": bos, "first": first, "prepend": prepend,
+        "generate": generate,
         "device": device, "device_map": device_map, "dtype": dtype, "revision": revision, "adapter": adapter,
         "trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle, "seed": seed, "epsilon": epsilon,
         "dormant_rule": dormant_rule, "measures": measure, "spectra": spectra,
@@ -147,7 +155,7 @@ def scan(
     request = processes.run(lambda: requested(model, data, asked))
     return scan_request(
         request, model=model, tokenizer=tokenizer, metrics=metrics, shards=shards, resume=resume, progress=progress,
-        processes=processes,
+        processes=processes, strict=strict,
     )  # fmt: skip
 
 
@@ -165,9 +173,8 @@ def scan_request(
 ) -> Run:
     """Runs the scan of a request. The request may come from a manifest or a baseline, to measure the same way again.
 
-    `model`: a model object in place of `request.model`. `strict`: measure nothing where some attention of the model is
-    left out. The other arguments are those of `scan`. Raises as `scan` does, and SinkscopeError where `strict` asks for
-    it, or where the request's data were handed over in Python and are no longer there.
+    `model`: a model object in place of `request.model`. The other arguments are those of `scan`. Raises as `scan` does,
+    and SinkscopeError where the request's data were handed over in Python and are no longer there.
     """
     with alone(f"a scan of {request.model}"):
         report = progress or (lambda *_: None)
@@ -211,11 +218,12 @@ def _set_up(
     if processes.tensor:
         refuse_spread(measurements(request.measures))
     checkpoint = processes.run(lambda: loaded(request, model, tokenizer, report, processes))
-    loop = processes.run(lambda: _prepare(checkpoint, request, report, processes))
+    loop = processes.run(lambda: _prepare(checkpoint, request, report, processes, strict))
     request = request.model_copy(update={"measures": questions_asked((*request.measures, *loop.reading.measures))})
     loop.declared = quantity_set(measured, request.lengths)
     read = [corpus.fingerprint for corpus in loop.reading.corpora]
-    processes.require_same([checkpoint.facts["weights_sha256"], definitions(measured), *read])
+    code = [definitions(measured), declared_keywords(loop.plan)]
+    processes.require_same([checkpoint.facts["weights_sha256"], *code, *read])
     subject = Subject(
         checkpoint.model, loop.plan, measured, lambda: _short_pass(loop),
         lambda batch: loop.forward(batch.inputs, batch.mask, **batch.extra), request, loop.reading.rules.bos_id,
@@ -237,7 +245,7 @@ def _checked(request: Request, metrics: Sequence[Callable[..., Any] | str | Path
     return measured
 
 
-def _prepare(checkpoint: Checkpoint, request: Request, report: Progress, processes: Processes) -> Loop:
+def _prepare(checkpoint: Checkpoint, request: Request, report: Progress, processes: Processes, strict: bool) -> Loop:
     """Finds the model's attention calls and reads its inputs."""
     forward = Forward(checkpoint.model)
     kind = claim(request, checkpoint, forward)
@@ -251,7 +259,7 @@ def _prepare(checkpoint: Checkpoint, request: Request, report: Progress, process
         found, heads = spread(checkpoint.model, found, processes.count)
     return Loop(
         checkpoint, found, forward, reading, request.epsilon, report, request.batch_size, spectra=request.spectra,
-        processes=processes, heads=heads,
+        processes=processes, heads=heads, strict=strict,
     )  # fmt: skip
 
 

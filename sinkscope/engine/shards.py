@@ -13,23 +13,24 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from sinkscope.engine.collector import Part, Parts
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, first_line
 from sinkscope.metrics.quantities import STRETCHED, QuantitySet
 from sinkscope.runs import whole
-from sinkscope.runs.folder import KEY, UNFINISHED
+from sinkscope.runs.folder import KEY, UNFINISHED, kept_json, need_file
 from sinkscope.runs.schema.base import plain, to_json
 
 NAME = re.compile(r"([0-9]{3,})-([0-9]{8,})")
@@ -42,7 +43,8 @@ LOG = logging.getLogger(__name__)
 class Shard:
     """One batch: sequences `start` to `start + count` of a domain.
 
-    `size`: the batch size at that time. `fits`: the size that memory allowed; None where memory sufficed.
+    `size`: the batch size at that time. `fits`: the size that memory allowed; None where memory sufficed. `failed`: why
+    metrics of others had failed by then, by name; their values may be missing.
     """
 
     domain: int
@@ -51,6 +53,7 @@ class Shard:
     size: int
     fits: int | None
     parts: Parts
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 class Shards:
@@ -76,7 +79,7 @@ class Shards:
         own = plain(key)
         shards._key = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
         try:
-            if resume and (shards._folder / KEY).exists():
+            if resume and os.path.lexists(shards._folder / KEY):
                 shards._check(own)
                 return shards
             shutil.rmtree(shards._folder, ignore_errors=True)
@@ -88,11 +91,8 @@ class Shards:
         return shards
 
     def _check(self, own: dict[str, Any]) -> None:
-        try:
-            theirs = json.loads((self._folder / KEY).read_text("utf-8"))
-        except (OSError, ValueError, RecursionError):
-            theirs = None
-        if not isinstance(theirs, dict):
+        theirs = kept_json(self._folder / KEY)
+        if not theirs:
             raise SinkscopeError(f"{self._folder / KEY} is damaged: start anew with --force")
         if theirs.get("schema_version") != own["schema_version"]:
             raise SinkscopeError(
@@ -130,26 +130,28 @@ class Shards:
         temporary = target.with_suffix(".tmp")
         about = json.dumps({
             "key": self._key, "domain": shard.domain, "start": shard.start, "count": shard.count, "size": shard.size,
-            "fits": shard.fits, "quantities": quantities.axes(),
+            "fits": shard.fits, "failed": shard.failed, "quantities": quantities.axes(),
             "parts": [
                 {"site": site, "count": part.count, "causal": part.causal, "queries": part.queries, "keys": part.keys}
                 for site, part in parts
             ],
         })  # fmt: skip
         try:
+            temporary.unlink(missing_ok=True)  # what else may stand there, such as a pipe
             save_file(tensors, temporary, metadata={"about": about, "sha256": _digest(about, tensors)})
             whole.sync_file(temporary)
             temporary.replace(target)
             whole.sync_folder(self._folder)
-        except (OSError, SafetensorError) as error:
-            temporary.unlink(missing_ok=True)
-            reason = getattr(error, "strerror", None) or error
+        except Exception as error:  # a full disk, or anything that safetensors may raise
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            reason = getattr(error, "strerror", None) or first_line(error)
             raise SinkscopeError(f"cannot write {target}: {reason}; --resume continues from there") from None
 
     def read(self, quantities: QuantitySet) -> Iterator[Shard]:
         """Yields all batches, in order. Deletes a batch that is damaged or repeats sequences of an earlier one.
 
-        Raises SinkscopeError where a batch holds other quantities, or other metrics, or cannot be deleted.
+        Raises SinkscopeError where a batch holds other quantities, or other metrics, cannot be deleted, or is no file.
         """
         domain = reached = 0
         for path in sorted(self._folder.glob("*.safetensors")):
@@ -182,15 +184,16 @@ def _digest(about: str, tensors: Mapping[str, Tensor]) -> str:
 def _load(path: Path, key: str, axes: dict[str, list[str]]) -> Shard | None:
     """Reads a batch; None where the file is not what a scan of this `key` wrote under this name.
 
-    Raises SinkscopeError where the batch holds quantities of other `axes` (see QuantitySet.axes).
+    Raises SinkscopeError where it is no file, and where it holds quantities of other `axes` (see QuantitySet.axes).
     """
+    need_file(path)
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if _digest(metadata["about"], tensors) != metadata["sha256"]:
             return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError):
+    except Exception:  # whatever safetensors says of it: its sequences are measured again
         return None
     about = json.loads(metadata["about"])
     named = NAME.fullmatch(path.stem)
@@ -203,7 +206,7 @@ def _load(path: Path, key: str, axes: dict[str, list[str]]) -> Shard | None:
     for number, facts in enumerate(about["parts"]):
         values = {name: tensors[f"{number}.{name}"] for name in axes if f"{number}.{name}" in tensors}
         parts.setdefault(facts.pop("site"), []).append(Part(**facts, values=values))
-    return Shard(about["domain"], about["start"], about["count"], about["size"], about["fits"], parts)
+    return Shard(about["domain"], about["start"], about["count"], about["size"], about["fits"], parts, about["failed"])
 
 
 def _refuse_other_quantities(path: Path, theirs: dict[str, list[str]], own: dict[str, list[str]]) -> None:
@@ -237,6 +240,7 @@ def first_difference(own: Any, theirs: Any, names: list[str]) -> str:
 
 def _replace(path: Path, content: bytes) -> None:
     temporary = path.with_suffix(".tmp")
+    temporary.unlink(missing_ok=True)
     temporary.write_bytes(content)
     whole.sync_file(temporary)
     temporary.replace(path)

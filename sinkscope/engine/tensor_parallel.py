@@ -18,7 +18,7 @@ from sinkscope.capture.output_projection import output_projection
 from sinkscope.engine.collector import Part, Parts
 from sinkscope.engine.shards import Shard
 from sinkscope.errors import SinkscopeError
-from sinkscope.metrics.quantities import EVENT, EVENT_FIELDS, QuantitySet
+from sinkscope.metrics.quantities import EVENT_FIELDS, QuantitySet
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def _joined(parts: Sequence[Part], quantities: QuantitySet) -> Part:
     the others from the first part."""
     values = dict(parts[0].values)
     for each in quantities.quantities:
-        if each.dims == EVENT and each.name in values:
+        if each.of_events and each.name in values:
             values[each.name] = _joined_events(each.name, parts)
         if "head" in each.dims and each.name in values:
             values[each.name] = torch.cat([part.values[each.name] for part in parts], each.dims.index("head"))

@@ -45,8 +45,8 @@ def attention_maps(
     `lengths`: each reads so many first tokens of the text in a pass of its own; none reads the whole text. The
     tokenizer adds its usual special tokens. `layers`: the numbers of the layers that have attention, in order, as a
     run's manifest lists them; hybrid models have layers without attention. Raises SinkscopeError where there is no
-    tokenizer, the text has no token, more than 256 or fewer than a length, a layer or head does not exist, or the model
-    does not return one map per layer.
+    tokenizer, the text has no token, more than 256 or fewer than a length, more than the model has positions, a layer
+    or head does not exist, or the model does not return one map per layer.
     """
     from sinkscope.checkpoints import LoadOptions, open_checkpoint
 
@@ -59,6 +59,11 @@ def attention_maps(
     ids = checkpoint.tokenizer(text, return_tensors="pt")["input_ids"]
     if not 0 < ids.shape[1] <= MOST_TOKENS:
         raise SinkscopeError(f"--text has {ids.shape[1]} tokens: give 1 to {MOST_TOKENS}, the map must stay readable")
+    limit = checkpoint.max_positions
+    if limit is not None and max(lengths, default=ids.shape[1]) > limit:
+        raise SinkscopeError(
+            f"{model} has {limit} positions, and --text {ids.shape[1]} tokens: give a shorter --text, or a --length"
+        )
     for length in lengths:
         if not 2 <= length <= ids.shape[1]:
             raise SinkscopeError(

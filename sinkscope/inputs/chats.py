@@ -152,6 +152,8 @@ def _regions(messages: list[dict[str, str]], spans: list[Span], offsets: np.ndar
 def _rendered(name: str, messages: list[dict[str, str]], tokenizer: Any, open_end: bool) -> str:
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=open_end))
+    except MemoryError:
+        raise SinkscopeError(f"{name}: the tokenizer's chat template takes more memory than there is") from None
     except Exception as error:  # a template is a program of the checkpoint's: it may fail in any way
         raise SinkscopeError(f"{name}: the tokenizer's chat template refuses it ({first_line(error)})") from None
 

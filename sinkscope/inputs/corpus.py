@@ -11,7 +11,7 @@ import numpy as np
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.cutting import drawn, stretches
-from sinkscope.inputs.documents import SYNTHETIC, DataSource, Document, origin, read_source
+from sinkscope.inputs.documents import SYNTHETIC, DataSource, Document, Texts, origin, read_source
 from sinkscope.inputs.rules import TokenRules, check_ids, ordinary_tokens
 from sinkscope.runs.openings import BOS_MODES
 from sinkscope.runs.passages import LeftOut, NothingLeft, Passage, overlap
@@ -71,10 +71,10 @@ class Corpus:
 
 
 def read_corpus(
-    spec: str, tokenizer: Any, rules: TokenRules, seq_len: int, num_sequences: int, bos: str = "auto", seed: int = 0,
-    without: Collection[Passage | str] = (),
+    spec: str | Texts, tokenizer: Any, rules: TokenRules, seq_len: int, num_sequences: int, bos: str = "auto",
+    seed: int = 0, without: Collection[Passage | str] = (),
 ) -> Corpus:  # fmt: skip
-    """Reads `num_sequences` sequences of `seq_len` tokens from a SPEC, or fewer where the data hold fewer.
+    """Reads `num_sequences` sequences of `seq_len` tokens from a SPEC or texts, or fewer where the data hold fewer.
 
     Where there are more documents than needed, `seed` draws some; they keep the source's order. A document is cut to
     length; documents shorter than that are joined by a blank line. A .txt file is one long text, read in consecutive
@@ -91,7 +91,8 @@ def read_corpus(
     left_out = LeftOut(without)
     if spec in SYNTHETIC:
         return _synthetic(spec, rules, seq_len, num_sequences, bos, seed, left_out)
-    source = read_source(spec).leaving_out(left_out)
+    source = (read_source(spec) if isinstance(spec, str) else spec.source()).leaving_out(left_out)
+    spec = source.spec
     if any(document.messages is not None for document in source.documents):
         raise SinkscopeError(f"data {spec!r} are conversations, which only a scan reads: give text here")
     if any(document.ids is not None for document in source.documents):
@@ -220,10 +221,15 @@ def warn(corpus: Corpus, rules: TokenRules, wanted: int) -> None:
     if not first.all():
         corpus.warnings.append(
             f"{corpus.domain}: in {int((~first).sum())} of {count} sequences the tokenizer's BOS is not first; "
-            "bos_mass is the mass on whatever comes first"
+            f"bos_mass is the mass on whatever comes first{_remedy(corpus, first)}"
         )
     elif corpus.ids.shape[1] > 1 and (corpus.ids[:, 1] == rules.bos_id).any():
         corpus.warnings.append(f"{corpus.domain}: BOS stands twice at the start of a sequence")
+
+
+def _remedy(corpus: Corpus, first: np.ndarray) -> str:
+    """What puts the BOS first, where the tokenizer left it out of every sequence of text."""
+    return "; --bos always puts it first" if corpus.bos == "auto" and not first.any() else ""
 
 
 def same_documents(a: Corpus, b: Corpus, count: int) -> bool:

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sinkscope.errors import SinkscopeError, did_you_mean, first_line
+from sinkscope.errors import SinkscopeError, all_lines, did_you_mean, first_line
 from sinkscope.inputs.rules import check_characters
 from sinkscope.runs.passages import LeftOut, NothingLeft, Passage, ids_fingerprint, text_fingerprint
 
@@ -59,6 +59,36 @@ class DataSource:
         if not kept:
             raise NothingLeft(f"data {self.spec!r}: all {len(self.documents)} documents are left out; give other data")
         return replace(self, documents=kept)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts handed over in Python, each a document."""
+
+    texts: tuple[str, ...]
+    NAME = "texts"
+
+    def source(self) -> DataSource:
+        """The texts as documents, by number. Raises SinkscopeError where all are empty."""
+        if not any(text.strip() for text in self.texts):
+            raise SinkscopeError("data: the texts are empty")
+        named = [Document(f"text {number}", text=text) for number, text in enumerate(self.texts)]
+        for document in named:
+            check_characters(document.text or "", document.name)
+        return DataSource(self.NAME, named)
+
+
+def as_texts(data: Any) -> Texts | None:
+    """The strings of a list as texts, where one holds a space or a line break and none is a SPEC; None otherwise."""
+    if not isinstance(data, list | tuple) or not data or not all(isinstance(each, str) for each in data):
+        return None
+    plain = not any(_is_spec(each) for each in data) and any(len(each.split()) > 1 for each in data)
+    return Texts(tuple(data)) if plain else None
+
+
+def _is_spec(text: str) -> bool:
+    file = text.partition("#")[0].lower().endswith(SUFFIXES)
+    return text in (*BUILT_IN, *SYNTHETIC) or text.startswith("hf:") or file
 
 
 def read_source(spec: str) -> DataSource:
@@ -133,12 +163,7 @@ def from_checkpoint(family: Any, origin: dict[str, Any], option: str, what: str)
     try:
         return family.from_pretrained(**origin)
     except Exception as error:  # absent, damaged, missing package: transformers' text says which
-        raise SinkscopeError(f"{option}: no usable {what}: {in_words(error)}") from error
-
-
-def in_words(error: BaseException) -> str:
-    """What another library says of a failure, in one line of at most 200 characters."""
-    return " ".join(str(error).split())[:200]
+        raise SinkscopeError(f"{option}: no usable {what}: {all_lines(error)}") from error
 
 
 def _built_in(name: str) -> Iterator[Document]:

@@ -6,8 +6,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from sinkscope.errors import SinkscopeError
-from sinkscope.inputs.documents import check_regular, from_checkpoint, in_words, listed
+from sinkscope.errors import SinkscopeError, all_lines
+from sinkscope.inputs.documents import check_regular, from_checkpoint, listed
 from sinkscope.inputs.signals import PIXELS
 
 LONGEST_SIDE = 10_000
@@ -37,7 +37,7 @@ def processed(folder: str | Path, prompt: str | None, count: int | None, origin:
             return processor(images=list(pictures.values()), return_tensors="pt")
         return [_with_text(processor, picture, PROMPT if prompt is None else prompt) for picture in pictures.values()]
     except (ValueError, TypeError, KeyError, RuntimeError, ImportError) as error:
-        raise SinkscopeError(f"the model's own processor cannot read these pictures: {in_words(error)}") from error
+        raise SinkscopeError(f"the model's own processor cannot read these pictures: {all_lines(error)}") from error
 
 
 def read_folder(folder: Path, count: int | None) -> dict[str, Any]:

@@ -76,7 +76,9 @@ def encode(tokenizer: Any, text: str, special: bool) -> list[int]:
     try:
         ids = tokenizer(text, add_special_tokens=special, truncation=False, verbose=False)["input_ids"]
         return [int(token) for token in ids]
-    except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
+    except SinkscopeError:
+        raise
+    except Exception as error:
         raise SinkscopeError(
             f"the checkpoint's tokenizer, {type(tokenizer).__name__}, fails on text ({first_line(error)}): mend its "
             "files, or give token ids"
@@ -84,8 +86,14 @@ def encode(tokenizer: Any, text: str, special: bool) -> list[int]:
 
 
 def token_text(tokenizer: Any, token: int) -> str:
-    """The token as the vocabulary spells it; its id where there is no tokenizer."""
-    return str(token) if tokenizer is None else str(tokenizer.convert_ids_to_tokens(token))
+    """The token as the vocabulary spells it; its id where there is no tokenizer. Raises SinkscopeError where the
+    tokenizer fails."""
+    if tokenizer is None:
+        return str(token)
+    try:
+        return str(tokenizer.convert_ids_to_tokens(token))
+    except Exception as error:
+        raise SinkscopeError(f"the checkpoint's tokenizer cannot spell token {token}: {first_line(error)}") from None
 
 
 def shared_tokens(ids: np.ndarray, tokenizer: Any) -> list[str | None]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.errors import SinkscopeError
-from sinkscope.inputs.documents import check_regular, from_checkpoint, in_words, listed
+from sinkscope.errors import SinkscopeError, all_lines
+from sinkscope.inputs.documents import check_regular, from_checkpoint, listed
 from sinkscope.inputs.rules import encode
 
 
@@ -36,7 +36,7 @@ def sound_features(folder: str | Path, count: int | None, origin: dict[str, Any]
         return np.stack(parts)
     except (ValueError, TypeError, KeyError, RuntimeError, ImportError) as error:
         raise SinkscopeError(
-            f"the model's own feature extractor cannot read these recordings: {in_words(error)}"
+            f"the model's own feature extractor cannot read these recordings: {all_lines(error)}"
         ) from error
 
 

@@ -1,15 +1,15 @@
 """Which tokens are sinks: every sink as an event of its own (a row of sinks.parquet), and what heads give keys near or
 beyond the first.
 
-alpha_k is that of `mass`: over the T - k queries that may see key k in a causal layer, over all T in a bidirectional
-one. A key counts where at least max(16, T/16) query rows see it, T being the number of queries: a mean over fewer rows
-is easily large by chance. So a head has at most 16 / epsilon such keys in a sequence of 256 tokens or more.
+alpha_k is that of `mass`, over the n_k queries that may see key k; n_max is the largest n_k. A key counts where n_k is
+at least max(16, n_max/16): a mean over fewer rows is easily large by chance. So a head without a window has at most
+16 / epsilon such keys in a sequence of 256 tokens or more.
 """
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sinkscope.capture.precision import as_widest
@@ -18,11 +18,11 @@ from sinkscope.metrics import mass
 from sinkscope.metrics.quantities import quantity
 from sinkscope.metrics.registry import head_metric
 from sinkscope.metrics.residual import SUN, massive_bound
+from sinkscope.runs.defaults import STATE_COSINE, STATE_NORM
 
 FEWEST_ROWS, ROWS_SHARE = 16, 16
-"""A key counts where at least this many query rows see it, and at least the T/16-th part of all rows."""
+"""A key counts where at least this many queries see it, and a 16th as many as see the key that most see."""
 
-STATE_COSINE, STATE_NORM = 0.9, 5.0
 FIRST = 4
 
 HeadValues = Float[Tensor, "batch head"]
@@ -49,10 +49,11 @@ def first4_boost(view: LayerView) -> HeadValues:
 
 @head_metric(unit="share", range="[0, 1]", source=f"{mass.GU} (alpha_k, threshold); ours")
 def sink_elsewhere(view: LayerView) -> HeadValues:
-    """Share of sequences with a sink beyond the first token: alpha_k > epsilon at a key k >= 1 that at least max(16,
-    T/16) query rows see. Empty where no such key exists, and where attention is no softmax."""
+    """Share of sequences with a sink beyond the first token: alpha_k > epsilon at a key k >= 1 that enough queries see,
+    n_k >= max(16, n_max/16). Empty where no such key exists, and where attention is no softmax."""
     later = _sinks(view)[..., 1:]
-    return later.any(-1).float() if later.shape[-1] else torch.full_like(view.attention.columns[..., 0], torch.nan)
+    exists = counted(view.attention.seen_by)[..., 1:].any(-1)
+    return torch.where(exists, later.any(-1).to(view.attention.columns.dtype), torch.nan)
 
 
 @quantity(
@@ -60,8 +61,8 @@ def sink_elsewhere(view: LayerView) -> HeadValues:
     column="attention",
 )  # fmt: skip
 def attention_sinks(view: LayerView) -> Events:
-    """alpha_k > epsilon, in one head and sequence, for a key k that at least max(16, T/16) query rows see; the first
-    token counts too. None where attention is no softmax."""
+    """alpha_k > epsilon, in one head and sequence, for a key k that enough queries see, n_k >= max(16, n_max/16); the
+    first token counts too. None where attention is no softmax."""
     sequence, head, position = _sinks(view).nonzero().T
     state = _state_of_keys(view)
     return _events(sequence, head, position, mass.alpha(view)[sequence, head, position], state)
@@ -94,20 +95,16 @@ def norm_ratios(view: LayerView) -> Float[Tensor, "batch token"]:
     return view.x_norms / middle[:, None]
 
 
-def keys_seen_enough(queries: int, keys: int, causal: bool) -> int:
-    """The number n of keys 0..n-1 that at least max(16, T/16) query rows see, T = `queries`."""
-    least = max(FEWEST_ROWS, -(-queries // ROWS_SHARE))
-    if causal:
-        return max(0, min(keys, queries - least + 1))
-    return keys if queries >= least else 0
+def counted(seen_by: Int[Tensor, "b h key"]) -> Bool[Tensor, "b h key"]:
+    """The keys that enough queries see for a sink: n_k >= max(16, n_max/16)."""
+    return (seen_by >= FEWEST_ROWS) & (ROWS_SHARE * seen_by >= seen_by.amax(-1, keepdim=True))
 
 
 @once_per_view
-def _sinks(view: LayerView) -> Bool[Tensor, "batch head counted"]:
-    """Whether alpha_k > epsilon, for the keys that count."""
+def _sinks(view: LayerView) -> Bool[Tensor, "batch head key"]:
+    """Whether alpha_k > epsilon, for a key that counts."""
     _need_softmax(view)
-    counted = keys_seen_enough(view.queries, view.keys, view.attention.causal)
-    return mass.alpha(view)[..., :counted] > view.epsilon
+    return (mass.alpha(view) > view.epsilon) & counted(view.attention.seen_by)
 
 
 def _need_softmax(view: LayerView) -> None:

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import io
 import sys
-import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict, replace
-from functools import wraps
-from importlib.metadata import entry_points
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import asdict
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from sinkscope.capture.private_doors import is_out_of_memory, times_written
-from sinkscope.capture.view import LayerView, Missing
 from sinkscope.errors import SinkscopeError
-from sinkscope.metrics.registry import Metric, MetricSet, declared, registered
+from sinkscope.lookup import Lookup
+from sinkscope.metrics.guests import as_guests, one_line, printed_to_stderr
+from sinkscope.metrics.registry import ALWAYS, Metric, MetricSet, declared, registered
 
-GROUP = "sinkscope.metrics"
-"""Entry points of this group name a decorated function, or a module that contains decorated functions."""
+INSTALLED: Lookup[Any] = Lookup("the metrics", group="sinkscope.metrics")
+"""What packages bring: entry points of the group, whose objects are decorated functions or modules that hold some."""
 
 KEYS = ("domain", "stream", "layer", "head", "heads", "kv_group", "module", "kind", "sequence", "document")
 """Columns that identify the head, layer or sequence of a row."""
@@ -49,9 +41,12 @@ def with_own_metrics(given: Iterable[Any], reserved: Collection[str] = ()) -> Me
             raise SinkscopeError(f"{name} is no metric: put @sinkscope.head_metric or @sinkscope.layer_metric above it")
         metrics += [metric for metric in own if all(metric is not each for each in metrics)]
     built_in = registered()
-    metrics = [metric for metric in metrics if built_in.tables[metric.table].get(metric.name) is not metric]
+    metrics = [metric for metric in metrics if built_in.tables.get(metric.table, {}).get(metric.name) is not metric]
+    other = next((metric for metric in metrics if metric.table not in ALWAYS), None)
+    if other is not None:
+        raise SinkscopeError(f"metric {other.name}: only a question adds columns to {other.table}; use @head_metric")
     _check_names(metrics, built_in, reserved)
-    return built_in.extended(replace(metric, compute=_checked(metric)) for metric in metrics)
+    return built_in.extended(as_guests(metrics))
 
 
 def functions_in(path: str | Path) -> list[Callable[..., Any]]:
@@ -68,12 +63,12 @@ def functions_in(path: str | Path) -> list[Callable[..., Any]]:
     try:
         # Compiled from its text: the cache beside it goes by time and size, and may hold what stood there before.
         code = compile(path.read_bytes(), str(path), "exec")
-        with _printed_to_stderr():
+        with printed_to_stderr():
             exec(code, vars(module))  # the user named the file
     except OSError as error:
         raise SinkscopeError(f"--metrics {path}: {error.strerror or error}") from None
     except (Exception, SystemExit) as error:
-        raise SinkscopeError(f"--metrics {path}: {_one_line(error, path.name)}") from error
+        raise SinkscopeError(f"--metrics {path}: {one_line(error, path.name)}") from error
     functions = _functions_of(module)
     if not functions:
         raise SinkscopeError(
@@ -83,18 +78,16 @@ def functions_in(path: str | Path) -> list[Callable[..., Any]]:
 
 
 def installed() -> list[Callable[..., Any]]:
-    """The metrics of installed packages (entry points of `sinkscope.metrics`). Raises SinkscopeError where one
-    fails."""
+    """The metrics of installed packages (entry points of `sinkscope.metrics`). Raises SinkscopeError where one does not
+    load, or declares none."""
     functions: list[Callable[..., Any]] = []
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
-        try:
-            loaded = entry.load()
-        except Exception as error:
-            raise SinkscopeError(f"entry point {entry.value} ({GROUP}): {_one_line(error)}") from error
-        found = [loaded] if declared(loaded) else _functions_of(loaded)
-        if not found:
-            raise SinkscopeError(f"entry point {entry.value} ({GROUP}): it declares no metric")
-        functions += found
+    for name, found in INSTALLED.items():
+        own = [found] if declared(found) else _functions_of(found)
+        if not own:
+            raise SinkscopeError(
+                f"{INSTALLED.what} {name}: {' and '.join(INSTALLED.owners(name))} declares no metric there"
+            )
+        functions += own
     return functions
 
 
@@ -157,6 +150,8 @@ def _check_names(metrics: list[Metric], built_in: MetricSet, reserved: Collectio
         for metric in table.values():
             taken |= _columns_of(metric)
     for metric in metrics:
+        if not metric.name.isidentifier():
+            raise SinkscopeError(f"metric {metric.name!r}: no name for a column; give the function a plain name")
         again = sorted(_columns_of(metric) & taken)
         if again:
             name = metric.name if metric.name in again else again[0]
@@ -170,65 +165,3 @@ def _columns_of(metric: Metric) -> set[str]:
     """The names of all columns that a metric adds to any table."""
     names = {metric.name, f"mean_{metric.name}"} if metric.table == "heads" else {metric.name}
     return names | {f"{name}_sem" for name in names}
-
-
-def _checked(metric: Metric) -> Callable[[LayerView], Tensor]:
-    """Wraps the metric's function: an error or a wrong result becomes one SinkscopeError line that names the metric."""
-
-    @wraps(metric.compute)
-    def compute(view: LayerView) -> Tensor:
-        before = _tensors_of(view)
-        try:
-            with _printed_to_stderr():
-                values = metric.compute(view)
-        except (Missing, SinkscopeError, MemoryError, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # sys.exit too: a metric is a guest, and does not end the scan in silence
-            if isinstance(error, RuntimeError) and is_out_of_memory(error):
-                raise  # the batch is halved and measured again
-            file = inspect.unwrap(metric.compute).__code__.co_filename
-            raise SinkscopeError(f"metric {metric.name}: {_one_line(error, Path(file).name)}") from error
-        changed = next((name for name, tensor, times in before if times_written(tensor) != times), None)
-        if changed is not None:
-            raise SinkscopeError(
-                f"metric {metric.name}: it changed `{changed}` of what it was shown; work on a copy: {changed}.clone()"
-            )
-        first = view.attention.first
-        wanted = tuple(first.shape[:2] if metric.table == "heads" else first.shape[:1])
-        given = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
-        if given != wanted:
-            of = "[sequence, head]" if metric.table == "heads" else "[sequence]"
-            raise SinkscopeError(f"metric {metric.name}: returned {given}; a tensor {of} = {wanted} is needed")
-        if values.is_complex():
-            raise SinkscopeError(f"metric {metric.name}: returned complex numbers; real numbers are needed")
-        return values.to(first.device)
-
-    return compute
-
-
-def _tensors_of(view: LayerView) -> list[tuple[str, Tensor, int]]:
-    """The tensors that a metric is shown, by name, each with torch's count of the writes into it."""
-    named = [*vars(view).items(), *vars(view.attention).items()]
-    return [(name, value, times_written(value)) for name, value in named if isinstance(value, Tensor)]
-
-
-@contextmanager
-def _printed_to_stderr() -> Iterator[None]:
-    """Sends what the block prints to stderr, once it has ended: stdout is for results."""
-    told = io.StringIO()
-    try:
-        with redirect_stdout(told):
-            yield
-    finally:
-        if not told.closed:
-            sys.stderr.write(told.getvalue())
-
-
-def _one_line(error: BaseException, file: str | None = None) -> str:
-    """The error in one line, with the line of the user's file that led to it."""
-    if isinstance(error, SinkscopeError):
-        return str(error)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).name == file]
-    place = f" (line {frames[-1].lineno} of {file})" if frames else ""
-    detail = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {detail}{place}"

@@ -57,9 +57,7 @@ def k_norm_other(view: LayerView) -> HeadValues:
 
 @head_metric(unit="logit", range="(-inf, inf)", source="Guo et al. 2410.13835", dormant="high")
 def logit_gap(view: LayerView) -> HeadValues:
-    """Mean over i >= 1 of (s_i0 - mean_{j<=i} s_ij), s after scaling, soft-cap and bias, before mask and window.
-
-    In bidirectional heads the inner mean is over all keys. Where the mask adds a finite bias (ALiBi), it is over the
-    keys that i may see.
-    """
+    """Mean over i >= 1 of (s_i0 - mean_{j<=i} s_ij), s after scaling, soft-cap and bias, before mask and window. In
+    bidirectional and cross heads the inner mean is over all keys. Where the mask adds a finite bias (ALiBi), it is over
+    the keys that i may see."""
     return view.attention.logit_gap[..., 1:].mean(-1)

@@ -1,14 +1,14 @@
 """Attention mass: how much of each query's attention goes to the first token, to itself, and how spread it is.
 
 All values are per query head. In layers with a sliding window or chunks, queries that cannot reach key 0 give it mass 0
-and stay in every mean; only `sink_margin`, a logarithm, leaves them out. In bidirectional layers alpha_k is divided by
-all T query rows, in causal layers by the T - k rows that may see key k.
+and stay in every mean of A[i,0]; only `sink_margin`, a logarithm, leaves them out. alpha_k is the mean over the n_k
+queries that may see key k: T - k in a causal layer and T in a bidirectional one, fewer where the mask hides keys.
 """
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sinkscope.capture.kernels.sums import EARLY
@@ -30,7 +30,8 @@ def bos_mass(view: LayerView) -> HeadValues:
 
 @head_metric(unit="probability", range="[0, 1]", source=GU, dormant="high")
 def sink_score(view: LayerView) -> HeadValues:
-    """alpha_0, where alpha_k = 1/(T-k) sum_{i>=k} A[i,k]; the sum includes query k itself."""
+    """alpha_0: 1/T sum_i A[i,0], query 0 included, also under a window, where a query that may not see key 0 counts as
+    0."""
     return mean_rows(view.attention.first)
 
 
@@ -43,34 +44,35 @@ def sink_rate(view: LayerView) -> HeadValues:
 
 @head_metric(unit="probability", range="[0, 1]", source=GU, dormant="high")
 def sink_score_t64(view: LayerView) -> HeadValues:
-    """alpha_0 over the first 64 queries of the same pass (in causal heads equal to a run at T = 64); NaN where
+    """sink_score of the first 64 queries of the same pass (in causal heads equal to a run at T = 64); NaN where
     T < 64."""
     return mean_rows(view.attention.first[..., :EARLY]) if view.queries >= EARLY else _nan(view)
 
 
 @head_metric(unit="share", range="[0, 1]", source=GU, dormant="high")
 def sink_rate_t64(view: LayerView) -> HeadValues:
-    """Mean over sequences of 1[alpha_0 at T = 64 > epsilon], indicator per sequence first; NaN where T < 64."""
+    """Mean over sequences of 1[sink_score_t64 > epsilon]: the indicator per sequence first, then the mean; NaN where
+    T < 64."""
     return (sink_score_t64(view) > view.epsilon).float() if view.queries >= EARLY else _nan(view)
 
 
 @head_metric(unit="positions", range="[0, T]", source="ours")
 def sinks_per_sequence(view: LayerView) -> HeadValues:
-    """Mean number of keys k with alpha_k > epsilon, over k with at least T/4 query rows."""
-    eligible = eligible_keys(view.queries, view.keys, view.attention.causal)
-    return (alpha(view)[..., :eligible] > view.epsilon).float().sum(-1)
+    """Mean number of keys k with alpha_k > epsilon, over the keys that enough queries see: n_k >= n_max/4."""
+    return ((alpha(view) > view.epsilon) & ranked(view.attention.seen_by)).float().sum(-1)
 
 
 @head_metric(unit="share", range="[0, 1]", source="Kaul et al. 2410.17174", dormant="high")
 def first_argmax(view: LayerView) -> HeadValues:
-    """Share of queries i >= 1 whose largest A[i,j] over keys j is at key 0; a tie counts for key 0."""
+    """Share of queries i >= 1 whose largest A[i,j] over keys j is at key 0; a tie counts for key 0, and a query that
+    may not see key 0 against it."""
     return mean_rows(view.attention.first_is_largest[..., 1:].float())
 
 
 @head_metric(unit="nats", range="(-inf, inf)", source=f"{LAMPERT} (margin kappa); estimator ours", dormant="high")
 def sink_margin(view: LayerView) -> HeadValues:
     """Mean over i >= 1 of log(A[i,0] / (1 - A[i,0])), from logits, unclipped; queries that cannot see key 0, or see
-    nothing else, are left out."""
+    nothing else and have no learned sink, are left out."""
     return view.attention.margin[..., 1:].nanmean(-1)
 
 
@@ -80,7 +82,7 @@ def self_mass(view: LayerView) -> HeadValues:
     return mean_rows(_own(view, view.attention.diagonal)[..., 1:])
 
 
-@head_metric(unit="probability", range="[0, 1]", source=LAMPERT)
+@head_metric(unit="probability", range="[0, 1]", source="ours")
 def previous_mass(view: LayerView) -> HeadValues:
     """Mean over i >= 1 of A[i,i-1], the previous-token pattern; empty in cross-attention."""
     return mean_rows(_own(view, view.attention.previous)[..., 1:])
@@ -122,21 +124,20 @@ def tail_mass(view: LayerView) -> HeadValues:
 
 @once_per_view
 def alpha(view: LayerView) -> Float[Tensor, "batch head key"]:
-    """alpha_k of every key: the mean attention it receives from the query rows that may see it (Gu et al.
-    2410.10781)."""
-    return view.attention.columns / query_rows(view.attention.columns, view.queries, view.attention.causal)
+    """alpha_k of every key: the mean attention it receives from the queries that may see it; NaN where none may (Gu et
+    al. 2410.10781, who know no window)."""
+    return received(view.attention.columns, view.attention.seen_by)
 
 
-def query_rows(columns: Tensor, queries: int, causal: bool) -> Tensor:
-    """The number of query rows that alpha_k averages: T - k in a causal head, T in a bidirectional one."""
-    if not causal:
-        return columns.new_full((1,), queries)
-    return queries - torch.arange(columns.shape[-1], device=columns.device, dtype=columns.dtype)
+def received(columns: Tensor, seen_by: Tensor) -> Tensor:
+    """alpha_k from the column sums of A, and the number n_k of queries that may see each key."""
+    return columns / seen_by.to(columns.dtype)
 
 
-def eligible_keys(queries: int, keys: int, causal: bool) -> int:
-    """The number n of keys 0..n-1 that have at least T/4 query rows; a mean over fewer is too noisy to call a peak."""
-    return queries - -(-queries // 4) + 1 if causal else keys
+def ranked(seen_by: Int[Tensor, "b h key"]) -> Bool[Tensor, "b h key"]:
+    """The keys that at least a quarter as many queries see as the key that most see: n_k >= n_max/4. A mean over fewer
+    is too noisy to call a peak."""
+    return 4 * seen_by >= seen_by.amax(-1, keepdim=True)
 
 
 def mean_rows(rows: Tensor) -> Tensor:

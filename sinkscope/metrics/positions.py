@@ -8,7 +8,6 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from sinkscope.capture.kernels.sums import EARLY
 from sinkscope.capture.precision import as_widest
 from sinkscope.capture.view import LayerView, Missing, need
 from sinkscope.metrics import mass
@@ -19,15 +18,16 @@ HeadValues = Float[Tensor, "batch head"]
 
 @quantity("sequence", "head", "key", unit="probability", range="[0, 1]", source=mass.GU)
 def alpha(view: LayerView) -> Float[Tensor, "batch head key"]:
-    """alpha_k: mean of A[i,k] over the queries i that may see key k."""
+    """alpha_k, k = the position; empty for a key that no query may see."""
     return mass.alpha(view)
 
 
 @quantity("sequence", "head", "early", unit="probability", range="[0, 1]", source=mass.GU, column="alpha_t64")
 def early_alpha(view: LayerView) -> Float[Tensor, "batch head early"]:
-    """alpha_k over the first 64 queries; empty where T < 64."""
+    """alpha_k of the first 64 keys over those of the first 64 queries that may see them; empty where T < 64."""
     columns = need(view.attention.early_columns)
-    return columns / mass.query_rows(columns, EARLY, view.attention.causal)
+    assert view.attention.early_seen_by is not None
+    return mass.received(columns, view.attention.early_seen_by)
 
 
 @quantity("sequence", "head", "query", unit="probability", range="[0, 1]", column="bos_mass")

@@ -8,6 +8,7 @@ The axes determine how its values are collected:
 - `length` last: the function is called once for each prefix of the length curve.
 - `metric` last: the columns of a table.
 - `event`, `field`: any number of rows from each batch, each with the fields of EVENT_FIELDS; a row of sinks.parquet.
+- `event`, `coordinate`: the same without a table; the first two coordinates are the sequence and the head.
 - `head`: --tp spreads this axis over processes.
 - `stretch`: stretches of positions, which `quantity_set` alone adds; see `stretches`.
 A (sequence, head, position) quantity is a column of positions.parquet, and a (sequence, head, length) quantity a column
@@ -73,6 +74,11 @@ class Quantity:
     range: str = ""
     formula: str = ""
     source: str = ""
+
+    @property
+    def of_events(self) -> bool:
+        """Whether its values are events, whose first two fields are the sequence and the head."""
+        return self.dims[0] == "event"
 
     @property
     def table(self) -> PlaceTable | None:
@@ -230,8 +236,8 @@ def _refuse_bad_dims(dims: tuple[str, ...]) -> None:
     unknown = [dim for dim in dims if dim not in DIMS]
     if unknown or not dims:
         raise SinkscopeError(f"axes {dims}: at least one is needed, each one of {', '.join(DIMS)}")
-    if {"event", "field"} & {*dims} and dims != EVENT:
-        raise SinkscopeError(f"axes {dims}: event and field stand together and alone")
+    if {"event", "field"} & {*dims} and dims not in (EVENT, ("event", "coordinate")):
+        raise SinkscopeError(f"axes {dims}: event and field stand together and alone, or event with coordinate")
     if dims[0] not in ("sequence", "element", "event"):
         raise SinkscopeError(f"axes {dims}: the first must be sequence, element or event, along which batches join")
     early = [dim for dim in dims[:-1] if dim in (*POSITIONS, "length", "metric")]

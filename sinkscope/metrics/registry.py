@@ -91,6 +91,12 @@ class MetricSet:
         }
         return MetricSet({table: own for table, own in kept.items() if own or table in ALWAYS})
 
+    def without(self, names: Collection[str]) -> MetricSet:
+        """Returns a set without the metrics of these names."""
+        return MetricSet({
+            table: {name: each for name, each in own.items() if name not in names} for table, own in self.tables.items()
+        })  # fmt: skip
+
     def extended(self, metrics: Iterable[Metric]) -> MetricSet:
         """Returns a set with these metrics after its own. The caller has checked their names
         (`sinkscope.metrics.extension`)."""
@@ -141,7 +147,8 @@ def head_metric(
         dormant: see Metric.
 
     The function's name is the column's name, the first paragraph of its docstring is the column's formula. The function
-    may raise Missing where a layer lacks what it needs. Raises SinkscopeError where there is no docstring.
+    may raise Missing where a layer lacks what it needs. Raises SinkscopeError where there is no docstring, and for a
+    unit, range or source that is no text.
     """
 
     def declare(compute: Compute) -> Compute:
@@ -166,7 +173,7 @@ def layer_metric(
             only the main process calls it, so it must not use `layer_mean`.
         begin, measure: see Metric.
 
-    Raises SinkscopeError where there is no docstring.
+    Raises SinkscopeError as `head_metric` does.
     """
 
     def declare(compute: Compute) -> Compute:
@@ -228,6 +235,9 @@ def formula_of(function: Callable[..., object]) -> str:
 def _describe(
     compute: Callable[..., Any], table: Table, unit: str, range: str, source: str, shown: bool = True
 ) -> Metric:
+    for what, value in (("unit", unit), ("range", range), ("source", source)):
+        if not isinstance(value, str):
+            raise SinkscopeError(f"metric {compute.__name__}: its {what} is {value!r}; a text is needed")
     return Metric(compute.__name__, table, unit, range, formula_of(compute), source, compute, shown)
 
 

@@ -19,7 +19,7 @@ from sinkscope.metrics.quantities import quantity
 from sinkscope.metrics.registry import layer_metric
 from sinkscope.metrics.spectra import SpectrumEntropy, spectrum_entropy
 
-FIG1 = "Lampert et al. 2605.08453 fig. 1; they do not say whether before or after the input norm, so both are reported"
+FIG1 = "Lampert et al. 2605.08453 fig. 1; we could not read whether before or after the input norm: both are given"
 FIG246 = "Lampert et al. 2605.08453 fig. 2, 4, 6"
 GU = "Gu et al. 2410.10781"
 SUN = "Sun et al. 2402.17762"

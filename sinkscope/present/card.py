@@ -18,13 +18,22 @@ if TYPE_CHECKING:
 METRICS = {
     "sink_rate": "Sink rate (alpha_0 > 0.3), %",
     "sink_rate_64": "Sink rate over the first 64 tokens (alpha_0 > 0.3), %",
-    "bos_mass": "BOS mass (mean attention on the first token)",
+    "bos_mass": "first-token attention (BOS mass)",
     "alpha_0": "alpha_0 (Gu et al. 2410.10781)",
     "inf_norm_peak": "Largest mean infinity norm of the residual stream",
     "dormant": "Dormant heads",
 }
 """The columns of the atlas that stand in the model-index, with their names there."""
-HEADS = ("text", "T", "sequences", "sink rate, %", "first 64, %", "mean alpha_0", "BOS mass", "dormant heads")
+HEADS = (
+    "text",
+    "T",
+    "sequences",
+    "sink rate, %",
+    "first 64, %",
+    "mean alpha_0",
+    "first-token attention",
+    "dormant heads",
+)
 HASH = 12
 """Digits of the weights' SHA-256 that are shown."""
 

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from sinkscope.comparison.verdict import Breach, Tally, Verdict
 
 
-SHOWN, ANNOTATED, IN_SUMMARY = 40, 10, 50
+SHOWN, ANNOTATED, IN_SUMMARY = 10, 10, 50
 
 
 def render_verdict(verdict: Verdict) -> str:
-    """The verdict on one line, then one line per breach, the one farthest beyond its bound first."""
-    lines = [headline(verdict)]
+    """The verdict on one line, where the change begins, then the breaches that are farthest beyond their bounds."""
+    lines = [headline(verdict), *_where(verdict)]
     lines += [f"note: {printable(note)}" for note in verdict.notes]
     several = len(verdict.same_text) > 1
     ordered = by_size(verdict.breaches)
@@ -25,6 +25,35 @@ def render_verdict(verdict: Verdict) -> str:
     if len(ordered) > SHOWN:
         lines.append(f"  and {len(ordered) - SHOWN} more (--json or --junit lists them all)")
     return "\n".join(lines) + "\n"
+
+
+def _where(verdict: Verdict) -> list[str]:
+    """The first layer that moved, what moved in it, how many heads moved in all, and the worst place."""
+    breaches = verdict.breaches
+    layers = [breach.layer for breach in breaches if breach.layer is not None]
+    if not layers:
+        return []
+    first = min(layers)
+    metrics = dict.fromkeys(breach.metric for breach in breaches if breach.layer == first)
+    places = {(each.domain, each.stream, each.layer, each.head) for each in breaches if each.head is not None}
+    worst = by_size([each for each in breaches if each.layer is not None])[0]
+    heads = (
+        f"{len(places)} head{'s' * (len(places) != 1)} moved in {len(set(layers))} layer{'s' * (len(set(layers)) != 1)}"
+    )
+    return [
+        f"first moved: layer {first} ({', '.join(metrics)}); {heads}",
+        f"worst: {worst.metric} at {printable(worst.place)}{_times(worst)}",
+    ]
+
+
+def _times(breach: Breach) -> str:
+    """How often the change holds what is allowed; nothing where a value is missing or nothing is allowed."""
+    if breach.baseline is None or breach.now is None:
+        return ", where a value is missing on one side"
+    if not breach.allowed:
+        return ""
+    times = abs(breach.now - breach.baseline) / breach.allowed
+    return f", {times:.2g} times the allowed change" if times < 100 else f", {times:,.0f} times the allowed change"
 
 
 def headline(verdict: Verdict) -> str:

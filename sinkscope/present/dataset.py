@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from sinkscope.present.text import markdown_cell
 from sinkscope.runs.atlas import atlas, atlas_table, run_names
+from sinkscope.runs.parquet import parquet_bytes
 from sinkscope.runs.per_sequence import domains
 from sinkscope.runs.questions import tables_of_questions
 from sinkscope.runs.run import TABLES
@@ -31,7 +31,7 @@ def dataset_files(runs: list[Run]) -> dict[str, bytes]:
     """Every file of the folder by its name. The columns `run` and `model` come first in each table; `domain` is filled
     in where a run has one text."""
     tables = {ATLAS: atlas_table(atlas(runs)), **_joined(runs)}
-    files = {f"{name}.parquet": _parquet(table) for name, table in tables.items()}
+    files = {f"{name}.parquet": parquet_bytes(table) for name, table in tables.items()}
     return {CARD: dataset_card(runs, tables).encode(), **files}
 
 
@@ -51,12 +51,6 @@ def _named(run: Run, name: str, table: str, rows: pd.DataFrame) -> pd.DataFrame:
         leading["domain"] = domains(run)[0].domain
     text = dict.fromkeys(rows.select_dtypes(include=["object", "string"]), "string")
     return pd.concat([pd.DataFrame(leading, rows.index, dtype="string"), rows.astype(text)], axis=1)
-
-
-def _parquet(table: pd.DataFrame) -> bytes:
-    buffer = io.BytesIO()
-    table.to_parquet(buffer, index=False)
-    return buffer.getvalue()
 
 
 def dataset_card(runs: list[Run], tables: dict[str, pd.DataFrame]) -> str:

@@ -16,6 +16,7 @@ from sinkscope.present.numbers import parameters
 from sinkscope.present.text import answers
 from sinkscope.runs.folder import write_file
 from sinkscope.runs.per_sequence import domains
+from sinkscope.runs.words import first_mass
 
 if TYPE_CHECKING:
     from sinkscope.comparison.compare_runs import Comparison
@@ -73,6 +74,13 @@ def run_figure(
     return Figure(lambda form: draw_several([run], figure, form, size, title)[0], said)
 
 
+def run_axes(run: Run, figure: str, metric: str | None, domain: str | None, title: str | None, axes: Any) -> Any:
+    """Draws a figure of one panel on axes of the user's, and returns them. Raises SinkscopeError as `draw_on` does."""
+    from sinkscope.present.figures.run import draw_on
+
+    return draw_on(axes, run, figure, metric, title, domain)
+
+
 def run_html(run: Run) -> str:
     """The answer of a run, and a map of its heads for each text."""
     model = run.manifest.model
@@ -90,16 +98,16 @@ def _maps(run: Run) -> list[dict[str, Any]]:
         return []
     keys = [key for key in ("stream", "domain") if key in run.heads and run.heads[key].nunique() > 1]
     groups = run.heads.groupby(keys, sort=False) if keys else [((), run.heads)]
-    maps = []
+    maps, called = [], first_mass(run.summary.first_token)
     for name, rows in groups:
         layers = list(dict.fromkeys(rows["layer"]))
         cells = [
-            Cell(layers.index(layer), int(head), mass, f"layer {layer}, head {head}: BOS mass {number(mass)}")
+            Cell(layers.index(layer), int(head), mass, f"layer {layer}, head {head}: {called} {number(mass)}")
             for layer, head, mass in zip(*(rows[key] for key in ("layer", "head", "bos_mass")), strict=True)
         ]
         caption = ", ".join(map(str, name))
         drawn = heat_map(cells, [str(layer) for layer in layers], int(rows["head"].max()) + 1, (0, 1), caption)
-        maps.append({"caption": caption, "svg": drawn, "legend": legend((0, 1), "BOS mass")})
+        maps.append({"caption": caption, "svg": drawn, "legend": legend((0, 1), called)})
     return maps[:MAPS]
 
 

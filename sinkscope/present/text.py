@@ -40,6 +40,24 @@ def shortened(text: str, limit: int) -> str:
     return f"{text[: limit - end - 5]} ... {text[-end:]}"
 
 
+def cut_in_the_middle(text: str, limit: int) -> str:
+    """A name of at most `limit` characters: its start and its end, for names of one family begin alike."""
+    if len(text) <= limit:
+        return text
+    end = max(1, (limit - 1) // 2)
+    return f"{text[: max(0, limit - 1 - end)]}\u2026{text[-end:]}"
+
+
+def sentence(text: str) -> str:
+    """The text with a capital at its start."""
+    return text[:1].upper() + text[1:]
+
+
+def token_text(token: str) -> str:
+    """A token as text, safe to print: without the signs by which vocabularies write a space and a line break."""
+    return printable(token.replace("\u2581", " ").replace("\u0120", " ").replace("\u010a", "\n"))
+
+
 def markdown_cell(text: str) -> str:
     """Text for a Markdown line or table cell: control characters visible, Markdown's and HTML's own signs escaped."""
     shown = printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -31,12 +31,13 @@ def catalogue() -> tuple[Column, ...]:
 
 
 def columns_of(manifest: Manifest | None) -> Iterator[Column]:
-    """The columns that come with sinkscope, then those of the metrics that the run's user added."""
+    """The columns that come with sinkscope, then those of the metrics that the run's user added and that did not
+    fail."""
     yield from catalogue()
     known = {(column.name, column.table) for column in catalogue()}
     for name, facts in () if manifest is None else manifest.metrics.items():
-        if (name, facts.table) not in known:  # the package that brings a question may be installed here
-            yield Column(name, **facts.model_dump(exclude={"code_sha256"}))
+        if (name, facts.table) not in known and facts.failed is None:  # known: the question's package is installed here
+            yield Column(name, **facts.model_dump(exclude={"code_sha256", "failed"}))
 
 
 def find_column(manifest: Manifest, name: str, *tables: str) -> Column | None:

@@ -39,3 +39,7 @@ def check_not_too_large(option: str, number: int | None) -> None:
     """Raises SinkscopeError where a number exceeds MOST."""
     if number is not None and number > MOST[option]:
         raise SinkscopeError(f"--{option} {number}: at most {MOST[option]:,} is possible")
+
+
+STATE_COSINE, STATE_NORM = 0.9, 5.0
+"""A position is in the state of the first one where |cos with x_0| and its norm over the median exceed these."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import stat
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs import whole
@@ -161,9 +163,28 @@ def _check_writable(target: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's content, in hexadecimal. Raises OSError."""
-    with path.open("rb") as file:
+    """SHA-256 of a file's content, in hexadecimal. Raises OSError, also where it is a pipe."""
+    with whole.open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def kept_json(path: Path) -> dict[str, Any]:
+    """What a JSON file of an unfinished measurement holds; empty where it is damaged or missing.
+
+    Raises SinkscopeError as `need_file` does.
+    """
+    need_file(path)
+    try:
+        content = json.loads(whole.read_file(path))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def need_file(path: Path) -> None:
+    """Raises SinkscopeError where something else than a file stands there: reading a pipe would wait for ever."""
+    if path.exists() and not path.is_file():
+        raise SinkscopeError(f"{path} is no file: remove it, or start anew with --force")
 
 
 def sha256_of_files(folder: Path) -> dict[str, str]:

@@ -12,6 +12,7 @@ from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.catalogue import columns_of, elsewhere, find_column
 from sinkscope.runs.per_sequence import cells, domains, metric_names
 from sinkscope.runs.statistics import mean, sem, t_half_width
+from sinkscope.runs.words import first_mass
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
@@ -47,6 +48,7 @@ class PaperTable:
         frame: the keys, then NAME, NAME_sem, NAME_low, NAME_high of each metric (low, high: 95 % Student's t interval
             over sequences); only NAME where there is no standard error.
         notes: one line per run: what was measured.
+        first_mass: what the runs' attention on the first token is called.
         caption, label: of the table in a paper; None where the user gives none.
     """
 
@@ -54,6 +56,7 @@ class PaperTable:
     columns: list[Column]
     frame: pd.DataFrame
     notes: list[str]
+    first_mass: str = "BOS mass"
     caption: str | None = None
     label: str | None = None
 
@@ -82,7 +85,10 @@ def paper_table(runs: list[Run], level: str | None = None, metrics: list[str] | 
     droppable = {"model": level != "model" and len(runs) == 1, "domain": True, "stream": True}
     keys = [key for key in keys if not (droppable.get(key, False) and frame[key].nunique() == 1)]
     columns = [_column(runs[0].manifest, name, f"{name}_sem" in frame) for name in dict.fromkeys(names)]
-    return PaperTable(keys, columns, frame[keys + _value_columns(columns)], [describe_run(run) for run in runs])
+    firsts = [run.summary.first_token for run in runs]
+    return PaperTable(
+        keys, columns, frame[keys + _value_columns(columns)], [describe_run(run) for run in runs], first_mass(*firsts)
+    )
 
 
 def sources_table(runs: list[Run]) -> PaperTable:

@@ -32,7 +32,7 @@ from types import ModuleType
 from typing import Any
 
 from sinkscope.errors import SinkscopeError, did_you_mean
-from sinkscope.lookup import Lookup
+from sinkscope.lookup import Lookup, of_that_name
 from sinkscope.runs.schema.table import Column, TableSchema
 
 ALL = "all"
@@ -158,7 +158,7 @@ def _built_in() -> dict[str, str]:
     }
 
 
-QUESTIONS = Questions("--measure", _built_in(), "sinkscope.questions", Question)
+QUESTIONS = Questions("--measure", _built_in(), "sinkscope.questions", of_that_name(Question))
 
 
 def tables_of_questions() -> dict[str, TableSchema]:

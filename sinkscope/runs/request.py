@@ -43,6 +43,8 @@ class Request(Record):
 
     model: str
     """Hub id, folder, .gguf file or example:NAME; the name of a model object."""
+    name: str | None = None
+    """What tables, figures and pages call the model; null = its id."""
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
     adapter: str | None = None

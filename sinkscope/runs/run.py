@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,14 +11,17 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean, first_line
 from sinkscope.runs.folder import FolderKind, sha256_of, sha256_of_files
+from sinkscope.runs.parquet import save_parquet
 from sinkscope.runs.questions import tables_of_questions
 from sinkscope.runs.schema.base import read_record, to_json
-from sinkscope.runs.schema.manifest import SCHEMA_VERSION, Manifest, TableFacts
-from sinkscope.runs.schema.old import manifest_from_0_1
+from sinkscope.runs.schema.manifest import READ, Manifest, TableFacts
+from sinkscope.runs.schema.old import AS_OLD_AS, manifest_from_0_1
 from sinkscope.runs.schema.summary import Summary
+from sinkscope.runs.schema.tables import TABLES as SCHEMAS
 from sinkscope.runs.showing import ShownRun
+from sinkscope.runs.whole import read_file
 
 MEASURED_TABLES = tables_of_questions()
 
@@ -32,6 +36,11 @@ PARQUET_TABLES = _with_measured("positions", "stretches", "sequences", "sinks", 
 TABLES = CSV_TABLES + PARQUET_TABLES
 OPTIONAL = frozenset({"domains", "stretches", "sinks", "tokens", *MEASURED_TABLES})
 """Tables that only some runs have; runs of an older sinkscope lack `sinks` and `tokens`."""
+
+SHOWN_FIRST = (
+    "layer", "head", "kind", "bos_mass", "bos_mass_sem", "sink_score", "entropy", "honor", "dormant", "pattern",
+)  # fmt: skip
+"""The columns of heads that `Run.show` shows."""
 
 FORMATS = ("csv", "parquet")
 FILES = frozenset(
@@ -76,11 +85,21 @@ class Run(ShownRun):
     shards: Path | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
-        """One paragraph: the tables would fill a notebook's screen and hide the answer."""
+        """One line; `show()` gives a short table, `summary` the answer."""
         data = ", ".join(f"{each.sequences} x {each.seq_len} of {each.domain}" for each in self.manifest.data)
-        words = [line for each in self.summary.streams.values() for line in each.in_words]
-        said = "" if self.summary.domains else f": {' '.join(words)}"
-        return f"<Run of {self.manifest.model.id}, {data}{said}>"
+        counts = [f"{each.sink_heads} of {each.heads} heads with a sink" for each in self.summary.streams.values()]
+        return f"<Run of {self.manifest.model.shown}, {data}: {', '.join(counts)}>"
+
+    def show(self, *more: str) -> pd.DataFrame:
+        """The head table with the few columns that are read first, and `more`; `heads` holds all of them.
+
+        Raises SinkscopeError for a name that is no column of `heads`.
+        """
+        for name in more:
+            if name not in self.heads:
+                raise SinkscopeError(f"{name!r} is no column of heads{did_you_mean(name, self.heads)}")
+        keys = [name for name in ("domain", "stream") if name in self.heads and self.heads[name].nunique() > 1]
+        return self.heads[[*dict.fromkeys((*keys, *SHOWN_FIRST, *more))]]
 
     @property
     def smoothing(self) -> pd.DataFrame | None:
@@ -110,13 +129,13 @@ class Run(ShownRun):
         self.manifest.tables = {name: _shape(table) for name, table in tables.items()}
         for name, table in tables.items():
             if name in PARQUET_TABLES:
-                table.to_parquet(folder / f"{name}.parquet", index=False)
+                save_parquet(table, folder / f"{name}.parquet")
                 continue
             table.to_csv(
                 folder / f"{name}.csv", index=False, float_format="%.9g", lineterminator="\n", quoting=_quoting(table)
             )
             if "parquet" in formats:
-                table.to_parquet(folder / f"{name}.parquet", index=False)
+                save_parquet(table, folder / f"{name}.parquet")
         (folder / "summary.json").write_text(to_json(self.summary.as_dict()), encoding="utf-8")
         self.manifest.files = sha256_of_files(folder)
         (folder / "manifest.json").write_text(to_json(self.manifest.as_dict()), encoding="utf-8")
@@ -146,18 +165,16 @@ def load_run(path: str | Path) -> Run:
     manifest = read_manifest(found, f"manifest.json of the run {folder}")
     try:
         _check_content(folder, "summary.json", manifest.files)
-        answer = json.loads((folder / "summary.json").read_text("utf-8"))
+        answer = json.loads(read_file(folder / "summary.json"))
         expected = [name for name in TABLES if name not in OPTIONAL or name in manifest.tables]
         missing = [name for name in expected if name not in manifest.tables]
         if missing:
             raise ValueError(f"its manifest names no table {missing[0]}")
         tables = {name: _read_table(folder, name, manifest) for name in expected}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise SinkscopeError(
-            f"run {folder} is damaged: {(str(error).splitlines() or [type(error).__name__])[0]}"
-        ) from None
+    except Exception as error:  # pandas and pyarrow raise anything over a damaged file
+        raise SinkscopeError(f"run {folder} is damaged: {first_line(error)}") from None
     if isinstance(answer, dict) and answer.get("schema_version") == 1:
-        answer["schema_version"] = SCHEMA_VERSION
+        answer["schema_version"] = AS_OLD_AS
     summary = read_record(Summary, answer, f"summary.json of the run {folder}")
     measured = {name: tables.pop(name) for name in expected if name in MEASURED_TABLES}
     return Run(**tables, measured=measured, summary=summary, manifest=manifest, path=folder)
@@ -170,11 +187,11 @@ def read_manifest(found: dict[str, Any], where: str) -> Manifest:
         try:
             found = manifest_from_0_1(found)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise SinkscopeError(f"{where} is damaged: {type(error).__name__} {error}") from None
-    elif version != SCHEMA_VERSION:
+            raise SinkscopeError(f"{where} is damaged: {first_line(error)}") from None
+    elif version not in READ:
         raise SinkscopeError(
-            f"{where} has schema version {version}; this sinkscope reads 1 and {SCHEMA_VERSION}: install the sinkscope "
-            "that wrote it, or scan again"
+            f"{where} has schema version {version}; this sinkscope reads 1 to {READ[-1]}: install the sinkscope that "
+            "wrote it, or scan again"
         )
     return read_record(Manifest, found, where)
 
@@ -188,13 +205,24 @@ def _read_table(folder: Path, name: str, manifest: Manifest) -> pd.DataFrame:
     is_csv, shape = name in CSV_TABLES, manifest.tables[name]
     file = f"{name}.csv" if is_csv else f"{name}.parquet"
     _check_content(folder, file, manifest.files)
+    if not (folder / file).is_file():
+        raise FileNotFoundError(errno.ENOENT, f"{file} is missing, or no file")
     table = _read_csv(folder / file, shape) if is_csv else pd.read_parquet(folder / file)
+    missing = [key for key in _places(name) if key not in table]
+    if missing:
+        raise ValueError(f"{file} has no column {missing[0]}")
     if list(table.columns) != list(shape.columns) or len(table) != shape.rows:
         raise ValueError(f"{name} has {len(table)} rows where the manifest says {shape.rows}, or other columns")
     for name, dtype in table.dtypes.items():  # `astype` with a dictionary copies every column, changed or not
         if str(dtype) != shape.columns[str(name)]:
             table[name] = table[name].astype(shape.columns[str(name)])
     return table
+
+
+def _places(table: str) -> list[str]:
+    """The columns by which every reader finds a row of a table."""
+    keys = {**SCHEMAS, **MEASURED_TABLES}[table].keys
+    return [key.name for key in keys if key.name in ("stream", "layer", "head", "position", "length", "sequence")]
 
 
 def _quoting(table: pd.DataFrame) -> Literal[0, 2]:
@@ -222,7 +250,7 @@ def _check_content(folder: Path, file: str, known: dict[str, str]) -> None:
 def _read_json(path: Path) -> dict[str, Any] | None:
     """The JSON of a manifest that sinkscope wrote; None where the file is no such manifest. Raises PermissionError."""
     try:
-        manifest = json.loads(path.read_text("utf-8"))
+        manifest = json.loads(read_file(path))
     except PermissionError:
         raise
     except (OSError, ValueError, RecursionError):

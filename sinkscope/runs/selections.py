@@ -79,7 +79,9 @@ FIELDS = (
 def selected_tokens(run: Run, selection: str) -> dict[str, dict[str, Any]]:
     """The tokens that are sinks, by stream: `ids`, each once, those that lead tokens.csv first; `tokens`, its rows.
 
-    Raises SinkscopeError where `selection` is none of KINDS, and for a run of an older sinkscope.
+    `ids` are sinks beyond position 0. `ids_at_position_0_only` are apart: what begins a sequence is often a sink for
+    its place, not for the token that stands there. Raises SinkscopeError where `selection` is none of KINDS, and for a
+    run of an older sinkscope.
     """
     if selection not in KINDS:
         raise SinkscopeError(f"--tokens {selection!r}: one of {', '.join(KINDS)}")
@@ -87,8 +89,12 @@ def selected_tokens(run: Run, selection: str) -> dict[str, dict[str, Any]]:
     found = {}
     for stream in run.heads["stream"].unique():
         rows = chosen[chosen["stream"] == stream]
-        ids = rows["id"].dropna().drop_duplicates()
-        found[str(stream)] = {"ids": [int(each) for each in ids], "tokens": _plain(rows)}
+        first = rows["first"].astype(bool)
+        later, at_first = (
+            [int(each) for each in rows["id"][own].dropna().drop_duplicates()] for own in (~first, first)
+        )
+        apart = [each for each in at_first if each not in later]
+        found[str(stream)] = {"ids": later, "ids_at_position_0_only": apart, "tokens": _plain(rows)}
     return found
 
 

@@ -38,8 +38,8 @@ class ShownRun:
 
     def plot(
         self, figure: str = "heatmap", *, metric: str | None = None, domain: str | None = None, size: str = "page",
-        title: str | None = None,
-    ) -> Picture:  # fmt: skip
+        title: str | None = None, ax: Any = None,
+    ) -> Any:  # fmt: skip
         """A figure of the run's tables: a notebook shows it, `.save(path)` writes it, `.caption` says what it shows.
 
         Args:
@@ -47,11 +47,14 @@ class ShownRun:
                 switch (`sinkscope plot --help` lists them).
             metric: the column of heads.csv that a heat map shows; bos_mass by default.
             domain: the text to draw where the run has several; the first by default.
+            ax: axes of matplotlib to draw on, for heatmap, length and scatter; they are returned in place of a figure.
             size: column or page, the width of a paper's column or of its page.
             title: replaces the figure's own; `none` leaves it out.
 
         Raises SinkscopeError for an unknown name, where the run lacks the figure's table, and without matplotlib.
         """
+        if ax is not None:
+            return _painter("run_axes")(self, figure, metric, domain, title, ax)
         drawn: Picture = _painter("run_figure")(self, figure, metric, domain, size, title)
         return drawn
 

@@ -12,10 +12,14 @@ thousand heads. tests/comparison/test_calibration.py measures and prints the cov
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+
+T = TypeVar("T")
 
 CONFIDENCE = 0.95
 SIGNIFICANT = 0.05
@@ -162,6 +166,11 @@ def sem(values: np.ndarray) -> np.ndarray:
     squares = np.where(np.isinf(values).any(0), np.nan, np.nansum(deviations**2, axis=0))
     spread = np.divide(squares, count * (count - 1.0), out=np.full(np.shape(squares), np.nan), where=count > 1)
     return np.sqrt(spread)
+
+
+def most_frequent(values: Iterable[T]) -> T:
+    """The value that most of them have; of several, the one that comes first. `values` has at least one."""
+    return Counter(values).most_common(1)[0][0]
 
 
 def pairwise_cosine(units: np.ndarray) -> float:

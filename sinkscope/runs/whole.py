@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 
 from sinkscope.runs.locks import take
@@ -35,6 +36,22 @@ CANNOT = frozenset(
 WINDOWS = os.name == "nt"
 """There a file that is open can neither be removed nor be synced by who may only read it, and no folder be renamed to
 the place of an empty one."""
+
+
+def open_file(path: Path) -> BufferedReader:
+    """Opens a file to be read. Raises OSError; also where something else stands there, such as a pipe without a writer,
+    which would be waited for for ever."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    raise OSError(errno.EINVAL, "it is no file", str(path))
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a file. Raises OSError as `open_file` does."""
+    with open_file(path) as file:
+        return file.read()
 
 
 @dataclass(frozen=True)
@@ -188,7 +205,7 @@ def settle(target: Path, ours: Collection[str]) -> None:
     except OSError:  # a folder that may not be read: whoever reads it says so
         return
     with suppress(FileNotFoundError):  # without a journal all has been moved
-        journal = json.loads((committed / JOURNAL).read_text("utf-8"))
+        journal = json.loads(read_file(committed / JOURNAL))
         for name in sorted({*ours} - {*journal["files"], *journal["kept"]}):
             _remove(target / name)
         for name in journal["files"]:

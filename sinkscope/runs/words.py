@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from sinkscope.runs.defaults import STATE_COSINE, STATE_NORM
 from sinkscope.runs.request import Request
-from sinkscope.runs.schema.stream import DormantHeads, MassiveActivations, StreamSummary
+from sinkscope.runs.schema.manifest import FirstToken
+from sinkscope.runs.schema.stream import DormantHeads, MassiveActivations, SinksBeyondFirst, SinkToken, StreamSummary
 
+FIRST_MASS = "bos_mass"
+"""The column of attention on the first token."""
 NAMED = 3
 """Most channels that a sentence names."""
+
+
+def first_mass(*firsts: FirstToken) -> str:
+    """What attention on the first token is called: `BOS mass` where it is the tokenizer's BOS in all runs, and
+    `first-token attention` where it is another token, differs, or where no tokenizer told."""
+    return "BOS mass" if firsts and all(first.is_bos for first in firsts) else "first-token attention"
 
 
 def in_words(summary: StreamSummary, scores: list[str], asked: Request) -> list[str]:
@@ -99,3 +109,25 @@ def _sink_words(summary: StreamSummary, epsilon: float) -> str:
     return (
         f"No sink at the first token: no head's mean alpha_0 exceeds {epsilon:g} (uniform attention gives {base:.3f})."
     )
+
+
+def beyond_words(beyond: SinksBeyondFirst, epsilon: float) -> str:
+    """The sentence about the sinks beyond the first token, or that there are none."""
+    bound = f"alpha_k > {epsilon:g}"
+    if not beyond.tokens:
+        return f"Sinks beyond the first token ({bound}): none."
+    names = ", ".join(_named(token) for token in beyond.tokens)
+    more = f", and {beyond.others} more in tokens.csv" if beyond.others else ""
+    end = "still there in the last layer" if beyond.gone is None else f"gone at {beyond.gone}"
+    where = f"{names}{more}; created at layer {beyond.created}, {end}."
+    if beyond.tokens[0].kind == "attention":
+        return f"Sinks beyond the first token ({bound}): {where}"
+    alike = f"|cos with x_0| > {STATE_COSINE:g}, norm > {STATE_NORM:g} x the median"
+    return f"Sinks beyond the first token ({bound}): none. Similar to the first token's state ({alike}): {where}"
+
+
+def _named(sink: SinkToken) -> str:
+    """The token with its counts; repr escapes what cannot be printed."""
+    name = sink.region if sink.token is None else repr(sink.token)
+    heads = "" if sink.heads is None else f" in {sink.heads} head{'s' if sink.heads != 1 else ''}"
+    return f"{name} ({sink.sinks} of {sink.occurrences}{heads})"

@@ -13,7 +13,6 @@ import pandas as pd
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics import Metric, MetricSet, registered
 from sinkscope.metrics.extension import with_own_metrics
-from sinkscope.metrics.mass import eligible_keys
 from sinkscope.metrics.registry import Table, formula_of
 from sinkscope.runs.dormancy import parse_rule
 from sinkscope.runs.questions import QUESTIONS
@@ -87,22 +86,27 @@ class HeadRun:
     means: dict[str, np.ndarray]
     asked: Request
 
-    def ranked_alpha(self) -> np.ndarray:
-        """Mean alpha_k over the keys with at least T/4 query rows, [H, eligible]."""
-        values = self.values
-        return values.alpha[:, : eligible_keys(values.queries, values.keys, values.causal)]
+    def peaks(self) -> tuple[np.ndarray, np.ndarray]:
+        """The key with the largest mean alpha_k of those that enough queries see, and that alpha_k, both [H]."""
+        alpha, ranked = self.values.alpha, self.values.ranked
+        places = np.array([
+            keys[own[keys].argmax()]
+            for own, keys in zip(alpha, map(np.flatnonzero, np.broadcast_to(ranked, alpha.shape)), strict=True)
+        ])  # fmt: skip
+        return places, alpha[np.arange(len(alpha)), places]
 
 
 @run_column("heads", unit="position", range="[0, T)", source="ours")
 def peak_position(run: HeadRun) -> np.ndarray:
-    """argmax_k of the sequence-mean alpha_k, over keys k with at least T/4 query rows; the lowest k in a tie."""
-    return run.ranked_alpha().argmax(-1)
+    """argmax_k of the mean of alpha_k over the sequences that reach k, over the keys k with n_k >= n_max/4 in some
+    sequence; the lowest k in a tie."""
+    return run.peaks()[0]
 
 
 @run_column("heads", unit="probability", range="[0, 1]", source="ours")
 def peak_score(run: HeadRun) -> np.ndarray:
-    """max_k of the sequence-mean alpha_k, over keys k with at least T/4 query rows."""
-    return run.ranked_alpha().max(-1).astype(float)
+    """max_k of the mean of alpha_k over the sequences that reach k, over the same keys as peak_position."""
+    return run.peaks()[1].astype(float)
 
 
 @run_column("heads", unit="name", range="sink, diagonal, previous, uniform, mixed", source="ours")
@@ -126,6 +130,8 @@ def dormant(run: HeadRun) -> pd.arrays.BooleanArray:
     """Whether the dormant rule (honor < 0.4 by default) holds for the head's mean of the rule's column; empty where
     that mean is missing."""
     rule = parse_rule(run.asked.dormant_rule)
+    if rule.column not in run.means:  # a metric of others that failed
+        return pd.arrays.BooleanArray(np.zeros(len(run.values.alpha), bool), np.ones(len(run.values.alpha), bool))
     return pd.arrays.BooleanArray(rule(run.means), np.isnan(run.means[rule.column]))
 
 
@@ -151,7 +157,7 @@ class LayerRun:
 
 @run_column("layers", unit="cosine", range="[-1, 1]", source="ours")
 def first_constancy(run: LayerRun) -> float:
-    """Mean cosine of x_0 over pairs of the run's sequences: 1 if x_0 has the same direction whatever the text; empty
+    """Mean cosine of x_0 over pairs of different sequences: 1 if x_0 has the same direction whatever the text; empty
     for a single sequence."""
     units = run.values.first_unit
     return float("nan") if units is None else pairwise_cosine(units)
@@ -165,13 +171,13 @@ def max_abs(run: LayerRun) -> float:
 
 @run_column("layers", unit="position", range="[0, T)", source="Sun et al. 2402.17762")
 def max_abs_token(run: LayerRun) -> float:
-    """Position of the token that has max_abs."""
+    """Position of the token that has max_abs; in a tie that of the first sequence, there the lowest."""
     return run.at_max("max_abs_token")
 
 
 @run_column("layers", unit="channel", range="[0, D)", source="Sun et al. 2402.17762")
 def max_abs_dim(run: LayerRun) -> float:
-    """Channel that has max_abs."""
+    """Channel that has max_abs, of the element at max_abs_token; in a tie the lowest."""
     return run.at_max("max_abs_dim")
 
 

@@ -12,11 +12,11 @@ from sinkscope.tables.values import Domain
 
 
 def image_tokens(domain: Domain, sites: list[Site], image_id: int | None) -> ImageTokens | None:
-    """Attention mass of each text head on the image tokens, mean over all queries: the sum of alpha_k (T - k) / T.
+    """Attention mass of each text head on the image tokens, mean over all queries: the sum of alpha_k n_k / T.
 
-    None where no sequence has image tokens, or where sequences have them at different positions: alpha_k is a mean
-    over sequences and would mix image tokens with words. `uniform`: the mass that uniform causal attention puts there,
-    a mean over the heads.
+    None where no sequence has image tokens, or where sequences have them at different positions or differ in who may
+    see them: alpha_k is a mean over sequences and would mix image tokens with words. `uniform`: the mass that uniform
+    causal attention puts there, a mean over the heads.
     """
     places = domain.ids == image_id
     if not places.any() or (places != places[0]).any() or (domain.ids < 0).any():
@@ -30,9 +30,12 @@ def image_tokens(domain: Domain, sites: list[Site], image_id: int | None) -> Ima
         values = domain.sites[site.name]
         if site.stream != "text" or values.keys != length:
             continue
-        columns = column_sums(values.alpha, values.queries, values.causal)
+        seeing = values.seeing
+        if seeing is None:
+            return None
+        columns = values.alpha[:, keys] * seeing[keys]
         causal &= values.causal
-        heads += [(site.layer, head, float(mass)) for head, mass in enumerate(columns[:, keys].sum(1) / length)]
+        heads += [(site.layer, head, float(mass)) for head, mass in enumerate(columns.sum(1) / length)]
         uniform += [uniform_mass(places[0], site.kind)] * site.heads
     return ImageTokens(
         id=image_id,
@@ -53,9 +56,3 @@ def uniform_mass(places: np.ndarray, kind: AttentionKind) -> float:
         starts = queries // kind.size * kind.size if kind.name == "chunked" else (queries - kind.size + 1).clip(0)
     counted = np.concatenate([[0], np.cumsum(places)])
     return float(((counted[queries + 1] - counted[starts]) / (queries + 1 - starts)).mean())
-
-
-def column_sums(alpha: np.ndarray, queries: int, causal: bool) -> np.ndarray:
-    """Column sums of the attention map, [H, K], from alpha_k."""
-    rows = np.arange(queries, queries - alpha.shape[1], -1) if causal else queries
-    return np.asarray(alpha * rows)

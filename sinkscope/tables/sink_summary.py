@@ -5,10 +5,9 @@ from __future__ import annotations
 import pandas as pd
 
 from sinkscope.capture import Site
-from sinkscope.metrics.events import STATE_COSINE, STATE_NORM
 from sinkscope.runs.schema.stream import SinksBeyondFirst, SinkToken, StreamSummary
 from sinkscope.runs.schema.summary import Summary
-from sinkscope.runs.words import says_nothing
+from sinkscope.runs.words import beyond_words, says_nothing
 from sinkscope.tables.places import PlacesOf
 from sinkscope.tables.sinks import sink_tokens
 from sinkscope.tables.values import Domain
@@ -43,7 +42,7 @@ def _add(
             continue
         stream.sinks_beyond_first = beyond = _beyond(found, [site.layer for site in own])
         if not says_nothing(stream.uniform_alpha_0.T, epsilon):
-            stream.in_words.append(in_words(beyond, epsilon))
+            stream.in_words.append(beyond_words(beyond, epsilon))
 
 
 def _could_be_found(domain: Domain, site: Site) -> bool:
@@ -70,25 +69,3 @@ def _beyond(found: pd.DataFrame, layers: list[int]) -> SinksBeyondFirst:
         created=int(named["first_layer"].min()),
         gone=min((layer for layer in layers if layer > last), default=None),
     )
-
-
-def in_words(beyond: SinksBeyondFirst, epsilon: float) -> str:
-    """The sentence about the sinks beyond the first token, or that there are none."""
-    bound = f"alpha_k > {epsilon:g}"
-    if not beyond.tokens:
-        return f"Sinks beyond the first token ({bound}): none."
-    names = ", ".join(_named(token) for token in beyond.tokens)
-    more = f", and {beyond.others} more in tokens.csv" if beyond.others else ""
-    end = "still there in the last layer" if beyond.gone is None else f"gone at {beyond.gone}"
-    where = f"{names}{more}; created at layer {beyond.created}, {end}."
-    if beyond.tokens[0].kind == "attention":
-        return f"Sinks beyond the first token ({bound}): {where}"
-    alike = f"|cos with x_0| > {STATE_COSINE:g}, norm > {STATE_NORM:g} x the median"
-    return f"Sinks beyond the first token ({bound}): none. Alike to the first token's state ({alike}): {where}"
-
-
-def _named(sink: SinkToken) -> str:
-    """The token with its counts; repr escapes what cannot be printed."""
-    name = sink.region if sink.token is None else repr(sink.token)
-    heads = "" if sink.heads is None else f" in {sink.heads} head{'s' if sink.heads != 1 else ''}"
-    return f"{name} ({sink.sinks} of {sink.occurrences}{heads})"

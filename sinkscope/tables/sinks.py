@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.capture import Site
-from sinkscope.metrics.events import keys_seen_enough
 from sinkscope.metrics.quantities import EVENT_FIELDS
 from sinkscope.tables.places import Places, PlacesOf
 from sinkscope.tables.values import Domain
@@ -105,7 +104,7 @@ COLUMNS = {
 
 
 Occurring = tuple[str, bool, bool, str, int]
-"""(stream, whether enough query rows must see it, first, region, id or -1)."""
+"""(stream, whether enough queries must see it, first, region, id or -1)."""
 
 
 def token_table(domains: list[Domain], sites: list[Site], sinks: pd.DataFrame, places: PlacesOf) -> pd.DataFrame:
@@ -157,13 +156,13 @@ def _distinct(events: pd.DataFrame, names: list[str], rows: int) -> pd.Series:
 
 
 def _occurrences(table: pd.DataFrame, domains: list[Domain], sites: list[Site], places: PlacesOf) -> list[int]:
-    """How often what a row stands for occurs; for the kind `attention`, where enough query rows see it."""
+    """How often what a row stands for occurs; for the kind `attention`, where enough queries see it."""
     found: Counter[Occurring] = Counter()
     for domain in domains:
         for stream in dict.fromkeys(site.stream for site in sites):
             for own, among in _by_places(domain, [site for site in sites if site.stream == stream], places):
                 for attention in (True, False):
-                    counted = _seen_enough(domain, own, among) if attention else own.lengths
+                    counted = _seen_enough(domain, among) if attention else own.regions != ""
                     found.update(_counts(own, counted, (stream, attention)))
     ids = table["id"].fillna(-1).astype(int)
     rows = zip(table["stream"], table["kind"] == "attention", table["first"], table["region"], ids, strict=True)
@@ -177,23 +176,15 @@ def _by_places(domain: Domain, sites: list[Site], places: PlacesOf) -> Iterator[
         yield own, [site for each, site in named if each is own]
 
 
-def _seen_enough(domain: Domain, own: Places, sites: list[Site]) -> np.ndarray:
-    """[sequence]: the number of first positions that enough query rows see in some attention call."""
-    counts = []
-    for site in sites:
-        values = domain.sites[site.name]
-        queries = [values.queries] * len(own.lengths) if site.cross else own.lengths
-        counts.append([
-            keys_seen_enough(int(rows), int(keys), values.causal)
-            for rows, keys in zip(queries, own.lengths, strict=True)
-        ])  # fmt: skip
-    return np.asarray(counts).max(0)
+def _seen_enough(domain: Domain, sites: list[Site]) -> np.ndarray:
+    """[sequence, position]: the positions that enough queries see in some attention call."""
+    return np.any([domain.sites[site.name].counted for site in sites], axis=0)
 
 
 def _counts(own: Places, counted: np.ndarray, key: tuple[str, bool]) -> Counter[Occurring]:
-    """Occurrences among the first `counted` [sequence] positions of each sequence."""
+    """Occurrences at the `counted` positions, [sequence, position]."""
     place = np.arange(own.regions.shape[1])
-    valid = (place < counted[:, None]) & (own.regions != "")
+    valid = counted & (own.regions != "")
     ids = np.full(own.regions.shape, -1) if own.ids is None else own.ids
     found: Counter[Occurring] = Counter()
     for first in (True, False):

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.capture import Site
-from sinkscope.metrics.mass import eligible_keys
 from sinkscope.runs.dormancy import agreement
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.stream import (
@@ -143,15 +142,19 @@ def _percent_above(values: np.ndarray, epsilon: float) -> float | None:
 
 
 def _top_positions(stream: Stream, tokens: list[str | None], epsilon: float) -> list[TopPosition]:
-    """The key positions with the largest mean over heads of alpha_k, and in how many heads it exceeds epsilon."""
-    keys = min(eligible_keys(v.queries, v.keys, v.causal) for _, parts in stream for v in parts)
+    """The key positions with the largest mean over heads of alpha_k, and in how many heads it exceeds epsilon.
+
+    A position counts where n_k >= n_max/4 in every head of every layer.
+    """
+    places = _ranked_everywhere(stream)
+    keys = places[-1] + 1 if len(places) else 0
     total, heads = np.zeros(keys), 0
     for _, parts in stream:  # one site after the other: all heads of a long sequence together fill memory
         for head in _mean_alpha(parts, keys):
             total += head
             heads += 1
     average = total / heads
-    order = np.argsort(-average, kind="stable")[:TOP_POSITIONS]
+    order = places[np.argsort(-average[places], kind="stable")[:TOP_POSITIONS]]
     alpha = np.concatenate([_mean_alpha(parts, keys)[:, order] for _, parts in stream])
     return [
         TopPosition(
@@ -162,6 +165,13 @@ def _top_positions(stream: Stream, tokens: list[str | None], epsilon: float) -> 
         )
         for place, k in enumerate(order)
     ]
+
+
+def _ranked_everywhere(stream: Stream) -> np.ndarray:
+    """The key positions that enough queries see in every head."""
+    found = [v.ranked for _, parts in stream for v in parts]
+    keys = min(ranked.shape[1] for ranked in found)
+    return np.flatnonzero(np.concatenate([ranked[:, :keys] for ranked in found]).all(0))
 
 
 def _mean_alpha(parts: list[SiteValues], keys: int) -> np.ndarray:

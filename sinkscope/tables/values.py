@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,6 +39,18 @@ class SiteValues:
     queries: int
     keys: int
 
+    def without(self, names: Collection[str]) -> SiteValues:
+        """The values less those of the per-sequence metrics of these names."""
+        if not names:
+            return self
+        metrics = self.quantities.metrics.without(names)
+        arrays = dict(self.arrays)
+        for table, own in self.quantities.metrics.tables.items():
+            if table in arrays:
+                kept = [index for index, name in enumerate(own) if name in metrics.tables[table]]
+                arrays[table] = arrays[table][..., kept]
+        return replace(self, quantities=replace(self.quantities, metrics=metrics), arrays=arrays)
+
     @property
     def heads(self) -> np.ndarray:
         """[N, H, metric]: every head metric."""
@@ -52,6 +65,34 @@ class SiteValues:
     def alpha(self) -> np.ndarray:
         """[H, K]: mean over sequences of alpha_k."""
         return self.arrays["alpha"]
+
+    @property
+    def ranked(self) -> np.ndarray:
+        """[H | 1, K]: the keys that enough queries see, in some sequence, for a peak: n_k >= n_max/4."""
+        rows = self.arrays["ranked_keys"]
+        shared = np.isnan(rows[:, 1])
+        if shared.all():
+            return _covered(rows, np.zeros(len(rows)), 1, self.keys)
+        own = _covered(rows[~shared], rows[~shared, 1], self.heads.shape[1], self.keys)
+        return own | _covered(rows[shared], np.zeros(shared.sum()), 1, self.keys)
+
+    @property
+    def counted(self) -> np.ndarray:
+        """[N, K]: the keys that enough queries see, in some head, to be a sink of sinks.parquet: n_k >=
+        max(16, n_max/16)."""
+        rows = self.arrays["counted_keys"]
+        return _covered(rows, rows[:, 0], self.count, self.keys)
+
+    @property
+    def seeing(self) -> np.ndarray | None:
+        """[K]: n_k, the number of queries that may see each key; None where sequences or heads differ in it."""
+        counts, squares = self.arrays.get("seeing_queries", np.full((2, 1), np.nan))
+        return counts if (squares == counts**2).all() else None
+
+    @property
+    def hides(self) -> bool:
+        """Whether the mask hides some key from a query that the causal order, if there is one, lets see it."""
+        return bool(self.arrays["hidden_keys"].any())
 
     @property
     def first_unit(self) -> np.ndarray | None:
@@ -83,6 +124,14 @@ class SiteValues:
     def layer(self, name: str) -> np.ndarray:
         """[N]: the values of one layer metric."""
         return self.layers[:, self.quantities.metrics.names("layers").index(name)]
+
+
+def _covered(stretches: np.ndarray, row: np.ndarray, rows: int, keys: int) -> np.ndarray:
+    """[rows, keys] bool: where a stretch (.., .., first key, one past the last) of that row lies."""
+    change = np.zeros((rows, keys + 1), dtype=np.int32)
+    np.add.at(change, (row.astype(int), stretches[:, 2].astype(int)), 1)
+    np.add.at(change, (row.astype(int), stretches[:, 3].astype(int)), -1)
+    return np.asarray(change.cumsum(1)[:, :-1] > 0)
 
 
 @dataclass

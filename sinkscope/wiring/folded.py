@@ -26,6 +26,9 @@ from sinkscope.wiring.added import ATTENTION, IDENTITY, UNIFORM, Added, read_add
 from sinkscope.wiring.largest import largest_square
 from sinkscope.wiring.mixes import OutputWeights, Tokens, dots, share, squares
 
+SINGLE = 2.0**-23
+"""The spacing of float32 numbers at 1."""
+
 
 @dataclass
 class FoldedHeads:
@@ -43,6 +46,7 @@ class FoldedHeads:
         causal: whether uniform attention is that to the tokens j <= i, else to all.
         written: w_i, what the output projection reads, biases included, (H, n, dv).
         margin: each head's sink margin, (H, n), float64.
+        pair_margin: each head's margin of key 0 over the next best key, (H, n), float64.
         scale: the factor s of the head's logits s z_i^T W_Q^T W_K z_j.
         affine: (a, b) with z_i = a_i (x_i - b_i), each (n, 1); None for a b of 0.
         values_out, attended_out, written_out: R_h of each, (H, n + 1, rank) and (H, n, rank), where they are known.
@@ -58,6 +62,7 @@ class FoldedHeads:
     causal: bool = True
     written: Tensor | None = None
     margin: Tensor | None = None
+    pair_margin: Tensor | None = None
     scale: float | None = None
     affine: tuple[Tensor, Tensor | None] | None = None
     values_out: Tensor | None = None
@@ -192,6 +197,33 @@ class FoldedHeads:
     def token_rank(self) -> Float[Tensor, ""]:
         """Stable rank tr B / |B|_2 of the tokens around their mean."""
         return self.spread / self.token_top
+
+    @cached_property
+    def exact_centred(self) -> Tokens:
+        """z_i - zbar in float64: float32 would leave a sum that is not 0, and with it a dimension too many."""
+        exact = as_float64(self.normalised)
+        return exact - exact.mean(0)
+
+    @cached_property
+    def token_span(self) -> Float[Tensor, ""]:
+        """Dimension of the span of the tokens around their mean: the number of singular values of the rows z_i - zbar
+        above max(n, D) 2^-23 times the largest, which is what rounding in float32 leaves of a value that is 0."""
+        rows = self.exact_centred
+        gram = rows @ rows.mT if len(rows) <= rows.shape[1] else rows.mT @ rows
+        if not gram.isfinite().all():
+            return gram.new_tensor(torch.nan)
+        values = torch.linalg.eigvalsh(gram.cpu()).clamp(min=0.0)  # squares of the singular values
+        bound = (max(rows.shape) * SINGLE) ** 2 * values[-1]
+        return (values > bound).sum().to(gram)
+
+    @cached_property
+    def smallest_gap(self) -> Float[Tensor, ""]:
+        """The smallest over pairs i != j of (z_i - zbar).(z_i - z_j); NaN for a single token."""
+        rows = self.exact_centred
+        gram = rows @ rows.mT
+        gaps = gram.diagonal()[:, None] - gram
+        other = ~torch.eye(len(rows), dtype=torch.bool, device=rows.device)
+        return gaps[other].amin() if len(rows) > 1 else gram.new_tensor(torch.nan)
 
     @cached_property
     def unit_square(self) -> Float[Tensor, ""]:

@@ -225,7 +225,8 @@ def _features(tensor: Tensor) -> Tensor:
 def _match(wanted: Tensor, offered: Tensor, exact: bool = False) -> Int[Tensor, " feature"] | None:
     """For each wanted column the index of the offered column with the same direction; -1 for a column of zeros.
 
-    `exact` asks for the same norm too. None where a column has no counterpart or several.
+    Where as many wanted columns as offered ones have one direction (heads that share rows), they go by their order.
+    `exact` asks for the same norm too. None where a column has no counterpart, or several without such an order.
     """
     if exact and wanted.shape == offered.shape and torch.equal(wanted, offered):
         return torch.arange(wanted.shape[1], device=wanted.device)
@@ -237,9 +238,17 @@ def _match(wanted: Tensor, offered: Tensor, exact: bool = False) -> Int[Tensor, 
     for start in range(0, wanted.shape[1], CHUNK):
         close = (units[:, start : start + CHUNK].mT @ offered_units) > 1 - SAME_DIRECTION
         zero = sizes[start : start + CHUNK] == 0
-        if not ((close.sum(-1) == 1) | zero).all():
+        counts = close.sum(-1)
+        if not ((counts > 0) | zero).all():
             return None
-        places.append(torch.where(zero, -1, close.float().argmax(-1)))
+        place = close.float().argmax(-1)
+        for column in ((counts > 1) & ~zero).nonzero().flatten():
+            alike = (units.mT @ units[:, start + column] > 1 - SAME_DIRECTION).nonzero().flatten()
+            offers = close[column].nonzero().flatten()
+            if len(alike) != len(offers):
+                return None
+            place[column] = offers[alike == start + column][0]
+        places.append(torch.where(zero, -1, place))
     rows = torch.cat(places)
     matched = rows >= 0
     if exact and not torch.allclose(sizes[matched], offered_sizes[rows[matched]], rtol=SAME_DIRECTION):

@@ -20,9 +20,10 @@ import torch
 from sinkscope.capture.masks import lazy
 from sinkscope.checkpoints import LoadOptions
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting, Unablated
+from sinkscope.experiments.arms.asked import Text
 from sinkscope.experiments.arms.engine import run
 from sinkscope.experiments.arms.grammar import read_arm
-from sinkscope.experiments.arms.opening import Text, opened
+from sinkscope.experiments.arms.opening import opened
 from sinkscope.experiments.arms.sinks import SinkCount
 
 LENGTH, ROUNDS, BOUND = 4096, 2, 3.0

@@ -73,7 +73,7 @@ def test_self_check_leaves_the_model_as_it_was() -> None:
 
 def test_self_check_stops_a_scan_whose_sums_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """The self-check fails where the capture uses a wrong scaling."""
-    import sinkscope.capture.watch as watch
+    import sinkscope.capture.views as watch
 
     right = watch.read
 

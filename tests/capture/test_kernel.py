@@ -1,4 +1,4 @@
-"""The Triton kernels: run under Triton's interpreter, compiled ahead of time for two GPUs, and when they are used.
+"""The Triton kernels: run under Triton's interpreter, and when they are used.
 
 `kernel_cases` checks their numbers. It runs in a process of its own, because Triton's interpreter is switched on for a
 whole process.
@@ -11,13 +11,12 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from drawn import make_call, make_mask
+from drawn import make_call
 from models import random_ids, tiny
 
 import sinkscope
@@ -30,15 +29,6 @@ from sinkscope.errors import SinkscopeError
 CASES = Path(__file__).parents[1] / "support" / "kernel_cases.py"
 GROUPS = ("shapes", "features", "models")
 CAUSAL, _ = make_call((1, 4, 2, 40, 8), "causal", "softmax")
-SHARED = {90: 227, 86: 99}
-"""KiB of shared memory that a program may use, by compute capability."""
-POINTERS = {
-    torch.float32: "*fp32",
-    torch.bfloat16: "*bf16",
-    torch.float16: "*fp16",
-    torch.int32: "*i32",
-    torch.uint8: "*u8",
-}
 
 
 def run_cases(group: str, interpreted: bool) -> None:
@@ -65,83 +55,6 @@ def test_on_a_gpu(group: str) -> None:
     run_cases(group, interpreted=False)
 
 
-class Launches:
-    """Replaces a kernel and records the arguments of each launch."""
-
-    def __init__(self) -> None:
-        self.made: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *args, **kwargs: self.made.append((args, kwargs))
-
-
-def source(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The kernel's source, specialised as a launch with these arguments would specialise it."""
-    from triton.compiler import ASTSource
-
-    values = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
-    signature, constants, attributes = {}, {}, {}
-    for index, parameter in enumerate(kernel.params):
-        value, name = values[parameter.name], parameter.name
-        plain = parameter.do_not_specialize
-        if parameter.is_constexpr or (isinstance(value, int) and value == 1 and not plain):
-            signature[name], constants[name] = "constexpr", value
-        elif isinstance(value, torch.Tensor):
-            signature[name], attributes[(index,)] = POINTERS[value.dtype], [["tt.divisibility", 16]]
-        else:
-            signature[name] = "fp32" if isinstance(value, float) else "i32"
-            if isinstance(value, int) and value % 16 == 0 and not plain:
-                attributes[(index,)] = [["tt.divisibility", 16]]
-    return ASTSource(kernel, signature, constants, attributes)
-
-
-def shared_memory(call: AttentionCall, capability: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Bytes of shared memory of both kernels, compiled to machine code for a GPU of that capability."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-
-    from sinkscope.capture.kernels import triton_kernels as kernels
-
-    result = {}
-    launches = {name: Launches() for name in ("row_sums", "column_sums")}
-    with monkeypatch.context() as patch:
-        for name, each in launches.items():
-            patch.setattr(kernels, name, each)
-        fused.attend(call)
-    for name, each in launches.items():
-        args, kwargs = each.made[-1]
-        options = {option: kwargs[option] for option in ("num_warps", "num_stages", "enable_fp_fusion")}
-        built = triton.compile(source(getattr(kernels, name), args, kwargs), GPUTarget("cuda", capability, 32), options)
-        assert built.asm["cubin"]
-        result[name] = built.metadata.shared
-    return result
-
-
-VARIANTS = [
-    (90, torch.float16, (24, 40), False),
-    *product(SHARED, fused.DTYPES, ((64, 64), (128, 128), (192, 128), (256, 256)), (False, True)),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("capability", "dtype", "widths", "everything"), VARIANTS)
-def test_compiled_ahead_of_time(
-    capability: int, dtype: torch.dtype, widths: tuple[int, int], everything: bool, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """Every variant compiles and its tiles fit into shared memory; this needs no GPU."""
-    pytest.importorskip("triton")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    query, key = (torch.zeros(1, heads, 80, widths[0], dtype=dtype) for heads in (2, 1))
-    mask = make_mask("alibi", 1, 2, 80, torch.Generator()) if everything else None
-    value = torch.zeros(1, 1, 80, widths[1], dtype=dtype)
-    call = AttentionCall(query, key, value, mask, causal=True, scaling=0.1)
-    if everything:
-        call = replace(call, softcap=3.0, sinks=torch.zeros(1, 2, 1, 1))
-    for name, used in shared_memory(call, capability, monkeypatch).items():
-        assert 0 < used <= SHARED[capability] * 1024, name
-
-
 @pytest.fixture
 def willing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretends that Triton compiles on this machine and has not failed yet."""
@@ -151,14 +64,14 @@ def willing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("willing")
 def test_unsupported_calls_are_walked_over() -> None:
-    wide = torch.zeros(1, 4, 40, 300)
+    wide = torch.zeros(1, 4, 40, 577)
     assert attention.kernel_of(CAUSAL) == attention.TRITON
     for call in (
         replace(CAUSAL, score="relu"),
         replace(CAUSAL, query=CAUSAL.query.double(), key=CAUSAL.key.double(), value=CAUSAL.value.double()),
         replace(CAUSAL, value=CAUSAL.value.half()),
         replace(CAUSAL, query=wide, key=wide[:, :2]),
-        replace(CAUSAL, value=torch.zeros(1, 2, 40, 257)),
+        replace(CAUSAL, value=torch.zeros(1, 2, 40, 513)),
     ):
         assert attention.kernel_of(call) == attention.TORCH
         assert torch.equal(attention.read(call)[0], attend_in_blocks(call)[0])
@@ -188,9 +101,7 @@ def test_a_kernel_that_fails_is_said_and_not_tried_again(monkeypatch: pytest.Mon
         assert torch.equal(sums.columns, theirs.columns)
     assert len(tried) == 1
     (line,) = failures
-    assert line == (
-        "Triton failed, attention is read by torch: RuntimeError: PTX was compiled with an unsupported toolchain"
-    )
+    assert line == ("Triton failed, attention is read by torch: PTX was compiled with an unsupported toolchain")
 
 
 @pytest.mark.usefixtures("willing")
@@ -200,7 +111,7 @@ def test_a_scan_tells_of_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(fused, "attend", fail)
     run = sinkscope.scan(tiny("llama"), data=random_ids(1, 20))
-    assert run.manifest.warnings == ["Triton failed, attention is read by torch: RuntimeError: no"]
+    assert run.manifest.warnings == ["Triton failed, attention is read by torch: no"]
     assert run.summary.warnings == run.manifest.warnings
     assert {site.kernel for site in run.manifest.attention} == {attention.TORCH}
 
@@ -216,7 +127,7 @@ def test_a_later_scan_does_not_inherit_the_failure(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(fused, "attend", fail)
     first, second = (sinkscope.scan(tiny("llama", num_hidden_layers=1), data=random_ids(1, 20)) for _ in range(2))
-    assert first.manifest.warnings == ["Triton failed, attention is read by torch: RuntimeError: no"]
+    assert first.manifest.warnings == ["Triton failed, attention is read by torch: no"]
     assert second.manifest.warnings == second.summary.warnings == []
     assert {site.kernel for site in second.manifest.attention} == {attention.TORCH}
     assert len(tried) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -195,6 +196,45 @@ def test_a_package_declares_a_keyword(model: PreTrainedModel, tmp_path: Path, mo
     run = sinkscope.scan(model, data=IDS)
     assert run.manifest.self_check.status == "passed"
     assert run.manifest.warnings == []
+    code = hashlib.sha256(PACKAGE.encode()).hexdigest()
+    assert run.manifest.as_dict()["keywords"] == {"logit_multiplier": {"package": "outside", "code_sha256": code}}
+
+
+def test_an_unfinished_scan_is_held_to_the_code_of_a_keyword(
+    model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(stage: str, done: int, total: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    def code(_: object) -> str:
+        return written[-1]
+
+    written = ["first"]
+    monkeypatch.setattr("sinkscope.engine.manifest.code_sha256", code)
+    attention_keyword("logit_multiplier")(
+        lambda call, factors: replace(call, query=call.query * factors.view(1, -1, 1, 1))
+    )
+    try:
+        with pytest.raises(sinkscope.Interrupted):
+            sinkscope.scan(model, data=IDS, batch_size=1, shards=tmp_path, progress=stop)
+        written.append("second")
+        told = r"another keywords\.logit_multiplier\.code_sha256 \(first there, second now\)"
+        with pytest.raises(sinkscope.SinkscopeError, match=told):
+            sinkscope.scan(model, data=IDS, batch_size=1, shards=tmp_path, resume=True)
+    finally:
+        KEYWORDS.remove("logit_multiplier")
+
+
+def test_arms_name_a_keyword_that_nobody_declared(
+    tiny_model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keywords, "WITHOUT_EFFECT", keywords.WITHOUT_EFFECT - {"position_ids"})
+    found = sinkscope.arms(
+        tiny_model, ["kv:4"], data="random", num_sequences=2, seq_len=24, draws=2, tokenizer=tokenizer
+    )
+    named = f"the model passes the attention keyword 'position_ids' (in layers.0.self_attn), {UNKNOWN}{UNCHECKED}"
+    assert named in found.warnings
 
 
 def test_a_keyword_is_declared_once() -> None:

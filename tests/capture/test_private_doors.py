@@ -74,6 +74,21 @@ def test_attention_functions_are_those_that_models_look_up() -> None:
     assert "sdpa" in registry
 
 
+def test_models_look_their_attention_function_up_through_the_interface() -> None:
+    before = doors.interface_lookup()
+
+    def lookup(interface: Any, name: str, default: Any) -> Any:
+        return attend if name == "asked by this test" else before(interface, name, default)
+
+    try:
+        doors.set_interface_lookup(lookup)
+        assert AttentionInterface().get_interface("asked by this test", None) is attend
+        assert AttentionInterface().get_interface("eager", attend) is attend
+    finally:
+        doors.set_interface_lookup(before)
+    assert doors.interface_lookup() is before
+
+
 def test_mask_functions_are_those_that_models_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int, int]] = []
     registry = doors.registry_of(AttentionMaskInterface)
@@ -191,6 +206,24 @@ def test_wrapper_tensors_counts_and_trees() -> None:
         assert doors.times_written(torch.zeros(2)) == 0
 
 
+def test_the_arguments_that_an_operation_writes_into() -> None:
+    seen: list[tuple[str, list[int]]] = []
+
+    def see(operator: Any, args: Any, kwargs: Any) -> None:
+        seen.append((operator.__name__, [id(tensor) for tensor in doors.written_by(operator, args, kwargs)]))
+
+    first, second = torch.zeros(3), torch.ones(3)
+    with doors.before_operations(see):
+        first + second
+        first.add_(second)
+        torch.mul(second, 2, out=first)
+        torch._foreach_add_([first, second], 1)
+    assert seen == [
+        ("add.Tensor", []), ("add_.Tensor", [id(first)]), ("mul.out", [id(first)]),
+        ("_foreach_add_.Scalar", [id(first), id(second)]),
+    ]  # fmt: skip
+
+
 def test_the_hooks_that_collect_maps_are_known_and_forgotten() -> None:
     model: Any = AutoModel.from_config(AutoConfig.for_model("llama", **SMALL))
     assert doors.capturing(model) is None
@@ -265,6 +298,29 @@ def test_accelerate_says_where_a_module_runs() -> None:
     assert {torch.device(device) for device in doors.execution_devices(model)} == {torch.device("cpu")}
     model.hf_device_map = {"": "disk"}
     assert torch.device("cpu") in {torch.device(device) for device in doors.execution_devices(model)}
+
+
+def test_what_counts_a_pass_on_shapes() -> None:
+    seen: list[Any] = []
+
+    class Seeing(doors.dispatch_mode()):  # type: ignore[misc]
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    with Seeing():
+        torch.ones(2) + 1
+    assert torch.ops.aten.add.Tensor in seen
+    held = torch.zeros(4)
+    assert doors.storage_number(held) == doors.storage_number(held[1:]) != doors.storage_number(torch.zeros(4))
+    a, b = torch.ones(2, 3), torch.ones(3, 4)
+    assert doors.flop_counts()[torch.ops.aten.mm](a, b, out_val=a @ b) == 2 * 2 * 3 * 4
+
+
+def test_the_product_of_experts_takes_rows_by_their_group() -> None:
+    x, w = torch.ones(4, 16, dtype=torch.bfloat16), torch.ones(2, 16, 8, dtype=torch.bfloat16)
+    ends = torch.tensor([1, 4], dtype=torch.int32)
+    assert doors.grouped_product()(x.to("meta"), w.to("meta"), ends.to("meta")).shape == (4, 8)
 
 
 def remove(patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
@@ -344,6 +400,9 @@ GONE: list[tuple[str, str, Break, Callable[[], Any]]] = [
      lambda: doors.empty_wrapper(Tensor, [2], torch.float32, torch.device("cpu"))),
     ("torch", "Tensor._version", WHOLE, lambda: doors.times_written(torch.zeros(2).as_subclass(Uncounted))),
     ("torch", "OpOverload._schema", WHOLE, lambda: doors.writes(SimpleNamespace())),
+    ("torch", "torch.utils._python_dispatch.TorchDispatchMode",
+     lambda patch: remove(patch, torch.utils._python_dispatch, "TorchDispatchMode"),
+     lambda: doors.before_operations(print)),
     ("torch", "Module._forward_hooks", WHOLE, lambda: doors.forward_hooks(module_without_hooks())),
     ("torch", "torch._dynamo.OptimizedModule", lambda patch: remove(patch, torch._dynamo, "OptimizedModule"),
      lambda: doors.compiled_from(nn.Linear(2, 2))),

@@ -77,6 +77,40 @@ def test_a_scan_in_a_second_thread_is_refused_and_the_first_one_ends_as_if_alone
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_all_that_is_measured_does_not_feel_passes_of_another_thread(family: str, tmp_path: Path) -> None:
+    """The other thread uses the same model in a loop, over texts of other lengths, while `--measure all` runs."""
+    model, ids, ended = tiny(family, num_hidden_layers=2), random_ids(4, 70), Event()
+    texts = [random_ids(2, length, seed=length) for length in (9, 70, 33)]
+    alone_there = [output(model, text) for text in texts]
+
+    def scanned(name: str) -> dict[str, bytes]:
+        sinkscope.scan(model, data=ids, batch_size=1, measure="all", self_check=False).save(tmp_path / name)
+        kept = {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        return {name: content for name, content in kept.items() if name != "manifest.json"}
+
+    def used() -> int:
+        passes = 0
+        while not ended.is_set():
+            for text, wanted in zip(texts, alone_there, strict=True):
+                torch.testing.assert_close(output(model, text), wanted)
+            passes += len(texts)
+        return passes
+
+    quiet = scanned("quiet")
+    with ThreadPoolExecutor(1) as pool:
+        loop = pool.submit(used)
+        try:
+            disturbed = scanned("disturbed")
+        finally:
+            ended.set()
+        assert loop.result(PATIENCE) > 10
+    assert {"switch.csv", "modules.csv", "spikes.csv", "smoothing.csv", "alignment.parquet"} <= quiet.keys()
+    assert [name for name in quiet if disturbed[name] != quiet[name]] == []
+    assert hooks(model) == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("same", [True, False], ids=["the same model", "another model"])
 def test_a_forward_pass_of_another_thread_is_not_measured(same: bool, implementation: str) -> None:

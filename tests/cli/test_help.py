@@ -129,10 +129,20 @@ SHORTER: dict[tuple[str, ...], tuple[str, ...]] = {
     ("evict",): ("--window", "16", "--seq-len", "64", "--num-sequences", "2", "--draws", "2"),
     ("quant",): ("--seq-len", "32", "--num-sequences", "2", "--draws", "2"),
     ("bench",): ("--rounds", "1", "--seq-len", "64"),
+    ("claims",): SHORT,
     ("trigger", "train"): ("--steps", "5"),
     ("trigger", "study"): ("--steps", "5"),
 }
 """What makes an example short: a later option replaces an earlier one."""
+
+
+PROGRAM = """
+import torch
+from transformers import AutoModelForCausalLM
+
+AutoModelForCausalLM.from_pretrained("tiny").eval()(torch.arange(3, 40)[None])
+"""
+"""What the example of `watch` runs."""
 
 
 @pytest.mark.slow
@@ -145,6 +155,7 @@ def test_every_example_runs(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.
     tokenizer.save_pretrained(tiny)
     for step in (10, 20):
         shutil.copytree(tiny, tmp_path / "out" / f"checkpoint-{step}")
+    (tmp_path / "answer.py").write_text(PROGRAM, "utf-8")
     for name in ("base", "finetuned", "minilm"):
         assert invoke("scan", tiny, *SHORT, "--out", f"runs/{name}").exit_code == 0
     ran = 0

@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from sinkscope.cli import app
 from sinkscope.cli.scan_job import free_folder, run_folder
 from sinkscope.runs.folder import KEY, UNFINISHED
+from sinkscope.runs.request import make_request
+from sinkscope.runs.run import load_run
 
 ASKED = {"seed": 0, "data": ["prose"]}
 
@@ -56,6 +58,30 @@ def test_resume_finds_the_finished_scan_of_the_same_settings(tmp_path: Path) -> 
     assert run_folder(base, {**ASKED, "seed": 2}, resume=True, force=False) == tmp_path / "run-3"
 
 
+def test_a_resumed_scan_of_other_text_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sinkscope.engine.scan.scan_request", lambda *_, **__: pytest.fail("the model was loaded"))
+    asked = make_request(model=str(tiny_folder), seq_len=64).part("text", "columns", "rounding")
+    folder = left(tmp_path / "run", asked)
+    words = ["scan", str(tiny_folder), "--seq-len", "32", "--resume", "--out", str(folder)]
+    refused = CliRunner().invoke(app, words)
+    assert refused.exit_code == 2
+    assert "unfinished scan with another --seq-len (64 there, 32 now); give another --out, or --force" in refused.stderr
+
+
+def test_a_name_that_is_nearly_a_folder_s_is_not_looked_for_at_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sinkscope.checkpoints.options.find_source", lambda *_: pytest.fail("the hub was asked"))
+    for name in ("smol", "bad-wv"):
+        (tmp_path / name).mkdir()
+    refused = CliRunner().invoke(app, ["scan", "bad-wvv"])
+    assert refused.exit_code == 2
+    assert "no folder 'bad-wvv'; did you mean bad-wv? A model of the hub is named with its owner" in refused.stderr
+
+
 def test_a_damaged_key_is_no_match(tmp_path: Path) -> None:
     base = left(tmp_path / "run", ASKED)
     (base / UNFINISHED / KEY).write_text("{")
@@ -77,3 +103,20 @@ def test_the_same_scan_twice_and_resumed(tiny_folder: Path, tmp_path: Path, monk
     assert f"{tiny_folder}: already finished, in runs/tiny\n" in scan("--resume").stderr
     assert "already finished, in runs/tiny-2" in scan("--resume", "--seed", "1").stderr
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["tiny", "tiny-2"]
+
+
+def test_a_scan_has_a_display_name(tmp_path: Path, tiny_folder: Path) -> None:
+    """The name is in every table and page, and a scan of another name is the same scan."""
+    words = ["scan", str(tiny_folder), "--seq-len", "16", "--num-sequences", "2", "--no-self-check"]
+    words += ["--out", str(tmp_path / "run")]
+    done = CliRunner().invoke(app, [*words, "--name", "SmolLM2"])
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.splitlines()[0].startswith("SmolLM2  ")
+    run = load_run(tmp_path / "run")
+    assert (run.manifest.model.shown, run.manifest.request.name) == ("SmolLM2", "SmolLM2")
+    assert run.manifest.model.id == str(tiny_folder)
+    again = CliRunner().invoke(app, [*words, "--resume"])
+    assert "already finished" in again.stderr
+    several = CliRunner().invoke(app, ["scan", str(tiny_folder), "other", "--name", "x"])
+    assert several.exit_code == 2
+    assert "--name 'x' is what one model is called, and 2 are to be scanned" in several.stderr

@@ -43,7 +43,7 @@ def test_a_full_disk_leaves_none_of_several_files(
         inner.setattr("os.fsync", full)
         done = CliRunner().invoke(app, words)
     assert done.exit_code == 2
-    assert "wrote" not in done.stderr
+    assert "sinkscope: wrote" not in done.stderr
     assert done.stderr.endswith("No space left on device\n")
     assert list(tmp_path.iterdir()) == []
     assert CliRunner().invoke(app, words).exit_code == 0

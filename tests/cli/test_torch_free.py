@@ -51,6 +51,8 @@ def test_a_saved_run_is_read_without_torch(tmp_path: Path) -> None:
         ["show", "run"],
         ["show", "run", "--json"],
         ["examples"],
+        ["claims", "--list"],
+        ["claims", "run", "--claim", "first-token", "--claim", "hard-switch", "--claim", "stays-at-the-first-position"],
         ["plot", "run", "--figure", "heatmap", "--metric", "peak_score", "-o", "peak.svg"],
         ["baseline", "run", "-o", "sinks.json"],
         ["check", "run", "--baseline", "sinks.json"],

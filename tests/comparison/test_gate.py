@@ -73,9 +73,22 @@ def test_a_zeroed_head_is_named() -> None:
     places = {(breach.metric, breach.place) for breach in verdict.breaches}
     assert ("residual_write_ln", "layer 1 head 0") in places
     text = render_verdict(verdict)
-    line = next(line for line in text.splitlines() if "residual_write_ln at layer 1 head 0" in line)
+    line = next(line for line in text.splitlines() if line.startswith("  residual_write_ln at layer 1 head 0"))
     assert "-> 0 (" in line
     assert "allowed ±0.005" in line
+
+
+def test_the_screen_says_first_where_the_change_began_and_what_is_worst() -> None:
+    """Layer 1's head 0 was zeroed: layer 2 reads what it wrote, layer 0 does not."""
+    verdict = check(scanned("zero head"), baseline_of(scanned()))
+    lines = render_verdict(verdict).splitlines()
+    heads = {(breach.layer, breach.head) for breach in verdict.breaches if breach.head is not None}
+    assert lines[1].startswith("first moved: layer 1 (")
+    assert lines[1].endswith(f"; {len(heads)} heads moved in 2 layers")
+    worst = max(verdict.breaches, key=lambda each: abs((each.now or 0) - (each.baseline or 0)) / each.allowed)
+    assert lines[2].startswith(f"worst: {worst.metric} at {worst.place}, ")
+    assert sum(line.startswith("  ") for line in lines) <= 11
+    assert lines[-1].endswith("more (--json or --junit lists them all)")
 
 
 @pytest.mark.parametrize("plant", ["zero head", "noise", "no bos"])
@@ -116,7 +129,10 @@ def test_bounds_are_tighter_where_nothing_was_rounded() -> None:
     run, baseline = scanned(), baseline_of(scanned())
     run.sequences["bos_mass"] += 0.01
     policy = Policy(same_precision=0.1, rules=[Rule(metric="bos_mass", level="head", max_change=0.03)])
-    assert check(run, baseline, policy).breaches[0].allowed == pytest.approx(0.003)
+    verdict = check(run, baseline, policy)
+    assert verdict.breaches[0].allowed == pytest.approx(0.003)
+    told = "bounds are 0.1 x those of the policy (same_precision): both runs are float32 over the same text"
+    assert told in " ".join(render_verdict(verdict).split())
     run.manifest.model.dtype = "bfloat16"
     assert check(run, baseline, policy).passed
 

@@ -17,6 +17,7 @@ from sinkscope.comparison.baseline import baseline_of, read_baseline
 from sinkscope.comparison.compare_runs import compare, describe_shape
 from sinkscope.comparison.gate import check
 from sinkscope.comparison.policy import Policy
+from sinkscope.present.terminal.comparison import render_comparison
 from sinkscope.runs.run import Run
 
 
@@ -32,19 +33,49 @@ def with_domains(*names: str, text: int = 0) -> Run:
 
 
 def test_separate_samples_of_several_domains_are_matched_by_name() -> None:
-    found = compare(with_domains("x", "y"), with_domains("y", "z", text=1), unpaired=True)
+    found = compare(with_domains("x", "y"), with_domains("y", "z", text=1), paired=False)
     assert set(found.summary["domain"]) == {"y"}
     with pytest.raises(SinkscopeError, match="the runs share no domain: x, y against z, w"):
-        compare(with_domains("x", "y"), with_domains("z", "w", text=1), unpaired=True)
+        compare(with_domains("x", "y"), with_domains("z", "w", text=1), paired=False)
 
 
 def test_why_runs_are_not_paired() -> None:
-    with pytest.raises(SinkscopeError, match=r"the runs read different data: x, y against z, w; pass --unpaired"):
+    with pytest.raises(
+        SinkscopeError, match=r"the runs read different data: x, y against z, w; compare\(\.\.\., paired=False\)"
+    ):
         compare(with_domains("x", "y"), with_domains("z", "w", text=1))
     other = with_domains("x", "y", text=1)
     other.manifest.data[0].seq_len = 99
     with pytest.raises(SinkscopeError, match=r"sequences of 'x' differ \(tokens a sequence: 48 against 99\)"):
         compare(with_domains("x", "y"), other)
+
+
+def test_two_tokenizers_are_named_as_the_cause_and_each_door_speaks_its_language(tmp_path: Path) -> None:
+    """The first token of the one is no BOS and differs between its sequences: None says nothing to a reader."""
+    a, b = scanned(), scanned(text=1)
+    b.manifest.model.tokenizer_sha256, a.manifest.model.tokenizer_sha256 = "b", "a"
+    a.manifest.first_token = a.manifest.first_token.model_copy(update={"id": None, "text": None})
+    cause = "the runs' models have two tokenizers, which cut the text of 'token ids' into different tokens; "
+    with pytest.raises(SinkscopeError) as refused:
+        compare(a, b)
+    assert str(refused.value) == f"{cause}compare(..., paired=False) compares separate samples"
+    for run, name in ((a, "a"), (b, "b")):
+        run.save(tmp_path / name)
+    typed = CliRunner().invoke(app, ["compare", str(tmp_path / "a"), str(tmp_path / "b")])
+    assert typed.exit_code == 2
+    assert typed.stderr == f"sinkscope: error: {cause}--unpaired compares separate samples\n"
+    b.manifest.model.tokenizer_sha256 = "a"
+    with pytest.raises(SinkscopeError, match="first token: not the same in all sequences against"):
+        compare(a, b)
+
+
+def test_honor_is_compared_by_head_alone() -> None:
+    """Its mean over a layer's heads is 1 by definition: a row of it would say that nothing changed."""
+    found = compare(scanned(), scanned("noise"), metrics=["bos_mass", "honor", "residual_write_ln"])
+    assert set(found.summary["metric"]) == set(found.layers["metric"]) == {"bos_mass"}
+    assert set(found.heads["metric"]) == {"bos_mass", "honor", "residual_write_ln"}
+    alone = compare(scanned(), scanned("noise"), metrics=["honor"])
+    assert "heads that moved most" in render_comparison(alone)
 
 
 def test_runs_that_judge_by_other_rules_are_told() -> None:

@@ -342,6 +342,7 @@ def test_the_screen_says_that_the_configuration_alone_is_known(tmp_path: Path, m
 # The hub, and the command line
 
 
+@pytest.mark.enable_socket
 def test_of_a_hub_id_config_json_alone_is_asked_for(tiny_folder: Path, tmp_path: Path) -> None:
     with found(tmp_path / "cache") as hub:
         commit = hub.add("some/model", files_of(tiny_folder))
@@ -354,6 +355,7 @@ def test_of_a_hub_id_config_json_alone_is_asked_for(tiny_folder: Path, tmp_path:
     assert kept == ["config.json"]
 
 
+@pytest.mark.enable_socket
 def test_a_hub_out_of_reach_is_told_in_one_line(tmp_path: Path, tiny_folder: Path) -> None:
     with found(tmp_path / "cache") as hub:
         hub.add("some/model", files_of(tiny_folder))

@@ -20,6 +20,7 @@ from sinkscope.checkpoints.forward import Forward
 from sinkscope.engine.input_kinds import INPUT_KINDS, InputKind, Reading, check_asked, claim, kind_asked_for
 from sinkscope.inputs import Corpus, token_rules
 from sinkscope.inputs.batches import TokenData, as_corpus, token_data
+from sinkscope.inputs.documents import as_texts
 from sinkscope.runs.request import Request, make_request
 from sinkscope.tables.values import Domain
 
@@ -162,3 +163,25 @@ def test_given_ids_keep_the_fingerprint_of_what_was_cut(tiny_model: Any) -> None
     ]
     assert both[0].ids.shape == (2, 16)
     assert both[0].passages == both[1].passages[:2]
+
+
+def test_a_list_of_texts_is_read_as_texts(tiny_model: Any, tokenizer: Any) -> None:
+    """The tokens are those of a file with the same texts: a document each, the short ones joined."""
+    texts = ["the ferry bell rang twice before the rope was loose", "and the old man on the pier lifted his hat"] * 4
+    asked = {"tokenizer": tokenizer, "seq_len": 12, "num_sequences": 4, "self_check": False}
+    run = sinkscope.scan(tiny_model, data=texts, **asked)
+    (data,) = run.manifest.data
+    assert (data.domain, data.sequences, data.seq_len) == ("texts", 4, 12)
+    assert run.manifest.request.given == "texts"
+    assert set(data.documents) <= {f"text {number}" for number in range(8)} | {
+        f"text {number} + text {number + 1}" for number in range(8)
+    }
+    modes = sinkscope.scan(tiny_model, data=texts, bos=["auto", "never"], **asked)
+    assert [each.domain for each in modes.manifest.data] == ["texts bos=auto", "texts bos=never"]
+    with pytest.raises(SinkscopeError, match="generate="):
+        sinkscope.scan(tiny_model, data=texts, generate=2, **asked)
+
+
+@pytest.mark.parametrize("data", [["prose", "code"], ["my file.txt"], ["hf:a/b c#text"], ["nonesuch"], "one text"])
+def test_names_of_data_are_no_texts(data: Any) -> None:
+    assert as_texts(data) is None

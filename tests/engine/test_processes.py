@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,32 @@ from sinkscope.engine.launcher import size
 from sinkscope.runs.folder import UNFINISHED
 from sinkscope.runs.run import Run, load_run
 
+GUESTS = """
+import os
+
+from sinkscope import head_metric
+
+SECOND = os.environ.get("RANK") == "1"
+
+@head_metric(unit="ratio", range="[0, 1]", normalised=True)
+def own(view):
+    "What is given to key 0."
+    return view.attention.first.mean(-1)
+
+@head_metric(unit="ratio", range="[0, 1]")
+def alone(view):
+    "The mean over the heads; it fails in one process, while the other waits for it."
+    if SECOND:
+        raise ValueError("on the second process")
+    return view.layer_mean(view.attention.first.mean(-1)).expand(-1, view.heads)
+
+@head_metric(unit="ratio", range="[0, 1]")
+def asks_once_more(view):
+    "The mean over the heads; one process asks for it alone."
+    if not SECOND:
+        return view.layer_mean(view.attention.first.mean(-1)).expand(-1, view.heads)
+    return view.attention.first.mean(-1)
+"""
 FAULTY = str(Path(__file__).parents[1] / "support" / "launched.py")
 WORDS = ("--data", "random", "--data", "repeated", "--num-sequences", "5", "--seq-len", "70", "--batch-size", "2")
 
@@ -198,6 +225,28 @@ def test_heads_spread_over_processes_give_the_same_tables(folder: Path, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("spread", [False, True])
+def test_a_guest_that_fails_in_one_process_is_left_out_in_all(spread: bool, folder: Path, tmp_path: Path) -> None:
+    """With --tp the processes wait for each other within a layer: none may wait for one whose guest has failed."""
+    path, out = tmp_path / "own.py", tmp_path / "run"
+    path.write_text(GUESTS, encoding="utf-8")
+    words = (folder / "llama", "--data", "random", "--num-sequences", "3", "--seq-len", "70", "--metrics", path)
+    code, _, err = launch("-m", "sinkscope", "scan", *words, "--out", out, *(("--tp",) if spread else ()))
+    assert code == 0, err
+    run, plain = load_run(out), alone(folder / "llama", data="random", num_sequences=3, batch_size=None)
+    warned = [line for line in said(err) if "left out" in line]
+    reason = "ValueError: on the second process (line 17 of own.py)"
+    assert warned[0] == f"sinkscope: warning: metric alone is left out: {reason}"
+    wanted = ["it failed in another process of the launch"] * spread
+    assert [line.partition("asks_once_more is left out: ")[2] for line in warned[1:]] == wanted
+    more = [name for name in run.heads if name not in plain.heads]
+    assert more == ["own", "own_sem", "own_ln", "own_ln_sem"] + ["asks_once_more", "asks_once_more_sem"] * (not spread)
+    np.testing.assert_allclose(run.heads["own"], plain.heads["sink_score"], rtol=1e-5)
+    for name in plain.heads.select_dtypes("float"):
+        np.testing.assert_allclose(run.heads[name], plain.heads[name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
 def test_heads_that_cannot_be_spread_are_refused(folder: Path, tmp_path: Path) -> None:
     models = (folder / "one-group", folder / "gpt2")
     code, _, err = launch("-m", "sinkscope", "scan", *models, "--data", "random", "--tp", "--out", tmp_path / "run")
@@ -215,13 +264,24 @@ class Second(Processes):
 
     def together(self, step: Callable[[], Any]) -> list[Any]:
         own = step()
-        is_round = isinstance(own, tuple) and own[2:] == ([],)
-        return [own, (None, own[1], ["Triton failed there"])] if is_round else [own, own]
+        if getattr(own, "failures", None) != []:
+            return [own, own]
+        return [own, replace(own, batch=None, failures=["Triton failed there"], failed={"own": "no"})]
 
 
 def test_triton_s_failure_in_another_process_is_told(folder: Path) -> None:
     run = alone(folder / "llama", processes=Second())
     assert run.manifest.warnings.count("Triton failed there") == 1
+
+
+def test_a_guest_that_fails_in_another_process_is_left_out(folder: Path, tmp_path: Path) -> None:
+    """With the values of the batches that this process measured; a run that is resumed too."""
+    path = tmp_path / "own.py"
+    path.write_text(GUESTS, encoding="utf-8")
+    run = alone(folder / "llama", metrics=[path], processes=Second())
+    assert [line for line in run.manifest.warnings if "own" in line] == ["metric own (with own_ln) is left out: no"]
+    assert not {"own", "own_ln"} & {*run.heads}
+    assert {"alone", "asks_once_more"} <= {*run.heads}
 
 
 def test_without_a_launcher_there_is_one_process() -> None:

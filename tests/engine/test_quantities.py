@@ -22,7 +22,7 @@ from sinkscope.engine.shards import Shard
 from sinkscope.engine.tensor_parallel import HeadShards
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics import METRICS, quantities
-from sinkscope.metrics.quantities import EVENT, QUANTITIES, Quantity, quantity, quantity_set
+from sinkscope.metrics.quantities import QUANTITIES, Quantity, quantity, quantity_set
 from sinkscope.metrics.registry import head_metric, layer_metric
 from sinkscope.runs.folder import UNFINISHED
 from sinkscope.runs.run import Run, load_run
@@ -151,7 +151,7 @@ def test_heads_of_all_processes_are_joined_along_their_axis() -> None:
     table = Quantity("smoothing", ("sequence", "head", "metric"), lambda view: torch.zeros(0))
     own = quantity_set().extended([table])
     sizes = dict(zip((*quantities.DIMS, "stretch"), range(3, 16), strict=True)) | {"head": 4}
-    dims = {each.name: each.dims for each in own.quantities if each.dims != EVENT}
+    dims = {each.name: each.dims for each in own.quantities if not each.of_events}
     whole = {name: torch.randn([sizes[dim] for dim in own]) for name, own in dims.items()}
     axes = {name: own.index("head") if "head" in own else None for name, own in dims.items()}
     halves = [

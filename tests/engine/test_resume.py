@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from conftest import TABLES, Scan, Tell
@@ -221,6 +222,57 @@ def test_a_damaged_key_is_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / SHARDS / "key.json").write_text(text, "utf-8")
     with pytest.raises(sinkscope.SinkscopeError, match=r"key\.json is damaged: start anew with --force$"):
         Shards.open(tmp_path, {"schema_version": 2}, resume=True)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+@pytest.mark.parametrize("name", ["key.json", "000-00000000.safetensors"])
+@pytest.mark.usefixtures("in_time")
+def test_a_pipe_in_the_place_of_a_batch_is_refused(make: Callable[[Path], None], name: str, tmp_path: Path) -> None:
+    """Nobody writes into it: who reads it waits for ever."""
+    key, quantities = {"schema_version": 2}, quantity_set()
+    shards = Shards.open(tmp_path, key, resume=False)
+    part = Part(2, True, 4, 4, {"heads": torch.zeros(2, 4, len(quantities.metrics.names("heads")))})
+    shards.write([Shard(0, 0, 2, 2, None, {"layers.0": [part]})], quantities)
+    (tmp_path / SHARDS / name).unlink()
+    make(tmp_path / SHARDS / name)
+    with pytest.raises(sinkscope.SinkscopeError, match=f"shards/{name} is no file: remove it, or start anew with --f"):
+        list(Shards.open(tmp_path, key, resume=True).read(quantities))
+    Shards.open(tmp_path, key, resume=False)
+    assert [path.name for path in (tmp_path / SHARDS).iterdir()] == ["key.json"]
+
+
+@pytest.mark.usefixtures("in_time")
+def test_a_pipe_in_the_place_of_a_half_written_batch_is_replaced(tmp_path: Path) -> None:
+    shards, quantities = Shards.open(tmp_path, {"schema_version": 2}, resume=False), quantity_set()
+    os.mkfifo(tmp_path / SHARDS / "000-00000000.tmp")
+    part = Part(2, True, 4, 4, {"heads": torch.zeros(2, 4, len(quantities.metrics.names("heads")))})
+    shards.write([Shard(0, 0, 2, 2, None, {"layers.0": [part]})], quantities)
+    assert len(list(shards.read(quantities))) == 1
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "summary.json", "heads.csv", "sinks.parquet"])
+@pytest.mark.usefixtures("in_time")
+def test_a_pipe_in_the_place_of_a_run_s_file_is_one_line(name: str, unbroken: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(unbroken, tmp_path / "run")
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    with pytest.raises(sinkscope.SinkscopeError, match=r"is not a run folder|is damaged"):
+        load_run(run)
+
+
+@pytest.mark.parametrize(("name", "column"), [("heads", "stream"), ("length_curve", "length"), ("layers", "layer")])
+def test_a_table_without_what_tells_its_rows_apart_is_one_line(
+    name: str, column: str, unbroken: Path, tmp_path: Path
+) -> None:
+    """Though the manifest says the same of the table: every reader would fail at it."""
+    folder = Path(shutil.copytree(unbroken, tmp_path / "run"))
+    table = pd.read_csv(folder / f"{name}.csv").drop(columns=column)
+    table.to_csv(folder / f"{name}.csv", index=False)
+    manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+    del manifest["tables"][name]["columns"][column]
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"files": {}}), "utf-8")
+    with pytest.raises(sinkscope.SinkscopeError, match=rf"is damaged: {name}\.csv has no column {column}$"):
+        load_run(folder)
 
 
 def test_a_place_that_cannot_hold_shards_is_one_line(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Every command that README and the pages show is run, in order, in one fresh folder a page.
 
-A small random Gemma-3 stands in for example:gemma-3-270m: it has that model's layers and heads, not its size. The first
-run's answer is compared on the real checkpoint. A command with the mark `# needs ...` or `# takes ...` is not run.
+A small random Gemma-3 stands in for example:gemma-3-270m: it has that model's layers and heads, not its size. Where a
+share of random cases is drawn, passes are fewer than the pages have them (`SHORTER`). The first run's answer is
+compared on the real checkpoint. A command with the mark `# needs ...` or `# takes ...` is not run.
 """
 
 from __future__ import annotations
@@ -49,11 +50,26 @@ def type_in(command: Command) -> str:
     return done.stdout
 
 
+SHORTER = {
+    "scan": ("--num-sequences", "4"),
+    "ablate": ("--num-sequences", "2", "--draws", "2"),
+    "arms": ("--num-sequences", "2", "--draws", "2"),
+    "evict": ("--num-sequences", "2"),
+    "quant": ("--num-sequences", "2"),
+    "bench": ("--seq-len", "256", "--rounds", "1", "--batch-size", "1"),
+    "trigger train": ("--steps", "100"),
+}
+"""What a command is given where not all random cases are drawn; the later of two options counts."""
+
+
 def short(command: Command) -> Command:
-    """A scan reads eight sequences where the page leaves their number to the default."""
-    if command.words[0] != "scan" or "--num-sequences" in command.words:
+    """A scan reads eight sequences where the page leaves their number to the default; `SHORTER` for a share alone."""
+    words = command.words
+    if SHARE < 1:
+        return replace(command, words=(*words, *SHORTER.get(words[0], SHORTER.get(" ".join(words[:2]), ()))))
+    if words[0] != "scan" or "--num-sequences" in words:
         return command
-    return replace(command, words=(*command.words, "--num-sequences", "8"))
+    return replace(command, words=(*words, "--num-sequences", "8"))
 
 
 @pytest.mark.slow

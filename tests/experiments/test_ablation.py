@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from importlib.resources import files
@@ -28,7 +29,8 @@ from sinkscope.experiments.arms.loss import next_token_losses
 from sinkscope.experiments.arms.zeroing import zeroed
 from sinkscope.runs.saved.ablation import HIDDEN, RANDOM, summarise
 from sinkscope.runs.saved.ablation import ZeroedArm as Arm
-from sinkscope.runs.saved.arms_table import UNABLATED, versus_random
+from sinkscope.runs.saved.arms_table import UNABLATED, beside_random, versus_random
+from sinkscope.runs.statistics import Difference
 
 FILES = {"ablation.csv", "losses.csv", "arms.csv", "ablation.json", "ablation.png", "ablation.svg"}
 SMALL = {"num_sequences": 3, "seq_len": 24, "draws": 2}
@@ -138,7 +140,7 @@ def test_nothing_zeroed_is_the_unablated_model_exactly(tiny_folder: Path, tiny_r
     assert everything["heads"] == 8
     assert everything["versus_random"] == 0  # all heads, however they were chosen
     assert everything["increase"] != 0
-    assert "no better than random" in result.words[1]
+    assert "cannot be told from random (against random heads: 95 % interval" in result.words[1]
 
 
 def test_text_is_text_the_run_has_not_read(tiny_folder: Path, tiny_run: Path) -> None:
@@ -233,6 +235,42 @@ def test_ends_of_scores() -> None:
 # The statistics
 
 
+def test_what_random_draws_do_not_show_is_said_with_its_interval_and_the_sample_that_could_tell() -> None:
+    generator = np.random.default_rng(0)
+    control = generator.normal(size=(4, 9))
+    losses = control.mean(0) + generator.normal(size=9)
+    gap = versus_random(losses, control)
+    assert gap.p > 0.05
+    said = beside_random(gap, control.shape, "random heads")
+    assert said.startswith(
+        f"cannot be told from random (against random heads: 95 % interval {gap.low:+.4f} to {gap.high:+.4f}, p = "
+    )
+    factor = (2.8 * gap.sem / gap.difference) ** 2
+    sample = f"{math.ceil(9 * factor)} sequences and {math.ceil(4 * factor)} draws"
+    assert said.endswith(
+        f"about {sample} could tell a difference of this size)"
+        if factor <= 100
+        else "more than 100 times the sequences and draws would be needed to tell)"
+    )
+    assert beside_random(versus_random(losses + 9, control), control.shape, "random heads").startswith(
+        "costs MORE than random ("
+    )
+
+
+def test_as_many_sequences_and_draws_as_named_tell_the_difference_four_times_in_five() -> None:
+    generator = np.random.default_rng(1)
+    effect, draws, sequences = 0.4, 16, 49
+    found = 0
+    for _ in range(400):
+        control = generator.normal(0, 1e-6, (draws, sequences))
+        found += versus_random(effect + generator.normal(size=sequences), control).p < 0.05
+    gap = Difference(*map(np.asarray, (0.0, effect, effect, 0.3, -0.3, 1.1, 0.26)))
+    assert beside_random(gap, (3, 9), "r").endswith(
+        "about 40 sequences and 14 draws could tell a difference of this size)"
+    )
+    assert 0.72 < found / 400 < 0.88
+
+
 def test_versus_random_joins_both_errors() -> None:
     draw = np.random.default_rng(0)
     losses, control = draw.normal(3.0, 0.1, 12), draw.normal(3.2, 0.1, (5, 12))
@@ -246,7 +284,9 @@ def test_versus_random_joins_both_errors() -> None:
     assert float(found.p) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("shift", "verdict"), [(-0.5, "better than"), (0.5, "WORSE than"), (0.0, "no better than")])
+@pytest.mark.parametrize(
+    ("shift", "verdict"), [(-0.5, "costs less than"), (0.5, "costs MORE than"), (0.0, "cannot be told from")]
+)
 def test_words(shift: float, verdict: str) -> None:
     draw = np.random.default_rng(1)
     base = draw.normal(3.0, 0.3, 10)

@@ -6,7 +6,6 @@ import copy
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from by_hand import attention_by_hand, causal, levels, losses, setting_of
 from conftest import make_model
 from families import tiny_model as tiny_model_of
 from models import random_ids
+from reference import alpha_scores, find_layers, peak_range, run_sequence
 from tiers import slow_but
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
@@ -49,7 +49,7 @@ from sinkscope.experiments.arms.positions import Positions
 from sinkscope.experiments.arms.sinks import SinkCount
 from sinkscope.runs.catalogue import table_columns
 from sinkscope.runs.saved.arms import in_words
-from sinkscope.runs.saved.arms_table import DESTROYED, MEASURES, ArmNumbers, table_of
+from sinkscope.runs.saved.arms_table import DESTROYED, MEASURES, ArmNumbers, loss_cells, table_of
 
 LENGTH = 40
 IDS = random_ids(2, LENGTH)
@@ -127,6 +127,7 @@ def test_the_loss_is_that_of_a_plain_implementation(family: str) -> None:
         "heads:1.0+1.2": (same, without_heads),
         "keys:first1": (hidden(0), None),
         "keys:middle4": (hidden(18, 19, 20, 21), None),
+        "keys:middle3": (hidden(18, 19, 20), None),
         "keys:recent4": (hidden(36, 37, 38, 39), None),
         "value:first2": (no_value, None),
         "window:8+2": (window(8, 2), None),
@@ -322,6 +323,56 @@ def test_massive_elements_are_replaced_where_the_block_begins(loud: Any, where: 
     assert (ours - losses(loud, ids)).abs().min() > 1e-5
 
 
+def test_massive_elements_are_those_beyond_both_bounds_in_this_pass(loud: Any) -> None:
+    """By the words alone: |x| > 3 and > 10 x the median abs of the sequence at the block's input; others stay."""
+    ids = IDS.clone()
+    ids[0] = torch.where(ids[0] % 3 == 0, ids[0] - 1, ids[0])
+    ids[0, 7] = 6
+    setting = setting_of(loud, ids, massive_run({5: [1]}))
+    changed = []
+
+    def replaced(module: Any, args: Any) -> Any:
+        x = args[0].clone()
+        for sequence in range(2):
+            bound = max(3.0, 10 * np.median(np.abs(x[sequence].numpy())))
+            for place in range(LENGTH):
+                if abs(float(x[sequence, place, 5])) > bound:
+                    x[sequence, place, 5] = 0
+                    changed.append((sequence, place))
+        return x, *args[1:]
+
+    ours = measured_loss(setting, "massive:zero")
+    handle = loud.base_model.layers[1].register_forward_pre_hook(replaced)
+    expected = losses(loud, ids)
+    handle.remove()
+    assert 0 < len(changed) < 2 * LENGTH
+    torch.testing.assert_close(ours, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("family", slow_but(["gemma3", "llama"], "gemma3"))
+def test_the_sinks_of_a_sequence_are_those_of_the_words(family: str) -> None:
+    """alpha_k > epsilon in some head, among the keys that a quarter as many queries see as the most seen key."""
+    model = causal(family)
+    setting = replace(setting_of(model, IDS), epsilon=0.12)
+    count = SinkCount(setting.epsilon)
+    with torch.no_grad(), watched(Pass(setting, IDS), count):
+        model(IDS)
+    expected = torch.zeros(2, LENGTH, dtype=torch.bool)
+    loose = expected.clone()
+    layers = find_layers(model.base_model, IDS[:1])
+    for row in range(2):
+        run_sequence(model.base_model, layers, IDS[row : row + 1])
+        for layer in layers:
+            call = layer.trace.call
+            assert call is not None
+            for probs, visible in zip(call.probs, call.visible, strict=True):
+                over = np.flatnonzero(alpha_scores(probs, visible) > 0.12)
+                loose[row, over] = True
+                expected[row, sorted({*over} & {*peak_range(visible)})] = True
+    assert (count.keys == expected).all()
+    assert 0 < expected.sum() < loose.sum(), "the rule on rows decides"
+
+
 def test_the_mean_of_massive_elements_is_that_of_the_other_sequences(loud: Any) -> None:
     """Where all sequences are one, every element is replaced by its own value."""
     ids = IDS[:1].clone()
@@ -353,7 +404,8 @@ def test_dynamic_heads_are_those_whose_score_crosses_the_quantile() -> None:
     arm: Any = read_arm("dynamic:bos_mass:25%").ready(setting).prepared(setting)
     own = sinkscope.scan(model, data=setting.ids, self_check=False).sequences
     scores = read_by_run.sequences[read_by_run.sequences["head"].notna()]["bos_mass"]
-    bound = np.quantile(scores, 0.75)
+    low, high = np.sort(scores)[[53, 54]]  # 72 scores: three quarters of the way from the first to the last is 53.25
+    bound = low + 0.25 * (high - low)
     for site in setting.sites:
         rows = own[(own["module"] == site.name) & own["head"].notna()].pivot(
             index="sequence", columns="head", values="bos_mass"
@@ -581,23 +633,35 @@ def test_the_knee_is_the_least_number_within_an_error_of_the_best() -> None:
     error = 0.1 / math.sqrt(7)
     shifts = {0: 2.0, 1: 0.5 + 1.1 * error, 2: 0.5 + 0.9 * error, 4: 0.5, 8: 0.6}
     rows = [made("unablated", 0.0), *(made(f"w+{n}", shift + noise, "w", n) for n, shift in shifts.items())]
-    whole = table_of([*rows, made("alone", 1.0, "v", 1)], {})
+    whole, _ = table_of([*rows, made("alone", 1.0, "v", 1)], {})
     table = whole.set_index("arm")
     assert table.loc["w+4", "increase_sem"] == pytest.approx(error)
     assert table["knee"].fillna(False).to_dict() == {name: name == "w+2" for name in table.index}
     assert table["knee"].isna().sum() == 2
-    assert in_words(whole) == [
-        "w: of the numbers of tokens kept, 2 is the smallest whose loss (+0.5340) is within an error of the lowest "
-        "(+0.5000 with 4)."
+    assert in_words(whole, {}) == [
+        "w: keeping 2 tokens costs +0.5340, within one standard error of the least (+0.5000, with 4), and is the "
+        "smallest number that does."
     ]
-    best = table_of([rows[0], rows[1], rows[4]], {})  # 0 and 4 kept
-    assert in_words(best) == ["w: of the numbers of tokens kept, 4 costs least (loss +0.5000)."]
+    best, _ = table_of([rows[0], rows[1], rows[4]], {})  # 0 and 4 kept
+    assert in_words(best, {}) == ["w: keeping 4 tokens costs least (loss +0.5000)."]
+
+
+def test_p_is_what_the_words_say() -> None:
+    """1 where no sequence's loss moves, or by rounding alone, 0 where all move alike, else of t; empty for one."""
+    base = np.array([3.0, 2.5, 4.0])
+    uneven = np.array([0.1, 0.2, 0.4])
+    t = uneven.mean() / (uneven.std(ddof=1) / 3**0.5)
+    of_t = 1 - t / (2 + t * t) ** 0.5  # two-sided, two degrees of freedom
+    for change, expected in ((np.zeros(3), 1), (np.full(3, 1e-7), 1), (np.full(3, 0.25), 0), (uneven, of_t)):
+        found = loss_cells((base + change)[None], base)["increase_p"]
+        assert found == pytest.approx(expected, abs=1e-12)
+    assert math.isnan(loss_cells(base[None, :1], base[:1])["increase_p"])
 
 
 def test_what_sinks_cost_and_what_is_destroyed() -> None:
     gap = np.linspace(0.1, 0.5, 8)
     rows = [made("unablated", 0.0), made("acts:8/tensor", DESTROYED + 0.01), made("acts:8/tensor+sinks", 2.0 - gap)]
-    table = table_of([*rows, *(made("r", 0.3 * draw, draw=draw) for draw in range(3))], {"acts:8/tensor+sinks": "r"})
+    table, _ = table_of([*rows, *(made("r", 0.3 * draw, draw=draw) for draw in range(3))], {"acts:8/tensor+sinks": "r"})
     row, kept = table.iloc[1], table.iloc[2]
     assert row["d_sink"] == pytest.approx(DESTROYED + 0.01 - 2.0 + gap.mean())
     assert row["d_sink_sem"] == pytest.approx(gap.std(ddof=1) / math.sqrt(8))
@@ -946,20 +1010,6 @@ def test_an_interrupted_measurement_goes_on(tiny_folder: Path, tmp_path: Path, m
     assert {path.name for path in (tmp_path / "a").iterdir()} == {"arms.csv", "arm_sequences.csv", "arms.json"}
 
 
-@pytest.fixture
-def in_time() -> Iterator[None]:
-    """Ends a test that waits, as for the writer of a pipe."""
-
-    def late(*_: Any) -> None:
-        raise TimeoutError("it waits for ever")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(20)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-
-
 def kept_batch(folder: Path) -> tuple[Path, np.ndarray]:
     """One finished batch on disk, and its numbers."""
     values = np.arange(6.0).reshape(1, 2, 3)
@@ -1164,6 +1214,7 @@ def test_force_replaces_the_ablation_of_the_model_s_own_folder(
         ("arms", ["--arm", "massive:zero"], "give --run"),
         ("arms", ["--arm", "keys:first99"], "only 24 such positions"),
         ("evict", ["--window", "x"], "whole numbers from 1 on"),
+        ("evict", ["--window", "0"], "whole numbers from 1 on are needed, e.g. 64,256"),
         ("evict", ["--layers", "some"], "one of full, all"),
         ("quant", ["--bits", "32"], "from 1 to 16"),
         ("quant", ["--draws", "1"], "at least 2 random choices"),
@@ -1178,6 +1229,29 @@ def test_bad_input_is_one_line(
     assert error in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert not (tmp_path / command).exists()
+
+
+def test_numbers_that_fit_no_measurement_are_refused_before_torch_is_asked(
+    cli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sinkscope.engine.launch.start_processes", lambda *_: pytest.fail("torch was loaded"))
+    assert "at least 2 random choices" in cli("quant", "--draws", "1").stderr
+
+
+def test_arms_without_an_arm_are_refused(cli: Callable[..., Result]) -> None:
+    refused = cli("arms")
+    assert refused.exit_code == 2
+    assert "name at least one arm" in refused.stderr
+
+
+def test_arms_are_positional_and_their_passes_are_told_before_the_first(cli: Callable[..., Result]) -> None:
+    """Unablated, two interventions, and two draws of the one control of each: 7 trials, 3 sequences each."""
+    done = cli("arms", "keys:first1", "--arm", "value:first1")
+    assert done.exit_code == 0, done.stderr
+    assert "keys:first1" in done.stdout
+    assert "value:first1" in done.stdout
+    (told,) = [line for line in done.stderr.splitlines() if "forward passes" in line]
+    assert told == "sinkscope: arms: 21 forward passes of one sequence each"
 
 
 def test_a_model_that_does_not_predict_the_next_token(cli: Callable[..., Result]) -> None:

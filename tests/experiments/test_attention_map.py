@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import Scan
 from models import tiny
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from sinkscope import SinkscopeError
 from sinkscope.cli import app
 from sinkscope.experiments.attention_map import MOST_TOKENS, attention_map, attention_maps
 
+GPT2 = {"n_positions": 8, "n_embd": 16, "n_layer": 1, "n_head": 2}
 TEXT = "The ferry bell rang twice."
 
 
@@ -58,6 +60,20 @@ def test_layers_without_attention_have_numbers_too(tiny_folder: Path) -> None:
 def test_what_is_not_there_is_refused(tiny_folder: Path, text: str, layer: int, head: int, message: str) -> None:
     with pytest.raises(SinkscopeError, match=message):
         attention_map(str(tiny_folder), text, [0, 1], layer, head)
+
+
+def test_a_text_that_is_longer_than_the_model_s_positions_is_refused(copied: Path, tokenizer: Any) -> None:
+    """GPT-2's table of positions has no row for what lies past them."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **{**GPT2, "vocab_size": len(tokenizer)}))
+    for file in copied.glob("*.safetensors"):
+        file.unlink()
+    model.save_pretrained(copied)
+    with pytest.raises(
+        SinkscopeError, match=r"has 8 positions, and --text \d+ tokens: give a shorter --text, or a --l"
+    ):
+        attention_map(str(copied), TEXT, [0], 0, 0)
+    [found] = attention_maps(str(copied), TEXT, [0], [(0, 0)], [8])
+    assert found.weights.shape == (8, 8)
 
 
 def test_each_length_reads_so_many_first_tokens(tiny_folder: Path) -> None:

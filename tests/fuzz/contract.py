@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 CLEAN, FAILED_CHECK, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 LONGEST = 1000
 """Characters of a line on stderr, tmp paths included."""
-WARNING, NEXT, USAGE = "sinkscope: warning:", "sinkscope: next:", "Usage: "
+WARNING, NEXT, WROTE, USAGE = "sinkscope: warning:", "sinkscope: next:", "sinkscope: wrote ", "Usage: "
+OF_PYTHON = (r"\b[A-Z]\w*(?:Error|Exception|Interrupt)\b", r"unexpected \w+:|Traceback")
+"""What no line may hold: an exception's class, or the words for one that nobody foresaw."""
+GUEST = "a guest says"
+"""What metrics and packages of the cases print, which is shown on stderr as it is."""
 Files = dict[str, str]
 
 
@@ -21,7 +28,7 @@ class Case:
     Attributes:
         words: the command line. target: the file or folder that it is to write, relative; None where it writes nothing.
         variables: environment; None removes one. encoding: of stdout and stderr. closed: streams that are closed.
-        stdin: what a pipe would hold.
+        around: what else surrounds the command, such as a hub or an installed package.
     """
 
     words: list[str]
@@ -29,6 +36,7 @@ class Case:
     variables: dict[str, str | None] = field(default_factory=dict)
     encoding: str = "utf-8"
     closed: tuple[str, ...] = ()
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 @dataclass
@@ -71,13 +79,14 @@ def _of_the_code(case: Case, outcome: Outcome) -> list[str]:
 
 def _of_the_lines(case: Case, outcome: Outcome) -> list[str]:
     lines = outcome.stderr.splitlines()
-    said = outcome.stderr.replace("Got unexpected extra argument", "")  # typer's words for one argument too many
-    found = [f"{word!r} on stderr" for word in ("unexpected", "Traceback") if word in said]
-    beside = (WARNING, NEXT) if outcome.code == CLEAN else WARNING
+    of_python = OF_PYTHON[1:] if "--metrics" in case.words else OF_PYTHON  # whose writer reads the class of an error
+    found = [f"{words} on stderr" for each in of_python for words in re.findall(each, outcome.stderr)]
+    beside = (WARNING, NEXT, WROTE) if outcome.code == CLEAN else WARNING
+    lines = [line for line in lines if not line.startswith(GUEST)]
     told = [line for line in lines if not line.startswith(beside)]
     if told and told[0].startswith(USAGE):  # typer's three lines before its own error: usage, hint, blank
         told = [line for line in told[1:] if line and not line.startswith("Try ")]
-    if len(told) > 1:
+    if len(told) > _lines_of(case):
         found.append(f"{len(told)} lines on stderr")
     if outcome.code == BAD_INPUT and not told and "stderr" not in case.closed:
         found.append("exit code 2 without a word")
@@ -93,6 +102,11 @@ def _of_the_lines(case: Case, outcome: Outcome) -> list[str]:
     return found
 
 
+def _lines_of(case: Case) -> int:
+    """How many lines may say what is wrong: one; of `track` one a step that failed, and one that counts them."""
+    return 1 if case.words[:1] != ["track"] else 1 + sum(word.startswith("checkpoint") for word in case.words)
+
+
 def _of_the_files(case: Case, outcome: Outcome, folder: Path, before: Files) -> list[str]:
     """The target is absent, as it was, or whole and new; nothing else has changed."""
     from sinkscope import SinkscopeError, load_run
@@ -105,6 +119,8 @@ def _of_the_files(case: Case, outcome: Outcome, folder: Path, before: Files) -> 
     strange = [name for name in strange if target is None or not (target == "." or name.startswith(f"{target}/"))]
     found = [f"changed: {', '.join(strange[:3])}"] if strange and not kept else []
     own = [name for name in changed if name not in strange]
+    if case.words[:1] == ["track"]:  # steps stand for themselves: one that failed leaves the others
+        return [*found, *_of_the_runs(folder / target, own)]
     if not own or (kept and not any(name in before for name in own)):
         return found
     whole = outcome.code == CLEAN or bool(case.closed)  # a result is written before it is printed
@@ -115,6 +131,20 @@ def _of_the_files(case: Case, outcome: Outcome, folder: Path, before: Files) -> 
         except SinkscopeError as error:
             return [*found, f"its run cannot be read: {error}"]
     return found if whole else [*found, f"exit code {outcome.code}, and changed: {', '.join(own[:3])}"]
+
+
+def _of_the_runs(folder: Path, changed: list[str]) -> list[str]:
+    """Those of the steps' runs that have changed and cannot be read."""
+    from sinkscope import SinkscopeError, load_run
+
+    found = []
+    for name in {Path(name).parts[1] for name in changed if len(Path(name).parts) > 1}:
+        try:
+            if (folder / name).is_dir():
+                load_run(folder / name)
+        except SinkscopeError as error:
+            found.append(f"a step's run cannot be read: {error}")
+    return found
 
 
 def _with_parents(target: str) -> set[str]:

@@ -125,7 +125,8 @@ def test_the_contract_finds_what_breaks_it(tmp_path: Path) -> None:
     assert judged(tmp_path, 2) == ["exit code 2 without a word"]
     assert judged(tmp_path, 2, f"{error}\n{error}") == ["2 lines on stderr"]
     assert judged(tmp_path, 2, error * 100) == ["a line of 2600 characters on stderr"]
-    assert judged(tmp_path, 2, "sinkscope: error: unexpected KeyError: 'x'") == ["'unexpected' on stderr"]
+    assert judged(tmp_path, 2, "sinkscope: error: unexpected Own: 'x'") == ["unexpected Own: on stderr"]
+    assert judged(tmp_path, 2, "sinkscope: error: no KeyError") == ["KeyError on stderr"]
     assert judged(tmp_path, 2, "\x1b[31mno") == ["a terminal code in a stream that is no terminal"]
     assert judged(tmp_path, 2, "::error::x") == ["a line that begins as a workflow command"]
 

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import json
 import os
@@ -78,7 +77,8 @@ def outcome_of(case: Case, folder: Path) -> Outcome:
     trouble = ""
     with surrounded(case, folder) as paths:
         try:
-            main()
+            with case.around():
+                main()
         except SystemExit as end:
             code = end.code
         except BaseException as error:
@@ -104,7 +104,7 @@ def tried(place: Path, scratch: Path, kind: str, seed: str, number: str, keep: b
     shown = f"{shlex.join(case.words)} {case.variables or ''} {case.closed or ''} {case.encoding}"
     return {
         "breaches": found, "command": shown[:600], "code": str(outcome.code), "stderr": outcome.stderr[-600:],
-        **({"stdout": outcome.stdout[-3000:], "case": dataclasses.asdict(case)} if keep else {}),
+        **({"stdout": outcome.stdout[-3000:], "case": repr(case)} if keep else {}),
     }  # fmt: skip
 
 

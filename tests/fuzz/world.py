@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 import shutil
 import wave
@@ -25,6 +27,22 @@ level = "summary"
 max_relative_change = 0.2
 significance = 0.05
 """
+ARMS = ("keys:first1", "kv:3", "value:first1")
+ARMS_OPTIONS: dict[str, Any] = {"seq_len": 16, "num_sequences": 4, "draws": 2}
+"""The measurement of arms that stopped half-way."""
+CHATS = [
+    {"messages": [{"role": role, "content": content} for role, content in chat]}
+    for chat in (
+        [("system", "Be brief."), ("user", "Why is the sky blue?"), ("assistant", "Air scatters blue light more.")],
+        [("user", "Name a river."), ("assistant", "The Rhine."), ("user", "And the longest one?")],
+        [("user", "A very short one.")],
+        [("user", "user"), ("assistant", "Once more.")],
+    )
+]
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]\n{{ m['content'] | trim }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]\n{% endif %}"
+)
 TEXT = "The ferry bell rang twice before the fog took the harbour. " * 12
 
 
@@ -46,6 +64,10 @@ def build(folder: Path) -> None:
     write_gguf(folder / "model.gguf")
     (folder / "policy.toml").write_text(POLICY, "utf-8")
     _runs(folder)
+    _talker(folder / "talker", tokenizer)
+    _adapter(folder)
+    _training(folder)
+    _arms(folder)
 
 
 def _runs(folder: Path) -> None:
@@ -58,7 +80,68 @@ def _runs(folder: Path) -> None:
     run.save(folder / "a")
     scan(tiny, data=["prose", "code"], bos="auto", dtype="bfloat16", **common).save(folder / "b")
     scan(tiny, data="random", **common).save(folder / "c")
+    scan(tiny, measure="all", **common).save(folder / "all")
     (folder / "baseline.json").write_text(baseline_text(baseline_of(run)), "utf-8")
+
+
+def _talker(folder: Path, tokenizer: Any) -> None:
+    """A causal model with a chat template."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    config = LlamaConfig(
+        **sizes, num_attention_heads=4, num_key_value_heads=2, vocab_size=len(tokenizer), max_position_embeddings=128,
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    talking = copy.deepcopy(tokenizer)
+    talking.chat_template = TEMPLATE
+    talking.save_pretrained(folder)
+
+
+def _adapter(folder: Path) -> None:
+    import peft
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_pretrained(folder / "tiny")
+    settings = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    peft.get_peft_model(model, settings).save_pretrained(folder / "adapter")
+
+
+def _training(folder: Path) -> None:
+    from typer.testing import CliRunner
+
+    from sinkscope.cli import app
+
+    for step in (20, 100):
+        shutil.copytree(folder / "tiny", folder / "training" / f"checkpoint-{step}")
+    words = ["--data", "random", "--seq-len", "16", "--num-sequences", "3", "--bos", "never", "--quiet"]
+    with contextlib.chdir(folder / "training"):  # the names that the cases use
+        done = CliRunner().invoke(app, ["track", "checkpoint-20", "checkpoint-100", *words, "--out", "../tracked"])
+    assert done.exit_code == 0, done.stderr
+
+
+def _arms(folder: Path) -> None:
+    """A measurement of arms that Ctrl-C ended after half of its batches."""
+    from unittest.mock import patch
+
+    from sinkscope import arms
+
+    def stop(stage: str, done: int, total: int) -> None:
+        if done > total // 2:
+            raise KeyboardInterrupt
+
+    options = ARMS_OPTIONS | {"shards": folder / "arms", "progress": stop}
+    with patch("sinkscope.experiments.arms.engine.batch_size", lambda model, length: 1):
+        try:
+            arms(str(folder / "tiny"), ARMS, **options)
+        except KeyboardInterrupt:
+            return
+    raise AssertionError("it was not stopped")
 
 
 def _speech(folder: Path, tokenizer: Any) -> None:

@@ -24,7 +24,7 @@ from sinkscope.capture.kernels.attend import TRITON, kernel_of, read
 from sinkscope.checkpoints import wrap_model
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.engine.collector import Collector, Parts
-from sinkscope.metrics.quantities import EVENT, quantity_set
+from sinkscope.metrics.quantities import quantity_set
 from sinkscope.runs.defaults import EPSILON
 
 ROOT = Path(__file__).parents[2]
@@ -190,6 +190,6 @@ def distances(ours: Parts, theirs: Parts) -> dict[str, float]:
         for part, own in zip(parts, ours[site], strict=True):
             for name, value in part.values.items():
                 label = f"{site} {name}"
-                if dims[name] != EVENT:
+                if dims[name][0] != "event":
                     found[label] = worst(own.values[name], value) if name in own.values else float("inf")
     return found

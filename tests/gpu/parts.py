@@ -9,6 +9,7 @@ from typing import Any
 
 from agreement import GROUPS, cases, family, named_families, one_layer
 from ratios import DTYPES, SHAPES, ratio
+from roofline import roofline
 
 Figures = dict[str, Any]
 Part = Callable[[], tuple[Figures, bool]]
@@ -42,5 +43,8 @@ def named(setting: Setting) -> dict[str, Part]:
             for shape in SHAPES:
                 parts[f"ratio-{shape}-{dtype}-{length}"] = partial(
                     ratio, shape, dtype, length, setting.device, setting.tiny
+                )
+                parts[f"roofline-{shape}-{dtype}-{length}"] = partial(
+                    roofline, shape, dtype, length, setting.device, setting.tiny
                 )
     return parts

@@ -112,7 +112,7 @@ def timed(run: dict[str, Callable[[Tensor], Any]], ids: Tensor) -> dict[str, lis
     """Seconds of each pass, round by round. A round runs each pass once; the first counts only if no other fits."""
     for each in run.values():
         each(ids[:, :WARM])
-    _settle(ids.device)
+    settle(ids.device)
     began = time.perf_counter()
     rounds = [_round(run, ids)]
     fitting = int(BUDGET / max(time.perf_counter() - began, 1e-6)) - 1
@@ -126,7 +126,7 @@ def _round(run: dict[str, Callable[[Tensor], Any]], ids: Tensor) -> dict[str, fl
     for name, each in run.items():
         began = time.perf_counter()
         each(ids)
-        _settle(ids.device)
+        settle(ids.device)
         spent[name] = time.perf_counter() - began
     return spent
 
@@ -168,16 +168,16 @@ class Clocked:
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*given: Any, **flags: Any) -> None:
-            _settle(self.device)
+            settle(self.device)
             began = time.perf_counter()
             self.kernel[grid](*given, **flags)
-            _settle(self.device)
+            settle(self.device)
             self.spent.append(time.perf_counter() - began)
 
         return launch
 
 
-def _settle(device: torch.device) -> None:
+def settle(device: torch.device) -> None:
     """Waits until the device has done its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

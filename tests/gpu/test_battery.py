@@ -104,7 +104,8 @@ def test_the_parts_cover_what_is_promised() -> None:
     for shape in ("llama3-8b", "gemma3-4b"):
         for dtype in ("bfloat16", "float32"):
             assert f"layer-{shape}-{dtype}" in names
-            assert {f"ratio-{shape}-{dtype}-{2048 * 4**n}" for n in range(4)} <= {*names}
+            for part in ("ratio", "roofline"):
+                assert {f"{part}-{shape}-{dtype}-{2048 * 4**n}" for n in range(4)} <= {*names}
     assert sum(name.startswith("family-") for name in names) >= 20
     assert SHAPES["llama3-8b"].heads == (32, 8, 128)
     groups = set(

@@ -317,6 +317,7 @@ def test_bos_always_adds_what_the_tokenizer_leaves_out(tokenizer: Any) -> None:
     auto, always = (read_corpus("prose", other, rules, 32, 3, bos=mode) for mode in ("auto", "always"))
     assert not (auto.ids[:, 0] == BOS).any()
     assert any("3 of 3 sequences the tokenizer's BOS is not first" in warning for warning in auto.warnings)
+    assert any(warning.endswith("; --bos always puts it first") for warning in auto.warnings)
     assert (always.ids[:, 0] == BOS).all()
     assert (always.ids[:, 1:] == auto.ids[:, :-1]).all()
 

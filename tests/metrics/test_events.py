@@ -14,7 +14,6 @@ from reference import measure
 from tiers import slow_but
 
 import sinkscope
-from sinkscope.metrics import events
 from sinkscope.runs.run import load_run
 
 LOUD = 5
@@ -179,12 +178,3 @@ def test_sinks_survive_a_resume_and_a_saved_run(tmp_path: Path) -> None:
     loaded = load_run(tmp_path / "run")
     pd.testing.assert_frame_equal(loaded.sinks, full)
     pd.testing.assert_frame_equal(loaded.tokens, whole.tokens, rtol=1e-8)
-
-
-@pytest.mark.parametrize(
-    ("queries", "keys", "causal", "counted"),
-    [(16, 16, True, 1), (15, 15, True, 0), (256, 256, True, 241), (1024, 1024, True, 961), (15, 15, False, 0),
-     (16, 40, False, 40)],
-)  # fmt: skip
-def test_how_many_keys_count(queries: int, keys: int, causal: bool, counted: int) -> None:
-    assert events.keys_seen_enough(queries, keys, causal) == counted

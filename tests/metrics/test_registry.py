@@ -20,7 +20,7 @@ from sinkscope.capture.kernels.sums import AttentionSums
 from sinkscope.engine.launch import Processes
 from sinkscope.metrics import METRICS, registered
 from sinkscope.metrics.extension import code_sha256, definitions, functions_in
-from sinkscope.metrics.registry import formula_of, register
+from sinkscope.metrics.registry import formula_of, measured_metric, register
 from sinkscope.tables.columns import metric_set
 
 
@@ -113,6 +113,19 @@ def test_a_metric_without_a_docstring_is_refused() -> None:
             return view.x_norms[:, 0]
 
 
+@pytest.mark.parametrize("given", [{"unit": 3}, {"range": None}, {"source": b"x"}])
+def test_a_metric_whose_unit_is_no_text_is_refused(given: dict[str, Any]) -> None:
+    def own(view: LayerView) -> torch.Tensor:
+        """What it is."""
+        return view.x_norms
+
+    if hasattr(head_metric, "__wrapped__"):
+        pytest.skip("types are checked before, where shapes are")
+    told = f"^metric own: its {next(iter(given))} is .*; a text is needed$"
+    with pytest.raises(SinkscopeError, match=told):
+        head_metric(**{"unit": "share", "range": "[0, 1]"} | given)(own)
+
+
 def test_python_without_docstrings_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under -OO every metric lacks its docstring, and none of them is to blame."""
     flags = SimpleNamespace(flags=SimpleNamespace(optimize=2))
@@ -130,65 +143,6 @@ def test_a_family_that_declares_a_name_of_another_is_refused() -> None:
     assert registered() == before
 
 
-@pytest.mark.parametrize(
-    ("compute", "message"),
-    [
-        (lambda view: view.attention.first, r"returned \(2, 4, 8\); a tensor \[sequence, head\] = \(2, 4\) is needed"),
-        (lambda view: view.attention.first[:, 0, 0], r"returned \(2,\); a tensor"),
-        (lambda view: 0.5, "returned float; a tensor"),
-        (lambda view: None, "returned NoneType; a tensor"),
-        (lambda view: view.attention.first[..., 0] * 1j, "returned complex numbers"),
-        (lambda view: view.attention.firsts, r"AttributeError: .*line \d+ of test_registry.py"),
-        (lambda view: view.attention.first @ view.attention.first, "RuntimeError: "),
-    ],
-)
-def test_a_metric_that_goes_wrong_is_named(compute: Callable[..., Any], message: str) -> None:
-    metric = metric_set([declared_as("own", compute)]).tables["heads"]["own"]
-    with pytest.raises(SinkscopeError, match=f"^metric own: {message}") as caught:
-        metric.compute(shown())
-    assert "\n" not in str(caught.value)
-
-
-def leave(view: LayerView) -> Any:
-    sys.exit(0)
-
-
-def interrupt_itself(view: LayerView) -> Any:
-    raise BaseException("no exception")
-
-
-def write_into(view: LayerView) -> Any:
-    view.attention.first.mul_(2)
-    return view.attention.first[..., 0]
-
-
-@pytest.mark.parametrize(
-    ("compute", "message"),
-    [(leave, "SystemExit: 0"), (interrupt_itself, "BaseException: no exception"),
-     (write_into, "it changed `first` of what it was shown; work on a copy: first.clone()")],
-)  # fmt: skip
-def test_a_metric_neither_ends_the_scan_nor_changes_what_others_read(compute: Callable[..., Any], message: str) -> None:
-    metric = metric_set([declared_as("own", compute)]).tables["heads"]["own"]
-    with pytest.raises(SinkscopeError) as caught:
-        metric.compute(shown())
-    assert str(caught.value).startswith(f"metric own: {message}")
-
-
-@pytest.mark.parametrize("closing", [False, True])
-def test_what_a_metric_prints_goes_to_stderr(closing: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    """stdout may be the JSON of the summary; closing it closes nothing of ours."""
-
-    def talk(view: LayerView) -> Any:
-        print("working")
-        if closing:
-            sys.stdout.close()
-        return view.attention.first[..., 0]
-
-    metric_set([declared_as("own", talk)]).tables["heads"]["own"].compute(shown())
-    print("still open")
-    assert capsys.readouterr() == ("still open\n", "" if closing else "working\n")
-
-
 def test_a_file_that_is_written_anew_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as before and of the same second: Python's own cache of compiled files takes it for the old one."""
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
@@ -200,16 +154,6 @@ def test_a_file_that_is_written_anew_is_read_anew(tmp_path: Path, monkeypatch: p
     [after] = functions_in(path)
     assert float(before(shown())[0, 0]) == 0.5
     assert float(after(shown())[0, 0]) == 0.25
-
-
-@pytest.mark.parametrize("error", [sinkscope.Missing(), MemoryError(), torch.OutOfMemoryError("CUDA out of memory. ")])
-def test_what_is_missing_and_no_memory_are_left_to_the_scan(error: Exception) -> None:
-    def fail(view: LayerView) -> Any:
-        raise error
-
-    metric = metric_set([declared_as("own", fail)]).tables["heads"]["own"]
-    with pytest.raises(type(error)):
-        metric.compute(shown())
 
 
 @pytest.mark.parametrize(
@@ -233,30 +177,94 @@ def test_files_that_hold_no_metric(text: str | None, message: str, tmp_path: Pat
 
 
 def test_the_command_line_says_so_in_one_line(tiny_folder: Path, refused: Refused, tmp_path: Path) -> None:
-    wrong = written(tmp_path, GOOD.replace(".mean(-1)", ""), "wrong.py")
-    assert refused(tiny_folder, "--metrics", wrong, "--no-self-check").startswith("metric own: returned (2, 4, 32);")
     taken = written(tmp_path, GOOD.replace("own", "entropy"), "taken.py")
     assert refused(tiny_folder, "--metrics", taken).startswith("metric entropy: the column name entropy is taken")
     assert refused(tiny_folder, "--metrics", tmp_path / "own.txt").endswith("a Python file (.py) is needed")
 
 
-@pytest.mark.parametrize("as_module", [False, True])
-def test_an_installed_package_brings_metrics(as_module: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("theirs")
-    module.theirs = declared_as("theirs")  # type: ignore[attr-defined]
-    entry = SimpleNamespace(name="x", value="theirs:theirs", load=lambda: module if as_module else module.theirs)
-    monkeypatch.setattr("sinkscope.metrics.extension.entry_points", lambda group: [entry])
-    assert metric_set().names("heads")[-1] == "theirs"
+PACKAGE = """
+import sys
+
+from sinkscope import head_metric, layer_metric
+
+print("loading")
+
+@head_metric(unit="ratio", range="[0, 1]")
+def theirs(view):
+    "What query 0 gives."
+    return view.attention.first[..., 0]
+
+@layer_metric(unit="ratio", range="[0, 1]")
+def theirs_of_a_layer(view):
+    "What query 0 gives, over the heads."
+    return view.attention.first[..., 0].mean(-1)
+
+nothing = "no metric"
+"""
+
+
+def install(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, entries: str, text: str = PACKAGE) -> None:
+    """A distribution of this name with the module `theirs`, as pip leaves it."""
+    (folder / f"{name}.py").write_text(text, encoding="utf-8")
+    about = folder / f"{name}-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8")
+    (about / "entry_points.txt").write_text(f"[sinkscope.metrics]\n{entries}\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("entry", "names"), [("outside:theirs", ["theirs"]), ("outside", ["theirs", "theirs_of_a_layer"])]
+)
+def test_an_installed_package_brings_metrics(
+    entry: str, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path, "outside", monkeypatch, f"x = {entry}")
+    found = metric_set()
+    assert [*found.names("heads")[-1:], *found.names("layers")[-1:]][: len(names)] == names
+    assert capsys.readouterr() == ("", "loading\n")
     with pytest.raises(SinkscopeError, match=r"^metric theirs: the column name theirs is taken"):
         metric_set([declared_as("theirs")])
-    entry.load = lambda: ModuleType("empty")
-    with pytest.raises(
-        SinkscopeError, match=r"^entry point theirs:theirs \(sinkscope\.metrics\): it declares no metric"
-    ):
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 / 0", "the metrics x: outside does not load: division by zero"),
+        ("raise ValueError", "the metrics x: outside does not load: it gives no reason"),
+        ("import sys; sys.exit(0)", "the metrics x: outside does not load: 0"),
+        ("", "the metrics x: outside declares no metric there"),
+    ],
+)
+def test_an_installed_package_that_brings_none_is_named(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "outside", monkeypatch, "x = outside", text)
+    with pytest.raises(SinkscopeError) as caught:
         metric_set()
-    entry.load = lambda: 1 / 0
-    with pytest.raises(SinkscopeError, match=r"^entry point theirs:theirs \(sinkscope\.metrics\): ZeroDivisionError"):
+    assert str(caught.value) == message
+
+
+def test_two_packages_with_one_name_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "first_one", monkeypatch, "x = first_one:theirs")
+    install(tmp_path, "second_one", monkeypatch, "x = second_one:theirs")
+    with pytest.raises(SinkscopeError, match=r"^the metrics x: declared by (first|second)_one and by .*; keep one"):
         metric_set()
+
+
+def test_a_name_that_is_no_column_is_refused() -> None:
+    with pytest.raises(SinkscopeError, match=r"^metric 'a,b': no name for a column"):
+        metric_set([declared_as("a,b")])
+
+
+def test_a_table_of_a_question_takes_no_column_of_others() -> None:
+    @measured_metric("nonesuch", unit="ratio", range="[0, 1]")
+    def own(view: LayerView) -> Any:
+        """Something."""
+
+    with pytest.raises(SinkscopeError, match=r"^metric own: only a question adds columns to nonesuch"):
+        metric_set([own])
 
 
 def test_a_dormant_rule_may_name_a_metric_of_ones_own(tmp_path: Path) -> None:

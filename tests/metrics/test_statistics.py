@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from sinkscope.capture import loops
 from sinkscope.metrics.median import median_abs
 from sinkscope.metrics.spectra import SpectrumEntropy, cheap_spectra, full, solve, spectrum_entropy
-from sinkscope.runs.statistics import mean, pairwise_cosine, sem
+from sinkscope.questions.modules.tables import ModuleRun, amax_position, amax_token
+from sinkscope.runs.statistics import mean, most_frequent, pairwise_cosine, sem
 
 
 @pytest.mark.parametrize("there", ["numpy", "loop", "accelerator"])
@@ -66,6 +67,13 @@ def test_one_huge_token_costs_the_entropy_no_digit() -> None:
     expected = torch.special.entr(squares / squares.sum(-1, keepdim=True)).sum(-1)
     np.testing.assert_allclose(spectrum_entropy(x.double()).numpy(), expected, rtol=1e-9)
     np.testing.assert_allclose(spectrum_entropy(x).numpy(), expected, rtol=1e-6)
+
+
+def test_of_values_that_are_as_frequent_the_first_counts() -> None:
+    assert most_frequent([7, 2, 2, 7, 5]) == 7
+    assert most_frequent([5, 2, 2, 7]) == 2
+    run = ModuleRun({}, places=[7, 2, 2, 7], tokens=["b", "a", "c", "a"])
+    assert (amax_position(run), amax_token(run)) == (7, "a")
 
 
 def test_means_and_errors_leave_out_what_is_missing() -> None:

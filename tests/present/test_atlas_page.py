@@ -10,7 +10,8 @@ import pytest
 from browser import CHROMIUM, Browser
 from desk import hostile, scanned
 
-from sinkscope.present.html.atlas import render_atlas
+from sinkscope.present.html.atlas import NAME, render_atlas
+from sinkscope.present.text import cut_in_the_middle
 from sinkscope.runs.atlas import atlas
 from sinkscope.runs.run import Run
 
@@ -78,10 +79,10 @@ def press(browser: Browser, label: str) -> None:
 def test_a_heading_sorts_and_missing_values_stay_last(browser: Browser, page: Path) -> None:
     browser.open(page)
     heads = browser.get("[...document.querySelectorAll('.atlas thead button')].map(b => b.innerText)")
-    place = heads.index("BOS mass")
+    place = heads.index("first-token attention")
     orders = []
     for _ in range(2):
-        press(browser, "BOS mass")
+        press(browser, "first-token attention")
         orders.append(browser.get(COLUMN.format(place)))
     assert orders[0][-1] == orders[1][-1] == "-"
     down = [float(value.split()[0]) for value in orders[0][:-1]]
@@ -102,3 +103,29 @@ def test_rows_are_searched(browser: Browser, page: Path) -> None:
     )
     assert browser.get("[...document.querySelectorAll('.atlas tbody tr')].filter(row => !row.hidden).length") == 1
     assert browser.get("document.getElementById('count').textContent") == "1 of 4"
+
+
+def test_names_are_cut_in_the_middle_and_what_tells_runs_apart_is_shown(tmp_path: Path) -> None:
+    run = scanned()
+    run.manifest.model.name = "somebody/a-model-of-a-family-with-a-long-name-step-1000"
+    run.summary.first_token = run.summary.first_token.model_copy(update={"id": None, "text": None, "distinct": 3})
+    run.manifest.data[0].first_token = None
+    half = scanned(dtype="bfloat16")
+    page = render_atlas(atlas([run, half]))
+    assert 'title="somebody/a-model-of-a-family-with-a-long-name-step-1000"' in page
+    assert f">{cut_in_the_middle(run.manifest.model.name, NAME)}<" in page
+    assert cut_in_the_middle("abcdefghij", 7) == "abc\u2026hij"
+    assert ">differs<" in page
+    assert page.index(">dtype<") < page.index(">text<")
+    assert ">float32<" in page
+    assert ">bfloat16<" in page
+
+
+def test_a_display_name_and_a_folder_s_own_name_stand_for_long_paths() -> None:
+    run = scanned()
+    run.manifest.model.id = "/somewhere/far/away/smol"
+    assert run.manifest.model.shown == "smol"
+    run.manifest.model.name = "SmolLM2"
+    assert run.manifest.model.shown == "SmolLM2"
+    run.manifest.model.id, run.manifest.model.name = "owner/smol", None
+    assert run.manifest.model.shown == "owner/smol"

@@ -96,7 +96,7 @@ def test_options_that_clash_are_refused(words: list[str], said: str, tmp_path: P
 
 def test_ids_of_tokens_stand_one_a_line(tmp_path: Path) -> None:
     run = scanned()
-    token = {"stream": "text", "kind": "attention", "token": "a", "region": "text", "first": True, "occurrences": 8}
+    token = {"stream": "text", "kind": "attention", "token": "a", "region": "text", "first": False, "occurrences": 8}
     rest = {"sinks": 3, "rate": 0.375, "heads": 2, "first_layer": 0, "last_layer": 1}
     ids = pd.array([7, 3, 7, None], dtype="Int64")
     run.tokens = pd.DataFrame([token | rest] * 4).assign(id=ids)

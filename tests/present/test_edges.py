@@ -30,6 +30,8 @@ from sinkscope.present.terminal.table import ROWS
 from sinkscope.runs.published import published_for
 from sinkscope.runs.run import Run
 from sinkscope.runs.saved.speed import BACKBONE, LATER, PLAIN, SCAN, Cost, Speed
+from sinkscope.runs.schema.stream import SinksBeyondFirst, SinkToken
+from sinkscope.runs.schema.summary import DomainSummary
 
 
 @pytest.fixture(scope="module")
@@ -176,3 +178,16 @@ def test_figures_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(SinkscopeError, match=r"figures need matplotlib: pip install 'sinkscope\[figures\]'"):
         drawn(lambda figure: None, "about", "png", (3, 2))
+
+
+def test_the_answer_of_a_domain_does_not_hide_sinks_beyond_the_first_token() -> None:
+    """A BOS behind other tokens is a sink in every sequence: `No sink at the first token` alone would deny it."""
+    run = scanned()
+    stream = run.summary.streams["text"]
+    late = SinkToken(token="<bos>", id=1, region="text", kind="attention", sinks=8, occurrences=8, heads=3)
+    found = SinksBeyondFirst(tokens=[late], others=0, created=1, gone=None)
+    streams = {"text": stream.model_copy(update={"sinks_beyond_first": found})}
+    run.summary.domains = {name: DomainSummary(streams=streams) for name in "ab"}
+    answer = " ".join(render_run(run, width=200).split())
+    assert answer.count("No sink at the first token") == 2
+    assert answer.count("'<bos>' (8 of 8 in 3 heads); created at layer 1") == 2

@@ -24,6 +24,9 @@ from typer.testing import CliRunner
 
 from sinkscope.cli import app
 from sinkscope.errors import SinkscopeError
+from sinkscope.present.figures.run import draw
+from sinkscope.present.figures.series import caption
+from sinkscope.present.html.report import render_report
 from sinkscope.present.paper import formats
 from sinkscope.present.paper.format import FORMATS
 from sinkscope.present.paper.formats.latex import escape, latex_table
@@ -48,6 +51,7 @@ def assert_balanced(text: str) -> None:
     assert spec
     columns = len(re.sub(r"S\[[^]]*\]", "S", spec[1]).split())
     rows = [line for line in body.splitlines() if line.endswith(r" \\")]
+    rows[0] = re.sub(r"\{\$[^$]*\$\}", "{mathematics}", rows[0])
     for row in rows:
         assert len(re.findall(r"(?<!\\)&", row)) == columns - 1, row
         assert not re.search(r"(?<!\\)[#%$_^]", row), row
@@ -110,9 +114,9 @@ def test_latex_as_printed() -> None:
     text = latex_table(paper_table([run], "layer", ["bos_mass", "sink_heads"]))
     body = text[text.index("\\begin") :]
     assert body == (
-        "\\begin{tabular}{r S[table-format=1.4(2)] S[table-format=1]}\n\\toprule\n"
-        "layer & {bos\\_mass} & {sink\\_heads} \\\\\n & {(probability)} & {(heads)} \\\\\n\\midrule\n"
-        "0 & 0.1235 \\pm 0.0024 & 1 \\\\\n1 & {--} & 0 \\\\\n\\bottomrule\n\\end{tabular}\n"
+        "\\begin{tabular}{r S[table-format=1.4(2), separate-uncertainty=true] S[table-format=1]}\n\\toprule\n"
+        "layer & {first-token attention} & {sink heads} \\\\\n & {(probability)} & {(heads)} \\\\\n\\midrule\n"
+        "0 & 0.1235 \\pm 0.0010 & 1 \\\\\n1 & {--} & 0 \\\\\n\\bottomrule\n\\end{tabular}\n"
     )
 
 
@@ -155,7 +159,8 @@ def test_csv_and_parquet_hold_the_same() -> None:
 def test_bibtex_names_every_paper_once() -> None:
     text = str(render(paper_table([scanned()], "head", ["sink_score", "sink_rate", "honor", "bos_mass"]), "bibtex"))
     assert text.count("@misc{arxiv2410-10781") == 1
-    assert "author = {Gu and others}" in text
+    assert "author = {Gu, Xiangming and Pang, Tianyu and Du, Chao and Liu, Qian and Zhang, Fengzhuo and Du," in text
+    assert " and others" not in text
     assert "title = {{When Attention Sink Emerges in Language Models: An Empirical View}}" in text
     assert all("title" in entry for entry in text.split("@")[1:])
     assert "eprint = {2504.03889}" in text
@@ -203,8 +208,49 @@ def test_an_interval_of_zero_width_is_kept() -> None:
     run = scanned()
     run.layers = run.layers.iloc[:2].assign(mean_bos_mass=[0.5, 1.0], mean_bos_mass_sem=[0.001, 1e-9])
     text = latex_table(paper_table([run], "layer", ["bos_mass"]))
-    assert "S[table-format=1.4(2), retain-zero-uncertainty=true]" in text
-    assert "1.0000 \\pm 0.0000" in text
+    assert "S[table-format=1.5(3), separate-uncertainty=true, retain-zero-uncertainty=true]" in text
+    assert "1.00000 \\pm 0.00000" in text
+
+
+@pytest.mark.parametrize("form", ["latex", "markdown"])
+def test_the_number_after_the_sign_is_the_standard_error_as_on_every_screen(form: str) -> None:
+    run = scanned()
+    error = f"{run.layers['mean_bos_mass_sem'].iloc[0]:.4f}"
+    text = str(render(paper_table([run], "layer", ["bos_mass"]), form))
+    assert ("\\pm " if form == "latex" else "± ") + error in text
+    assert "is the standard error over sequences" in text
+
+
+def test_no_error_reads_zero_that_is_none() -> None:
+    """One layer's error is a hundredth of the others': it gets decimals of its own."""
+    run = scanned()
+    run.layers = run.layers.iloc[:3].assign(norm_ratio=[0.9, 260.0, 270.0], norm_ratio_sem=[0.004, 15.0, 16.0])
+    text = latex_table(paper_table([run], "layer", ["norm_ratio"]))
+    assert "0.900 \\pm 0.004" in text
+    assert "260 \\pm 15" in text
+    assert "S[table-format=3.3(2), separate-uncertainty=true]" in text
+
+
+def test_a_caption_says_what_the_errors_are_and_headers_are_typeset() -> None:
+    table = replace(paper_table([scanned()], "layer", ["sink_score", "entropy"]), caption="Sinks")
+    text = latex_table(table)
+    assert r"\caption{Sinks. Values after $\pm$ are the standard error over sequences.}" in text
+    assert r"& {$\alpha_0$} & {$H$} \\" in text
+
+
+@pytest.mark.parametrize(
+    ("bos", "called"), [(True, "BOS mass"), (False, "first-token attention"), (None, "first-token attention")]
+)
+def test_attention_on_the_first_token_is_called_bos_mass_only_where_it_is_the_bos(
+    bos: bool | None, called: str
+) -> None:
+    run = scanned()
+    run.summary.first_token.is_bos = bos
+    assert f"{{{called}}}" in latex_table(paper_table([run], "layer", ["bos_mass"]))
+    shown = [render_run(run), render_report([run]), draw(run, "heatmap", "svg").decode(), caption(run, "scatter")]
+    for text in shown:
+        assert called.lower() in text.lower()
+        assert "BOS mass" not in text or bos
 
 
 def test_every_built_in_format_is_one_file() -> None:
@@ -319,7 +365,7 @@ def test_a_caption_and_a_label_make_a_table_of_their_own() -> None:
         for names in (["bos_mass"], None)
     )
     text = latex_table(few)
-    assert r"\caption{50 \% of heads}" in text
+    assert r"\caption{50 \% of heads. Values after" in text
     assert r"\label{tab:sinks}" in text
     assert [line for line in text.splitlines() if "{table" in line] == [r"\begin{table}", r"\end{table}"]
     assert r"\begin{table*}" in latex_table(many), "six metrics with intervals are wider than a column"

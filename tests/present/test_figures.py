@@ -109,7 +109,7 @@ def heat_map_of(metric: str) -> Figure:
 
 def test_a_heat_map_says_once_what_it_shows() -> None:
     axes, bar = heat_map_of("bos_mass").axes
-    assert bar.get_xlabel() == "BOS mass (probability)"
+    assert bar.get_xlabel() == "first-token attention (probability)"
     assert axes.get_title(loc="left") == "tiny\n8 x 48 tokens, float32, token ids"
     assert axes.get_aspect() == 1, "cells are square"
     assert axes.images[0].get_clim() == (0, 1)

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from desk import enlarged, hostile, scanned
 from markupsafe import escape
+from matplotlib.figure import Figure
 from pages import differences
 
 import sinkscope
@@ -30,7 +31,7 @@ def test_a_run_shows_its_answer_and_a_map() -> None:
     assert escape(run.summary.streams["text"].in_words[0]) in html
     assert html.count("<rect x=") >= 12
     mass = run.heads.set_index(["layer", "head"]).loc[(1, 2), "bos_mass"]
-    assert f"layer 1, head 2: BOS mass {mass:.4g}" in html
+    assert f"layer 1, head 2: first-token attention {mass:.4g}" in html
     assert repr(run).startswith("<Run of tiny"), "the plain text stays as it was"
 
 
@@ -158,3 +159,27 @@ def test_the_committed_notebook_was_executed_in_order_and_names_no_folder() -> N
     assert not re.findall(r"/(?:tmp|home|root|work)/", text)
     assert "Traceback" not in text
     assert NOTEBOOK.stat().st_size < 500_000
+
+
+@pytest.mark.parametrize("figure", ["heatmap", "length", "scatter"])
+def test_a_figure_goes_onto_axes_that_are_there(figure: str) -> None:
+    canvas = Figure()
+    left, right = canvas.subplots(1, 2)
+    assert scanned().plot(figure, ax=left, title="mine") is left
+    assert left.get_title(loc="left") == "mine"
+    assert left.has_data()
+    assert not right.has_data()
+
+
+def test_axes_are_refused_where_a_figure_has_several_panels() -> None:
+    with pytest.raises(SinkscopeError, match="ax= takes heatmap, length, scatter"):
+        scanned().plot("profile", ax=Figure().subplots())
+
+
+def test_a_run_is_one_line_and_shows_a_few_columns_first() -> None:
+    run = scanned()
+    assert repr(run) == "<Run of tiny, 8 x 48 of token ids: 0 of 12 heads with a sink>"
+    assert list(run.show("q_norm"))[-1] == "q_norm"
+    assert len(run.show().columns) == 10 < len(run.heads.columns)
+    with pytest.raises(SinkscopeError, match="no column of heads"):
+        run.show("q_nrm")

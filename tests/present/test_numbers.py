@@ -77,6 +77,7 @@ def test_no_screen_takes_helpers_from_another_screen() -> None:
     shared = {
         "numbers",
         "colors",
+        "notation",
         "text",
         "table",
         "head_map",

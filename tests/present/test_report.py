@@ -90,7 +90,7 @@ def test_the_data_of_every_head() -> None:
     assert curves["alpha"][0] == pytest.approx(row["sink_score"], rel=5e-3)
     squares = [rect for rect in page.all("rect") if "data-head" in rect]
     assert sorted(int(str(rect["data-head"])) for rect in squares) == list(range(12))
-    assert f"layer 1, head 2: BOS mass {row['bos_mass']:.4g}" in page.words
+    assert f"layer 1, head 2: first-token attention {row['bos_mass']:.4g}" in page.words
     assert run.summary.streams["text"].in_words[0] in page.words
 
 
@@ -258,7 +258,7 @@ def test_missing_values_have_no_colour() -> None:
     page = Page(render_report([run]))
     first = next(rect for rect in page.all("rect") if rect.get("data-head") == "0")
     assert first["fill"] == "none"
-    assert "layer 0, head 0: BOS mass missing" in page.words
+    assert "layer 0, head 0: first-token attention missing" in page.words
 
 
 def test_a_domain_with_a_semicolon_is_named_whole() -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 import io
-from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
-from desk import scanned
+from desk import scanned, smoothed
 from matplotlib.figure import Figure
-from models import random_ids, tiny
 from tiers import slow_but
 from typer.testing import CliRunner
 
@@ -29,26 +28,8 @@ from sinkscope.present.figures.maps import Tile, paint_map, sinks
 from sinkscope.present.figures.series import all_series
 from sinkscope.present.figures.several import by_layer, draw_several, table_figures
 from sinkscope.present.figures.trajectory import draw_trajectories, draw_trajectory
-from sinkscope.runs.run import Run, load_run
-
-
-@cache
-def smoothed(seed: int = 0) -> Run:
-    """A tiny model scanned with every table that a figure shows; those of `switch` are made by hand."""
-    model = tiny("llama", num_hidden_layers=2)
-    run = sinkscope.scan(model, data=random_ids(3, 24, seed=seed), measure=["smoothing"], self_check=False)
-    run.manifest.model.id = "tiny"
-    for number, name in enumerate(("cost_sink_lower", "cost_diagonal_upper", "cost_sink_upper")):
-        run.measured["smoothing"][name] = 10.0**number  # no head of so small a model has a margin above 0
-    places = run.heads[["stream", "layer", "head", "module"]]
-    share = np.linspace(0, 1, len(places))
-    run.measured.setdefault(
-        "switch", places.assign(sink_rows=share, off_rate=share**2, communication=0.2 * share, from_sink=0.1)
-    )
-    rows = run.layers[["stream", "layer", "module"]].merge(pd.DataFrame({"position": range(24)}), how="cross")
-    cosines = np.cos(rows["position"] / 24 + rows["layer"])
-    run.measured.setdefault("alignment", rows.assign(cos_residual=cosines, cos_input=-cosines))
-    return run
+from sinkscope.runs.run import load_run
+from sinkscope.runs.schema.site import Kind
 
 
 def picture(content: bytes) -> np.ndarray:
@@ -184,6 +165,15 @@ def test_sinks_are_keys_whose_alpha_exceeds_epsilon() -> None:
     assert sinks(flat, 0.3) == [5], "every query of an encoder may see key 5"
 
 
+@pytest.mark.parametrize("name", ["sliding", "chunked"])
+def test_a_sink_of_a_map_is_one_of_the_queries_that_see_it(name: str) -> None:
+    weights = np.eye(64)
+    for query in range(9, 16):
+        weights[query, [8, query]] = 0.6, 0.4
+    assert sinks(weights, 0.5, Kind(name=name, size=8)) == [8]
+    assert sinks(weights, 0.5) == []
+
+
 @pytest.mark.parametrize(
     ("tile", "marks"),
     [(Tile("", causal(32, first=0.6)), {"sink"}), (Tile("", causal(32, own=0.7)), {"diagonal"}),
@@ -231,8 +221,8 @@ def test_a_run_with_fewer_maps_than_another_leaves_places_empty() -> None:
     ]
     assert [len(own) for _, own in maps] == [4, 3]
     content = draw_gallery(maps, "a text", "svg")[0].decode()
-    assert content.count(">tiny ") == 7, "a name above each map"
-    assert content.count(">query<") == 2
+    assert content.count(">head ") == 7, "a name above each map"
+    assert content.count(">tiny<") == content.count(">query<") == 2, "the model's name beside each row"
     assert content.count(">key<") == 4, "below the last map of each column"
 
 
@@ -316,7 +306,7 @@ def test_plot_prints_the_caption_and_refuses_what_does_not_fit(tmp_path: Path) -
         "plot", tmp_path / "run", "--figure", "scatter", "-o", tmp_path / "s.svg", "--title", "none"
     )
     assert code == 0, err
-    assert out.startswith("BOS mass against HONOR")
+    assert out.startswith("First-token attention against HONOR")
     assert b"tiny" not in (tmp_path / "s.svg").read_bytes().partition(b"</metadata>")[2]
     for arguments, message in (
         (("--figure", "ranks"), "has no table smoothing: scan it with --measure smoothing"),
@@ -388,3 +378,18 @@ def test_trigger_maps_side_by_side(tmp_path: Path) -> None:
     mean = next((tmp_path / "t").glob("*T12-mean.svg")).read_bytes()
     assert b"softmax 0.0" in mean
     assert b"relu 0.0" in mean
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_the_cosines_of_a_single_layer_are_marked(layers: int) -> None:
+    """A line through one point is no ink."""
+    from matplotlib.figure import Figure
+
+    from sinkscope.questions.switch.figure import paint_alignment
+
+    rows = pd.DataFrame({"layer": np.repeat(range(layers), 5), "position": [*range(5)] * layers})
+    rows = rows.assign(cos_residual=0.5, cos_input=0.25)
+    panels = list(Figure().subplots(2))
+    paint_alignment(SimpleNamespace(rows=lambda table: rows), panels, True)  # type: ignore[arg-type]
+    marks = [line.get_marker() for line in panels[0].lines if line.get_label() == "mean"]
+    assert marks == ["." if layers == 1 else "None"]

@@ -152,7 +152,7 @@ def test_metric_list_tells_every_column() -> None:
         assert column["unit"]
         assert column["range"]
         assert f"  {column['name']}" in text
-    assert "alpha_k = 1/(T-k)" in render_metrics(metric_list(["sink_score"]))
+    assert "alpha_0: 1/T sum_i A[i,0]" in render_metrics(metric_list(["sink_score"]))
     assert {"bos_mass", "honor", "dormant", "cos_first_residual", "max_abs_dim"} <= {c["name"] for c in columns}
 
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from sinkscope.cli import app
 from sinkscope.errors import SinkscopeError
+from sinkscope.present.html.report import render_report
 from sinkscope.present.terminal.run import render_run
 from sinkscope.runs.run import Run, load_run
 from sinkscope.runs.selections import selected_tokens
@@ -35,7 +36,7 @@ def with_tokens(*rows: dict[str, Any]) -> Run:
 
 
 TABLE = """
-tokens that are sinks: alpha_k > 0.3
+tokens that are sinks: alpha_k > 0.3; share: of all that sinks get
 token  region   place  sinks  of   rate  heads  layers  alpha_k  share
 <s>    special  first      4   4  1.000      6     0-1    0.600  0.875
 .      text     later     10  40  0.250      2     0-1    0.400  0.125
@@ -63,17 +64,35 @@ def test_tokens_from_outside_are_shown_not_obeyed_and_no_line_is_too_long() -> N
     assert max(map(len, render_run(with_tokens(*rows), width=80).splitlines())) <= 80
 
 
+def test_the_report_shows_tokens_as_text_and_their_spelling_on_hover() -> None:
+    run = scanned()
+    run.tokens = with_tokens({"token": "\u0120the"}, {"token": "\u2581and"}, {"token": "\u010a"}).tokens
+    page = render_report([run])
+    for raw, text in (("\u0120the", "\u2018 the\u2019"), ("\u2581and", "\u2018 and\u2019"), ("\u010a", "\\n")):
+        assert f'<th scope="row" title="{raw}">{text}</th>' in page
+
+
 def test_the_list_for_other_tools() -> None:
     state = {"kind": "state", "token": EVIL, "id": 9, "heads": None}
     run = with_tokens(BOS, {}, {"first": True}, state, {"token": None, "id": None, "region": "patch"})
     found = selected_tokens(run, "sink")["text"]
-    assert found["ids"] == [1, 7]
+    assert found["ids"] == [7], "sinks wherever they stand"
+    assert found["ids_at_position_0_only"] == [1], "7 is a sink beyond position 0 too"
     assert [row["region"] for row in found["tokens"]] == ["special", "text", "text", "patch"]
     assert json.loads(json.dumps(found)) == found
     assert selected_tokens(run, "state")["text"]["tokens"][0]["heads"] is None
-    assert selected_tokens(run, "massive") == {"text": {"ids": [], "tokens": []}}
+    assert selected_tokens(run, "massive") == {"text": {"ids": [], "ids_at_position_0_only": [], "tokens": []}}
     with pytest.raises(SinkscopeError, match=r"--tokens 'bos': one of sink, state, massive"):
         selected_tokens(run, "bos")
+
+
+def test_ids_for_quantisers_are_sinks_wherever_they_stand(tmp_path: Path) -> None:
+    run = scanned()
+    run.tokens = with_tokens(BOS, {}, {"first": True, "token": "Look", "id": 8}).tokens
+    run.save(tmp_path / "run")
+    done = CliRunner().invoke(app, ["export", str(tmp_path / "run"), "--tokens", "sink", "--format", "ids"])
+    assert done.stdout == "7\n"
+    assert "left out: 2 tokens that were sinks at position 0 only" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sinkscope.questions.smoothing.columns import cost_diagonal_lower, cost_sink_lower
-from sinkscope.questions.smoothing.tables import cheaper
+from sinkscope.questions.smoothing.tables import cheaper, cheaper_block, cheaper_qk
 from sinkscope.wiring.folded import FoldedHeads
 from sinkscope.wiring.linear_maps import Projection
 from sinkscope.wiring.weights import one_factor
@@ -79,6 +79,19 @@ def test_which_is_cheaper() -> None:
     }  # fmt: skip
     run = SimpleNamespace(means={name: np.array(values, float) for name, values in means.items()})
     assert list(cheaper(run)) == ["sink", "diagonal", "undecided", None]  # type: ignore[arg-type]
+
+
+def test_which_is_cheaper_by_queries_and_keys_and_by_the_block() -> None:
+    """Values may turn the verdict; an upper bound that does not exist decides nothing."""
+    nan = np.nan
+    means = {
+        "cost_sink_lower_qk": [1, 9, 1, 1, nan], "cost_sink_upper_qk": [2, 20, 2, 9, 9],
+        "cost_diagonal_lower_qk": [30, 1, 3, 4, 2], "cost_diagonal_upper_qk": [40, 8, nan, nan, 9],
+        "cost_sink_upper_value": [10, 10, 10, 10, nan], "cost_diagonal_upper_value": [6, 6, 6, 6, nan],
+    }  # fmt: skip
+    run = SimpleNamespace(means={name: np.array(values, float) for name, values in means.items()})
+    assert list(cheaper_qk(run)) == ["sink", "diagonal", "sink", "undecided", None]  # type: ignore[arg-type]
+    assert list(cheaper_block(run)) == ["sink", "undecided", "undecided", "undecided", None]  # type: ignore[arg-type]
 
 
 def test_a_factor_of_the_model_is_found_and_a_norm_is_not_one() -> None:

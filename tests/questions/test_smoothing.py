@@ -15,6 +15,7 @@ import torch
 from conftest import Scan
 from exact import assert_close, table
 from models import random_ids, tiny
+from random_share import SHARE
 from smoothing_reference import average_cosine, measure_smoothing
 from tiers import slow_but
 from typer.testing import CliRunner
@@ -85,6 +86,23 @@ def test_every_column_in_float32(family: str, least: float, monkeypatch: pytest.
     """By the compiled loops, and by torch."""
     monkeypatch.setattr(loops, "LEAST", least)
     compare_tables(family, with_sink(family), 3e-4, 3e-5)
+
+
+@pytest.mark.parametrize("family", slow_but(["llama", "qwen3"], "qwen3"))
+def test_heads_that_share_rows_have_every_column(family: str) -> None:
+    """A head that is another's copy, as in upcycled models, one row of two heads, and rows that differ by a factor."""
+    model = with_sink(family).double()
+    attention = model.layers[1].self_attn
+    width = attention.head_dim
+    with torch.no_grad():
+        query, key, value = (getattr(attention, f"{name}_proj").weight for name in "qkv")
+        query[width : 2 * width] = query[:width]
+        query[3 * width + 5] = query[2 * width + 7]
+        query[3 * width + 6] = 2 * query[2 * width + 6]
+        key[width:] = key[:width]
+        value[width + 1] = value[3]
+    found = compare_tables(family, model, 3e-6, 1e-6 if family in FLOAT32_NORMS else 1e-9)
+    assert found[["rank_w", "rank_qk"]].notna().all(axis=None)
 
 
 def test_costs_are_there_where_a_head_has_a_sink_and_nowhere_else() -> None:
@@ -318,6 +336,7 @@ def test_domains_have_rows_of_their_own(tiny_folder: Any, scan_cli: Scan) -> Non
 
 @pytest.mark.slow
 @pytest.mark.real
+@pytest.mark.skipif(SHARE < 1, reason="minutes of float64 where tiny models take seconds: left to the nightly run")
 def test_gemma_every_column() -> None:
     """The real checkpoint: gains of exactly 0 in its norms on q, and norms of thousands in its residual stream."""
     from real import prose
@@ -433,6 +452,13 @@ def test_spectra_are_measured_on_the_first_sequences_alone() -> None:
         assert known[0].any()
         assert not known[0][3:].any()
         assert all((each == known[0]).all() for each in known)
+    parts = {name: ~np.isnan(found[name]) for name in NAMES if name.endswith(("_qk", "_value", "_paper"))}
+    assert parts["cost_sink_lower_qk"].any()
+    for name, there in parts.items():
+        assert not there[3:].any(), name
+        same = there == parts["cost_sink_lower_qk"]
+        assert same.all() or name == "cost_diagonal_upper_qk", "it needs a gap above 0 besides"
+    assert (~np.isnan(found["sink_margin_pairs"])).any((1, 2)).all()
     none = sinkscope.scan(model, data=data, self_check=False, smoothing=True, spectra=0).smoothing
     assert none[["rank_output", *COSTS, "cheaper"]].isna().all(axis=None)
     assert none[["verdict", "rank_w"]].notna().all(axis=None)

@@ -121,7 +121,7 @@ def test_every_number_against_plain_hooks(family: str) -> None:
     assert rows.loc["attention", ["neuron", "neurons", "super_weight"]].isna().all()
     [line] = [line for line in run.summary.streams["text"].in_words if line.startswith("Spikes")]
     assert f"the mlp of layer 1 writes 100 % of the rise of channel {CHANNEL}" in line
-    assert f"neuron {NEURON} has" in line
+    assert f"neuron {NEURON} contributes" in line
     assert "a super weight" in line
     assert hooks(model) == 0
 

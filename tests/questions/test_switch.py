@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +24,18 @@ import sinkscope
 from sinkscope.capture.kernels.sums import AttentionSums
 from sinkscope.capture.site import AttentionKind, Site
 from sinkscope.capture.view import LayerView, Missing
+from sinkscope.inputs import Corpus
 from sinkscope.metrics import registered
+from sinkscope.metrics.quantities import quantity_set
 from sinkscope.questions.cosines.columns import COSINES
 from sinkscope.questions.switch import columns as switch
+from sinkscope.questions.switch.measure import TokenPlaces
+from sinkscope.questions.switch.tables import COUNTS, OPENED, TokenTests, _needed, token_table, token_tests
+from sinkscope.questions.switch.words import _of_tokens
 from sinkscope.runs.catalogue import table_columns
 from sinkscope.runs.questions import tables_of_questions
 from sinkscope.runs.run import Run, load_run
+from sinkscope.tables.values import Domain, SiteValues
 
 METRICS = registered().tables
 HEADS = list(METRICS["switch"])
@@ -125,7 +134,8 @@ def view(probs: torch.Tensor, values: torch.Tensor, slices: torch.Tensor, **more
         first=first, diagonal=probs[None, :, rows, rows], previous=None, entropy=torch.zeros(shape),
         margin=(first / (1 - first)).log(), learned_sink=torch.zeros(shape), first_is_largest=torch.zeros(shape).bool(),
         logit_gap=torch.zeros(shape), columns=probs.sum(1)[None], early_columns=None,
-        visible=(rows + 1)[None, None], sees_first=torch.ones(1, 1, length).bool(), causal=True,
+        visible=(rows + 1)[None, None], sees_first=torch.ones(1, 1, length).bool(),
+        seen_by=(length - rows)[None, None], early_seen_by=None, causal=True,
     )  # fmt: skip
     site = Site("text", 0, "m", 0, AttentionKind("full"), heads, heads, 4, 4, True, "b", "p")
     written = torch.einsum("bthv,hdv->btd", output, slices)
@@ -278,6 +288,64 @@ def test_tokens_are_counted_the_same_whatever_the_batches(trigger_runs: dict[str
         "example:trigger-softmax", num_sequences=40, batch_size=7, measure="switch", self_check=False
     )
     pd.testing.assert_frame_equal(again.measured["switch_tokens"], trigger_runs["softmax"].measured["switch_tokens"])
+
+
+def test_the_tests_of_tokens_are_those_of_the_words() -> None:
+    """z, p and Benjamini-Hochberg's q, one head and token after the other. Head 0 follows token 3, head 1 is on at
+    random, head 2 always and head 3 in whole sequences: neither of these is a test."""
+    draw = np.random.default_rng(0)
+    ids = draw.integers(3, 11, (14, 40))
+    ids[5:, 20:30][ids[5:, 20:30] == 10] = 3
+    on = draw.random((14, 39, 4)) < 0.3
+    on[..., 0] |= ids[:, 1:] == 3
+    on[..., 2] = True
+    on[..., 3] = (np.arange(14) % 2)[:, None]
+    p = {}
+    for head, token in product(range(4), range(3, 11)):
+        here = ids[:, 1:] == token
+        held = here.any(1)
+        d = (on[..., head] & here).sum(1)[held] - here.sum(1)[held] * on[held, :, head].mean(1)
+        if here.sum() >= 10 and (np.abs(d) > 1e-9).any():
+            p[head, token] = math.erfc(abs(d.sum()) / np.sqrt((d**2).sum()) / math.sqrt(2))
+    assert {head for head, _ in p} == {0, 1}
+    order = sorted(p, key=lambda pair: p[pair])
+    least = {pair: [p[other] * len(p) / (n + 1) for n, other in enumerate(order)] for pair in p}
+    expected = {pair: min(every[order.index(pair) :]) for pair, every in least.items()}
+    counted = TokenPlaces.of(ids[:, 1:]).count(torch.from_numpy(on.astype(float)))
+    arrays = {COUNTS: counted.counts.numpy(), OPENED: counted.opened.numpy()}
+    site = Site("text", 0, "m", 0, AttentionKind("full"), 4, 4, 4, 4, True, "b", "p")
+    values = SiteValues(quantity_set(), arrays, [40], 14, True, 40, 40)
+    domain = Domain(Corpus("drawn", ids, [("",)] * 14), {"m": values})
+    table = token_table([domain], [site], None)
+    found = dict(zip(zip(table["head"], table["token_id"], strict=True), table["q"], strict=True))
+    assert found == pytest.approx({pair: q for pair, q in expected.items() if q < 0.05})
+    assert (0, 3) in found
+    rates = table.set_index(["head", "token_id"]).loc[(0, 3)]
+    assert rates["lift"] == pytest.approx(1 / on[..., 0].mean())
+    tests = token_tests([domain], [site])["drawn", "text"]
+    most = max(int((ids[:, 1:] == token).any(1).sum()) for token in range(3, 11))
+    assert (tests.tests, tests.sequences, tests.frequent) == (len(p), most, True)
+
+
+def test_too_few_sequences_are_told() -> None:
+    """|z| is at most the root of the sequences that hold a token: 276 tests need 15 of them, however clear they are."""
+    assert [_needed(tests) for tests in (1, 92, 276)] == [4, 12, 15]
+    for tests in (1, 92, 276):
+        found = TokenTests(True, tests, _needed(tests) - 1, _needed(tests))
+        assert (
+            math.erfc(math.sqrt(found.sequences / 2)) * tests >= 0.05 > math.erfc(math.sqrt(found.needed / 2)) * tests
+        )
+        assert _of_tokens([], False, [found]) == (
+            f"Too few sequences to tell which tokens switch heads on: among {tests} tests a token must stand in "
+            f"{found.needed} of them for q < 0.05, and the most frequent one stands in {found.sequences}."
+        )
+        assert _of_tokens([], True, [found]).startswith("No token switches a head on")
+        enough = replace(found, sequences=found.needed)
+        assert _of_tokens([], False, [found, enough]).startswith("No token switches a head on")
+    rare = TokenTests(False, 0, 0, 4)
+    assert _of_tokens([], False, [rare]).startswith("Too little text to tell")
+    always_on = TokenTests(True, 0, 0, 4)
+    assert _of_tokens([], False, [always_on]).startswith("No token switches a head on")
 
 
 def test_a_run_without_such_tokens_is_saved_and_read(tmp_path: Any) -> None:

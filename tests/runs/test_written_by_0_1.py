@@ -101,7 +101,7 @@ def test_data_that_0_1_did_not_record_are_refused(spec: str, tmp_path: Path) -> 
         scan_request(request.of_model("other"))
 
 
-@pytest.mark.parametrize("version", [0, 3, 99, "1", None])
+@pytest.mark.parametrize("version", [0, 4, 99, "1", None])
 def test_other_versions_are_refused(version: object, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(OLD / "two-bos", tmp_path / "run"))
     manifest = json.loads((folder / "manifest.json").read_text("utf-8"))

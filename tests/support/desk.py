@@ -64,6 +64,9 @@ def enlarged(run: Run, layers: int, heads: int, sequences: int = 8) -> Run:
     parts = [spread(table[is_head], True), spread(table[~is_head].drop(columns="head"), False)]
     big.sequences = pd.concat(parts, ignore_index=True).sort_values("sequence", kind="stable", ignore_index=True)
     big.sequences["head"] = big.sequences["head"].astype("Int64")
+    big.measured = {
+        name: spread(table, "head" in table) if "layer" in table else table for name, table in run.measured.items()
+    }
     return big
 
 
@@ -78,3 +81,22 @@ def hostile(run: Run, text: str) -> Run:
     evil.summary.warnings = [text]
     evil.summary.streams["text"].in_words = [text, text]
     return evil
+
+
+@cache
+def smoothed(seed: int = 0) -> Run:
+    """A tiny model scanned with every table that a figure shows; those of `switch` are made by hand."""
+    model = tiny("llama", num_hidden_layers=2)
+    run = sinkscope.scan(model, data=random_ids(3, 24, seed=seed), measure=["smoothing"], self_check=False)
+    run.manifest.model.id = "tiny"
+    for number, name in enumerate(("cost_sink_lower_qk", "cost_diagonal_lower_qk", "cost_sink_upper_qk")):
+        run.measured["smoothing"][name] = 10.0**number  # no head of so small a model has a margin above 0
+    places = run.heads[["stream", "layer", "head", "module"]]
+    share = np.linspace(0, 1, len(places))
+    run.measured.setdefault(
+        "switch", places.assign(sink_rows=share, off_rate=share**2, communication=0.2 * share, from_sink=0.1)
+    )
+    rows = run.layers[["stream", "layer", "module"]].merge(pd.DataFrame({"position": range(24)}), how="cross")
+    cosines = np.cos(rows["position"] / 24 + rows["layer"])
+    run.measured.setdefault("alignment", rows.assign(cos_residual=cosines, cos_input=-cosines))
+    return run

@@ -17,7 +17,7 @@ from pathlib import Path
 
 PACKAGE = "sinkscope"
 ROOMS = (
-    *("cli", "questions", "trigger", "present", "experiments", "engine", "tables"),
+    *("cli", "claims", "questions", "trigger", "present", "experiments", "engine", "tables"),
     *("metrics", "checkpoints"),
     *("wiring", "capture", "inputs"),
     *("comparison", "runs", "lookup", "errors"),

@@ -30,7 +30,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, of hidden logits and of NaN
 MASKS = ("causal", "full", "triangle", "window", "random", "holes", "additive", "alibi", "packed")
-WIDTHS = [(8, 8), (16, 64), (24, 24), (80, 80), (64, 40), (128, 128), (192, 128), (256, 256)]
+WIDTHS = [(8, 8), (16, 64), (24, 24), (80, 80), (64, 40), (128, 128), (192, 128), (256, 256), (512, 512), (576, 512)]
 SUMS = ("first", "entropy", "margin", "learned_sink", "columns", "logit_gap", "diagonal", "previous", "early_columns")
 
 
@@ -217,6 +217,12 @@ def test_shapes_every_sum_is_the_full_matrix_s(
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_features_cross_attention(lengths: tuple[int, int], softcap: float | None) -> None:
     check(*make("full", 1, (2, 1), lengths, (16, 16), softcap=softcap))
+
+
+@pytest.mark.parametrize("widths", [(96, 96), (300, 260), (512, 512), (576, 512)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_features_wide_heads_are_multiplied_in_slices(widths: tuple[int, int], dtype: torch.dtype) -> None:
+    check(*make("window", 1, (2, 1), (40, 40), widths, dtype))
 
 
 @pytest.mark.parametrize("kind", ["window", "alibi", "holes", "random"])

@@ -336,23 +336,31 @@ def is_causal(visible: Array) -> bool:
     return not np.triu(visible, 1).any()
 
 
-def alpha_scores(probs: Array, causal: bool) -> Array:
-    """alpha_k for every key k: the mean attention it receives over queries i >= k, or over all if not causal."""
-    length = len(probs)
-    if causal:
-        return np.array([sum(probs[i, k] for i in range(k, length)) / (length - k) for k in range(length)])
-    return np.array([sum(probs[i, k] for i in range(length)) / length for k in range(length)])
+def alpha_scores(probs: Array, visible: Array) -> Array:
+    """alpha_k for every key k: the mean attention it receives over the queries that may see it; NaN where none may."""
+    return np.array([mean([probs[i, k] for i in range(len(probs)) if visible[i, k]]) for k in range(probs.shape[1])])
 
 
-def peak_range(length: int, causal: bool) -> list[int]:
-    """The keys that at least a quarter of the sequence's queries may see."""
-    return [k for k in range(length) if not causal or length - k >= length / 4]
+def sink_score(probs: Array) -> float:
+    """Gu et al.'s alpha_0: the mean over every query, which counts with 0 where it may not see key 0."""
+    return mean([row[0] for row in probs])
 
 
-def counted_range(length: int, causal: bool) -> list[int]:
-    """The keys that at least max(16, T/16) query rows may see: those that can be a sink of their own."""
-    least = max(16, length / 16)
-    return [k for k in range(length) if (length - k if causal else length) >= least]
+def seeing(visible: Array) -> list[int]:
+    """n_k: the number of queries that may see key k."""
+    return [sum(bool(visible[i, k]) for i in range(len(visible))) for k in range(visible.shape[1])]
+
+
+def peak_range(visible: Array) -> list[int]:
+    """The keys that at least a quarter as many queries see as the key that most queries see."""
+    rows = seeing(visible)
+    return [k for k, count in enumerate(rows) if count >= max(rows) / 4]
+
+
+def counted_range(visible: Array) -> list[int]:
+    """The keys that at least 16 queries see, and a sixteenth as many as the key that most queries see."""
+    rows = seeing(visible)
+    return [k for k, count in enumerate(rows) if count >= max(16, max(rows) / 16)]
 
 
 def sinks(
@@ -368,8 +376,8 @@ def sinks(
     state = [(cosine[k], float(np.abs(x[k]).max()), sizes[k] / np.median(sizes)) for k in range(length)]
     found = []
     for h in range(len(probs)):
-        alpha = alpha_scores(probs[h], is_causal(visible[h]))
-        for k in counted_range(length, is_causal(visible[h])):
+        alpha = alpha_scores(probs[h], visible[h])
+        for k in counted_range(visible[h]):
             if alpha[k] > epsilon:
                 found.append(("attention", float(h), k, alpha[k], *state[k]))
     for k in range(length):
@@ -383,15 +391,14 @@ def sinks(
 def mass_columns(probs: Array, visible: Array, epsilon: float = 0.3) -> dict[str, float]:
     """Every column that needs the attention map alone."""
     length = len(probs)
-    causal = is_causal(visible)
     later = range(1, length)
-    alpha = alpha_scores(probs, causal)
+    alpha, score = alpha_scores(probs, visible), sink_score(probs)
     tail = min(64, length - 1)
     columns = {
         "bos_mass": mean([probs[i, 0] for i in later]),
-        "sink_score": alpha[0],
-        "sink_rate": float(alpha[0] > epsilon),
-        "sinks_per_sequence": float(sum(alpha[k] > epsilon for k in peak_range(length, causal))),
+        "sink_score": score,
+        "sink_rate": float(score > epsilon),
+        "sinks_per_sequence": float(sum(alpha[k] > epsilon for k in peak_range(visible))),
         "first_argmax": mean([float(probs[i, 0] >= probs[i].max()) for i in later]),
         "self_mass": mean([probs[i, i] for i in later]),
         "previous_mass": mean([probs[i, i - 1] for i in later]),
@@ -399,25 +406,24 @@ def mass_columns(probs: Array, visible: Array, epsilon: float = 0.3) -> dict[str
         "uniformity": mean([row_entropy(probs[i]) / np.log(visible[i].sum()) for i in later if visible[i].sum() > 1]),
         "learned_sink_mass": mean([1.0 - probs[i].sum() for i in range(length)]),
         "tail_mass": mean([probs[i, 0] for i in range(length - tail, length)]),
-        "awft": alpha[0],
+        "awft": score,
         "first4_mass": mean([probs[i, :4].sum() for i in range(length)]),
     }
     columns["first4_boost"] = columns["first4_mass"] / mean(
         [visible[i, :4].sum() / visible[i].sum() for i in range(length)]
     )
-    elsewhere = [alpha[k] > epsilon for k in counted_range(length, causal) if k >= 1]
+    elsewhere = [alpha[k] > epsilon for k in counted_range(visible) if k >= 1]
     columns["sink_elsewhere"] = float(any(elsewhere)) if elsewhere else np.nan
     columns["aeqd"] = columns["entropy"]
     if length >= 64:
-        early = alpha_scores_t64(probs, causal)
-        columns["sink_score_t64"] = early[0]
-        columns["sink_rate_t64"] = float(early[0] > epsilon)
+        columns["sink_score_t64"] = early = sink_score(probs[:64])
+        columns["sink_rate_t64"] = float(early > epsilon)
     return columns
 
 
-def alpha_scores_t64(probs: Array, causal: bool) -> Array:
+def alpha_scores_t64(probs: Array, visible: Array) -> Array:
     """alpha_k of the first 64 keys over the first 64 queries only."""
-    return alpha_scores(probs[:64, :64], causal)
+    return alpha_scores(probs[:64, :64], visible[:64, :64])
 
 
 def sink_margin(logits: Array, visible: Array, sink_logit: float | None = None) -> float:
@@ -562,7 +568,7 @@ def measure(model: PreTrainedModel, input_ids: torch.Tensor, epsilon: float = 0.
     inputs: list[list[Array]] = [[] for _ in layers]
     hidden = []
     found: list[tuple[Any, ...]] = []
-    causal = [True] * depth
+    causal, keys_that_count = [True] * depth, [[[]]] * depth
     for n in range(count):
         hidden.append(run_sequence(base, layers, input_ids[n : n + 1]))
         alpha.append([])
@@ -579,9 +585,10 @@ def measure(model: PreTrainedModel, input_ids: torch.Tensor, epsilon: float = 0.
                 layer_table[name][n, index] = value
             probs, visible = trace.call.probs, trace.call.visible
             causal[index] = is_causal(visible[0])
+            keys_that_count[index] = [peak_range(seen) for seen in visible]
             logit_sizes[n].append([logit_size(trace.call.logits[h], causal[index]) for h in range(width)])
-            alpha[n].append([alpha_scores(probs[h], is_causal(visible[h])) for h in range(width)])
-            alpha_t64[n].append([alpha_scores_t64(probs[h], is_causal(visible[h])) for h in range(width)])
+            alpha[n].append([alpha_scores(probs[h], visible[h]) for h in range(width)])
+            alpha_t64[n].append([alpha_scores_t64(probs[h], visible[h]) for h in range(width)])
             found += [(n, index, *each) for each in sinks(probs, visible, trace.x, epsilon)]
             attentions[index].append(probs)
             inputs[index].append(trace.x)
@@ -593,9 +600,8 @@ def measure(model: PreTrainedModel, input_ids: torch.Tensor, epsilon: float = 0.
     peak_position = np.zeros(mean_alpha.shape[:2], dtype=int)
     peak_score = np.zeros(mean_alpha.shape[:2])
     for index in range(depth):
-        keys = peak_range(length, causal[index])
         for h in range(mean_alpha.shape[1]):
-            best = max(keys, key=lambda k, row=mean_alpha[index, h]: row[k])
+            best = max(keys_that_count[index][h], key=lambda k, row=mean_alpha[index, h]: row[k])
             peak_position[index, h], peak_score[index, h] = best, mean_alpha[index, h, best]
     return Reference(
         heads=heads,

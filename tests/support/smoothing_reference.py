@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from reference import Array, find_layers, projection_matrix, run_sequence, to_numpy
+from reference import Array, AttentionCall, find_layers, projection_matrix, run_sequence, to_numpy
 
 
 def weights(family: str, layer: Any, heads: int, groups: int) -> dict[str, Array]:
@@ -56,10 +56,10 @@ def stable_rank(matrix: Array) -> float:
 
 
 def head_columns(
-    x: Array, z: Array, w: Array, probs: Array, whole: Array, slice_o: Array, scale: float
+    x: Array, z: Array, w: Array, call: AttentionCall, h: int, whole: Array, slice_o: Array, scale: float
 ) -> dict[str, float]:
     """All per-sequence columns of one head. x, z [T, D]; w [T, dv] read by slice_o [D, dv]; whole = W [D, D]."""
-    count = len(x) - 1
+    count, probs = len(x) - 1, call.probs[h]
     xs, zs = x[1:], z[1:]
     m = zs.mean(axis=0)
     covariance = sum(np.outer(row - m, row - m) for row in zs) / count
@@ -83,7 +83,34 @@ def head_columns(
     signal = through @ m
     found["theory_identity"] = signal @ signal / (signal @ signal + np.trace(through @ covariance @ through.T))
     found["rank_output"] = stable_rank(w[1:] @ slice_o.T)
-    return found | costs(probs, zs, m, covariance, scale)
+    pairs = []
+    for i in range(1, len(x)):
+        others = [call.logits[h, i, j] for j in range(1, len(x)) if call.visible[h, i, j]]
+        if call.visible[h, i, 0] and others:
+            pairs.append(call.logits[h, i, 0] - max(others))
+    found["sink_margin_pairs"] = float(np.mean(pairs)) if pairs else np.nan
+    found |= costs(probs, zs, m, covariance, scale)
+    return found | costs_in_parts(found["sink_margin_pairs"], zs, m, scale)
+
+
+def costs_in_parts(kappa: float, zs: Array, m: Array, s: float) -> dict[str, float]:
+    kappa = kappa if kappa > 0 else np.nan
+    count, width = zs.shape
+    singular = np.linalg.svd(zs - m, compute_uv=False)
+    span = int((singular > max(zs.shape) * 2.0**-23 * singular[0]).sum())
+    gap = min((a - m) @ (a - b) for i, a in enumerate(zs) for j, b in enumerate(zs) if i != j)
+    top = singular[0] ** 2 / (count - 1)
+    there = 0 * kappa
+    return {
+        "token_span": span,
+        "cost_sink_lower_qk": kappa / (2 * s * width),
+        "cost_sink_upper_qk": 12 * kappa / (s * width),
+        "cost_sink_upper_value": 5 * (span + 1) + there,
+        "cost_diagonal_lower_qk": 2 * kappa / (s * top),
+        "cost_diagonal_lower_paper": kappa / (s * top) + kappa / (2 * s * width),
+        "cost_diagonal_upper_qk": 13 * kappa / (s * width) + 4 * kappa * span / (s * (gap if gap > 0 else np.nan)),
+        "cost_diagonal_upper_value": 3 * (span + 1) + there,
+    }
 
 
 def costs(probs: Array, zs: Array, m: Array, covariance: Array, s: float) -> dict[str, float]:
@@ -108,7 +135,7 @@ def measure_smoothing(
     ranks: dict[str, list[list[float]]] = {}
     for row in ids:
         run_sequence(model, layers, row[None])
-        ranks = {"rank_w": [], "rank_qk": [], "cost_actual": []}
+        ranks = {"rank_w": [], "rank_qk": [], "cost_actual": [], "cost_qk": []}
         sequences.append([])
         for layer in [layers[number] for number in only or range(len(layers))]:
             trace = layer.trace
@@ -125,7 +152,7 @@ def measure_smoothing(
                 g = h // (heads // groups)
                 whole = output[:, h] @ matrices["v"][g] * matrices["gain"]
                 w = trace.w.reshape(len(z), heads, -1)[:, h]
-                found.append(head_columns(trace.x, z, w, call.probs[h], whole, output[:, h], scale))
+                found.append(head_columns(trace.x, z, w, call, h, whole, output[:, h], scale))
                 rank_w.append(stable_rank(whole))
                 query, key = (matrices[name][at] * matrices["gain"] for name, at in (("q", h), ("k", g)))
                 rank_qk.append(stable_rank(query.T @ key))
@@ -134,6 +161,7 @@ def measure_smoothing(
             ranks["rank_w"].append(rank_w)
             ranks["rank_qk"].append(rank_qk)
             ranks["cost_actual"].append(cost_qk)
+            ranks["cost_qk"].append([2 * each for each in cost_qk])
     names = sequences[0][0][0]
     columns = {n: np.array([[[h[n] for h in layer] for layer in layers_] for layers_ in sequences]) for n in names}
     return columns, {name: np.array(rank) for name, rank in ranks.items()}

@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from reference import Array, AttentionCall, find_layers, projection_matrix, run_sequence
+from reference import (
+    Array,
+    AttentionCall,
+    alpha_scores,
+    find_layers,
+    peak_range,
+    projection_matrix,
+    run_sequence,
+)
 
 
 def norms(rows: Array) -> Array:
@@ -51,11 +59,9 @@ def layer_columns(x: Array, z: Array, w: Array, slices: Array, call: AttentionCa
         "compensation": norms(each.sum(0)).mean() / total,
         "compensation_unrelated": np.sqrt((norms(each) ** 2).sum(0)).mean() / total,
     }
-    length = len(x)
-    causal = not np.triu(call.visible.any(0), 1).any()
-    rows = length - np.arange(length) if causal else np.full(length, length)
-    alpha = (call.probs.sum(1) / rows).mean(0)
-    peak = int(np.argmax(np.where(rows >= length / 4, alpha, -1)))
+    alpha = np.mean([alpha_scores(*head) for head in zip(call.probs, call.visible, strict=True)], 0)
+    eligible = set.intersection(*(set(peak_range(visible)) for visible in call.visible))
+    peak = max(sorted(eligible), key=lambda k: alpha[k])
     for name, tokens in (("residual", x), ("input", z)):
         cosines = np.array([tokens[0] @ row / np.sqrt((tokens[0] @ tokens[0]) * (row @ row)) for row in tokens[1:]])
         found[f"cos_first_{name}_min"] = cosines.min()
@@ -65,7 +71,38 @@ def layer_columns(x: Array, z: Array, w: Array, slices: Array, call: AttentionCa
         others = [row for j, row in enumerate(tokens) if j != peak]
         from_peak = [tokens[peak] @ row / np.sqrt((tokens[peak] @ tokens[peak]) * (row @ row)) for row in others]
         found[f"cos_peak_{name}"] = float(np.mean(from_peak))
+    found["alignment_margin"] = largest_margin(z, 0)
+    found["alignment_margin_other"] = largest_margin(z, len(z) // 2)
     return found
+
+
+def largest_margin(z: Array, token: int) -> float:
+    """Frank and Wolfe's search for the shortest mean of the matrices z_j (z_k - z_i)^T, i and j != k: the dual of the
+    largest margin, in d^2 unknowns, without their being products of two distances."""
+    rest = np.delete(z, token, axis=0)
+    size = (rest**2).sum(1).mean()
+    gaps = z[token] - rest
+    kernel = np.kron(rest @ rest.T, gaps @ gaps.T) / size**2
+    weights = np.full(len(kernel), 1 / len(kernel))
+    solution = nonnegative(kernel, weights)
+    return float(np.sqrt(max(solution @ kernel @ solution, 0.0)))
+
+
+def nonnegative(kernel: Array, weights: Array) -> Array:
+    """The weights >= 0 of sum 1 with the least a^T K a, by steps away from the worst active corner to the best one."""
+    image = kernel @ weights
+    for _ in range(20000):
+        best = int(image.argmin())
+        worst = int(np.where(weights > 0, image, -np.inf).argmax())
+        gap = image[worst] - image[best]
+        if gap < 1e-13:
+            break
+        curve = kernel[best, best] - 2 * kernel[best, worst] + kernel[worst, worst]
+        step = min(weights[worst], gap / curve if curve > 0 else np.inf)
+        weights[best] += step
+        weights[worst] -= step
+        image += step * (kernel[:, best] - kernel[:, worst])
+    return weights
 
 
 def measure_switch(model: Any, ids: torch.Tensor) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:

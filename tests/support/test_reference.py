@@ -15,6 +15,7 @@ from reference import (
     alpha_scores,
     attend,
     attention_replaced,
+    counted_range,
     find_layers,
     geometry_columns,
     is_causal,
@@ -344,8 +345,10 @@ def test_hand_made_map() -> None:
     assert columns.keys() == expected.keys()
     for name, value in expected.items():
         assert columns[name] == pytest.approx(value, abs=1e-15, nan_ok=True), name
-    np.testing.assert_allclose(alpha_scores(HAND, True), [0.75, 0.1875, 0.375])
-    np.testing.assert_allclose(alpha_scores(HAND, False), [0.75, 0.125, 0.125])
+    np.testing.assert_allclose(alpha_scores(HAND, CAUSAL), [0.75, 0.1875, 0.375])
+    np.testing.assert_allclose(alpha_scores(HAND, np.ones((3, 3), bool)), [0.75, 0.125, 0.125])
+    window = np.tril(CAUSAL) & ~np.tril(CAUSAL, -2)
+    np.testing.assert_allclose(alpha_scores(HAND, window), [0.875, 0.1875, 0.375])
     assert mass_columns(HAND, CAUSAL, epsilon=0.75)["sink_rate"] == 0.0
 
 
@@ -418,9 +421,16 @@ def test_layer_normalisation() -> None:
 
 
 def test_peak_range() -> None:
-    assert peak_range(8, causal=True) == [0, 1, 2, 3, 4, 5, 6]
-    assert peak_range(10, causal=True) == [0, 1, 2, 3, 4, 5, 6, 7]
-    assert peak_range(4, causal=False) == [0, 1, 2, 3]
+    def causal(length: int, window: int = 100) -> np.ndarray:
+        return np.tril(np.ones((length, length), bool)) & ~np.tril(np.ones((length, length), bool), -window)
+
+    assert peak_range(causal(8)) == [0, 1, 2, 3, 4, 5, 6]
+    assert peak_range(causal(10)) == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert peak_range(causal(10, 4)) == list(range(10))
+    assert peak_range(causal(12, 8)) == list(range(11))
+    assert peak_range(np.ones((4, 4), bool)) == [0, 1, 2, 3]
+    assert counted_range(causal(40, 20)) == list(range(25))
+    assert counted_range(causal(40, 15)) == []
     assert is_causal(CAUSAL)
     assert not is_causal(CAUSAL.T)
 

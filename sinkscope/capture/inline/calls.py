@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.inline.products import Product
 from sinkscope.capture.kernels.map_walk import AttentionMap
+from sinkscope.capture.masks.lazy import made_in_strips
+from sinkscope.errors import SinkscopeError
 
 
 @dataclass
@@ -16,12 +20,14 @@ class InlineCall:
     """One attention map computed inline. Batch and heads, the axes before (query, key), may still be folded into one.
 
     `feeds_projection`: the output projection reads the output unchanged. This is known for torch's own multi-head
-    attention, which applies the projection as a function, where no hook can read its input.
+    attention, which applies the projection as a function, where no hook can read its input. `dropped`: the output is
+    that of the map after dropout.
     """
 
     module: str
     seen: AttentionMap
     feeds_projection: bool = False
+    dropped: bool = False
 
     @property
     def folded(self) -> bool:
@@ -53,13 +59,14 @@ class InlineCall:
 class SdpaCall:
     """One call of torch's scaled_dot_product_attention in the module at path `module`; output (B, H, Tq, dv).
 
-    Batch and heads, also those of the mask, may still be folded into one axis. `feeds_projection` as in InlineCall.
+    Batch and heads, also those of the mask, may still be folded into one axis. The others are as in InlineCall.
     """
 
     module: str
     call: AttentionCall
     output: Tensor
     feeds_projection: bool = False
+    dropped: bool = False
 
     def unfolded(self, heads: int | None) -> AttentionCall:
         """(B * H, T, d) -> (B, H, T, d); None for `heads` takes the whole axis as the heads of one sequence."""
@@ -126,4 +133,36 @@ def sdpa_call(
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> SdpaCall:  # fmt: skip
     scaling = query.shape[-1] ** -0.5 if scale is None else float(scale)
-    return SdpaCall(module, AttentionCall(query, key, value, attn_mask, is_causal, scaling), output)
+    return SdpaCall(
+        module, AttentionCall(query, key, value, attn_mask, is_causal, scaling), output, dropped=dropout_p > 0
+    )
+
+
+def flex_call(
+    module: str, output: Tensor, query: Tensor, key: Tensor, value: Tensor, score_mod: Any, block_mask: Any,
+    scale: float | None = None, *_: Any,
+) -> SdpaCall:  # fmt: skip
+    """The record of a call of torch's flex_attention: a function tells which keys a query sees.
+
+    Raises SinkscopeError where another one changes the logits, which only torch can compute.
+    """
+    if getattr(score_mod, "__name__", "") != "_identity":
+        raise SinkscopeError(
+            f"{module or 'the model'} changes the logits of flex_attention by a score_mod, which sinkscope cannot "
+            "read; a mask_mod it can"
+        )
+    mask = mask_of(block_mask[-1], (query.shape[0], query.shape[1]), query.shape[2], key.shape[2], query.device)
+    scaling = query.shape[-1] ** -0.5 if scale is None else float(scale)
+    return SdpaCall(module, AttentionCall(query, key, value, mask, scaling=scaling), output)
+
+
+def mask_of(allowed: Any, leading: tuple[int, int], queries: int, keys: int, device: torch.device) -> Tensor:
+    """The mask (B, H, Tq, Tk) of flex_attention's mask_mod, made in strips when it is read."""
+    batch, head = (torch.arange(size, device=device) for size in leading)
+
+    def part(start: int, stop: int, low: int, high: int) -> Tensor:
+        query, key = torch.arange(start, stop, device=device), torch.arange(low, high, device=device)
+        seen = allowed(batch.view(-1, 1, 1, 1), head.view(-1, 1, 1), query.view(-1, 1), key)
+        return torch.as_tensor(seen, dtype=torch.bool, device=device).expand(*leading, stop - start, high - low)
+
+    return made_in_strips(part, leading[0], queries, keys)

@@ -18,7 +18,7 @@ from torch.nn.functional import multi_head_attention_forward
 from torch.overrides import TorchFunctionMode
 
 from sinkscope.capture.hooks import hooked
-from sinkscope.capture.inline.calls import InlineCall, SdpaCall, map_of, sdpa_call
+from sinkscope.capture.inline.calls import InlineCall, SdpaCall, flex_call, map_of, sdpa_call
 from sinkscope.capture.inline.products import Product, read_product
 from sinkscope.capture.private_doors import open_multi_head_attention, weak_tensor_table
 
@@ -54,6 +54,7 @@ class _Softmax:
         plain: the tensor still has the softmax's values.
         straight: the tensor's last axes are still (query, key).
         matched: filled once a tensor of this softmax was multiplied with values; all its tensors share this list.
+        kept: the probabilities before dropout, in a pass that trains; None where nothing was dropped.
     """
 
     module: str
@@ -62,6 +63,7 @@ class _Softmax:
     plain: bool = True
     straight: bool = True
     matched: list[bool] = field(default_factory=list)
+    kept: Tensor | None = None
 
 
 class InlineWatch(TorchFunctionMode):
@@ -89,7 +91,7 @@ class InlineWatch(TorchFunctionMode):
         try:
             with ExitStack() as stack:
                 for name, module in model.named_modules():
-                    if not _is_function(name, module):
+                    if not is_function(name, module):
                         stack.enter_context(hooked(module, self._entering(name), self._leaving, first=True))
                 stack.enter_context(self)
                 yield
@@ -117,7 +119,9 @@ class InlineWatch(TorchFunctionMode):
         if func is multi_head_attention_forward:
             return self._multi_head(args, kwargs)
         result = func(*args, **kwargs)
-        if not self.pauses and isinstance(result, Tensor) and result.dim() > 2:
+        if getattr(func, "__name__", "") == "flex_attention" and not self.pauses:
+            self.handler(flex_call(self.modules[-1], result[0], *args))
+        elif not self.pauses and isinstance(result, Tensor) and result.dim() > 2:
             self._note(getattr(func, "__name__", ""), args, kwargs, result)
         return result
 
@@ -151,6 +155,8 @@ class InlineWatch(TorchFunctionMode):
             self.tracked[result] = frozenset([product])
         elif softmaxes:
             self.tracked[result] = _derived(softmaxes, name)
+            if name == "dropout" and _drops(args, kwargs):
+                self.tracked[result] = _before_dropout(self.tracked[result], args, kwargs)
         elif products:
             self.tracked[result] = products
 
@@ -170,13 +176,16 @@ class InlineWatch(TorchFunctionMode):
             self.split.update(origin.module for origin in softmaxes)
             self.tracked[result] = replace(softmaxes[0], straight=False)
         elif left.straight and not left.matched:
+            dropped = left.kept is not None
+            if left.kept is not None:
+                product = replace(product, left=left.kept.view_as(product.left))
             seen = map_of(left.logits, product, left.products, left.plain)
             if seen is not None:
                 left.matched.append(True)
                 self.unmatched[left.module] -= bool(left.products)
                 if self.in_multi_head and seen.query is not None:
                     seen.query = seen.query * seen.query.shape[-1] ** 0.5  # undoes torch's scaling of q
-                self.handler(InlineCall(left.module, seen, bool(self.in_multi_head)))
+                self.handler(InlineCall(left.module, seen, bool(self.in_multi_head), dropped))
 
 
 def _derived(softmaxes: list[_Softmax], name: str) -> _Softmax:
@@ -189,6 +198,19 @@ def _derived(softmaxes: list[_Softmax], name: str) -> _Softmax:
     )
 
 
+def _drops(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a call of a dropout function sets anything to 0."""
+    given = dict(zip(("input", "p", "training"), args, strict=False)) | kwargs
+    return bool(given.get("training", given.get("train", True))) and given.get("p", 0.5) > 0
+
+
+def _before_dropout(after: _Softmax, args: Any, kwargs: dict[str, Any]) -> _Softmax:
+    """What is known of a map after dropout: its probabilities are those before. In place, they are lost."""
+    if kwargs.get("inplace", len(args) > 3 and args[3]):
+        return replace(after, straight=False)
+    return replace(after, kept=(args[0] if args else kwargs["input"]).detach())
+
+
 def _tensors(args: Any, kwargs: dict[str, Any]) -> Iterator[Tensor]:
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):
@@ -197,7 +219,7 @@ def _tensors(args: Any, kwargs: dict[str, Any]) -> Iterator[Tensor]:
             yield from (each for each in value if isinstance(each, Tensor))
 
 
-def _is_function(name: str, module: nn.Module) -> bool:
+def is_function(name: str, module: nn.Module) -> bool:
     """Whether a module is the model itself, or only stands for a function (Softmax, Dropout, IntSoftmax): attention in
     it belongs to the module that holds it."""
     return name == "" or any(word in f"{name.rpartition('.')[2]} {type(module).__name__}".lower() for word in FUNCTIONS)

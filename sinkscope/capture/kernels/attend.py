@@ -21,7 +21,7 @@ from sinkscope.capture.kernels.sums import AttentionSums, block_edges
 from sinkscope.capture.kernels.unnormalised import SCORES, UnnormalisedWalk
 from sinkscope.capture.kernels.walk import Walk
 from sinkscope.capture.private_doors import is_out_of_memory
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, all_lines
 
 TRITON, TORCH = "triton", "torch blocks"
 OLDEST = (8, 0)
@@ -50,10 +50,9 @@ def read(call: AttentionCall, failures: list[str] | None = None) -> tuple[Tensor
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            detail = " ".join(str(error).split())[:200]
             _triton_failed.set()
             if failures is not None:
-                failures.append(f"Triton failed, attention is read by torch: {type(error).__name__}: {detail}")
+                failures.append(f"Triton failed, attention is read by torch: {all_lines(error)}")
     return attend_in_blocks(call)
 
 

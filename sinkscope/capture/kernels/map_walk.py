@@ -80,6 +80,8 @@ class _MapWalk:
         self.sees_first = torch.zeros_like(self.largest)
         self.columns = self.first.new_zeros(batch, heads, keys)
         self.early: Tensor | None = None
+        self.seen_by = self.visible.new_zeros(batch, heads, keys)
+        self.early_seen_by: Tensor | None = None
         self.later = False
 
     def block(self, start: int, stop: int) -> None:
@@ -95,12 +97,14 @@ class _MapWalk:
         self.visible[..., rows] = shown.sum(-1)
         self.sees_first[..., rows] = shown[..., 0]
         self.later |= bool(shown.triu(start + 1).any())
+        self.seen_by += shown.sum(-2)
         self.first[..., rows] = shares[..., 0]
         self.entropy[..., rows] = torch.special.entr(shares).sum(-1)
         self.total[..., rows] = shares.sum(-1)
         self.columns += shares.sum(-2)
         if stop == EARLY:
             self.early = self.columns[..., :EARLY].clone()
+            self.early_seen_by = self.seen_by[..., :EARLY].clone()
         own, before = shares.diagonal(start, -2, -1), shares.diagonal(start - 1, -2, -1)
         self.diagonal[..., start : start + own.shape[-1]] = own
         skip = 1 if start == 0 else 0
@@ -120,6 +124,13 @@ class _MapWalk:
         self.gap[..., rows] = inside[..., 0] - mean
         return shown
 
+    def _seen_by_order(self, causal: bool) -> None:
+        """Sets who sees a key by the causal order alone: without logits, an attention of 0 may be of a seen key."""
+        for target, queries in ((self.seen_by, self.queries), (self.early_seen_by, EARLY)):
+            if target is not None:
+                steps = torch.arange(target.shape[-1], device=target.device)
+                target.copy_(queries - steps if causal else steps.new_full((1,), queries))
+
     def finish(self) -> AttentionSums:
         seen, square = self.seen, self.queries == self.keys
         causal = square and not self.later
@@ -128,6 +139,8 @@ class _MapWalk:
         distribution = seen.logits is not None or bool(((self.total - 1).abs() < NORMALISED).all())
         if square:
             self.previous[..., 0] = 0.0
+        if seen.logits is None:
+            self._seen_by_order(causal)
         return AttentionSums(
             first=self.first,
             diagonal=self.diagonal if square else None,
@@ -141,6 +154,8 @@ class _MapWalk:
             early_columns=self.early,
             visible=self.visible,
             sees_first=self.sees_first,
+            seen_by=self.seen_by,
+            early_seen_by=self.early_seen_by,
             causal=causal,
             row_total=None if distribution else self.total,
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 EARLY = 64
@@ -44,6 +44,8 @@ class AttentionSums:
         early_columns: the same sum over queries 0..63, for keys 0..63; None where Tq < 64.
         visible: the number of keys that each query may see, (b | 1, h | 1, query).
         sees_first: whether each query may see key 0, shaped like visible.
+        seen_by: the number of queries that may see each key, (b | 1, h | 1, key).
+        early_seen_by: the same among queries 0..63, for keys 0..63; None where Tq < 64.
         causal: no query sees a later key.
         row_total: sum_j |A[i, j]| where the rows are no distribution; None for softmax, whose rows sum to
             1 - learned_sink.
@@ -61,6 +63,8 @@ class AttentionSums:
     early_columns: Float[Tensor, "batch head early"] | None
     visible: Tensor
     sees_first: Tensor
+    seen_by: Int[Tensor, "_ _ key"]
+    early_seen_by: Int[Tensor, "_ _ early"] | None
     causal: bool
     row_total: Float[Tensor, "batch head query"] | None = None
 

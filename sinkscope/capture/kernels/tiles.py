@@ -12,28 +12,36 @@ from torch.nn.functional import pad
 
 @dataclass(frozen=True)
 class Tiles:
-    """A tile's queries and keys in both kernels, the channels multiplied at once, the warps and the pipeline stages."""
+    """A tile's queries and keys in both kernels, the channels multiplied at once, the warps, and the pipeline stages of
+    `row_sums` and of `column_sums`."""
 
     queries: int
     keys: int
     slice: int
     warps: int
     stages: int
+    column_stages: int
 
 
-def tiles(dtype: torch.dtype, width: int) -> Tiles:
-    """The tile for a dtype and a width: the largest of q, k and v, rounded up to a power of two.
+def tiles(dtype: torch.dtype, width: int, masked: bool) -> Tiles:
+    """The tile for a dtype and a width: the largest of q, k and v, rounded up to a power of two. `masked`: a mask or a
+    bias is read beside the keys.
 
-    The choice is fixed, not tuned at run time, so that results are the same bytes each time. Compiled for sm_86 and
-    sm_90, every choice keeps its sums in registers (at most about a hundred bytes spill) and fits the 99 KiB of shared
-    memory of sm_86. Larger tiles would read keys less often, but would not fit wide heads. Float32 products run without
-    tensor cores, from registers, 32 channels at a time.
+    The choice is fixed, not tuned at run time, so that results are the same bytes each time. docs/speed.md says what
+    it takes. A tile of 128 queries would read keys half as often, but spills registers. A second stage, which loads
+    keys while others are multiplied, spills in `row_sums` where a mask is loaded ahead as well. Float32 products run
+    without tensor cores, from registers, a slice of the channels at a time. So do the widest heads, whose channels do
+    not fit into shared memory together.
     """
     if dtype == torch.float32:
-        return Tiles(64, 32, 32, 4 if width <= 128 else 8, 1)
-    if width <= 128:
-        return Tiles(128, 64 if width <= 64 else 32, width, 8, 2)
-    return Tiles(64, 32, width, 8, 2)
+        if width > 256:
+            return Tiles(32, 16, 32, 8, 1, 1)
+        if width > 128:
+            return Tiles(64, 32, 32, 8, 1, 1)
+        return Tiles(64, 32, 16, 4, 1, 1) if width <= 64 else Tiles(64, 16, 16, 8, 1, 1)
+    if width > 256:
+        return Tiles(32, 32, 64, 8, 1, 1)
+    return Tiles(64, 32, width, 8, 1 if masked and width > 64 else 2, 2)
 
 
 def power(width: int) -> int:

@@ -20,8 +20,9 @@ from sinkscope.capture.kernels.tiles import power, reach, tiles, visible_tiles, 
 from sinkscope.capture.kernels.walk import FLOOR
 from sinkscope.capture.masks.visibility import BlockMask, Visibility
 
-WIDEST = 256
-"""The largest width of q, k and v: tiles of wider heads do not fit into shared memory together."""
+WIDEST, WIDEST_VALUE = 576, 512
+"""The largest width of queries and keys, which are multiplied slice by slice, and of values, whose sums of a whole tile
+stand in registers. Both are those of latent attention with absorbed projections."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 UNDERSTOOD = frozenset({"query", "key", "value", "mask", "causal", "scaling", "softcap", "bias", "sinks", "window"})
 """The fields of a call that the kernels compute; a call that sets another one is left to `walk`."""
@@ -33,14 +34,16 @@ it sees, or all."""
 
 
 def supports(call: AttentionCall) -> bool:
-    """Whether the kernels can compute this call, on any device: softmax, one dtype of DTYPES, widths up to WIDEST, no
-    gradients."""
+    """Whether the kernels can compute this call, on any device: softmax, one dtype of DTYPES, widths up to WIDEST and
+    WIDEST_VALUE, no gradients."""
     tensors = (call.query, call.key, call.value)
     return (
         not call.beyond(UNDERSTOOD)
         and call.query.dtype in DTYPES
         and all(tensor.dtype == call.query.dtype for tensor in tensors)
-        and all(tensor.shape[-1] <= WIDEST and tensor.numel() > 0 for tensor in tensors)
+        and all(tensor.numel() > 0 for tensor in tensors)
+        and call.query.shape[-1] <= WIDEST
+        and call.value.shape[-1] <= WIDEST_VALUE
         and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
     )
 
@@ -66,9 +69,12 @@ class _Launch:
         self.batch, self.heads, self.queries, self.width = call.query.shape
         self.keys, self.value_width = call.key.shape[2], call.value.shape[-1]
         self.inputs = [_dense(each) for each in (call.query, call.key, call.value)]
-        self.padded, self.padded_value = power(self.width), power(self.value_width)
-        self.tiles = tiles(call.query.dtype, max(self.padded, self.padded_value))
         self.triangle, self.masked = _kind(call.visible, self.queries)
+        self.padded_value = power(self.value_width)
+        masked = self.masked or call.bias is not None
+        self.tiles = tiles(call.query.dtype, max(power(self.width), self.padded_value), masked)
+        self.slice = min(self.tiles.slice, power(self.width))
+        self.padded = -(-self.width // self.slice) * self.slice  # a whole number of slices
         self.sinks = None
         if call.sinks is not None:  # several sink logits are equivalent to one: their log-sum-exp
             joined = call.sinks.float().logsumexp(-1).clamp(min=FLOOR)
@@ -116,9 +122,8 @@ class _Launch:
             "BLOCK_M": self.tiles.queries,
             "BLOCK_N": self.tiles.keys,
             "BLOCK_D": self.padded,
-            "SLICE": min(self.tiles.slice, self.padded),
+            "SLICE": self.slice,
             "num_warps": self.tiles.warps,
-            "num_stages": self.tiles.stages,
             "enable_fp_fusion": True,  # set explicitly, since the default changes with Triton's version
         }
         self._row_sums(masks, sizes, reach(wanted), flags | {"GAP": gap, "FIRST": seen.low == 0})
@@ -152,6 +157,7 @@ class _Launch:
             self.heads, self.heads // key.shape[1], self.queries, self.peaks[0].numel(), *sizes, **flags,
             SINKS=self.sinks is not None, SQUARE=self.call.square, VALUE_WIDTH=self.value_width,
             BLOCK_V=self.padded_value,
+            num_stages=self.tiles.stages,
         )  # fmt: skip
 
     def _column_sums(
@@ -165,6 +171,7 @@ class _Launch:
             query, key, self.peaks, self.columns, hidden, bias, blocks,
             *query.stride()[:3], *key.stride()[:3], *hidden_strides, *bias_strides,
             self.heads, self.heads // key.shape[1], self.queries, self.keys, self.peaks[0].numel(), *sizes, **flags,
+            num_stages=self.tiles.column_stages,
         )  # fmt: skip
 
     def sums(self) -> AttentionSums:
@@ -184,6 +191,8 @@ class _Launch:
             early_columns=self.early,
             visible=call.visible.counts,
             sees_first=call.visible.sees_first,
+            seen_by=call.visible.seen_by,
+            early_seen_by=call.visible.seen_by_first(EARLY),
             causal=call.visible.causal,
         )
 

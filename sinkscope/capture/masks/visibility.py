@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -72,6 +73,26 @@ class Visibility:
     has_empty_rows: bool = False
     has_bias: bool = False
 
+    @cached_property
+    def seen_by(self) -> Int[Tensor, "b h key"]:
+        """The number of queries that may see each key."""
+        return self._seen_by(self.counts.shape[-1], self.keys)
+
+    def seen_by_first(self, queries: int) -> Int[Tensor, "b h some"] | None:
+        """The same among the first `queries`, for as many keys; None where there are fewer queries."""
+        return self._seen_by(queries, min(queries, self.keys)) if self.counts.shape[-1] >= queries else None
+
+    def _seen_by(self, queries: int, keys: int) -> Tensor:
+        if self.spans is None:
+            assert self.mask is not None
+            strips = (strip(self.mask, start, min(start + ROWS, queries), 0, keys) for start in range(0, queries, ROWS))
+            return sum((_seen(rows).sum(-2) for rows in strips), self.counts.new_zeros(*self.counts.shape[:2], keys))
+        first, past = (edge[..., :queries].clamp(max=keys) for edge in self.spans)
+        sees = (past > first).to(self.counts.dtype)
+        change = self.counts.new_zeros(*self.counts.shape[:2], keys + 1)
+        change.scatter_add_(-1, first, sees).scatter_add_(-1, past, -sees)
+        return change.cumsum(-1)[..., :keys]
+
     def block(self, start: int, stop: int, whole: bool = False) -> BlockMask:
         """The mask of queries start..stop over the keys that they may see. `whole` also includes keys that a window
         hides from all of these queries."""
@@ -121,7 +142,7 @@ def read_mask(mask: Tensor | None, causal: bool, queries: int, keys: int, device
     if mask is None:
         steps = torch.arange(1, queries + 1, device=device).view(1, 1, -1)
         past = steps.clamp(max=keys) if causal else torch.full_like(steps, keys)
-        return _from_spans(torch.zeros_like(past), past, keys)
+        return from_spans(torch.zeros_like(past), past, keys)
     if mask.dim() != 4 or mask.shape[-2] not in (1, queries) or mask.shape[-1] < keys:
         raise ValueError(f"an attention mask of shape {tuple(mask.shape)} for {queries} queries and {keys} keys")
     mask = mask[..., :keys]
@@ -152,7 +173,7 @@ def _scan_rows(mask: Tensor, queries: int, keys: int) -> Visibility:
     for start in range(0, queries, ROWS):
         stop = min(start + ROWS, queries)
         rows = strip(mask, start, stop, 0, keys)
-        seen = rows if rows.dtype == torch.bool else ~_hidden(rows)
+        seen = _seen(rows)
         total[..., start:stop] = seen.sum(-1)
         ends[..., start:stop] = torch.where(seen, columns, 0).amax(-1)
         starts[..., start:stop] = torch.where(seen, columns, keys + 1).amin(-1) - 1
@@ -160,7 +181,7 @@ def _scan_rows(mask: Tensor, queries: int, keys: int) -> Visibility:
             bias |= bool(((rows != 0) & seen).any())
     side_by_side = bool(((ends - starts).clamp(min=0) == total).all())
     if side_by_side and not bias:
-        return _from_spans(starts, ends, keys)
+        return from_spans(starts, ends, keys)
     reach = _reach(starts, ends)
     return Visibility(
         causal=_is_causal(reach, keys),
@@ -175,7 +196,8 @@ def _scan_rows(mask: Tensor, queries: int, keys: int) -> Visibility:
     )
 
 
-def _from_spans(first: Tensor, past: Tensor, keys: int) -> Visibility:
+def from_spans(first: Tensor, past: Tensor, keys: int) -> Visibility:
+    """The visibility of queries that each see the keys `first` to before `past`, (b, h, query)."""
     counts, reach = (past - first).clamp(min=0), _reach(first, past)
     sees_first = (first == 0) & (past > 0)
     empty = bool((counts == 0).any())
@@ -191,6 +213,11 @@ def _reach(first: Tensor, past: Tensor) -> Tensor:
 def _is_causal(reach: Tensor, keys: int) -> bool:
     queries = reach.shape[1]
     return queries == keys and not bool((reach[3] > torch.arange(1, queries + 1)).any())
+
+
+def _seen(rows: Tensor) -> Tensor:
+    """Which keys the rows of a mask let their queries see."""
+    return rows if rows.dtype == torch.bool else ~_hidden(rows)
 
 
 def _hidden(rows: Tensor) -> Tensor:

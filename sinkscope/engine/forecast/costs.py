@@ -81,10 +81,11 @@ def watching_bytes(call: AttentionCall, device: torch.device) -> int:
 
 
 def sums_bytes(batch: int, heads: int, queries: int, keys: int) -> int:
-    """Bytes of `AttentionSums` of a softmax call: seven numbers and a truth value for each query, one for each key."""
+    """Bytes of `AttentionSums` of a softmax call: seven numbers and a truth value for each query, one for each key, and
+    how many queries see each key, where all sequences and heads share one mask."""
     by_query = 5 * 4 + 1 + (2 * 4 if queries == keys else 0)
-    early = min(EARLY, keys) * 4 if queries >= EARLY else 0
-    return batch * heads * (queries * by_query + keys * 4 + early)
+    early = min(EARLY, keys) if queries >= EARLY else 0
+    return batch * heads * (queries * by_query + (keys + early) * 4) + (keys + early) * 8
 
 
 def kept_bytes(quantities: QuantitySet, sites: list[Site], sequences: int, length: int, width: int) -> int:
@@ -101,7 +102,7 @@ def kept_bytes(quantities: QuantitySet, sites: list[Site], sequences: int, lengt
 def _kept(
     each: Quantity, quantities: QuantitySet, site: Site, sequences: int, length: int, width: int, curve: int
 ) -> int:
-    if each.dims[-1] in ("field", "element") or each.dims[0] == "element" or (each.name == "first_unit" and not width):
+    if each.dims[0] in ("event", "element") or each.dims[-1] == "element" or (each.name == "first_unit" and not width):
         return 0
     long = min(length, stretches.EVERY) if each.long and each.name not in WHOLE else length
     if each.dims == STRETCHED:
@@ -115,7 +116,7 @@ def _kept(
         "early": EARLY if length >= EARLY else 0,
         "length": curve,
         "channel": width,
-        "coordinate": 2,
+        "coordinate": 1 if each.dims == ("sequence", "coordinate") else 2,
     }
     count = 1
     for dim in each.dims:

@@ -21,10 +21,12 @@ INPUT_KINDS: Lookup[type[InputKind]] = Lookup(
         "signals with text": f"{_HERE}.signals_with_text:SignalTextInput",
         "signals": f"{_HERE}.signals:SignalInput",
         "the model's own task": f"{_HERE}.task:TaskInput",
+        "texts": f"{_HERE}.texts:TextsInput",
         "token ids": f"{_HERE}.token_ids:TokenIdInput",
         "text": f"{_HERE}.text:TextInput",
     },
     "sinkscope.input_kinds",
+    lambda name, kind: None if isinstance(kind, type) and issubclass(kind, InputKind) else "a subclass of InputKind",
 )
 """The first that claims a request answers it; the last two leave none unclaimed. Kinds from outside are asked first."""
 

@@ -6,7 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from sinkscope.checkpoints.checkpoint import check_length
+import torch
+from torch import Tensor
+
+from sinkscope.checkpoints.checkpoint import check_length, configuration
+from sinkscope.checkpoints.forward import DRY_RUN_TOKENS
 from sinkscope.engine.input_kinds.kind import InputKind, Reading
 from sinkscope.inputs import token_rules
 from sinkscope.inputs.batches import TokenData, as_corpus, token_data
@@ -26,6 +30,15 @@ class TokenIdInput(InputKind):
     def check(cls, request: Request) -> None:
         if _can_be_read_twice(request.handed):
             token_data(request.handed, None)
+
+    def probe(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """A module that is no transformers model does not tell which ids exist: it gets the first of those given."""
+        if configuration(self.checkpoint.model) is not None or not _can_be_read_twice(self.request.handed):
+            return super().probe()
+        tokens = token_data(self.request.handed, None)
+        start, end = tokens.span(0)
+        first = torch.from_numpy(tokens.ids[:1, start : min(end, start + DRY_RUN_TOKENS)])
+        return first.to(self.checkpoint.device), {}
 
     def read(self, positions: int) -> Reading:
         request, checkpoint = self.request, self.checkpoint

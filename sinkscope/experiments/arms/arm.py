@@ -65,7 +65,7 @@ class Pass:
         start: number of the batch's first sequence.
         draw: number of the random draw; 0 for an arm that is not random.
         sinks: the keys that are sinks of the unablated model, [sequence of the batch, T]: alpha_k > epsilon in a head,
-            over keys with at least T/4 query rows. None while the unablated model itself runs.
+            over keys k with n_k >= n_max/4. None while the unablated model itself runs.
         changes: applied to every attention call, in order.
         size: how much of each sequence the arm touches (heads, positions, elements), [sequence of the batch].
     """

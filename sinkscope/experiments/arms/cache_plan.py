@@ -51,7 +51,7 @@ class CachePlan(ABC):
 class ScoredPlan(CachePlan):
     """The share of KV heads that a score of the run calls most dormant; `heads`, once the plan is ready.
 
-    A KV head is as dormant as the least dormant of its query heads.
+    A KV head's score is that of its least dormant query head.
     """
 
     score: Score

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 from sinkscope.capture.calls import AttentionCall, MaskReadings
-from sinkscope.capture.interface import shadowed
+from sinkscope.capture.interface import Passed, shadowed
 from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.masks.lazy import lazy_masks
 from sinkscope.capture.plan import INTERFACE
@@ -52,5 +52,5 @@ def watched(forward: Pass, sinks: SinkCount) -> Iterator[None]:
         sinks.receive(sums)
         return output
 
-    with shadowed(setting.model, attention), lazy_masks():
+    with shadowed(setting.model, attention, Passed(setting.plan.keywords, setting.plan.declared)), lazy_masks():
         yield

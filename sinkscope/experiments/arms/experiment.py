@@ -10,12 +10,14 @@ from sinkscope.capture.alone import alone
 from sinkscope.checkpoints import LoadOptions
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loop import Progress
+from sinkscope.engine.manifest import unread
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Setting
+from sinkscope.experiments.arms.asked import Text, check_numbers
 from sinkscope.experiments.arms.engine import measure
 from sinkscope.experiments.arms.finished import Finished, key_of
 from sinkscope.experiments.arms.grammar import read_arm
-from sinkscope.experiments.arms.opening import Text, check_numbers, facts_of, opened_by_all
+from sinkscope.experiments.arms.opening import facts_of, opened_by_all
 from sinkscope.runs.run import Run
 from sinkscope.runs.saved.arms import Arms, summarise
 from sinkscope.runs.saved.arms_table import UNABLATED
@@ -80,7 +82,8 @@ def arms(
     facts = facts_of(setting, corpus) | {"arms": [arm.name for arm in chosen], "draws": draws, "seed": seed}
     kept = processes.on_main(lambda: None if shards is None else Finished(Path(shards), key_of(facts, setting), resume))
     measured = measure(setting, chosen, draws, report, kept, processes)
-    warnings = [*setting.checkpoint.warnings, *corpus.warnings, *setting.plan.failures]
+    left_out = unread(setting.plan, {"status": "skipped"})
+    warnings = [*setting.checkpoint.warnings, *corpus.warnings, *left_out, *setting.plan.failures]
     return processes.run(lambda: summarise(measured, controls, corpus.documents, facts, warnings))
 
 

@@ -17,13 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from sinkscope.engine.manifest import declared_keywords
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Setting
 from sinkscope.runs.defaults import VERSION
-from sinkscope.runs.folder import UNFINISHED, write_file
+from sinkscope.runs.folder import KEY, UNFINISHED, kept_json, write_file
 from sinkscope.runs.schema.base import plain, to_json
-
-KEY = "key.json"
 
 
 class Interrupted(KeyboardInterrupt):
@@ -57,7 +56,7 @@ class Finished:
         write_file(self._folder / KEY, to_json(own))
 
     def _check(self, own: dict[str, Any]) -> None:
-        theirs = _content(self._folder / KEY)
+        theirs = kept_json(self._folder / KEY)
         if not theirs:
             raise SinkscopeError(f"{self._folder / KEY} is damaged: start anew with --force")
         different = [name for name in own if theirs.get(name) != own[name]]
@@ -83,7 +82,7 @@ class Finished:
 
     def _sequences(self) -> int:
         """How many sequences the batches hold that are done."""
-        kept = [_content(path).get("values") for path in self._folder.glob("*.json") if path.name != KEY]
+        kept = [kept_json(path).get("values") for path in self._folder.glob("*.json") if path.name != KEY]
         return sum(len(values) for values in kept if isinstance(values, list))
 
     def _discard(self) -> None:
@@ -98,7 +97,7 @@ class Finished:
 
     def read(self, start: int, shape: tuple[int, ...]) -> np.ndarray | None:
         """The numbers of a batch; None where there is none that is whole and of this shape."""
-        content = _content(self._folder / f"{start:08}.json")
+        content = kept_json(self._folder / f"{start:08}.json")
         try:
             values = np.array(content["values"], dtype=float)
             sound = values.shape == shape and content["sha256"] == self._digest(start, values)
@@ -109,20 +108,6 @@ class Finished:
     def _digest(self, start: int, values: np.ndarray) -> str:
         about = f"{start} {values.shape} {self._key}".encode()
         return hashlib.sha256(about + np.ascontiguousarray(values, "<f8").tobytes()).hexdigest()
-
-
-def _content(path: Path) -> dict[str, Any]:
-    """What a JSON file holds; empty where it is damaged or missing.
-
-    Raises SinkscopeError where something else than a file stands there: reading a pipe would wait for ever.
-    """
-    if path.exists() and not path.is_file():
-        raise SinkscopeError(f"{path} is no file: remove it, or start anew with --force")
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def key_of(facts: dict[str, Any], setting: Setting) -> dict[str, Any]:
@@ -137,4 +122,5 @@ def key_of(facts: dict[str, Any], setting: Setting) -> dict[str, Any]:
         "draws": facts["draws"],
         "seed": facts["seed"],
         "epsilon": setting.epsilon,
+        "keywords": declared_keywords(setting.plan),
     }

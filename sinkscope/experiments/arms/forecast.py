@@ -19,11 +19,11 @@ from sinkscope.engine.forecast.look import looked, token_ids
 from sinkscope.engine.forecast.rates import check_machine
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Setting
+from sinkscope.experiments.arms.asked import Text, check_numbers
 from sinkscope.experiments.arms.engine import trials_of
 from sinkscope.experiments.arms.experiment import expanded
 from sinkscope.experiments.arms.grammar import read_arm
 from sinkscope.experiments.arms.loss import batch_size
-from sinkscope.experiments.arms.opening import Text, check_numbers
 from sinkscope.runs.defaults import EPSILON, SEQ_LEN
 from sinkscope.runs.forecast import Forecast, Passes
 from sinkscope.runs.run import Run, load_run

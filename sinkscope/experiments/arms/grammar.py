@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.lookup import Lookup
+from sinkscope.lookup import Lookup, a_function
 
 if TYPE_CHECKING:
     from sinkscope.experiments.arms.arm import Arm
@@ -35,15 +35,18 @@ class ArmKind:
 BUILT_IN = (
     ArmKind(
         "heads", "heads:SCORE:5%, heads:SCORE:low5%, heads:3.1+4.0 or heads:randomN",
-        "Heads set to 0 where the output projection reads them, the same in every sequence: those that a score of the "
-        "run calls most dormant, those listed as LAYER.HEAD, or N random ones.",
+        "Heads set to 0 where the output projection reads them, the same in every sequence: the share of all heads, "
+        "rounded half up, that a score of the run calls most dormant (in a tie the earlier layer and head), those "
+        "listed as LAYER.HEAD, or N random ones.",
         "Sandoval-Segura et al. 2504.03889", "heads:read_heads",
     ),
     ArmKind(
         "dynamic", "dynamic:SCORE:5% or dynamic:SCORE:low5%",
-        "In each sequence, the heads whose score there crosses the run's quantile set to 0, so that other heads go in "
-        "other sequences. Scores are taken without any head zeroed, in a scan of the held-out text. The "
-        "published shares of dormant heads are of this kind.",
+        "In each sequence, the heads set to 0 whose score there is at or beyond a quantile of the run, so that other "
+        "heads go in other sequences. The quantile is that of the scores of all pairs of a sequence and a head, "
+        "between two values the straight line: heads go that are at most the 5 % quantile where low values mean "
+        "dormant, at least the 95 % quantile where high ones do. Scores are taken without any head zeroed, in a scan "
+        "of the held-out text. The published shares of dormant heads are of this kind.",
         "Sandoval-Segura et al. 2504.03889", "dynamic:read_dynamic",
     ),
     ArmKind(
@@ -66,22 +69,28 @@ BUILT_IN = (
     ),
     ArmKind(
         "kv", "kv:BITS or kv:BITS+POSITIONS",
-        "Keys and values rounded to the nearest of 2^BITS levels, those of some positions kept in 16 bits: keys "
-        "between the ends of each channel over the sequence, after rotary embeddings, values between the ends of each "
-        "token. Tokens that are kept have no part in the ends. 16 bits change nothing.",
+        "Keys and values rounded to the nearest of 2^BITS levels, evenly spaced from the smallest to the largest "
+        "number (the ends), those of some positions kept in 16 bits. Each KV head has ends of its own: for keys those "
+        "of each channel over the sequence, after rotary embeddings, for values those of each token over its channels. "
+        "The ends are computed without the tokens that are kept. 16 bits change nothing.",
         "KVSink 2508.04257", "kv:read_kv",
     ),
     ArmKind(
         "acts", "acts:BITS/tensor or acts:BITS/token, either with +POSITIONS",
-        "The inputs of all linear modules but the next-token head rounded to BITS, symmetric about 0, with one step "
-        "for each sequence (tensor) or each token. The rows of some positions stay in 16 bits and have no part in the "
-        "step. An arm without positions also measures itself with the sinks in 16 bits: the difference is d_sink.",
+        "The inputs of all linear modules but the next-token head rounded to the nearest whole number of steps. A step "
+        "is the largest |x| of the sequence (tensor) or of the token, over 2^(BITS-1) - 1, so that as many levels lie "
+        "on each side of 0. The rows of some positions stay in 16 bits and have no part in the step: the largest |x| "
+        "is that of the other rows. An arm without positions also measures itself with the sinks in 16 bits: the "
+        "difference is d_sink.",
         "ours", "acts:read_acts",
     ),
     ArmKind(
         "massive", "massive:zero or massive:mean, either with /first or /others",
-        "The run's massive elements set to 0, or to the mean of those of the other sequences, at the input of the "
-        "block where each channel is first massive; those of the first token, of the others, or all.",
+        "Massive elements set to 0, or to the mean of the massive elements of that channel in the other sequences "
+        "(first tokens and later ones apart; an element stays where they have none). They lie in the channels that the "
+        "run found massive, and are read and set at the input of the block where the channel is first massive. Only "
+        "elements go whose abs is > 100 and > 1000 x the median abs of the sequence there: at all positions, with "
+        "/first only at position 0, with /others only at later ones.",
         "Sun et al. 2402.17762", "massive:read_massive",
     ),
     ArmKind(
@@ -101,8 +110,9 @@ KINDS = {kind.name: kind for kind in BUILT_IN}
 """What is known of each kind by name, also of those that `arm_kind` declared."""
 
 READERS: Lookup[Reader] = Lookup(
-    "the kind of arm", {kind.name: f"{KINDS_FOLDER}.{kind.reader}" for kind in BUILT_IN}, "sinkscope.arms"
-)
+    "the kind of arm", {kind.name: f"{KINDS_FOLDER}.{kind.reader}" for kind in BUILT_IN}, "sinkscope.arms",
+    a_function,
+)  # fmt: skip
 """What reads the rest of each kind by name. Another package adds one by an entry point of the group."""
 
 

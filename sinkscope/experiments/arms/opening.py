@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,37 +15,11 @@ from sinkscope.engine.launch import Processes
 from sinkscope.engine.loop import Progress
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Setting
+from sinkscope.experiments.arms.asked import Text
 from sinkscope.experiments.arms.held_out import held_out
 from sinkscope.inputs import Corpus
-from sinkscope.runs.defaults import EPSILON, check_not_too_large
+from sinkscope.runs.defaults import EPSILON
 from sinkscope.runs.run import Run, load_run
-
-
-@dataclass(frozen=True)
-class Text:
-    """Which text the loss is measured on. `seq_len` None is the run's, or the default of a scan."""
-
-    data: str = "prose"
-    seq_len: int | None = None
-    num_sequences: int = 16
-    seed: int = 0
-
-
-def check_numbers(text: Text, draws: int) -> None:
-    """Raises SinkscopeError for numbers that no measurement can have; called before the model is loaded."""
-    numbers = (
-        ("seq-len", text.seq_len), ("num-sequences", text.num_sequences), ("draws", draws), ("seed", text.seed)
-    )  # fmt: skip
-    for option, number in numbers:
-        check_not_too_large(option, number)
-    if text.seed < 0:
-        raise SinkscopeError(f"--seed {text.seed}: 0 or more is needed")
-    if draws < 2:
-        raise SinkscopeError(f"--draws {draws}: at least 2 random choices are needed for a control")
-    if text.seq_len is not None and text.seq_len < 2:
-        raise SinkscopeError(f"--seq-len {text.seq_len}: at least 2 tokens are needed")
-    if text.num_sequences < 2:
-        raise SinkscopeError(f"--num-sequences {text.num_sequences}: at least 2 are needed for a loss with its error")
 
 
 def opened(

@@ -27,9 +27,9 @@ SINKS, SINK_TOKENS, RANDOM = "sinks", "sink-tokens", "random"
 class Positions:
     """A set of positions of each sequence.
 
-    firstN: 0..N-1; recentN: the last N; middleN: N around T/2; randomN: N of 1..T-1, drawn for each sequence; sinks:
-    the sinks of the unablated model (`Pass.sinks`); sink-tokens: where a token stands that tokens.csv of the run lists
-    as an attention sink, at position 0 or elsewhere. random-sinks, random-sink-tokens: as many of 1..T-1, drawn.
+    firstN: 0..N-1; recentN: the last N; middleN: N from (T-N)//2 on; randomN: N of 1..T-1, drawn for each sequence;
+    sinks: the sinks of the unablated model (`Pass.sinks`); sink-tokens: where a token stands that tokens.csv of the run
+    lists as an attention sink, at position 0 or elsewhere. random-sinks, random-sink-tokens: as many of 1..T-1, drawn.
     """
 
     place: str

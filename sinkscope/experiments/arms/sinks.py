@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sinkscope.capture.kernels.sums import AttentionSums
-from sinkscope.metrics.mass import eligible_keys, query_rows
+from sinkscope.metrics.mass import ranked, received
 
 
 class SinkCount:
@@ -19,17 +19,15 @@ class SinkCount:
 
     def receive(self, sums: AttentionSums) -> None:
         """Takes the sums of one attention call."""
-        queries, keys = sums.first.shape[-1], sums.columns.shape[-1]
-        alpha = sums.columns / query_rows(sums.columns, queries, sums.causal)
-        over = alpha > self._epsilon
-        over[..., eligible_keys(queries, keys, sums.causal) :] = False
-        self._found.append(torch.stack([over[..., 0], over.any(-1)], -1).cpu().double())  # (batch, head, 2)
+        over = (received(sums.columns, sums.seen_by) > self._epsilon) & ranked(sums.seen_by)
+        first = sums.columns[..., 0] / sums.first.shape[-1] > self._epsilon
+        self._found.append(torch.stack([first, over.any(-1)], -1).cpu().double())  # (batch, head, 2)
         anywhere = over.any(1).cpu()
         self._keys = anywhere if self._keys is None else self._keys | anywhere
 
     def rates(self) -> Tensor:
-        """Share of heads with alpha_0 > epsilon, and with alpha_k > epsilon at any key k that has at least T/4 query
-        rows; [sequence, 2] float64."""
+        """Share of heads with alpha_0 > epsilon, and with alpha_k > epsilon at any key k with n_k >= n_max/4;
+        [sequence, 2] float64."""
         return torch.cat(self._found, 1).mean(1)
 
     @property

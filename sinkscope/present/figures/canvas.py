@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from sinkscope.errors import SinkscopeError, did_you_mean
-from sinkscope.present.text import printable
+from sinkscope.present.text import cut_in_the_middle, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +26,8 @@ STYLE = {
 }  # fmt: skip
 """PDF embeds whole TrueType fonts (type 42, which publishers ask for); SVG holds text as text, to search and edit."""
 NO_TITLE = "none"
+LETTER = 0.06
+"""Inches that a letter of a title takes, on average."""
 
 
 def available() -> bool:
@@ -55,6 +57,11 @@ def retitle(canvas: Figure, title: str | None) -> None:
         axes.set_title("", loc="left")
     if title != NO_TITLE or canvas.get_suptitle():  # without need, an empty title would take a line
         headline(canvas, "" if title == NO_TITLE else title)
+
+
+def fitting(text: str, width: float) -> str:
+    """A name cut in the middle to `width` inches of title."""
+    return cut_in_the_middle(text, max(6, int(width / LETTER)))
 
 
 def headline(canvas: Figure, text: str) -> None:
@@ -94,6 +101,8 @@ def drawn(
 
 ABREAST = {"column": 2, "page": 4}
 """Most panels beside each other."""
+SCALE = 0.5
+"""Inches at the left that the vertical axis' numbers and name take."""
 LEGEND = 0.35
 """Inches that the legend below the panels takes."""
 
@@ -131,6 +140,11 @@ class Grid:
         width = inches(self.size, 1)[0]
         return width, self.shape[0] * self.height + LEGEND
 
+    @property
+    def panel(self) -> float:
+        """Inches of a panel's name: the panel's width, with the gap to the next one."""
+        return (self.inches[0] - SCALE) / self.shape[1]
+
     def place(self, series: int, part: int) -> tuple[int, int]:
         """Row and column of a panel."""
         if self.beside:
@@ -152,10 +166,10 @@ class Grid:
                 if column and not self.beside:
                     axes.tick_params(labelleft=False)
                 if part == 0 and len(self.labels) > 1:
-                    axes.set_title(label, parse_math=False)
+                    axes.set_title(fitting(label, self.panel), parse_math=False)
                 made[-1].append(axes)
         if self.title:
-            headline(canvas, self.title)
+            headline(canvas, fitting(self.title, inches(self.size, 1)[0]))
         return made
 
     def share_layers(self, panels: list[list[Axes]]) -> None:

@@ -11,6 +11,7 @@ from sinkscope.present.text import printable, run_id
 if TYPE_CHECKING:
     from sinkscope.experiments.attention_map import HeadMap
     from sinkscope.runs.run import Run
+    from sinkscope.runs.schema.site import Kind
 
 CLEAREST = (("bos_mass", "BOS"), ("self_mass", "self"), ("previous_mass", "previous"), ("uniformity", "uniform"))
 """Columns of heads.csv by which the gallery chooses heads, and the patterns that they measure."""
@@ -40,19 +41,25 @@ def draw_gallery(
     """A row for each run: its maps of `gallery_heads`, in that order. Returns the figure and its caption."""
     tiles = [
         [
-            Tile(f"{name if len(galleries) > 1 else 'head'} {each.layer}.{each.head}\n{pattern}", each.weights)
+            Tile(f"head {each.layer}.{each.head}\n{pattern}", each.weights, kind=_kind(run, each))
             for each, (_, _, pattern) in zip(maps, gallery_heads(run), strict=True)
         ]
         for run, maps in galleries
-        for name in [short(run.manifest.model.shown)]
     ]
+    names = [short(run.manifest.model.shown) for run, _ in galleries]
     about = "sinkscope gallery of runs " + ", ".join(run_id(run) for run, _ in galleries)
-    own_title = "" if len(galleries) > 1 else short(galleries[0][0].manifest.model.shown)
+    many = len(galleries) > 1
+    own_title = "" if many else names[0]
     epsilon = galleries[0][0].manifest.request.epsilon
     said = " The heads with the largest mean attention on the first token, on themselves and on the token before, and "
     said += "the most uniform one, over the run's text (the number above each map); the maps are of the text "
-    content = draw_maps(tiles, about, form, size, title, own_title, epsilon=epsilon)
+    content = draw_maps(tiles, about, form, size, title, own_title, epsilon=epsilon, rows=names if many else ())
     return content, f"{CAPTION.format(epsilon=epsilon)}{said}{printable(text)!r}."
+
+
+def _kind(run: Run, of: HeadMap) -> Kind | None:
+    """What a query of the map's layer may see."""
+    return next((site.kind for site in run.manifest.attention if site.layer == of.layer), None)
 
 
 def draw_attention(
@@ -62,7 +69,10 @@ def draw_attention(
     first = maps[0]
     many = len(maps) > 1
     names = [f"T = {len(each.tokens)}" if many else "" for each in maps]
-    tiles = [Tile(name, each.weights, tuple(each.tokens)) for name, each in zip(names, maps, strict=True)]
+    tiles = [
+        Tile(name, each.weights, tuple(each.tokens), kind=_kind(run, each))
+        for name, each in zip(names, maps, strict=True)
+    ]
     own_title = f"{short(run.manifest.model.shown)}, layer {first.layer}, head {first.head}"
     epsilon = run.manifest.request.epsilon
     content = draw_maps([tiles], f"sinkscope run {run_id(run)}", form, size, title, own_title, epsilon=epsilon)

@@ -27,30 +27,43 @@ class Planned:
 PLAN = (
     Planned(
         "1", "alignment",
-        "Whether its embeddings are taken before or after the input norm: both are drawn. The positions it shows and "
-        "how it summarises them: ours are the median, the 5 to 95 % band and the range.",
+        "Its caption breaks off in what we have (\"all other 256 token embeddings at the input to the\"), so that "
+        "before or after the input norm is not known: both are drawn. How it summarises positions: ours are the "
+        "median, the 5 to 95 % band and the range.",
     ),
     Planned(
         "2, 4, 5, 6, 7", "cosine",
-        "Which quantity, model and length each number shows: all quantities are drawn for every run, at the run's "
-        "length. The dashed theory is eq. 2 as we reconstructed it.",
+        "Figure 2 shows, by its caption, empirical and theoretical cosines of X and X + WZ over models and context "
+        "lengths, and of LLaMA3-8B the parts of the attention step over all heads and over those whose uniformity "
+        "(their equation 12) is above 0.6; figure 7 the absolute difference of empirical and theoretical. Here all "
+        "quantities are drawn for every run at its own length, and neither the uniform heads alone nor the "
+        "difference. The dashed theory is eq. 2 as we reconstructed it.",
     ),
     Planned(
         "3", "costs",
-        "Its axes. The constants of its bounds are those of section 7; kappa, C, r and Delta are read as `sinkscope "
-        "metrics` says.",
+        "By its caption the squared Frobenius cost of a whole transformer block whose pattern is a sink or a "
+        "diagonal. Ours is of queries and keys alone, as bounds for the heads of a trained model.",
     ),
     Planned(
         "8, 9, 10", "smoothing",
-        "The denominator of figure 10: ours is the cosine under identity. Whether a mark is a head or a layer: ours "
-        "is a head.",
+        "By their captions each head at a context of 512, coloured by the condition: so is ours, at the run's "
+        "length. The denominator of figure 10: ours is the cosine under identity.",
     ),
-    Planned("11", None, "What it shows: nothing of it could be read, and nothing is drawn for it."),
-    Planned("12", "ranks", "Whether means are subtracted before the rank is taken: ours subtracts none."),
+    Planned(
+        "11", None,
+        "By its caption the empirical average cosine similarity for selected heads; which heads, and of what, is "
+        "not known. Nothing is drawn for it.",
+    ),
+    Planned(
+        "12", "ranks",
+        "By its caption distributions of ranks across layers, pooled over heads, 50 sequences and 4 datasets. Which "
+        "rank, and whether means are subtracted first: ours is the stable rank, and subtracts none.",
+    ),
     Planned(
         "13", "gallery",
-        "Its heads, lengths and texts: ours are the heads with the largest mean attention on the first token, on "
-        "themselves, on the token before, and the most uniform one.",
+        "By its caption attention patterns taken randomly from a pool; its lengths and texts are not known. Ours "
+        "are not random: the heads with the largest mean attention on the first token, on themselves, on the token "
+        "before, and the most uniform one.",
     ),
     Planned(
         "", "switch",

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sinkscope.present.colors import LINES, MAP
-from sinkscope.present.figures.canvas import drawn, headline, inches
-from sinkscope.present.text import printable
+from sinkscope.present.figures.canvas import drawn, fitting, headline, inches
+from sinkscope.present.text import printable, token_text
 from sinkscope.runs.defaults import EPSILON
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from sinkscope.runs.schema.site import Kind
 
 DIAGONAL = 0.5
 """A map has a diagonal from this mean A[i,i] on, i >= 1: the bound of the column `pattern`."""
@@ -39,6 +41,7 @@ CAPTION = (
 class Tile:
     """One map: `weights` [query, key], its name, the tokens of both axes and the trigger's position, if it has them.
 
+    `kind`: what a query of the layer may see, where a run recorded it; None where every key that the order allows.
     `marked`: whether sinks and the diagonal are marked, as they are for attention and not for its deviation.
     """
 
@@ -47,20 +50,23 @@ class Tile:
     tokens: tuple[str, ...] = ()
     trigger: int | None = None
     marked: bool = True
+    kind: Kind | None = None
 
 
 def draw_maps(
     tiles: Sequence[Sequence[Tile]], about: str, form: str, size: str = "column", title: str | None = None,
     own_title: str = "", label: str = "attention", epsilon: float = EPSILON, top: float = 1.0,
+    rows: Sequence[str] = (),
 ) -> bytes:  # fmt: skip
     """Rows of maps in one scale, from 0 to `top` or the largest value, as PNG, SVG or PDF.
 
-    A short row leaves its last places empty. Raises SinkscopeError as `drawn` does.
+    A short row leaves its last places empty. `rows`: the names of the rows, if they have any. Raises SinkscopeError as
+    `drawn` does.
     """
     most = max(top, *(float(tile.weights.max()) for row in tiles for tile in row))
     columns = max(map(len, tiles))
     width = inches(size, 1)[0]
-    room = 0.75 if columns == 1 else 0.45
+    room = (0.75 if columns == 1 else 0.45) + (0.2 if rows else 0.0)
     height = len(tiles) * ((width - room) / columns + 0.25) + 0.6
 
     def paint(canvas: Figure) -> None:
@@ -74,9 +80,10 @@ def draw_maps(
                 image = paint_map(axes, tile, most, epsilon, 72 * (own - 0.6) if columns <= WIDE else 0.0)
                 _fit(axes, tile.name, own)
         if own_title:
-            headline(canvas, own_title)
-        for places in grid:
-            places[0].set_ylabel("query")
+            headline(canvas, fitting(own_title, width))
+        for number, places in enumerate(grid):
+            above = f"{fitting(printable(rows[number]), (width - room) / columns)}\n" if rows else ""
+            places[0].set_ylabel(f"{above}query", parse_math=False)
         for places in grid.T:
             [axes for axes in places if axes.get_visible()][-1].set_xlabel("key")
         canvas.colorbar(image, ax=grid, label=label, shrink=0.8, aspect=25 if len(tiles) > 1 else 15)
@@ -110,7 +117,7 @@ def paint_map(axes: Axes, tile: Tile, most: float, epsilon: float, points: float
         axes.set_xticks([])
         axes.set_yticks([])
     if tile.marked:
-        for key in sinks(weights, epsilon):
+        for key in sinks(weights, epsilon, tile.kind):
             _box(axes, "sink", key, key if causal else 0, 1, length - (key if causal else 0))
         if length > 1 and np.diagonal(weights)[1:].mean() >= DIAGONAL:
             for shift in (-0.5, 0.5):
@@ -124,19 +131,25 @@ def paint_map(axes: Axes, tile: Tile, most: float, epsilon: float, points: float
 
 def _shown(token: str) -> str:
     """A token without the sign by which vocabularies begin a word, cut to fit beside a map."""
-    return printable(token.replace("\u2581", " ").replace("\u0120", " ").strip() or token)[:12]
+    return (token_text(token).strip() or printable(token))[:12]
 
 
-def sinks(weights: np.ndarray, epsilon: float) -> list[int]:
-    """Keys k with alpha_k > epsilon, among those with at least a quarter of the query rows.
+def sinks(weights: np.ndarray, epsilon: float, kind: Kind | None = None) -> list[int]:
+    """Keys k with alpha_k > epsilon, the mean of A[i,k] over the n_k rows i that may see it; n_k >= max(2, n_max/4)."""
+    rows = _visible(len(weights), _causal(weights), kind).sum(0)
+    alpha = weights.sum(0) / rows.clip(1)
+    return [int(key) for key in np.flatnonzero((alpha > epsilon) & (rows >= max(2, rows.max() / 4)))]
 
-    alpha_k is the mean of A[i,k] over the rows i that may see it: i >= k where the map is causal, else all.
-    """
-    length = len(weights)
-    causal = _causal(weights)
-    rows = np.arange(length, 0, -1) if causal else np.full(length, length)
-    alpha = weights.sum(0) / rows
-    return [int(key) for key in np.flatnonzero((alpha > epsilon) & (rows >= max(2, length / 4)))]
+
+def _visible(length: int, causal: bool, kind: Kind | None) -> np.ndarray:
+    """[query, key]: which keys each query may see under the order and the layer's window or chunks."""
+    query, key = np.ogrid[:length, :length]
+    seen = query >= key if causal else np.ones((length, length), bool)
+    if kind is None or kind.size is None:
+        return seen
+    if kind.name == "chunked":
+        return np.asarray(seen & (query // kind.size == key // kind.size))
+    return np.asarray(seen & (abs(query - key) < kind.size if causal else abs(query - key) <= kind.size // 2))
 
 
 def _causal(weights: np.ndarray) -> bool:
@@ -157,7 +170,7 @@ def _box(axes: Axes, mark: str, x: int, y: int, width: int, height: int) -> None
 def _fit(axes: Axes, name: str, width: float) -> None:
     """Names a map in letters so small that the name fits above it."""
     lines = [printable(line) for line in name.splitlines()]
-    points = max(3.5, min(8.0, 110 * width / max(1, *map(len, lines), 0)))
+    points = max(3.5, min(8.0, 100 * width / max(1, *map(len, lines), 0)))
     axes.set_title("\n".join(lines), parse_math=False, fontsize=points, pad=3)
 
 

@@ -11,12 +11,14 @@ import numpy as np
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.present.colors import DIVERGING, LINES, MAP
 from sinkscope.present.figures import SINGLE
-from sinkscope.present.figures.canvas import drawn, inches
+from sinkscope.present.figures.canvas import NO_TITLE, drawn, inches
+from sinkscope.present.notation import in_words, mathematics
 from sinkscope.present.text import printable, run_id
 from sinkscope.runs.catalogue import elsewhere, find_column
 from sinkscope.runs.dormancy import parse_rule
 from sinkscope.runs.paper_table import describe_run
 from sinkscope.runs.per_sequence import domains
+from sinkscope.runs.words import first_mass
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,15 +28,18 @@ if TYPE_CHECKING:
     from sinkscope.runs.run import Run
 
 
-PROFILES = (
-    ("mean_bos_mass", "BOS mass"),
-    ("cos_first_residual", r"$\cos(x_0, x_j)$"),
-    ("norm_ratio", r"$\|x_0\| / \|x_j\|$"),
-)
-MATHEMATICAL = {"bos_mass": "BOS mass", "sink_score": r"$\alpha_0$", "honor": "HONOR"}
-"""How papers write these columns, as matplotlib's mathematical text. Other columns are written by their names, which
-matplotlib is told not to parse."""
+PROFILES = ("mean_bos_mass", "cos_first_residual", "norm_ratio")
+PANELS = ("heatmap", "length", "scatter")
+"""The figures that `draw_on` draws."""
 STRONGEST = 6
+ASIDE, AROUND = 0.45, 1.3
+"""Inches that a heat map leaves to words: beside its cells, and above and below them without the colour bar."""
+BAR = 40
+"""Length of a colour bar, over its height."""
+LETTER, LINE = 0.07, 0.13
+"""Inches that a digit of a tick's label takes, and a line of such labels."""
+STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10_000)
+"""Every how many cells one is named."""
 TITLE = 36
 """Characters of a title's line that fit beside the axes of the narrowest figure."""
 
@@ -63,6 +68,29 @@ def draw(
         raise SinkscopeError(f"--metric belongs to --figure heatmap: {figure} always shows the same columns")
     paint, ratio = painters[figure]
     return _drawn(run, lambda canvas: paint(canvas, run), form, size, ratio, title)
+
+
+def draw_on(
+    axes: Axes, run: Run, figure: str, metric: str | None = None, title: str | None = None, domain: str | None = None
+) -> Axes:
+    """Draws a figure of one panel on axes that are there already, in their own style, and returns them.
+
+    Raises SinkscopeError for another figure than those of PANELS, and otherwise as `draw` does.
+    """
+    if figure not in PANELS:
+        raise SinkscopeError(
+            f"ax= takes {', '.join(PANELS)}, which have one panel; {figure!r} has more, or is no figure of one run"
+        )
+    if metric is not None and figure != "heatmap":
+        raise SinkscopeError(f"metric belongs to heatmap: {figure} always shows the same columns")
+    run = of_domain(run, domain)
+    if figure == "heatmap":
+        _heatmap(axes.get_figure(), run, metric or "bos_mass", axes)
+    else:
+        {"length": _length, "scatter": _scatter}[figure](axes.get_figure(), run, axes)
+    if title is not None:
+        axes.set_title("" if title == NO_TITLE else printable(title), loc="left", parse_math=False)
+    return axes
 
 
 def _drawn(
@@ -102,12 +130,16 @@ def _end(text: str) -> str:
     return text if len(text) <= TITLE else f"...{text[3 - TITLE :]}"
 
 
+def _first_mass(run: Run) -> str:
+    return first_mass(run.summary.first_token)
+
+
 def _unit(run: Run, name: str) -> str:
     found = find_column(run.manifest, name, "heads")
     return f" ({found.unit})" if found else ""
 
 
-def _heatmap(canvas: Figure, run: Run, metric: str) -> None:
+def _heatmap(canvas: Any, run: Run, metric: str, axes: Axes | None = None) -> None:
     rows = _first(run.heads)
     if metric not in rows or not np.issubdtype(rows[metric].to_numpy().dtype, np.number):
         raise SinkscopeError(
@@ -117,16 +149,19 @@ def _heatmap(canvas: Figure, run: Run, metric: str) -> None:
     grid = rows.pivot_table(index="layer", columns="head", values=metric, dropna=False)
     grid = grid.T if _lies(grid.shape) else grid
     values, unit = grid.to_numpy(float), _unit(run, metric)
-    axes = canvas.subplots()
+    axes = axes or canvas.subplots()
     image = axes.imshow(values, **_scale(values, unit), interpolation="nearest")
     axes.set(xlabel=grid.columns.name, ylabel=grid.index.name)
-    for axis, names in ((axes.xaxis, grid.columns), (axes.yaxis, grid.index)):
-        step = max(1, len(names) // 16)
+    own = canvas.get_figwidth() * (1 if axes is None else axes.get_position().width)
+    cell = (own - ASIDE) / len(grid.columns)
+    across = LETTER * (1 + len(str(grid.columns[-1])))
+    for axis, names, room in ((axes.xaxis, grid.columns, across), (axes.yaxis, grid.index, LINE)):
+        step = next(step for step in STEPS if step * cell >= room)
         axis.set_ticks(range(0, len(names), step), [str(name) for name in names[::step]])
     _title(axes, run, _measured(run, rows))
-    label = MATHEMATICAL.get(metric)
-    bar = canvas.colorbar(image, ax=axes, location="bottom", aspect=40)
-    bar.set_label(f"{label or metric.replace('_', ' ')}{unit}", parse_math=label is not None)
+    label = mathematics(metric)
+    bar = canvas.colorbar(image, ax=axes, location="bottom", aspect=BAR)
+    bar.set_label(f"{label or in_words(metric, _first_mass(run))}{unit}", parse_math=label is not None)
 
 
 def _lies(shape: tuple[int, int]) -> bool:
@@ -138,7 +173,8 @@ def _map_ratio(run: Run, size: str) -> float:
     """The height of a heat map of square cells, over its width."""
     rows, width = _first(run.heads), inches(size, 1)[0]
     shape = sorted((rows["layer"].nunique(), rows["head"].nunique()))
-    return ((width - 0.45) * shape[0] / shape[1] + 1.25) / width
+    bar = width / BAR
+    return ((width - ASIDE) * shape[0] / shape[1] + AROUND + bar) / width
 
 
 def _scale(values: np.ndarray, unit: str) -> dict[str, Any]:
@@ -167,9 +203,9 @@ def _measured(run: Run, rows: pd.DataFrame) -> str:
 def _profile(canvas: Figure, run: Run) -> None:
     rows = _first(run.layers)
     panels = canvas.subplots(len(PROFILES), 1, sharex=True)
-    for axes, (name, label), color in zip(panels, PROFILES, LINES, strict=False):
+    for axes, name, color in zip(panels, PROFILES, LINES, strict=False):
         _band(axes, rows["layer"], rows[name], rows.get(f"{name}_sem"), color, None)
-        axes.set_ylabel(label)
+        axes.set_ylabel(mathematics(name) or in_words(name, _first_mass(run)))
         if name == "norm_ratio" and (rows[name] > 0).any():
             axes.set_yscale("log")
     panels[-1].set_xlabel("layer")
@@ -184,10 +220,10 @@ def _band(axes: Axes, x: Any, y: Any, error: Any, color: str, label: str | None)
         axes.fill_between(x, y - error, y + error, color=color, alpha=0.25, linewidth=0)
 
 
-def _length(canvas: Figure, run: Run) -> None:
+def _length(canvas: Any, run: Run, axes: Axes | None = None) -> None:
     curve = _first(run.length_curve)
     heads = _first(run.heads).sort_values("sink_score", ascending=False, kind="stable")
-    axes = canvas.subplots()
+    given, axes = axes is not None, axes or canvas.subplots()
     for row, color in zip(heads.head(STRONGEST).to_dict("records"), LINES, strict=False):
         rows = curve[(curve["layer"] == row["layer"]) & (curve["head"] == row["head"])]
         label = f"head {row['layer']}.{row['head']}"
@@ -203,8 +239,11 @@ def _length(canvas: Figure, run: Run) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [str(length) for length in lengths])
     axes.minorticks_off()
-    axes.set(xlabel="tokens", ylabel=MATHEMATICAL["sink_score"], ylim=(0, None))
-    canvas.legend(frameon=False, ncols=2, loc="outside lower center")
+    axes.set(xlabel="tokens", ylabel=mathematics("sink_score"), ylim=(0, None))
+    if given:
+        axes.legend(frameon=False)
+    else:
+        canvas.legend(frameon=False, ncols=2, loc="outside lower center")
     strongest = "strongest sinks" if heads["sink_score"].max() > epsilon else "largest alpha_0, no sink"
     _title(axes, run, f"{strongest}, ± standard error")
 
@@ -226,9 +265,9 @@ def _uniform(run: Run, heads: pd.DataFrame, lengths: np.ndarray) -> np.ndarray |
     return np.asarray((harmonic[reached - 1] / lengths[:, None]).mean(1))
 
 
-def _scatter(canvas: Figure, run: Run) -> None:
+def _scatter(canvas: Any, run: Run, axes: Axes | None = None) -> None:
     rows = _first(run.heads)
-    axes = canvas.subplots()
+    axes = axes or canvas.subplots()
     points = axes.scatter(rows["bos_mass"], rows["honor"], c=rows["layer"], cmap=MAP, s=8, linewidths=0)
     dormant = rows[rows["dormant"].fillna(False).astype(bool)]
     axes.scatter(
@@ -239,7 +278,7 @@ def _scatter(canvas: Figure, run: Run) -> None:
     line = {"honor": axes.axhline, "bos_mass": axes.axvline}.get(rule.column)
     if line is not None:
         line(rule.bound, color=LINES[5], linestyle=":", linewidth=0.8, label=f"threshold {rule.bound:g}")
-    axes.set(xlabel="BOS mass (probability)", ylabel="HONOR (ratio)", xlim=(-0.02, 1.02), ylim=(0, None))
+    axes.set(xlabel=f"{_first_mass(run)} (probability)", ylabel="HONOR (ratio)", xlim=(-0.02, 1.02), ylim=(0, None))
     if len(dormant) or line is not None:
         axes.legend(frameon=False)
     _title(axes, run, "dormant scores, one dot a head")

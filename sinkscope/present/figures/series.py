@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.present.text import printable
+from sinkscope.present.text import printable, sentence
 from sinkscope.runs.catalogue import find_column
 from sinkscope.runs.per_sequence import domains
 from sinkscope.runs.questions import QUESTIONS
+from sinkscope.runs.words import first_mass
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,15 +92,15 @@ def measured(series: list[Series]) -> str:
 
 def caption(run: Run, figure: str, metric: str | None = None, domain: str | None = None) -> str:
     """The caption of a figure that `present.figures.run.draw` draws."""
-    request = run.manifest.request
+    request, mass = run.manifest.request, sentence(first_mass(run.summary.first_token))
     what = {
         "heatmap": f"{_said(run, metric or 'bos_mass')} One cell a head, mean over sequences.",
-        "profile": "BOS mass, alignment and norm of the first token, by layer: mean attention of queries 1.. on the "
+        "profile": f"{mass}, alignment and norm of the first token, by layer: mean attention of queries 1.. on the "
         "first token over the layer's heads, mean cosine of the first token's residual stream with that of every "
         "other token, and its norm over theirs. Bands: standard error over sequences.",
         "length": "Sink score alpha_0 of prefixes of the sequence, all from one pass: the strongest sinks, the mean of "
         "all heads, and what uniform attention would give. Bands: standard error over sequences.",
-        "scatter": f"BOS mass against HONOR, one dot a head. Circled: heads that the rule {request.dormant_rule} "
+        "scatter": f"{mass} against HONOR, one dot a head. Circled: heads that the rule {request.dormant_rule} "
         "calls dormant.",
     }[figure]
     drawn = [each for each in all_series([run]) if domain in (None, each.data.domain)]

@@ -7,24 +7,29 @@ import hashlib
 import json
 import zlib
 from collections.abc import Iterable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
+from sinkscope.errors import SinkscopeError, first_line
 from sinkscope.present.html.svg import number
 from sinkscope.present.text import printable
 
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def render_page(template: str, styles: tuple[str, ...], scripts: tuple[str, ...], **shown: Any) -> str:
-    """Fills in a template. `styles`, `scripts`: files beside it. Every value that is no Markup is escaped as text."""
+def render_page(
+    template: str, styles: tuple[str, ...], scripts: tuple[str, ...], images: bool = False, **shown: Any
+) -> str:
+    """Fills in a template. `styles`, `scripts`: files beside it. `images`: whether the page
+    holds pictures within itself. Every value that is no Markup is escaped as text."""
     style = "".join((TEMPLATES / name).read_text("utf-8") for name in styles)
     code = "".join((TEMPLATES / name).read_text("utf-8") for name in scripts)
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(code)}'; base-uri 'none'; "
-        "form-action 'none'"
+        f"form-action 'none'{'; img-src data:' if images else ''}"
     )
     return _filled(template, style=trusted(style), script=trusted(code), policy=policy, **shown)
 
@@ -35,6 +40,14 @@ def render_fragment(template: str, **shown: Any) -> str:
 
 
 def _filled(template: str, **shown: Any) -> str:
+    """Raises SinkscopeError where jinja2 fails."""
+    try:
+        return _rendered(template, shown)
+    except Exception as error:  # also where its version does not know what the template asks for
+        raise SinkscopeError(f"jinja2 {version('jinja2')} cannot fill in {template}: {first_line(error)}") from error
+
+
+def _rendered(template: str, shown: dict[str, Any]) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(

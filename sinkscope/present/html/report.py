@@ -13,7 +13,8 @@ from sinkscope.present.html.page import blocks, embedded, listed, packed, parked
 from sinkscope.present.html.section import groups, head_scatter, sections
 from sinkscope.present.html.svg import Line, legend, line_chart, number
 from sinkscope.present.numbers import MISSING, fixed, is_missing
-from sinkscope.present.text import answers, printable, run_id, shortened
+from sinkscope.present.text import answers, printable, run_id, sentence, shortened, token_text
+from sinkscope.runs.words import first_mass
 
 if TYPE_CHECKING:
     from sinkscope.comparison.compare_runs import Comparison
@@ -26,7 +27,7 @@ PROFILES = (
       ("avg_cos_residual", "cos(x_i, x_j), i, j > 0"))),
     ("norms of the residual stream", "norm", True, (("norm_first", "first token"), ("norm_other", "other tokens"))),
     ("massive activations", "largest |x|", True, (("inf_norm", "largest |x|"),)),
-    ("attention on the first token", "probability", False, (("mean_bos_mass", "BOS mass"),)),
+    ("attention on the first token", "probability", False, (("mean_bos_mass", "mean over heads"),)),
 )  # fmt: skip
 CHARTS = ("maps", "profiles", "scatter")
 LARGE = 2_500_000
@@ -83,6 +84,7 @@ def _view(run: Run, index: int, dense: bool) -> dict[str, Any]:
         "facts": facts,
         "words": answers(run),
         "warnings": summary.warnings,
+        "first_mass": sentence(_first_mass(run)),
         "maps": _maps(run, index, dense),
         "profiles": _profiles(run),
         "scatter": _scatter(run, dense),
@@ -94,22 +96,26 @@ def _view(run: Run, index: int, dense: bool) -> dict[str, Any]:
     }
 
 
+def _first_mass(run: Run) -> str:
+    return first_mass(run.summary.first_token)
+
+
 def _maps(run: Run, index: int, dense: bool) -> list[dict[str, Any]]:
-    heads = run.heads.reset_index(drop=True)
+    heads, called = run.heads.reset_index(drop=True), _first_mass(run)
     maps = []
     for caption, rows in groups(heads):
         layers = list(dict.fromkeys(rows["layer"]))
         order = {layer: place for place, layer in enumerate(layers)}
         cells = [
             Cell(order[layer], int(head), mass,
-                 f"layer {layer}, head {head}: BOS mass {number(mass)}, alpha_0 {number(alpha)}", int(place))
+                 f"layer {layer}, head {head}: {called} {number(mass)}, alpha_0 {number(alpha)}", int(place))
             for place, layer, head, mass, alpha in zip(
                 rows.index, *(rows[name] for name in ("layer", "head", "bos_mass", "sink_score")), strict=True)
         ]  # fmt: skip
         names, most = [str(layer) for layer in layers], int(rows["head"].max()) + 1
-        drawn = heat_map(cells, names, most, (0, 1), f"BOS mass {caption}", run=index, dense=dense)
+        drawn = heat_map(cells, names, most, (0, 1), f"{called} {caption}", run=index, dense=dense)
         maps.append({"caption": caption, "svg": drawn, "points": points(cells) if dense else [],
-                     "legend": legend((0, 1), "BOS mass (probability)")})  # fmt: skip
+                     "legend": legend((0, 1), f"{called} (probability)")})  # fmt: skip
     return maps
 
 
@@ -131,10 +137,11 @@ def _profiles(run: Run) -> list[dict[str, Any]]:
 
 
 def _scatter(run: Run, dense: bool) -> list[dict[str, Any]]:
+    called = _first_mass(run)
     heads = run.heads.assign(dormant=run.heads["dormant"].fillna(False).astype(object))
     return head_scatter(
-        heads, "bos_mass", "honor", ("BOS mass (probability)", "HONOR (ratio)"),
-        lambda row: f"layer {row['layer']}, head {row['head']}: BOS mass {number(row['bos_mass'])}, HONOR "
+        heads, "bos_mass", "honor", (f"{called} (probability)", "HONOR (ratio)"),
+        lambda row: f"layer {row['layer']}, head {row['head']}: {called} {number(row['bos_mass'])}, HONOR "
         f"{number(row['honor'])}", dense, "dormant",
     )  # fmt: skip
 
@@ -170,9 +177,11 @@ def token_tables(run: Run) -> list[dict[str, Any]]:
 
 
 def _token(row: dict[Any, Any]) -> dict[str, str]:
-    text = MISSING if is_missing(row["token"]) else printable(str(row["token"]))
+    raw = MISSING if is_missing(row["token"]) else printable(str(row["token"]))
+    text = raw if is_missing(row["token"]) else token_text(str(row["token"]))
     return {
-        "token": shortened(text, WIDEST), "region": str(row["region"]), "place": "first" if row["first"] else "later",
+        "token": shortened(text if text == text.strip() else f"\u2018{text}\u2019", WIDEST), "raw": raw,
+        "region": str(row["region"]), "place": "first" if row["first"] else "later",
         "sinks": f"{row['sinks']} of {row['occurrences']}", "rate": fixed(row["rate"], 3),
         "heads": MISSING if is_missing(row["heads"]) else str(row["heads"]),
         "layers": f"{row['first_layer']} to {row['last_layer']}", "alpha": fixed(row["mean_alpha"], 3),

@@ -1,7 +1,8 @@
-"""The cells of a paper's table as text: a mean with the half width of its interval."""
+"""The cells of a paper's table as text: a mean with its standard error, as on every screen."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,9 @@ import pandas as pd
 from sinkscope.present.numbers import decimals, is_missing
 from sinkscope.runs.paper_table import Column, PaperTable
 
+MOST = 6
+"""Most decimals of a cell."""
+
 
 def is_number(table: PaperTable, name: str) -> bool:
     """Whether a column of the table's frame holds numbers; booleans do not count."""
@@ -18,22 +22,29 @@ def is_number(table: PaperTable, name: str) -> bool:
     return pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
 
 
-def half_widths(table: PaperTable, column: Column) -> pd.Series:
-    """Half the width of each row's 95 % interval; empty for a column without intervals."""
+def errors(table: PaperTable, column: Column) -> pd.Series:
+    """The standard error of each row; empty for a column without errors."""
     if not column.interval:
         return pd.Series(dtype=float)
-    return (table.frame[f"{column.name}_high"] - table.frame[column.name]).dropna()
+    return table.frame[f"{column.name}_sem"].dropna()
 
 
 def places(table: PaperTable, column: Column) -> int:
     """Decimals of a column's cells; 0 where they are words."""
-    return decimals(table.frame[column.name], half_widths(table, column)) if is_number(table, column.name) else 0
+    return decimals(table.frame[column.name], errors(table, column)) if is_number(table, column.name) else 0
+
+
+def places_of(error: float, place: int) -> int:
+    """Decimals of one cell: the column's `place`, or as many as its error needs not to read 0; an error of 0, or below
+    what MOST decimals show, stays 0."""
+    enough = (more for more in range(place, MOST + 1) if float(f"{error:.{more}f}") > 0)
+    return next(enough, place)
 
 
 @dataclass(frozen=True)
 class Writing:
     """How a format writes cells: `escape` makes any text safe, `missing` stands for no value, `between` joins mean and
-    half width."""
+    error."""
 
     escape: Callable[[str], str]
     missing: str
@@ -41,7 +52,7 @@ class Writing:
 
 
 def written_rows(table: PaperTable, writing: Writing) -> list[list[str]]:
-    """Every cell as text: the keys, then `mean ± half width` of the 95 % interval, each column with its decimals."""
+    """Every cell as text: the keys, then `mean ± standard error`, each column with its decimals."""
     decimals_of = [places(table, column) for column in table.columns]
     return [
         [writing.escape(str(row[key])) for key in table.keys]
@@ -56,7 +67,8 @@ def _written(row: dict[Any, Any], column: Column, place: int, writing: Writing) 
         return writing.missing
     if isinstance(value, str | bool):
         return writing.escape(str(value))
-    text = f"{float(value):.{place}f}"
-    if column.interval and not is_missing(row[f"{column.name}_high"]):
-        text += f"{writing.between}{float(row[f'{column.name}_high'] - value):.{place}f}"
-    return text
+    error = float(row[f"{column.name}_sem"]) if column.interval else math.nan
+    if math.isnan(error):
+        return f"{float(value):.{place}f}"
+    own = places_of(error, place)
+    return f"{float(value):.{own}f}{writing.between}{error:.{own}f}"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sinkscope.lookup import Lookup
+from sinkscope.lookup import Lookup, of_that_name
 
 if TYPE_CHECKING:
     from sinkscope.runs.paper_table import PaperTable
@@ -48,7 +48,7 @@ FORMATS: Lookup[Format] = Lookup(
     "--format",
     {name: f"sinkscope.present.paper.formats.{name}:FORMAT" for name in _BUILT_IN},
     "sinkscope.export_formats",
-    Format,
+    of_that_name(Format),
 )
 """Every format, built-in ones first."""
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sinkscope.runs.saved.ablation import Ablation
 
 
-HEADER = ("arm", "heads", "loss", "increase", "versus random")
+HEADER = ("heads zeroed", "heads", "loss", "increase", "versus random")
 WIDTH = 100
 
 

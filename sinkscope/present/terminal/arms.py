@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
     from sinkscope.runs.saved.arms import Arms
 
-HEADER = ("arm", "size", "increase", "versus random", "KL", "top 1", "sinks")
+HEADER = ("intervention", "size", "increase", "versus random", "KL", "top 1", "sinks")
 WIDTH = 100
-NOTE = "increase: nats a token over the unablated model. top 1: same most probable token. sinks: heads with a sink."
+NOTE = (
+    "increase: nats a token over the unablated model. top 1: share of positions with the same most probable token.\n"
+    "sinks: share of heads with a sink. size: heads, tokens or bits that it changes. ±: standard error."
+)
 
 
 def render_arms(arms: Arms, written: Iterable[Path] = ()) -> str:

@@ -66,6 +66,8 @@ def _title(result: Comparison) -> Text:
 
 def _summary(rows: pd.DataFrame, width: int) -> list[RenderableType]:
     """The means over all heads; where there are many, those least likely by chance."""
+    if rows.empty:
+        return []
     several = rows["domain"].nunique() > 1 or rows["stream"].nunique() > 1
     left_out = len(rows) - ROWS
     if left_out > 0:

@@ -12,10 +12,11 @@ from rich.text import Text
 from sinkscope.present.numbers import MISSING, fixed, interval, probability
 from sinkscope.present.terminal.table import FEW, ROWS, dormant_heads, more, table
 from sinkscope.present.text import printable
-from sinkscope.runs.words import says_nothing
+from sinkscope.runs.words import beyond_words, first_mass, says_nothing
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
+    from sinkscope.runs.schema.stream import StreamSummary
     from sinkscope.runs.schema.summary import DomainContrast, HeadContrast
 
 
@@ -34,8 +35,18 @@ def domain_answers(run: Run, stream: str) -> list[RenderableType]:
     for domain, entry in run.summary.domains.items():
         if stream in entry.streams:
             text.append(f"{printable(domain)}: ", style="bold")
-            text.append(f"{printable(entry.streams[stream].in_words[0])}\n", style="not bold")
+            text.append(f"{printable(_answer(entry.streams[stream], run.summary.epsilon))}\n", style="not bold")
     return [text]
+
+
+def _answer(summary: StreamSummary, epsilon: float) -> str:
+    """The first sentence, and the one on sinks beyond the first token where there are any: `No sink at the first token`
+    alone would read as if there were none at all."""
+    beyond = summary.sinks_beyond_first
+    first = summary.in_words[0]
+    if beyond is None or not beyond.tokens or says_nothing(summary.uniform_alpha_0.T, epsilon):
+        return first
+    return f"{first} {beyond_words(beyond, epsilon)}"
 
 
 def domain_rows(run: Run, stream: str) -> list[RenderableType]:
@@ -88,10 +99,11 @@ def contrast_rows(run: Run, stream: str) -> list[RenderableType]:
     if len(run.summary.domains_compared) > PAIRS:
         return _strongest_pairs(run, stream)
     parts: list[RenderableType] = []
+    mass = first_mass(run.summary.first_token)
     for entry in run.summary.domains_compared:
         a, b = printable(entry.a), printable(entry.b)
         kind = "paired" if entry.paired else "Welch"
-        parts.append(Text(f"\nBOS mass, {a} against {b} ({kind} t-test; difference = {b} - {a})", style="bold"))
+        parts.append(Text(f"\n{mass}, {a} against {b} ({kind} t-test; difference = {b} - {a})", style="bold"))
         found = [head for head in entry.heads if head.stream == stream]
         rate = f"{entry.false_discovery_rate:g}"
         parts.append(Text(
@@ -109,7 +121,10 @@ def _strongest_pairs(run: Run, stream: str) -> list[RenderableType]:
     found = [(entry, [head for head in entry.heads if head.stream == stream]) for entry in compared]
     differing = sorted((pair for pair in found if pair[1]), key=lambda pair: -abs(pair[1][0].difference or 0))
     rate = f"{compared[0].false_discovery_rate:g}"
-    text = Text(f"\nBOS mass, {len(compared)} pairs of domains (t-tests; difference = b - a)\n", style="bold")
+    text = Text(
+        f"\n{first_mass(run.summary.first_token)}, {len(compared)} pairs of domains (t-tests; difference = b - a)\n",
+        style="bold",
+    )
     text.append(
         f"heads differ in {len(differing)} pairs: q < {rate} (Benjamini-Hochberg within a pair; chance alone gives up "
         f"to {compared[0].false_discovery_rate * len(compared):.0f} such pairs). These differ most:",

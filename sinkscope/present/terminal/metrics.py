@@ -54,7 +54,20 @@ SYMBOLS = {
         "j <= i. In attention without a softmax it is the score that multiplies the value"
     ),
     "s_ij": "logit of query i and key j, after scaling, soft-cap and bias",
-    "alpha_k": "mean of A[i,k] over the queries i that may see key k, query k included",
+    "n_k": (
+        "number of queries that may see key k: T-k in causal attention, query k included; T where every query sees "
+        "every key; fewer where the mask hides more, as a window, chunks and a prefix do. Padding is no query"
+    ),
+    "n_max": "the largest n_k of the sequence in the head: T, or W under a window of W < T keys",
+    "alpha_k": (
+        "sum_i A[i,k] / n_k, the mean of A[i,k] over the queries i that may see key k. Gu et al. 2410.10781, who know "
+        "no window, divide by T-k; so divided, no key k could be a sink under a window of W keys once T-k > W/epsilon"
+    ),
+    "alpha_0": (
+        "sink_score, 1/T sum_i A[i,0], as Gu et al. define it: a query that may not see key 0 counts as 0. Where n_0 = "
+        "T it is alpha_k at k = 0; under a window that is T/n_0 times as large"
+    ),
+    "median": "the middle value; of an even number, the mean of the two middle ones",
     "epsilon": "threshold of a sink, 0.3 unless `--epsilon` says otherwise",
     "q_i, k_j, v_j": "query, key and value as the softmax sees them, after position encoding and norms",
     "o_i": "sum over j of A[i,j] v_j: what the attention call returns",

@@ -31,7 +31,7 @@ STAGES = {
     "loading": "loading the model",
     "checking": "self-check against eager",
     "scanning": "scanning",
-    "ablating": "ablating",
+    "ablating": "measuring",
     "timing": "timing, pass",
     "memory": "measuring peak memory, contender",
 }

@@ -24,7 +24,7 @@ from sinkscope.present.terminal.table import FEW, ROWS, aligned, as_text, dorman
 from sinkscope.present.terminal.task import render_task
 from sinkscope.present.terminal.tokens import token_rows
 from sinkscope.present.text import next_command, printable
-from sinkscope.runs.words import says_nothing
+from sinkscope.runs.words import first_mass, says_nothing
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
@@ -37,6 +37,7 @@ STRONGEST = 8
 def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: str | None = None) -> str:
     """The whole screen of one run as a string, with ANSI codes only if `color` names a colour system."""
     parts: list[RenderableType] = [_title(run)]
+    mass = first_mass(run.summary.first_token)
     for stream, summary in run.summary.streams.items():
         heads = run.heads[run.heads["stream"] == stream]
         if len(run.summary.streams) > 1:
@@ -48,7 +49,8 @@ def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: s
         parts += _across_domains(summary)
         maps = _domains(heads)
         for domain, rows in maps if len(maps) <= FEW else []:
-            parts += [_heat_map(rows, domain, width, color is not None), _strongest(rows, run.summary.epsilon)]
+            parts += [_heat_map(rows, domain, mass, width, color is not None)]
+            parts += [_strongest(rows, mass, run.summary.epsilon)]
             parts += token_rows(run, stream, domain)
         if len(maps) > FEW:
             parts.append(Text(f"\nno maps of so many domains ({len(maps)}): heads.csv has every head", style="bold"))
@@ -126,14 +128,15 @@ def _domains(heads: pd.DataFrame) -> list[tuple[str | None, pd.DataFrame]]:
     return [(str(name), rows) for name, rows in heads.groupby("domain", sort=False)]
 
 
-def _heat_map(heads: pd.DataFrame, domain: str | None, width: int, color: bool) -> Text:
-    """BOS mass of every head: percent where two digits fit, else tenths; `.` below one unit, `-` missing."""
+def _heat_map(heads: pd.DataFrame, domain: str | None, mass: str, width: int, color: bool) -> Text:
+    """First-token attention of every head, which is called `mass`: percent where two digits fit, else tenths; `.` below
+    one unit, `-` missing."""
     sites = [rows for _, rows in heads.groupby("module", sort=False)]
     most = max(map(len, sites))
     wide = 8 + 3 * most <= width
     per_line = most if wide else max(1, min(most, width - 20))
     cells = Cells(3 if wide else 1, per_line, _percent if wide else _tenth, shades(0, 1) if color else plain)
-    title = f"BOS mass{f' on {printable(domain)}' if domain else ''}, {'percent' if wide else 'tenths'}"
+    title = f"{mass}{f' on {printable(domain)}' if domain else ''}, {'percent' if wide else 'tenths'}"
     return head_map(title, [_layer(site) for site in sites], cells, width)
 
 
@@ -159,7 +162,7 @@ def _tenth(value: float) -> str:
     return str(min(9, int(10 * value))) if value >= 0.1 else "."
 
 
-def _strongest(heads: pd.DataFrame, epsilon: float) -> Table:
+def _strongest(heads: pd.DataFrame, mass: str, epsilon: float) -> Table:
     headers = ("layer.head", "bos_mass", "alpha_0", "margin, nats", "entropy, nats", "honor", "pattern")
     order = heads.sort_values("bos_mass", ascending=False, kind="stable").head(STRONGEST)
     rows = [
@@ -169,7 +172,7 @@ def _strongest(heads: pd.DataFrame, epsilon: float) -> Table:
         for row in order.to_dict("records")
     ]  # fmt: skip
     sinks = int((order["sink_score"] > epsilon).sum())
-    what = "strongest sinks" if sinks == len(order) else f"most BOS mass, {sinks or 'none'} with a sink"
+    what = "strongest sinks" if sinks == len(order) else f"most {mass}, {sinks or 'none'} with a sink"
     return table(f"{what} (mean ± standard error over sequences)", headers, rows, left=("layer.head", "pattern"))
 
 

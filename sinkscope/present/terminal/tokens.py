@@ -35,5 +35,5 @@ def token_rows(run: Run, stream: str, domain: str | None = None) -> list[Rendera
         for row in found.head(SHOWN).to_dict("records")
     ]  # fmt: skip
     where = f" on {printable(domain)}" if domain else ""
-    title = f"\ntokens that are sinks{where}: alpha_k > {run.summary.epsilon:g}"
+    title = f"\ntokens that are sinks{where}: alpha_k > {run.summary.epsilon:g}; share: of all that sinks get"
     return [table(title, headers, rows, left=headers[:3]), *more(len(found) - SHOWN, "token", "tokens.csv")]

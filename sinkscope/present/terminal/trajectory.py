@@ -25,7 +25,8 @@ def render_trajectory(
 ) -> str:
     """A line per step (first domain and stream), then when sinks appeared, in words and by head."""
     lines = [*_steps(trajectory, epsilon), "", *textwrap.wrap(_answer(emerged, epsilon), WIDTH)]
-    found = emerged[emerged["emerged"].notna()].sort_values(["emerged", "layer", "head"])
+    found = emerged[emerged["emerged"].notna()].assign(there=emerged["shape"] == "start")
+    found = found.sort_values(["there", "emerged", "layer", "head"])  # those that appeared, then those that were there
     if len(found):
         rows = [
             ("head", "from step", "alpha_0 first", "last", "shape"),
@@ -38,7 +39,8 @@ def render_trajectory(
     if paths:
         names = ", ".join(path.name for path in paths)
         lines += ["", *textwrap.wrap(f"written to {printable(str(paths[0].parent))}: {names}", WIDTH)]
-        lines += [f"next: {next_command('schema', 'emergence')} (what the columns of emergence.csv are)"]
+        drawn = ("--figure", "trajectory", "-o", "trajectory.pdf")
+        lines += [f"next: {next_command('plot', paths[0].parent, *drawn)}"]
     return "\n".join([*lines, ""])
 
 

@@ -15,10 +15,10 @@ def _evidence(name: str, what: str) -> tuple[ColumnSchema, ...]:
 
 
 FIRST_COLUMNS = (
-    *_evidence("alpha_0_bos_first", "Mean alpha_0 over the sequences that begin with BOS."),
-    *_evidence("alpha_0_other_first", "Mean alpha_0 over the sequences that hold no BOS."),
+    *_evidence("alpha_0_bos_first", "Mean alpha_k at k = 0 over the sequences that begin with BOS."),
+    *_evidence("alpha_0_other_first", "Mean alpha_k at k = 0 over the sequences that hold no BOS."),
     *_evidence("alpha_bos_later", "Mean alpha_k at BOS's place k over the sequences in which k > 0."),
-    *_evidence("alpha_0_bos_later", "Mean alpha_0 over the sequences in which BOS stands at a later position."),
+    *_evidence("alpha_0_bos_later", "Mean alpha_k at k = 0 over the sequences in which BOS stands later."),
     key(
         "verdict", "string", "token: alpha_bos_later > epsilon, the sink follows BOS. position: alpha_0_other_first > "
         "epsilon, it is at position 0 whatever stands there. both, none. Empty where one of them was not measured.",

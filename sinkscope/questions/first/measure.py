@@ -12,7 +12,7 @@ from torch import Tensor
 from sinkscope.capture import LayerView, Missing
 from sinkscope.engine.measurement import Findings, Measurement, Subject
 from sinkscope.inputs.batches import Batch
-from sinkscope.metrics.mass import alpha
+from sinkscope.metrics.mass import alpha, sink_score
 from sinkscope.metrics.quantities import Quantity
 from sinkscope.questions.first.tables import add_first, bos_place, first_table
 from sinkscope.runs.schema.stream import StreamSummary
@@ -29,7 +29,8 @@ class First(Measurement):
         self._epsilon = np.nan
 
     def quantities(self) -> tuple[Quantity, ...]:
-        return (Quantity("alpha_bos", ("sequence", "head"), self._alpha_bos),)
+        dims = ("sequence", "head")
+        return Quantity("alpha_bos", dims, self._alpha_bos), Quantity("alpha_first", dims, alpha_first)
 
     @contextmanager
     def watching(self, batch: Batch, ids: np.ndarray) -> Iterator[None]:
@@ -51,6 +52,12 @@ class First(Measurement):
 
     def summarise(self, streams: dict[str, StreamSummary], tables: dict[str, pd.DataFrame]) -> None:
         add_first(streams, tables["first"], self._epsilon)
+
+
+def alpha_first(view: LayerView) -> Tensor:
+    """alpha_0, [sequence, head]; NaN where no query may see key 0."""
+    share = view.queries / view.attention.seen_by[..., 0].to(view.attention.first.dtype)
+    return (sink_score(view) * share).expand(view.batch, view.heads)
 
 
 MEASUREMENT = First

@@ -101,7 +101,7 @@ def _words(rows: pd.DataFrame, sinks: pd.DataFrame, counts: dict[str, int]) -> s
 
 
 def _alpha_0(values: SiteValues) -> np.ndarray:
-    return values.head("sink_score")
+    return values.arrays["alpha_first"]
 
 
 def _of_texts(domains: list[Domain], site: Site, read: Callable[[SiteValues], np.ndarray | None]) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ import pandas as pd
 from sinkscope.capture import Site
 from sinkscope.questions.modules.columns import INPUT_COLUMNS, OURS, InputColumn
 from sinkscope.runs.schema.stream import StreamSummary
-from sinkscope.runs.statistics import mean, sem
+from sinkscope.runs.statistics import mean, most_frequent, sem
 from sinkscope.tables.columns import RUN_COLUMNS, RunColumn, run_column
 from sinkscope.tables.values import Domain
 
@@ -52,14 +51,16 @@ for _name, _column in INPUT_COLUMNS.items():
 
 @run_column(TABLE, unit="position", range="[0, T)")
 def amax_position(run: ModuleRun) -> int:
-    """Position of the token with the largest |x|, the one of most sequences."""
-    return Counter(run.places).most_common(1)[0][0]
+    """Position of the token with the largest |x|, the lowest of several: the one of most sequences. In a tie, of these
+    the one whose first sequence comes first in the domain."""
+    return most_frequent(run.places)
 
 
 @run_column(TABLE, unit="name", range="a token")
 def amax_token(run: ModuleRun) -> str | None:
-    """The token with the largest |x|, the one of most sequences; empty where the run has no tokenizer."""
-    return Counter(run.tokens).most_common(1)[0][0]
+    """The token with the largest |x|, the one of most sequences, in a tie as amax_position; it need not be the token at
+    amax_position. Empty where the run has no tokenizer."""
+    return most_frequent(run.tokens)
 
 
 def name_of(module: str, call: int) -> str:
@@ -114,6 +115,6 @@ def add_modules(streams: dict[str, StreamSummary], table: pd.DataFrame) -> None:
         token = "" if pd.isna(worst["amax_token"]) else f" ({worst['amax_token']!r})"
         stream.in_words.append(
             f"Modules: in 8 bits with one scale a tensor, {worst['module']} loses most: "
-            f"{100 * worst['underflow_tensor']:.0f} % of its input rounds to 0, with a scale a token "
+            f"{100 * worst['underflow_tensor']:.0f} % of its input rounds to 0, with per-token quantisation "
             f"{100 * worst['underflow_token']:.0f} %; its largest entry is at position {worst['amax_position']}{token}."
         )

@@ -26,7 +26,10 @@ from sinkscope.wiring.mixes import squares
 LAMPERT = "Lampert et al. 2605.08453"
 EQ2 = f"{LAMPERT} eq. 2, our reconstruction"
 COSTS = f"{LAMPERT} section 7; our reading of kappa, C, r and Delta"
+PARTS = f"{LAMPERT} section 7; which terms pay for which weights, and the symbols' readings, are ours"
+OWN_BOUND = f"ours, in place of the paper's ({LAMPERT} section 7)"
 GROUPS = 1.0
+"""C, the number of groups of tokens: given, not found. All tokens of a text count as one group."""
 
 HeadValues = Float[Tensor, " head"]
 
@@ -140,25 +143,30 @@ def cost_sink_lower(folded: FoldedHeads) -> HeadValues:
     """kappa C / (2 s D), a lower bound on the cost of a sink. kappa = the head's own sink margin in nats (mean over
     i >= 1; sequences where it is not above 0 have no cost and are left out); C = 1, since all tokens of the text count
     as one group; D = width of z, which is |z|^2 behind a norm; s = the factor of the head's logits, s z_i^T W_Q^T W_K
-    z_j. All four bounds are measured on the first n sequences only, as matrix_entropy is."""
+    z_j. The unit is |W_Q|_F^2 + |W_K|_F^2, and that of W_O, W_V and an MLP beside them in the upper bounds. All bounds
+    are measured on the first n sequences only, as matrix_entropy is."""
     return _kappa(folded) * GROUPS / (2 * _reach(folded))
 
 
 @smoothing_metric(unit="cost", range="(0, inf)", source=COSTS, sampled=True)
 def cost_sink_upper(folded: FoldedHeads) -> HeadValues:
-    """12 kappa C / (s D) + 5 (r + C), an upper bound on the cost of a sink. r = stable rank tr B / |B|_2 of the tokens
-    around their mean; kappa, C, s, D and the sequences as in cost_sink_lower."""
+    """12 kappa C / (s D) + 5 (r + C), r = stable rank tr B / |B|_2 of the tokens around their mean: no upper bound,
+    since the paper's r is the dimension of their span, which is larger; cost_sink_upper_qk and cost_sink_upper_value
+    take that. kappa, C, s, D and the sequences as in cost_sink_lower."""
     return 12 * _kappa(folded) * GROUPS / _reach(folded) + 5 * (folded.token_rank + GROUPS)
 
 
-@smoothing_metric(unit="cost", range="(0, inf)", source=f"{COSTS}; this bound is ours", sampled=True)
+@smoothing_metric(
+    unit="cost", range="(0, inf)", source="ours, in place of Lampert et al. 2605.08453 section 7", sampled=True
+)
 def cost_diagonal_lower(folded: FoldedHeads) -> HeadValues:
     """kappa / (s |B'|_2), a lower bound on the cost of a diagonal pattern of the same margin; B' = B n/(n-1); kappa, s
-    and the sequences as in cost_sink_lower.
+    and the sequences as in cost_sink_lower. It bounds (|W_Q|_F^2 + |W_K|_F^2) / 2: cost_diagonal_lower_qk is in the
+    unit of the others, and cost_diagonal_lower_paper the paper's own.
 
     For every pair, s (z_i - z_j)^T W (z_i - z_j) >= 2 kappa, where W = W_Q^T W_K; the mean over pairs is
     2 s tr(W B'), and tr(W B') <= |W|_* |B'|_2 <= |B'|_2 (|W_Q|_F^2 + |W_K|_F^2) / 2. Nothing may be added for the first
-    token: weights exist that keep it out at less than kappa C / (2 s D) more (tests/metrics/test_costs.py).
+    token: weights exist that keep it out at less than kappa C / (2 s D) more (tests/questions/test_costs.py).
     """
     count = folded.normalised.shape[0]
     return _kappa(folded) * (count - 1) / (_scale(folded) * count * folded.token_top)
@@ -166,14 +174,90 @@ def cost_diagonal_lower(folded: FoldedHeads) -> HeadValues:
 
 @smoothing_metric(unit="cost", range="(0, inf)", source=COSTS, sampled=True)
 def cost_diagonal_upper(folded: FoldedHeads) -> HeadValues:
-    """13 kappa C / (s D) + 4 kappa r / (s Delta) + 3 (r + C), an upper bound on the cost of a diagonal pattern of the
-    same margin. Delta = mean over pairs i != j of (z_i - zbar).(z_i - z_j) = n/(n-1) tr B. The theorem asks for the
-    smallest gap, not the mean, so this is an estimate and no guarantee. kappa, C, s, D, r and the sequences as in
-    cost_sink_upper."""
+    """13 kappa C / (s D) + 4 kappa r / (s Delta) + 3 (r + C), an estimate of the upper bound on the cost of a diagonal
+    pattern of the same margin. Delta = mean over pairs i != j of (z_i - zbar).(z_i - z_j) = n/(n-1) tr B, where the
+    theorem asks for the smallest gap; r as in cost_sink_upper: it guarantees nothing, and cost_diagonal_upper_qk and
+    cost_diagonal_upper_value do. kappa, C, s, D and the sequences as in cost_sink_lower."""
     kappa, reach, rank = _kappa(folded), _reach(folded), folded.token_rank
     count, width = folded.normalised.shape
     gap = folded.spread * count / max(count - 1, 1)
     return 13 * kappa * GROUPS / reach + 4 * kappa * rank * width / (reach * gap) + 3 * (rank + GROUPS)
+
+
+@smoothing_metric(unit="nats", range="(-inf, inf)", source=f"{LAMPERT} section 7 (requirements); estimator ours")
+def sink_margin_pairs(folded: FoldedHeads) -> HeadValues:
+    """Mean over i >= 1 of s_i0 - max s_ij, the maximum over the other keys j that i sees: the margin of key 0 over each
+    other key, as the paper's requirements have it, where sink_margin is that over all together. Queries that do not see
+    key 0 are left out; the theorem asks for the margin in every row, this is their mean."""
+    return folded.need(folded.pair_margin).nanmean(-1)
+
+
+@smoothing_metric(unit="dimension", range="[0, min(T - 1, D)]", source=f"{LAMPERT} section 7 (r_eta)", sampled=True)
+def token_span(folded: FoldedHeads) -> HeadValues:
+    """The dimension of the span of z_i - zbar, i >= 1, as a numerical rank: the number of singular values above max(n,
+    D) 2^-23 times the largest, as numpy.linalg.matrix_rank takes it in float32. It stands for the paper's dimension of
+    the nuisance, which leaves out the signal's span; constant within a layer."""
+    return folded.token_span.expand(folded.heads)
+
+
+@smoothing_metric(unit="cost", range="(0, inf)", source=PARTS, sampled=True)
+def cost_sink_lower_qk(folded: FoldedHeads) -> HeadValues:
+    """kappa C / (2 s D) with kappa = sink_margin_pairs where it is above 0 (else empty), here and in the columns below;
+    C = 1, given; s and D as in cost_sink_lower. A lower bound on |W_Q|_F^2 + |W_K|_F^2 of a sink of this margin."""
+    return _pairs(folded) * GROUPS / (2 * _reach(folded))
+
+
+@smoothing_metric(unit="cost", range="(0, inf)", source=PARTS, sampled=True)
+def cost_sink_upper_qk(folded: FoldedHeads) -> HeadValues:
+    """12 kappa C / (s D): weights of a sink of this margin exist whose |W_Q|_F^2 + |W_K|_F^2 is no larger. kappa, C, s,
+    D as in cost_sink_lower_qk."""
+    return 12 * _pairs(folded) * GROUPS / _reach(folded)
+
+
+@smoothing_metric(unit="cost", range="(0, inf)", source=PARTS, sampled=True)
+def cost_sink_upper_value(folded: FoldedHeads) -> HeadValues:
+    """5 (r + C), r = token_span: what values and MLP of such a sink cost at most, whatever its margin. No lower bound
+    has such a term. Empty where cost_sink_upper_qk is."""
+    return 5 * (token_span(folded) + GROUPS) + 0 * _pairs(folded)
+
+
+@smoothing_metric(
+    unit="cost", range="(0, inf)", source="ours, in place of Lampert et al. 2605.08453 section 7", sampled=True
+)
+def cost_diagonal_lower_qk(folded: FoldedHeads) -> HeadValues:
+    """2 kappa / (s |B'|_2), a lower bound on |W_Q|_F^2 + |W_K|_F^2 of a diagonal pattern of this margin, both orders of
+    every pair; B' = B n/(n-1); kappa and s as in cost_sink_lower_qk."""
+    return 2 * _pairs(folded) / (_scale(folded) * _top(folded))
+
+
+@smoothing_metric(unit="cost", range="(0, inf)", source=PARTS, sampled=True)
+def cost_diagonal_lower_paper(folded: FoldedHeads) -> HeadValues:
+    """kappa r_eff / (delta^2 s D) + kappa C / (2 s D), the paper's lower bound on the cost of a diagonal pattern, with
+    r_eff = tr B' / |B'|_2 and delta^2 = tr B' / D, so that its first term is kappa / (s |B'|_2). The second need not
+    hold here, where no part of a token is orthogonal to the others'. Symbols as in cost_diagonal_lower_qk.
+
+    tests/questions/test_costs.py has weights below it.
+    """
+    kappa = _pairs(folded)
+    return kappa / (_scale(folded) * _top(folded)) + kappa * GROUPS / (2 * _reach(folded))
+
+
+@smoothing_metric(unit="cost", range="(0, inf)", source=PARTS, sampled=True)
+def cost_diagonal_upper_qk(folded: FoldedHeads) -> HeadValues:
+    """13 kappa C / (s D) + 4 kappa r / (s Delta), r = token_span, Delta = the smallest over pairs i != j of (z_i -
+    zbar).(z_i - z_j): weights of a diagonal pattern of this margin exist whose |W_Q|_F^2 + |W_K|_F^2 is no larger.
+    Empty where Delta is not above 0, as where a token stands twice: no such weights follow then. Other symbols as in
+    cost_sink_lower_qk."""
+    kappa, gap = _pairs(folded), folded.smallest_gap
+    gap = torch.where(gap > 0, gap, torch.nan)
+    return 13 * kappa * GROUPS / _reach(folded) + 4 * kappa * token_span(folded) / (_scale(folded) * gap)
+
+
+@smoothing_metric(unit="cost", range="(0, inf)", source=PARTS, sampled=True)
+def cost_diagonal_upper_value(folded: FoldedHeads) -> HeadValues:
+    """3 (r + C), r = token_span: what values and MLP of such a diagonal pattern cost at most, whatever its margin.
+    Empty where cost_sink_upper_qk is."""
+    return 3 * (token_span(folded) + GROUPS) + 0 * _pairs(folded)
 
 
 def _theory(mean: Tensor, variance: Tensor) -> Tensor:
@@ -181,8 +265,22 @@ def _theory(mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def _kappa(folded: FoldedHeads) -> HeadValues:
-    kappa = folded.need(folded.margin).nanmean(-1)
+    return _above_zero(folded.need(folded.margin).nanmean(-1))
+
+
+def _pairs(folded: FoldedHeads) -> HeadValues:
+    return _above_zero(sink_margin_pairs(folded))
+
+
+def _above_zero(kappa: HeadValues) -> HeadValues:
+    """A margin that is not above 0 is no sink's and has no cost."""
     return torch.where(kappa > 0, kappa, torch.nan)
+
+
+def _top(folded: FoldedHeads) -> Float[Tensor, ""]:
+    """|B'|_2, the largest eigenvalue of the tokens' covariance with 1/(n-1)."""
+    count = folded.normalised.shape[0]
+    return folded.token_top * count / (count - 1) if count > 1 else folded.token_top * torch.nan
 
 
 def _reach(folded: FoldedHeads) -> float:

@@ -60,8 +60,9 @@ COSINE = TableFigure(
     "Mean cosine of two different tokens i, j >= 1, by layer. First panel: x, the residual stream entering the block, "
     "z, its normalised form that the projections read, and e, the stream leaving the block. Second panel: x with what "
     "one head would add to it, mean over the layer's heads: x + Wz where each token attends to itself, x + WAz with "
-    "the head's own attention A, and with uniform attention. Dashed: the theory (eq. 2, our reconstruction). Bands: "
-    "standard error over sequences.",
+    "the head's own attention A, and with uniform attention. Dashed: the theory (eq. 2, our reconstruction). "
+    "Lines coincide where a head adds little to x; a line ends where its quantity is missing. Bands: standard error "
+    "over sequences.",
     legend_columns=3,
 )  # fmt: skip
 
@@ -147,47 +148,54 @@ RANKS = TableFigure(
 )  # fmt: skip
 
 
+COST_MARKS = (
+    ("cost_sink_upper_qk", LINES[0], "o", "full", "sink, at most"),
+    ("cost_sink_lower_qk", LINES[0], "o", "none", "sink, at least"),
+    ("cost_diagonal_upper_qk", LINES[5], "^", "full", "diagonal, at most"),
+    ("cost_diagonal_lower_qk", LINES[5], "v", "none", "diagonal, at least"),
+    ("cost_qk", "black", ".", "full", "the head's own"),
+)
+"""Column, colour, marker, filling and name of each bound."""
+
+
 def paint_costs(series: Series, panels: list[Axes], named: bool) -> None:
-    """What a sink costs against a diagonal pattern, head by head (Lampert et al. 2605.08453, fig. 3 and section 7)."""
+    """What a sink costs against a diagonal pattern, head by head (Lampert et al. 2605.08453, section 7; its figure 3
+    shows whole blocks)."""
     (axes,) = panels
     rows = series.rows("smoothing")
-    rows = rows[rows["cost_sink_upper"].notna()].sort_values("cost_sink_upper", kind="stable")
+    if "cost_sink_upper_qk" not in rows:
+        raise SinkscopeError(f"{series.label}: an older sinkscope wrote this run; scan again for costs in parts")
+    rows = rows[rows["cost_sink_upper_qk"].notna()].sort_values("cost_sink_upper_qk", kind="stable")
     if rows.empty:
         raise SinkscopeError(
-            f"{series.label}: no head has a sink margin above 0 in the sequences that costs were measured on "
-            "(--spectra), so that no cost is known"
+            f"{series.label}: no head's first token leads every other key in the sequences that costs were measured "
+            "on (--spectra), so that no cost is known"
         )
     place = np.arange(1, len(rows) + 1)
-    low, high = rows["cost_sink_lower"], rows["cost_sink_upper"]
-    axes.fill_between(place, low, high, color=LINES[0], alpha=0.15, linewidth=0)
-    axes.plot(place, high, color=LINES[0], marker="o", ms=2, linestyle="", label="sink, at most")
-    axes.plot(
-        place, low, color=LINES[0], marker="o", ms=2, linestyle="", fillstyle="none", markeredgewidth=0.5,
-        label="sink, at least",
-    )  # fmt: skip
-    axes.plot(
-        place, rows["cost_diagonal_upper"], color=LINES[5], marker="^", ms=2, linestyle="", label="diagonal, at most"
+    axes.fill_between(
+        place, rows["cost_sink_lower_qk"], rows["cost_sink_upper_qk"], color=LINES[0], alpha=0.15, linewidth=0
     )
-    if "cost_diagonal_lower" in rows:
-        axes.plot(
-            place, rows["cost_diagonal_lower"], color=LINES[5], marker="v", ms=2, linestyle="", fillstyle="none",
-            markeredgewidth=0.5, label="diagonal, at least",
-        )  # fmt: skip
-    if "cost_actual" in rows and rows["cost_actual"].notna().any():
-        axes.plot(place, rows["cost_actual"], color="black", marker=".", ms=2, linestyle="", label="the head's own")
+    for name, color, marker, filling, label in COST_MARKS:
+        if rows[name].notna().any():
+            axes.plot(
+                place, rows[name], color=color, marker=marker, ms=2, linestyle="", fillstyle=filling,
+                markeredgewidth=0.5, label=label,
+            )  # fmt: skip
     axes.set_yscale("log")
     axes.minorticks_off()
-    axes.set_xlabel(f"{len(rows)} heads")
+    axes.set_xlabel(f"{len(rows)} head{'s' if len(rows) > 1 else ''}")
     if named:
-        axes.set_ylabel("cost")
+        axes.set_ylabel("cost of $W_Q, W_K$")
 
 
 COSTS = TableFigure(
     "costs", ("smoothing",), 1, 1.9, paint_costs,
-    "Bounds on the cost of a sink and of a diagonal pattern with the head's own margin, one place a head, ordered by "
-    "the sink's upper bound; heads whose margin is not above 0 have no cost and are left out. The diagonal's upper "
-    "bound takes the mean gap between tokens where the theorem takes the smallest: an estimate, no guarantee.",
-    legend_columns=2,
+    "Bounds on what queries and keys of a sink cost, and those of a diagonal pattern, with the head's own margin over "
+    "each other key: |W_Q|^2 + |W_K|^2, one place a head, ordered by the sink's upper bound. Heads whose first token "
+    "leads in no sequence have no cost and are left out; so is the diagonal's upper bound where two tokens are too "
+    "near for one. Values and MLP, for which the paper's upper bounds have terms and its lower bounds none, are not "
+    "drawn. The diagonal's lower bound is ours.",
+    legend_columns=2, layers_below=False,
 )  # fmt: skip
 
 

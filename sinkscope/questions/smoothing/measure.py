@@ -6,7 +6,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sinkscope.capture import LayerView, Missing
+from sinkscope.capture import AttentionCall, LayerView, Missing
+from sinkscope.capture.kernels.map_walk import AttentionMap
+from sinkscope.capture.kernels.pairs import pair_margins
+from sinkscope.capture.precision import as_float64
 from sinkscope.engine.measurement import Findings, Measurement
 from sinkscope.metrics.quantities import Quantity
 from sinkscope.questions.smoothing.tables import NOTHING, add_verdicts, smoothing_table
@@ -29,6 +32,9 @@ class Smoothing(Measurement):
     def quantities(self) -> tuple[Quantity, ...]:
         return (Quantity(TABLE, ("sequence", "head", "metric"), self._of_view),)
 
+    def of_call(self, call: AttentionCall | AttentionMap) -> Tensor | None:
+        return pair_margins(call)
+
     def tables(self, findings: Findings) -> dict[str, pd.DataFrame]:
         return {TABLE: smoothing_table(findings.domains, findings.sites, self.wirings)}
 
@@ -40,9 +46,11 @@ class Smoothing(Measurement):
         slices = output_slices(self.subject.model, view.site)
         weights = None if slices is None else OutputWeights(slices.to(view.attention.first.device), view.factors)
         wiring = self.wirings.get(view.site.name, NOTHING)
-        return torch.stack(
-            [self._columns(folded, number < view.sampled) for number, folded in enumerate(fold(view, wiring, weights))]
-        )
+        pairs, columns = view.readings.get(self.name), []
+        for number, folded in enumerate(fold(view, wiring, weights)):
+            folded.pair_margin = None if pairs is None else as_float64(pairs[number, :, 1:])
+            columns.append(self._columns(folded, number < view.sampled))
+        return torch.stack(columns)
 
     def _columns(self, folded: FoldedHeads, sampled: bool) -> Tensor:
         """[head, metric]; metrics too slow for every sequence stay NaN where this one is not `sampled`."""

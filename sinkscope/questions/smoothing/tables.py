@@ -9,7 +9,7 @@ import pandas as pd
 from torch import Tensor
 
 from sinkscope.capture import Site
-from sinkscope.questions.smoothing.columns import LAMPERT
+from sinkscope.questions.smoothing.columns import LAMPERT, PARTS
 from sinkscope.runs.schema.stream import StreamSummary
 from sinkscope.tables.columns import run_column
 from sinkscope.tables.frames import measured_table
@@ -17,6 +17,7 @@ from sinkscope.tables.values import Domain
 from sinkscope.wiring.trace import Wiring
 
 VERDICTS = ("smooths", "sharpens", "neither")
+PATTERNS = ("sink", "diagonal")
 NOTHING = Wiring(None, None, None, None)
 
 UNREAD = {
@@ -48,14 +49,14 @@ def verdict(run: SmoothingRun) -> np.ndarray:
     return names
 
 
-@run_column("smoothing", unit="rank", range="[1, head dim]", source=f"{LAMPERT}, stable rank")
+@run_column("smoothing", unit="rank", range="[1, head dim]", source="ours, comparable to Lampert et al. fig. 12")
 def rank_w(run: SmoothingRun) -> np.ndarray:
     """Stable rank |W|_F^2 / |W|_2^2 of W = W_O^h W_V^h diag(gain); it depends on the weights only, not on the text.
     Empty where a map could not be read from the weights, and where W is 0; the summary counts such heads."""
     return _ranks(run.wiring.rank_w, run)
 
 
-@run_column("smoothing", unit="rank", range="[1, head dim]", source=f"{LAMPERT}, stable rank")
+@run_column("smoothing", unit="rank", range="[1, head dim]", source="ours, comparable to Lampert et al. fig. 12")
 def rank_qk(run: SmoothingRun) -> np.ndarray:
     """Stable rank of diag(gain) W_Q^hT W_K^h diag(gain). It leaves out position encodings and biases; of an RMS norm on
     q and k it includes the gains, not the division. Empty where a map could not be read from the weights, and where the
@@ -65,9 +66,10 @@ def rank_qk(run: SmoothingRun) -> np.ndarray:
 
 @run_column("smoothing", unit="cost", range="[0, inf)", source="ours")
 def cost_actual(run: SmoothingRun) -> np.ndarray:
-    """(|W_Q^h diag(gain)|_F^2 + |W_K^h diag(gain)|_F^2) / 2 of the head's own weights, in the unit of the bounds, which
-    hold for it. A key head of several query heads counts whole in each. Empty where a map could not be read, and where
-    a norm of q or k makes the weights' size say nothing."""
+    """(|W_Q^h diag(gain)|_F^2 + |W_K^h diag(gain)|_F^2) / 2 of the head's own weights: half of cost_qk, which has the
+    unit of the bounds. Values and MLP, which the upper bounds count, are left out. A key head of several query heads
+    counts whole in each. Empty where a map could not be read, and where a norm of q or k makes the weights' size say
+    nothing."""
     return _ranks(run.wiring.cost_qk, run)
 
 
@@ -81,6 +83,38 @@ def cheaper(run: SmoothingRun) -> np.ndarray:
         conditions = [high["sink"] < low["diagonal"], high["diagonal"] < low["sink"]]
     names = np.select(conditions, ["sink", "diagonal"], "undecided").astype(object)
     names[np.isnan(np.stack([*low.values(), *high.values()])).any(0)] = None
+    return names
+
+
+@run_column("smoothing", unit="cost", range="[0, inf)", source="ours")
+def cost_qk(run: SmoothingRun) -> np.ndarray:
+    """|W_Q^h diag(gain)|_F^2 + |W_K^h diag(gain)|_F^2 of the head's own weights, in the unit of the columns that end in
+    _qk: twice cost_actual, and empty where that is."""
+    return 2 * _ranks(run.wiring.cost_qk, run)
+
+
+@run_column("smoothing", unit="name", range="sink, diagonal, undecided", source=PARTS)
+def cheaper_qk(run: SmoothingRun) -> np.ndarray:
+    """By queries and keys alone: sink if the mean of cost_sink_upper_qk is below that of cost_diagonal_lower_qk;
+    diagonal if the mean of cost_diagonal_upper_qk is below that of cost_sink_lower_qk; otherwise undecided. Empty where
+    the head has no cost."""
+    return _cheaper(run, run.means["cost_sink_upper_qk"], run.means["cost_diagonal_upper_qk"])
+
+
+@run_column("smoothing", unit="name", range="sink, diagonal, undecided", source=PARTS)
+def cheaper_block(run: SmoothingRun) -> np.ndarray:
+    """By the whole block: as cheaper_qk, with the means of cost_sink_upper_value and cost_diagonal_upper_value added to
+    the upper bounds. The lower bounds have no such part."""
+    upper = {name: run.means[f"cost_{name}_upper_qk"] + run.means[f"cost_{name}_upper_value"] for name in PATTERNS}
+    return _cheaper(run, upper["sink"], upper["diagonal"])
+
+
+def _cheaper(run: SmoothingRun, sink: np.ndarray, diagonal: np.ndarray) -> np.ndarray:
+    """From the two upper bounds. One that is missing decides nothing."""
+    low = {name: run.means[f"cost_{name}_lower_qk"] for name in PATTERNS}
+    with np.errstate(invalid="ignore"):
+        names = np.select([sink < low["diagonal"], diagonal < low["sink"]], PATTERNS, "undecided").astype(object)
+    names[np.isnan(low["sink"])] = None
     return names
 
 

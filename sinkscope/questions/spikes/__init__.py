@@ -15,7 +15,11 @@ QUESTION = Question(
             DOMAIN, STREAM, LAYER, ColumnSchema("module", "string", "", "", "Path of the block."),
             ColumnSchema("part", "string", "", "", "What writes: attention or mlp."),
             ColumnSchema("channel", "integer", "", "", "A channel that holds massive elements; at most eight."),
-            ColumnSchema("position", "integer", "", "", "The spike's token in most sequences."),
+            ColumnSchema(
+                "position", "integer", "", "",
+                "Position of the spike's token, the one of most sequences; in a tie "
+                "the one whose first sequence comes first in the domain.",
+            ),
         ),
         measured=("spikes",),
     ),),

@@ -16,7 +16,7 @@ import pandas as pd
 
 from sinkscope.capture import Site
 from sinkscope.runs.schema.stream import StreamSummary
-from sinkscope.runs.statistics import mean, sem
+from sinkscope.runs.statistics import mean, most_frequent, sem
 from sinkscope.tables.columns import RUN_COLUMNS, run_column
 from sinkscope.tables.values import Domain
 
@@ -162,7 +162,7 @@ def _rows(domain: Domain, sites: list[Site], writers: dict[str, Writers]) -> lis
         if not own:
             continue
         inputs = np.stack([_value(domain, site, ATTENTION, "spike_entering") for site in own])  # [block, sequence, D]
-        positions = Counter(_value(domain, own[0], ATTENTION, "spike_position").astype(int).tolist())
+        position = most_frequent(_value(domain, own[0], ATTENTION, "spike_position").astype(int).tolist())
         for channel in _channels(domain, sites, stream):
             rise = _rise(inputs[..., channel])
             for index, site in enumerate(own):
@@ -171,7 +171,7 @@ def _rows(domain: Domain, sites: list[Site], writers: dict[str, Writers]) -> lis
                     found = _part_run(domain, site, part, channel, inputs[index, :, channel], rise, writers[block])
                     rows.append({
                         "domain": domain.name, "stream": stream, "layer": site.layer, "module": block, "part": part,
-                        "channel": channel, "position": positions.most_common(1)[0][0],
+                        "channel": channel, "position": position,
                         **{name: column.compute(found) for name, column in RUN_COLUMNS["spikes"].items()},
                     })  # fmt: skip
     return rows
@@ -246,7 +246,7 @@ def _words(top: pd.Series, rows: pd.DataFrame) -> str:
         f"{top['channel']} at position {top['position']}"
     )
     if not pd.isna(top["neuron"]):
-        held = f"neuron {top['neuron']} has {100 * abs(top['neuron_share']):.0f} % of the products"
+        held = f"neuron {top['neuron']} contributes {100 * abs(top['neuron_share']):.0f} %"
         text += f"; {held}{', a super weight' if top['super_weight'] else ''}"
     down = rows.loc[rows["share"].idxmin()]
     if down["step"] == "down":

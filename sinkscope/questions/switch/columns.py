@@ -6,9 +6,11 @@ or norm that some models put after it. W_O^h is the head's slice of the output p
 m = mean over j >= 1 of norm(W_O^h v_j), in the same sequence: the size of what the head writes where it copies one
 value. A row is off where norm(W_O^h o_i) < 0.1 m, and sunk where A[i,0] >= 0.9.
 
-A sink at the first token needs an embedding that is aligned with that of every query. Their claim is about every
-position, so that the mean cosine (`cos_first_residual`) alone cannot show it: the columns of layers.csv below read the
-cosines position by position. x is the residual stream entering the block, z what the q/k/v projections read.
+A sink at the first token needs a W with z_j^T W (z_0 - z_i) > 0 for every query j and every i != 0 (proposition 4.1):
+`alignment_margin` says whether one exists. That cosines of embeddings are above 0 is a reading of ours, and neither
+needed nor enough: the paper's own construction has BOS orthogonal to all other tokens. The cosines of layers.csv below
+are read position by position, as its figure 1 shows them. x is the residual stream entering the block, z what the q/k/v
+projections read.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sinkscope.capture.precision import as_widest
+from sinkscope.capture.precision import as_float64, as_widest
 from sinkscope.capture.token_sums import inverse
 from sinkscope.capture.view import LayerView, Missing, need, once_per_view
 from sinkscope.metrics import mass
+from sinkscope.metrics.hull import hull_distance
 from sinkscope.metrics.registry import layer_metric, measured_metric
 
 NAME = "switch"
@@ -30,6 +33,8 @@ OFF, SUNK = 0.1, 0.9
 LAMPERT = "Lampert et al. 2605.08453"
 FIG1 = f"{LAMPERT} fig. 1; statistic ours"
 ESTIMATOR = f"{LAMPERT} (hard switch); estimator ours"
+COMPENSATION = "ours; a machine-written review of Ran-Milo's paper asks for it"
+PROPOSITION = f"{LAMPERT} proposition 4.1; its margin is ours"
 
 HeadValues = Float[Tensor, "batch head"]
 LayerValues = Float[Tensor, " batch"]
@@ -94,7 +99,7 @@ def sunk_not_off(view: LayerView) -> HeadValues:
 @measured_metric(NAME, unit="share", range="[0, inf)")
 def from_sink(view: LayerView) -> HeadValues:
     """Sum over i >= 1 of norm(W_O^h A[i,0] v_0)^2, over sum norm(W_O^h o_i)^2. It may exceed 1, and from_sink,
-    from_self and communication need not sum to 1: the parts are no right angles apart."""
+    from_self and communication need not sum to 1: the parts need not be orthogonal."""
     energy = as_widest(view.attention.first[..., 1:]).square().sum(-1)
     return energy * as_widest(view.written_value_norms[..., 0]).square() / written_energy(view)
 
@@ -150,20 +155,20 @@ def key_bias(view: LayerView) -> HeadValues:
     return torch.where(count > 1, square / count, torch.nan).sqrt()
 
 
-@layer_metric(unit="ratio", range="[0, 1]", source=f"{LAMPERT} (heads that compensate each other); estimator ours",
-              measure=NAME)  # fmt: skip
+@layer_metric(unit="ratio", range="[0, 1]", source=COMPENSATION, measure=NAME)
 def compensation(view: LayerView) -> Float[Tensor, " batch"]:
-    """Mean over i >= 1 of norm(sum_h W_O^h w_i^h), over mean of sum_h norm(W_O^h w_i^h): 1 = the heads of a layer write
-    in the same direction, 0 = they cancel; see compensation_unrelated. w_i is what the output projection reads."""
+    """Mean over i >= 1 of norm(sum_h W_O^h w_i^h), over the mean over i >= 1 of sum_h norm(W_O^h w_i^h): 1 = the heads
+    of a layer write in the same direction, 0 = they cancel; see compensation_unrelated. w_i is what the output
+    projection reads."""
     total = torch.linalg.vector_norm(need(view.raw_written)[:, 1:], dim=-1)
     return as_widest(total).mean(-1) / _sum_of_norms(view)
 
 
 @layer_metric(unit="ratio", range="[0, 1]", measure=NAME)
 def compensation_unrelated(view: LayerView) -> Float[Tensor, " batch"]:
-    """What compensation would be if the heads wrote at right angles to each other: mean over i >= 1 of sqrt(sum_h
-    norm(W_O^h w_i^h)^2), over mean of sum_h norm(W_O^h w_i^h). 1/sqrt(H) for H heads of equal norms. A compensation
-    below it means that heads cancel."""
+    """What compensation would be if the heads wrote in orthogonal directions: mean over i >= 1 of sqrt(sum_h
+    norm(W_O^h w_i^h)^2), over the same mean of sum_h norm(W_O^h w_i^h). 1/sqrt(H) for H heads of equal norms. A
+    compensation below it means that heads cancel."""
     squares = view.over_heads(as_widest(view.written_norms[..., 1:]).square().mean(1)) * view.layer_heads
     return squares.sqrt().mean(-1) / _sum_of_norms(view)
 
@@ -278,7 +283,8 @@ def cos_first_residual_positive(view: LayerView) -> LayerValues:
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG1, measure=NAME)
 def cos_peak_residual(view: LayerView) -> LayerValues:
     """Mean over j != p of cos(x_p, x_j), p = the layer's strongest key: the largest mean over heads of alpha_k, among
-    keys k with at least T/4 query rows, in each sequence by itself. It equals cos_first_residual where p = 0."""
+    keys k with n_k >= n_max/4 in every head, in each sequence by itself; the lowest k in a tie. It equals
+    cos_first_residual where p = 0."""
     return _around_peak(view, view.x, view.x_norms, residual_cosines)
 
 
@@ -310,6 +316,40 @@ def cos_first_input_positive(view: LayerView) -> LayerValues:
 def cos_peak_input(view: LayerView) -> LayerValues:
     """Mean over j != p of cos(z_p, z_j), p = the layer's strongest key, as in cos_peak_residual."""
     return _around_peak(view, view.z, view.z_norms, input_cosines)
+
+
+@layer_metric(unit="ratio", range="[0, inf)", source=PROPOSITION, measure=NAME, sampled=True)
+def alignment_margin(view: LayerView) -> LayerValues:
+    """The largest margin m for which a W with norm(W)_F = 1 and z_j^T W (z_0 - z_i) >= m for all i, j >= 1 exists, over
+    mean norm(z_j)^2, j >= 1: above 0, a sink at 0 is possible for all queries; 0, it is not. Measured on the first n
+    sequences only, as matrix_entropy is.
+
+    It is the product of two distances: of 0 from the convex hull of the z_j, and of z_0 from that of the z_i. Their
+    shortest vectors v and u give W = v u^T with this margin, and the weights a, b of the nearest points give every
+    other W a mean sum_ji a_j b_i z_j^T W (z_0 - z_i) = v^T W u, which is no larger. Both are above 0 wherever the
+    tokens are linearly independent, as T <= D tokens mostly are: then only the size says anything."""
+    return _margins_of(view, 0)
+
+
+@layer_metric(unit="ratio", range="[0, inf)", source=f"{PROPOSITION}; the control is ours", measure=NAME, sampled=True)
+def alignment_margin_other(view: LayerView) -> LayerValues:
+    """alignment_margin of the token in the middle, position T // 2, in place of token 0: all other tokens are then i
+    and j."""
+    return _margins_of(view, view.z.shape[1] // 2)
+
+
+def _margins_of(view: LayerView, token: int) -> LayerValues:
+    """The largest margin of a sink at this token, for each sequence."""
+    if view.site.cross:
+        raise Missing
+    others = torch.arange(view.z.shape[1], device=view.z.device) != token
+    found = []
+    for z in as_float64(view.z):
+        rest = z[others]
+        size = rest.square().sum(-1).mean()
+        margin = hull_distance(rest) * hull_distance(z[token] - rest)
+        found.append(margin / float(size) if size > 0 else torch.nan)
+    return torch.tensor(found, dtype=torch.float64, device=view.z.device)
 
 
 @once_per_view
@@ -352,11 +392,14 @@ def _around_peak(
     else:
         dots = torch.einsum("btd,bd->bt", x, x[rows, peak])
         cosines = as_widest(dots * inverse(norms) * inverse(norms[rows, peak])[:, None])
-    return (cosines.sum(-1) - cosines[rows, peak]) / (x.shape[1] - 1)
+    found = (cosines.sum(-1) - cosines[rows, peak]) / (x.shape[1] - 1)
+    return found.where(peak >= 0, torch.nan)
 
 
 @once_per_view
 def strongest_key(view: LayerView) -> Int[Tensor, " batch"]:
-    """The key with the largest mean over heads of alpha_k, among those with at least T/4 query rows."""
-    eligible = mass.eligible_keys(view.queries, view.keys, view.attention.causal)
-    return view.over_heads(mass.alpha(view)[..., :eligible].mean(1)).argmax(-1)
+    """The key with the largest mean over heads of alpha_k, among those with n_k >= n_max/4 in every head; -1
+    where there is no such key."""
+    alpha = mass.alpha(view).masked_fill(~mass.ranked(view.attention.seen_by), -torch.inf)
+    largest, place = view.over_heads(alpha.mean(1)).max(-1)
+    return place.where(largest > -torch.inf, -1)

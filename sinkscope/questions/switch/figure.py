@@ -30,8 +30,11 @@ def paint_alignment(series: Series, panels: list[Axes], named: bool) -> None:
             low.index, cosines.min(), cosines.max(), color=color, alpha=0.2, linewidth=0, label="all positions"
         )
         axes.fill_between(low.index, low, high, color=color, alpha=0.35, linewidth=0, label="5 to 95 % of positions")
-        axes.plot(middle.index, middle, color="black", linewidth=1, label="median position")
-        axes.plot(cosines.mean().index, cosines.mean(), color=color, linewidth=1, linestyle="--", label="mean")
+        mark = "." if len(middle) == 1 else "None"  # a line through a single layer would be no ink
+        axes.plot(middle.index, middle, color="black", linewidth=1, marker=mark, label="median position")
+        axes.plot(
+            middle.index, cosines.mean(), color=color, linewidth=1, linestyle="--", marker=mark, ms=3, label="mean"
+        )
         axes.set_ylim(top=1.02)
         by_layer(axes)
         if named:
@@ -62,7 +65,9 @@ def paint_switch(series: Series, panels: list[Axes], named: bool) -> None:
         (~silent, LINES[0], "o", "full", "moves something between tokens"),
         (silent, LINES[5], "^", "none", "communication below 5 %"),
     )
-    scatter.plot([0, 1], [0, 1], color=CONTROL, linestyle="--", linewidth=0.8, label="off exactly as often as sunk")
+    scatter.plot(
+        [0, 1], [0, 1], color=CONTROL, linestyle="--", linewidth=0.8, label="off exactly as often as on the sink"
+    )
     moved.axhline(SILENT, color=CONTROL, linestyle=":", linewidth=0.8)
     place = beside_layers(rows)
     for chosen, color, marker, filling, label in groups:
@@ -90,8 +95,8 @@ SWITCH = TableFigure(
     "switch", ("switch",), 2, 1.7, paint_switch,
     "Is a sink a switch? One mark a head. First panel: the share of rows that give the first token 0.9 or more (sink "
     "rows) against the share in which the head writes less than a tenth of a value (off rows); on the dashed line a "
-    "head is off as often as it sinks. Second panel: the energy that a head moves between tokens, over all that it "
-    "writes; the dotted line is at 5 %.",
+    "head is off as often as it sinks. Second panel: the energy that a head moves between tokens, over the "
+    "energy of its whole output; it may exceed 1, where other parts cancel it. The dotted line is at 5 %.",
     legend_columns=1, layers_below=False,
 )  # fmt: skip
 

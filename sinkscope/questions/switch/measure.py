@@ -18,7 +18,15 @@ from sinkscope.engine.measurement import Findings, Measurement, Subject
 from sinkscope.inputs.batches import Batch
 from sinkscope.metrics.quantities import Quantity, table_by_head
 from sinkscope.questions.switch.columns import OFF, by_position, openness
-from sinkscope.questions.switch.tables import COUNTS, OPENED, alignment_table, switch_table, token_table
+from sinkscope.questions.switch.tables import (
+    COUNTS,
+    OPENED,
+    TokenTests,
+    alignment_table,
+    switch_table,
+    token_table,
+    token_tests,
+)
 from sinkscope.questions.switch.words import summarise
 from sinkscope.runs.schema.stream import StreamSummary
 
@@ -43,6 +51,7 @@ class Switch(Measurement):
         super().__init__(subject)
         streams = {site.stream for site in subject.plan.sites}
         self._reading = {"text", "encoder"} if len(streams) > 1 else streams
+        self._tests: dict[tuple[str, str], TokenTests] = {}
         self._counted: tuple[LayerView, Counted | None] | None = None
 
     def quantities(self) -> tuple[Quantity, ...]:
@@ -64,6 +73,7 @@ class Switch(Measurement):
 
     def tables(self, findings: Findings) -> dict[str, pd.DataFrame]:
         domains, sites = findings.domains, findings.sites
+        self._tests = token_tests(domains, sites)
         return {
             TABLE: switch_table(domains, sites),
             "switch_tokens": token_table(domains, sites, findings.reading.tokenizer),
@@ -71,7 +81,13 @@ class Switch(Measurement):
         }
 
     def summarise(self, streams: dict[str, StreamSummary], tables: dict[str, pd.DataFrame]) -> None:
-        summarise(streams, tables[TABLE], tables["switch_tokens"], tables["layers"], self._reading)
+        heads = tables[TABLE]
+        names = set(heads["domain"]) if "domain" in heads else {name for name, _ in self._tests}
+        tests = {
+            stream: [found for (name, own), found in self._tests.items() if own == stream and name in names]
+            for stream in self._reading
+        }
+        summarise(streams, heads, tables["switch_tokens"], tables["layers"], tests)
 
     def _tokens(self, view: LayerView) -> Counted:
         """Counts a view's tokens once for both quantities. Raises Missing where its queries are not the batch's."""
@@ -139,7 +155,7 @@ class TokenPlaces:
         heads, device = on.shape[-1], on.device
         pair, (sequence, token, number) = self.pair.to(device), self.pairs.to(device).unbind(1)
         rows = on.new_zeros(len(sequence), heads).index_add_(0, pair, on.flatten(0, 1))
-        excess = rows - on.mean(1)[sequence] * number[:, None]
+        excess = (rows * on.shape[1] - on.sum(1)[sequence] * number[:, None]) / on.shape[1]  # of integers: 0 is exact
         each = torch.stack([rows, excess, excess.square()], -1)
         opened = on.new_zeros(len(self.counts), heads, 3).index_add_(0, token, each)
         return Counted(self.counts.clone(), opened)  # a shard refuses tensors that share memory

@@ -21,7 +21,7 @@ COUNTS, OPENED = "switch_counts", "switch_opened"
 FEWEST = 10
 """Occurrences from which on a token is tested."""
 CHANCE = 0.05
-FIG1 = "Lampert et al. 2605.08453 fig. 1; they do not say whether before or after the input norm, so both are reported"
+FIG1 = "Lampert et al. 2605.08453 fig. 1; we could not read whether before or after the input norm: both are given"
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,12 @@ def lift(run: TokenRun) -> np.ndarray:
 
 @run_column("switch_tokens", unit="probability", range="[0, 0.05)")
 def q(run: TokenRun) -> np.ndarray:
-    """Benjamini-Hochberg's q over all heads and tokens of the domain that are tested. A token with n >= 10 is tested by
-    z = sum d / sqrt(sum d^2), two-sided; d is, for each sequence that holds it, the token's rows that are on less n
-    times the head's share of such rows in that sequence. Rows of one sequence thus need not be independent. Only rows
-    with q < 0.05 are in the table."""
+    """Benjamini-Hochberg's q over all tests of the domain, in all layers. A head and a token with n >= 10 are a test of
+    z = sum d / sqrt(sum d^2), two-sided under the normal distribution; d is, for each sequence that holds the token,
+    its rows there in which the head is on, less the number of its rows there times the head's share of rows i >= 1 that
+    are on in that sequence. Rows of one sequence thus need not be independent. Where every d is 0, as in a head that is
+    always on, there is no test. |z| is at most the square root of the number of sequences that hold the token. Only
+    rows with q < 0.05 are in the table."""
     return run.q
 
 
@@ -163,6 +165,53 @@ def token_table(domains: list[Domain], sites: list[Site], tokenizer: Any) -> pd.
         for (keys, site, counts, opened), q_values in zip(found, _controlled(p), strict=True):
             frames.append(_token_rows(keys | {"module": site.name}, counts, opened, q_values, tokenizer))
     return _joined(frames, domains, {"token_id": "int64", "token": "string", "n": "int64"}, "switch_tokens")
+
+
+@dataclass(frozen=True)
+class TokenTests:
+    """What the tests of switch_tokens.csv could find in one stream and domain.
+
+    Attributes:
+        frequent: whether some token occurs often enough to be tested.
+        tests: number of tests in the domain.
+        sequences: the most sequences that hold a tested token of the stream.
+        needed: in how many a token must stand for its test to have q < 0.05 whatever the others give.
+    """
+
+    frequent: bool
+    tests: int
+    sequences: int
+    needed: int
+
+
+def token_tests(domains: list[Domain], sites: list[Site]) -> dict[tuple[str, str], TokenTests]:
+    """By domain and stream."""
+    made = {}
+    for domain in domains:
+        found = [
+            (site.stream, *_by_token(values))
+            for _, site, values in sites_of([domain], sites)
+            if COUNTS in values.arrays
+        ]
+        tested = [~np.isnan(_chance(counts, opened)) for _, counts, opened in found]
+        total = sum(int(each.sum()) for each in tested)
+        for stream in {stream for stream, *_ in found}:
+            own = [(counts, each) for (name, counts, _), each in zip(found, tested, strict=True) if name == stream]
+            made[domain.name, stream] = TokenTests(
+                frequent=any((counts[:, 1] >= FEWEST).any() for counts, _ in own),
+                tests=total,
+                sequences=max(int(counts[each.any(1), 2].max(initial=0)) for counts, each in own),
+                needed=_needed(total),
+            )
+    return made
+
+
+def _needed(tests: int) -> int:
+    """The least number of sequences whose largest |z|, its square root, has p < 0.05 / tests."""
+    sequences = 1
+    while erfc(np.sqrt(sequences / 2)) * max(tests, 1) >= CHANCE:
+        sequences += 1
+    return sequences
 
 
 def _by_token(values: SiteValues) -> tuple[np.ndarray, np.ndarray]:

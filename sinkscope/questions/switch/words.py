@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import Any
 
 import pandas as pd
 
+from sinkscope.questions.switch.tables import CHANCE, FEWEST, TokenTests
 from sinkscope.runs.schema.stream import StreamSummary
 from sinkscope.runs.statistics import mean
 
@@ -18,12 +18,12 @@ SHOWN_TOKENS = 5
 
 def summarise(
     streams: dict[str, StreamSummary], heads: pd.DataFrame, tokens: pd.DataFrame, layers: pd.DataFrame,
-    reading: Container[str],
+    tests: dict[str, list[TokenTests]],
 ) -> None:  # fmt: skip
     """Adds what the tables say to each stream's summary, as numbers and as sentences.
 
-    `reading`: the streams whose queries are the tokens that were counted. Of others nothing is said of tokens, nor of a
-    stream in which no head is known to be on or off.
+    `tests`: for each stream whose queries are the tokens that were counted, what the tests of each domain could find.
+    Of other streams nothing is said of tokens, nor of a stream in which no head is known to be on or off.
     """
     for name, stream in streams.items():
         rows = heads[heads["stream"] == name]
@@ -33,7 +33,9 @@ def summarise(
             "tokens": _opening(tokens[tokens["stream"] == name]),
         }
         stream.measured["switch"] = found
-        stream.in_words += _words(found, name in reading and bool(rows["off_rate"].notna().any()))
+        counted = name in tests and bool(rows["off_rate"].notna().any())
+        listed = bool((tokens["stream"] == name).any())
+        stream.in_words += _words(found, _of_tokens(found["tokens"], listed, tests[name]) if counted else "")
 
 
 def _of_heads(heads: pd.DataFrame) -> dict[str, Any]:
@@ -68,7 +70,24 @@ def _opening(tokens: pd.DataFrame) -> list[dict[str, Any]]:
     return [{"token": str(token), "heads": int(row.heads), "lift": float(row.lift)} for token, row in order.iterrows()]
 
 
-def _words(found: dict[str, Any], counted: bool) -> list[str]:
+def _of_tokens(opening: list[dict[str, Any]], listed: bool, tests: list[TokenTests]) -> str:
+    """The sentence about the tokens that switch heads on. `listed`: whether switch_tokens.csv has some."""
+    if opening:
+        named = ", ".join(f"{each['token']!r} ({each['heads']})" for each in opening)
+        return f"Tokens that switch heads on: {named}."
+    if not listed and not any(each.frequent for each in tests):
+        return f"Too little text to tell which tokens switch heads on: no token occurs {FEWEST} times after the first."
+    tested = [each for each in tests if each.tests]
+    if not listed and tested and all(each.sequences < each.needed for each in tested):
+        best = max(tested, key=lambda each: each.sequences - each.needed)
+        return (
+            f"Too few sequences to tell which tokens switch heads on: among {best.tests} tests a token must stand in "
+            f"{best.needed} of them for q < {CHANCE:g}, and the most frequent one stands in {best.sequences}."
+        )
+    return "No token switches a head on: none doubles its share of rows that are on."
+
+
+def _words(found: dict[str, Any], of_tokens: str) -> list[str]:
     some = found["with_sink_rows"]
     words = [
         f"Switch: {some} of {found['heads']} heads have sink rows (A[i,0] >= 0.9 in 5 % of their rows); in "
@@ -81,17 +100,12 @@ def _words(found: dict[str, Any], counted: bool) -> list[str]:
             f"{found['silent']} of {found['communication_known']} heads move nothing between tokens (communication "
             "below 5 %)."
         )
-    shown = ", ".join(f"{each['token']!r} ({each['heads']})" for each in found["tokens"])
-    if counted:
-        words.append(
-            f"Tokens that switch heads on: {shown}."
-            if shown
-            else "No token switches a head on: none doubles its share of rows that are on."
-        )
+    if of_tokens:
+        words.append(of_tokens)
     if found["layers"]:
         words.append(
-            f"Heads cancel in {found['cancelling']} of {found['layers']} layers: together the heads of a layer write "
-            f"{found['compensation']:.2f} of the sum of their norms ({found['compensation_unrelated']:.2f} at right "
-            "angles)."
+            f"Heads cancel in {found['cancelling']} of {found['layers']} layers: the norm of what the heads of a layer "
+            f"write together is {found['compensation']:.2f} of the sum of their norms "
+            f"({found['compensation_unrelated']:.2f} if they wrote in orthogonal directions)."
         )
     return words

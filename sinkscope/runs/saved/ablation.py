@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sinkscope.runs.saved.arms_table import UNABLATED, loss_cells, named, versus_random
+from sinkscope.runs.saved.arms_table import UNABLATED, beside_random, loss_cells, named, versus_random
 from sinkscope.runs.saved.result import Result, result_folder
 
 RANDOM, HIDDEN = "random", "first token hidden"
-SIGNIFICANT = 0.05
 NAN = float("nan")
 COLUMNS = {
     "loss": "next-token cross-entropy, nats a token: mean over positions 1..T-1, then over sequences (and draws)",
@@ -23,7 +22,7 @@ COLUMNS = {
     "joins the sequences' and that of the draws' mean, p by Welch and Satterthwaite",
     "spread": "standard deviation of the draws' mean losses",
     "sink_rate_first": "share of (sequence, head) with alpha_0 > epsilon",
-    "sink_rate_any": "share of (sequence, head) with alpha_k > epsilon at any key with at least T/4 query rows",
+    "sink_rate_any": "share of (sequence, head) with alpha_k > epsilon at any key k with n_k >= n_max/4",
     "first token hidden": "no query i >= 1 sees key 0, in any layer; query 0 keeps it",
 }
 
@@ -104,8 +103,9 @@ def summarise(arms: list[ZeroedArm], documents: list[str], facts: dict[str, Any]
         if name == HIDDEN:
             words.append(_hidden_sentence(row, base))
         elif name not in (UNABLATED, RANDOM):
-            row |= named("versus_random", versus_random(own[0].losses, losses[RANDOM, fraction]))
-            words.append(_sentence(row))
+            gap = versus_random(own[0].losses, losses[RANDOM, fraction])
+            row |= named("versus_random", gap)
+            words.append(_sentence(row, beside_random(gap, losses[RANDOM, fraction].shape, "random heads")))
             if own[0].heads:
                 pairs = [[module, head] for module, numbers in own[0].heads.items() for head in numbers]
                 heads.setdefault(name, {})[f"{fraction:g}"] = pairs
@@ -124,15 +124,9 @@ def _row(own: list[ZeroedArm], losses: np.ndarray, base: ZeroedArm) -> dict[str,
     return row if arm is not base else row | dict.fromkeys(("increase", "increase_sem", "increase_p"), NAN)
 
 
-def _sentence(row: dict[str, Any]) -> str:
-    gap, error, p = row["versus_random"], row["versus_random_sem"], row["versus_random_p"]
+def _sentence(row: dict[str, Any], beside: str) -> str:
     start = f"{row['arm']} at {100 * row['fraction']:g} % ({row['heads']} heads): loss {row['increase']:+.4f}"
-    if not row["heads"]:
-        return f"{start}, nothing zeroed."
-    beside = f"{abs(gap):.4f} ± {error:.4f} {'below' if gap < 0 else 'above'} random heads"
-    if not p < SIGNIFICANT:
-        return f"{start}; no better than random ({beside}, p = {p:.2g})."
-    return f"{start}; {'better' if gap < 0 else 'WORSE'} than random ({beside}, p = {p:.2g})."
+    return f"{start}; {beside}." if row["heads"] else f"{start}, nothing zeroed."
 
 
 def _hidden_sentence(row: dict[str, Any], base: ZeroedArm) -> str:

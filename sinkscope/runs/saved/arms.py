@@ -9,10 +9,9 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.runs.catalogue import table_columns
-from sinkscope.runs.saved.arms_table import MEASURES, UNABLATED, ArmNumbers, table_of
+from sinkscope.runs.saved.arms_table import MEASURES, UNABLATED, ArmNumbers, beside_random, table_of
 from sinkscope.runs.saved.result import Result, result_folder
 from sinkscope.runs.schema.other_tables import ARMS_TABLES
-from sinkscope.runs.statistics import SIGNIFICANT
 
 ARMS_FOLDER = result_folder("measurement of arms", "arms", ("arms", "arm_sequences"))
 
@@ -51,9 +50,14 @@ def summarise(
     warnings: list[str],
 ) -> Arms:
     """Makes tables and sentences of what the engine measured; `controls`: the control's name by that of its arm."""
-    table = table_of(measured, controls)
+    table, gaps = table_of(measured, controls)
+    draws = dict(zip(table["arm"], table["draws"], strict=True))
+    beside = {
+        name: beside_random(gap, (int(draws[controls[name]]), len(documents)), controls[name])
+        for name, gap in gaps.items()
+    }
     sequences = pd.concat([_per_sequence(numbers, documents) for numbers in measured], ignore_index=True)
-    return Arms(table, sequences.astype({"draw": "Int64"}), facts, in_words(table), warnings)
+    return Arms(table, sequences.astype({"draw": "Int64"}), facts, in_words(table, beside), warnings)
 
 
 def _per_sequence(numbers: ArmNumbers, documents: list[str]) -> pd.DataFrame:
@@ -63,22 +67,18 @@ def _per_sequence(numbers: ArmNumbers, documents: list[str]) -> pd.DataFrame:
     })  # fmt: skip
 
 
-def in_words(table: pd.DataFrame) -> list[str]:
-    """A sentence for each arm that has a control, for d_sink, and for every knee."""
+def in_words(table: pd.DataFrame, beside: dict[str, str]) -> list[str]:
+    """A sentence for each arm that has a control, for d_sink, and for every knee; `beside`: what is said of each arm
+    that has a control."""
     rows = [row for row in table.to_dict("records") if row["arm"] != UNABLATED]
-    words = [_beside_random(row) for row in rows if isinstance(row["control"], str)]
+    words = [_beside_random(row, beside[row["arm"]]) for row in rows if row["arm"] in beside]
     words += [_sinks_cost(row) for row in rows if not np.isnan(row["d_sink"])]
     words += [_knee(row, table) for row in rows if row["knee"] is True]
     return words
 
 
-def _beside_random(row: dict[str, Any]) -> str:
-    gap, error, p = row["versus_random"], row["versus_random_sem"], row["versus_random_p"]
-    start = f"{row['arm']}: loss {row['increase']:+.4f}{', destroyed' if row['destroyed'] else ''}"
-    beside = f"{abs(gap):.4f} ± {error:.4f} {'below' if gap < 0 else 'above'} {row['control']}, p = {p:.2g}"
-    if not p < SIGNIFICANT:
-        return f"{start}; no different from random ({beside})."
-    return f"{start}; costs {'less' if gap < 0 else 'MORE'} than random ({beside})."
+def _beside_random(row: dict[str, Any], beside: str) -> str:
+    return f"{row['arm']}: loss {row['increase']:+.4f}{', destroyed' if row['destroyed'] else ''}; {beside}."
 
 
 def _sinks_cost(row: dict[str, Any]) -> str:
@@ -91,10 +91,11 @@ def _sinks_cost(row: dict[str, Any]) -> str:
 def _knee(row: dict[str, Any], table: pd.DataFrame) -> str:
     family = table[table["family"] == row["family"]]
     best = family.loc[family["increase"].idxmin()]
-    kept = f"{row['family']}: of the numbers of tokens kept, {int(row['kept'])}"
+    count = int(row["kept"])
+    kept = f"{row['family']}: keeping {count} token{'s' * (count != 1)} costs"
     if best["kept"] == row["kept"]:
-        return f"{kept} costs least (loss {row['increase']:+.4f})."
+        return f"{kept} least (loss {row['increase']:+.4f})."
     return (
-        f"{kept} is the smallest whose loss ({row['increase']:+.4f}) is within an error of the lowest "
-        f"({best['increase']:+.4f} with {int(best['kept'])})."
+        f"{kept} {row['increase']:+.4f}, within one standard error of the least ({best['increase']:+.4f}, with "
+        f"{int(best['kept'])}), and is the smallest number that does."
     )

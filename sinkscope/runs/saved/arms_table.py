@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sinkscope.runs.statistics import Difference, from_moments, mean, paired_difference, sem
+from sinkscope.runs.statistics import SIGNIFICANT, Difference, from_moments, mean, paired_difference, sem
 
 UNABLATED = "unablated"
 """The name of the model as it is, which every measurement begins with."""
@@ -23,6 +23,11 @@ MEASURES = ("loss", "kl", "kl_last", "top1", "top5", "sink_rate_first", "sink_ra
 NAN = float("nan")
 DESTROYED = math.log(10.0)
 """An increase of the loss past this is a perplexity more than 10 times the unablated model's."""
+
+ENOUGH = 1.96 + 0.84
+"""Standard errors from 0 at which a two-sided test at 5 % finds a difference in 80 % of all samples."""
+TOO_MANY = 100
+"""A sample larger than this many times the measured one is no advice."""
 
 BESIDE = ("kl", "kl_last", "top1", "top5", "sink_rate_first", "sink_rate_any")
 
@@ -54,28 +59,58 @@ def versus_random(losses: np.ndarray, control: np.ndarray) -> Difference:
     )
 
 
-def table_of(measured: Sequence[ArmNumbers], controls: dict[str, str]) -> pd.DataFrame:
-    """One row for each arm, the draws of a random one together; `controls`: the control's name by that of its arm.
+def beside_random(gap: Difference, shape: tuple[int, ...], control: str) -> str:
+    """What a difference from random draws says, as the second half of a sentence. `shape`: draws and sequences.
 
-    The first of `measured` must be the unablated model.
+    A difference that is not significant is no sign of equality: its interval is given instead, and how many sequences
+    and draws would show a difference as large as the observed one.
+    """
+    p = f"p = {float(gap.p):.2g}"
+    if gap.p < SIGNIFICANT:
+        size = f"{abs(float(gap.difference)):.4f} ± {float(gap.sem):.4f}"
+        word, side = ("less", "below") if gap.difference < 0 else ("MORE", "above")
+        return f"costs {word} than random ({size} {side} {control}, {p})"
+    ends = ", ".join(
+        [f"against {control}: 95 % interval {float(gap.low):+.4f} to {float(gap.high):+.4f}", p, *_needed(gap, shape)]
+    )
+    return f"cannot be told from random ({ends})"
+
+
+def _needed(gap: Difference, shape: tuple[int, ...]) -> list[str]:
+    """The sample that would show a difference of the observed size in 80 % of all measurements: both errors fall with
+    the root of their number. Empty where no number would, or where the error is not known."""
+    factor = float((ENOUGH * gap.sem / gap.difference) ** 2) if gap.difference else math.inf
+    if not math.isfinite(factor) or factor <= 1:
+        return []
+    draws, sequences = (math.ceil(number * factor) for number in shape)
+    if factor > TOO_MANY:
+        return [f"more than {TOO_MANY} times the sequences and draws would be needed to tell"]
+    return [f"about {sequences} sequences and {draws} draws could tell a difference of this size"]
+
+
+def table_of(measured: Sequence[ArmNumbers], controls: dict[str, str]) -> tuple[pd.DataFrame, dict[str, Difference]]:
+    """One row for each arm, the draws of a random one together, and each arm's difference from its control, by name.
+
+    `controls`: the control's name by that of its arm. The first of `measured` must be the unablated model.
     """
     by_arm: dict[str, list[ArmNumbers]] = defaultdict(list)
     for numbers in measured:
         by_arm[numbers.name].append(numbers)
     stacks = {name: stacked(own) for name, own in by_arm.items()}
     base = stacks[measured[0].name]["loss"][0]
-    rows = []
+    rows, gaps = [], {}
     for name, own in by_arm.items():
         row = _row(own, stacks[name], base)
         control = controls.get(name)
         if control is not None:
             row["control"] = control
-            row |= named("versus_random", versus_random(stacks[name]["loss"][0], stacks[control]["loss"]))
+            gaps[name] = versus_random(stacks[name]["loss"][0], stacks[control]["loss"])
+            row |= named("versus_random", gaps[name])
         row |= _d_sink(stacks, name)
         rows.append(row)
     table = pd.DataFrame(rows, columns=list(COLUMNS))
     table["knee"] = _knees(table)
-    return table
+    return table, gaps
 
 
 def stacked(own: Sequence[ArmNumbers]) -> dict[str, np.ndarray]:

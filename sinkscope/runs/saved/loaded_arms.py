@@ -23,6 +23,7 @@ from sinkscope.runs.schema.base import read_record
 from sinkscope.runs.schema.manifest import ModelFacts
 from sinkscope.runs.schema.other_tables import ARMS_TABLES
 from sinkscope.runs.statistics import from_means
+from sinkscope.runs.whole import read_file
 
 FILES = {"arms.json": ARMS_FOLDER, "ablation.json": ABLATION_FOLDER}
 COLUMNS = [column.name for column in table_columns(ARMS_TABLES["arms"])]
@@ -86,7 +87,7 @@ def load_arms(path: str | Path) -> SavedArms:
     if name is None:
         raise SinkscopeError(f"{folder} holds no arms: give a folder that arms, evict, quant or ablate wrote")
     try:
-        found = json.loads((folder / name).read_text("utf-8"))
+        found = json.loads(read_file(folder / name))
         facts = read_record(ArmsFile, found, f"{name} in {folder}")
         if sha256_of(folder / "arms.csv") != facts.files.get("arms.csv"):
             raise ValueError(f"arms.csv was changed: its SHA-256 is not the one in {name}")

@@ -14,6 +14,7 @@ import pandas as pd
 from sinkscope.runs.defaults import VERSION
 from sinkscope.runs.folder import FolderKind, sha256_of_files
 from sinkscope.runs.schema.base import plain, to_json
+from sinkscope.runs.whole import read_file
 
 
 def result_folder(name: str, record: str, tables: tuple[str, ...]) -> FolderKind:
@@ -21,7 +22,7 @@ def result_folder(name: str, record: str, tables: tuple[str, ...]) -> FolderKind
 
     def state(folder: Path) -> bool | None:
         try:
-            found = json.loads((folder / f"{record}.json").read_text("utf-8"))
+            found = json.loads(read_file(folder / f"{record}.json"))
         except (OSError, ValueError, RecursionError):
             return None
         return True if isinstance(found, dict) and {"schema_version", "sinkscope", "table"} <= found.keys() else None

@@ -8,7 +8,9 @@ from sinkscope.runs.request import Request
 from sinkscope.runs.schema.base import Number, Record
 from sinkscope.runs.schema.manifest import AdapterFacts, FirstToken, with_adapter
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+READ = (2, 3)
+"""Versions that are read as they are, as those of manifests."""
 KIND = "sinkscope baseline"
 
 
@@ -82,7 +84,7 @@ class BaselineFile(Record):
     """The whole file."""
 
     schema_version: int = SCHEMA_VERSION
-    """Version of this format."""
+    """Version of this format and of what the columns mean."""
     kind: str = KIND
     """Tells a baseline from other JSON files."""
     sinkscope: str
@@ -95,5 +97,8 @@ class BaselineFile(Record):
     """The sequences of each domain."""
     first_token: FirstToken
     """The first token over all domains."""
+    hides: bool | None = None
+    """Whether some attention call hides a key from a query that the order of positions lets see it; null in baselines
+    of schema version 2 and older."""
     levels: list[BaselineLevel] = Field(default_factory=list)
     """Means and errors of each domain at each level."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Any
 
 from pydantic import Field
@@ -11,7 +12,9 @@ from sinkscope.runs.request import Request
 from sinkscope.runs.schema.base import Number, Record
 from sinkscope.runs.schema.site import SiteFacts
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+READ = (2, 3)
+"""Versions that are read as they are. 3 has every field of 2; `runs.moved` says what it measures otherwise."""
 
 
 def with_adapter(model: str, adapter: str | None) -> str:
@@ -52,6 +55,8 @@ class ModelFacts(Record):
 
     id: str
     """Hub id, folder, .gguf file or example:NAME; the name of a model object."""
+    name: str | None = None
+    """What tables, figures and pages call the model; null where the scan was given no name."""
     revision: str | None
     """The commit of a hub model."""
     weights_sha256: str | None
@@ -83,8 +88,10 @@ class ModelFacts(Record):
 
     @property
     def shown(self) -> str:
-        """The model for people to read: its id, and its adapter."""
-        return with_adapter(self.id, None if self.adapter is None else self.adapter.path)
+        """The model for people to read: the name that the scan was given, else its id, of which a long path keeps the
+        last folder alone; and its adapter."""
+        name = self.name or (PurePath(self.id).name if PurePath(self.id).is_absolute() else self.id)
+        return with_adapter(name, None if self.adapter is None else self.adapter.path)
 
 
 class DomainFacts(Record):
@@ -129,7 +136,7 @@ class SelfCheck(Record):
     reason: str | None = None
     """Why the reference is not the model's own eager attention."""
     max_difference: Number = None
-    """Largest difference of a probability."""
+    """Largest difference of a probability; for a watched model, that of an attention output relative to its size."""
     bound: Number = None
     """Largest difference that is attributed to rounding."""
     where: str | None = None
@@ -155,6 +162,17 @@ class MetricFacts(Record):
     """Whether it is measured on the first sequences of each domain only."""
     dormant: str | None = None
     """The end of its values, low or high, at which a head is dormant; null where neither says so."""
+    code_sha256: str
+    """SHA-256 of the file that defines it."""
+    failed: str | None = None
+    """Why it failed, so that no table has its columns; null where it did not."""
+
+
+class KeywordFacts(Record):
+    """A keyword of the model's attention whose effect code outside sinkscope declares."""
+
+    package: str
+    """The package, or the module, that declares it."""
     code_sha256: str
     """SHA-256 of the file that defines it."""
 
@@ -183,7 +201,7 @@ class Manifest(Record):
     """How a run was measured."""
 
     schema_version: int = SCHEMA_VERSION
-    """Version of this format."""
+    """Version of this format and of what the columns mean."""
     sinkscope: str
     """Version of sinkscope that wrote the run."""
     command: str | None = None
@@ -214,6 +232,8 @@ class Manifest(Record):
     """The formula of every column."""
     metrics: dict[str, MetricFacts] = Field(default_factory=dict)
     """The metrics that are not sinkscope's own, by name."""
+    keywords: dict[str, KeywordFacts] = Field(default_factory=dict)
+    """The attention keywords that the model passes and that are not sinkscope's own but declared by others, by name."""
     warnings: list[str] = Field(default_factory=list)
     """Sentences that the reader of the tables must know."""
     spectra_measured: dict[str, int] = Field(default_factory=dict)
@@ -235,11 +255,12 @@ class Manifest(Record):
     def decides(self) -> dict[str, Any]:
         """Everything that decides the numbers; a scan resumes from the shards of another only where this is equal."""
         facts = self.model_dump(mode="json", by_alias=True, include=DECIDING)
+        del facts["model"]["name"]  # a scan may go on under another name
         return {"request": self.request.part("text", "columns", "rounding")} | facts
 
 
 DECIDING = {
     "schema_version", "sinkscope", "versions", "model", "data", "first_token", "decoder_input", "tensor_parallel",
-    "attention", "metrics",
+    "attention", "metrics", "keywords",
 }  # fmt: skip
 """Fields of the manifest that decide numbers, in addition to the request."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sinkscope.runs.schema.manifest import SCHEMA_VERSION
-
+AS_OLD_AS = 2
+"""The schema version whose columns mean what those of version 1 did."""
 SETTINGS = ("seed", "epsilon", "dormant_rule", "spectra")
 UNREADABLE = ("token ids", "pixel_values", "input_features", "input_values")
 """SPECs that 0.1 wrote for data that no command can read again; it did not record folders of pictures or sound."""
@@ -19,7 +19,7 @@ def manifest_from_0_1(old: dict[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in old.items() if name not in (*SETTINGS, "bos")}
     data = [_domain(entry, _modes(old["bos"])) for entry in old["data"]]
     return kept | {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": AS_OLD_AS,
         "request": request_from_0_1(old, data),
         "data": data,
         "self_check": dict(old["self_check"]),
@@ -49,6 +49,7 @@ def baseline_from_0_1(old: dict[str, Any]) -> dict[str, Any]:
     """Converts a baseline of schema version 1. Raises KeyError or TypeError where it is damaged."""
     data = [_domain(entry, _modes(old["bos"])) for entry in old["data"]]
     return {
+        "schema_version": AS_OLD_AS,
         "sinkscope": old["sinkscope"],
         "request": request_from_0_1(old, data),
         **{name: old[name] for name in ("kind", "model", "first_token", "levels")},

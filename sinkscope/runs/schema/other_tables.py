@@ -24,7 +24,8 @@ NUMBERS = {
     ),
     "sink_rate_first": ("share", "[0, 1]", "Share of (sequence, head) with alpha_0 > epsilon under the arm."),
     "sink_rate_any": (
-        "share", "[0, 1]", "Share of (sequence, head) with alpha_k > epsilon at any key with at least T/4 query rows."
+        "share", "[0, 1]",
+        "Share of (sequence, head) with alpha_k > epsilon at any key k with n_k >= n_max/4, under the arm.",
     ),
     "size": (
         "count", "[0, inf)",
@@ -45,11 +46,24 @@ def _mean(name: str) -> tuple[ColumnSchema, ColumnSchema]:
     )
 
 
-def _difference(name: str, what: str, error: str = ERROR) -> tuple[ColumnSchema, ColumnSchema, ColumnSchema]:
+PAIRED_P = (
+    "p of the two-sided paired t-test, with as many degrees of freedom as sequences less 1, that it is 0: 1 where it "
+    "is at most 2^-20 of the larger mean loss, which is rounding, so also where every sequence has the same loss under "
+    "both; else 0 where it is the same in every sequence. Empty for one sequence."
+)
+JOINED_P = (
+    "p of the two-sided t-test that it is 0, with Satterthwaite's degrees of freedom: 1 where it is exactly 0. Empty "
+    "for one sequence or one draw."
+)
+
+
+def _difference(
+    name: str, what: str, error: str = ERROR, p: str = PAIRED_P
+) -> tuple[ColumnSchema, ColumnSchema, ColumnSchema]:
     return (
         ColumnSchema(name, "number", NATS, "(-inf, inf)", what),
         ColumnSchema(f"{name}_sem", "number", NATS, "[0, inf)", error),
-        ColumnSchema(f"{name}_p", "number", "probability", "[0, 1]", "p of the two-sided t-test that it is 0."),
+        ColumnSchema(f"{name}_p", "number", "probability", "[0, 1]", p),
     )
 
 
@@ -69,7 +83,7 @@ ARMS_TABLES = {
                 *_difference("increase", "Loss minus the unablated model's on the same sequence: paired t-test."),
                 *_difference(
                     "versus_random", "Loss minus the mean loss of the control's draws, paired by sequence.",
-                    "Joins the errors over sequences and over draws; p by Welch and Satterthwaite.",
+                    "Root of the sum of the squared errors over sequences and over draws' means.", JOINED_P,
                 ),
                 ColumnSchema("spread", "number", NATS, "[0, inf)", "Standard deviation of the draws' mean losses."),
                 *(

@@ -41,8 +41,7 @@ SINK_COLUMNS = (
     KIND,
     SinkColumn(
         "alpha", "number", "probability", "[0, 1]",
-        "alpha_k: mean of A[i,k] over the queries i that may see key k, in this head and sequence; empty for the kinds "
-        "state and massive.",
+        "alpha_k in this head and sequence; empty for the kinds state and massive.",
     ),
     SinkColumn(
         "cos_first", "number", "cosine", "[-1, 1]",
@@ -62,13 +61,14 @@ TOKEN_COLUMNS = (
     _key("first", "boolean", "Whether these are the occurrences at position 0; all others have a row of their own."),
     SinkColumn(
         "occurrences", "integer", "tokens", "[1, inf)",
-        "How often the token occurs; for the kind attention, where at least max(16, T/16) query rows see it.",
+        "How often the token occurs; for the kind attention, at keys k with n_k >= max(16, n_max/16) in some head of "
+        "the stream.",
     ),
     SinkColumn("sinks", "integer", "tokens", "[1, inf)", "Number of occurrences that are a sink in some layer."),
     SinkColumn("rate", "number", "share", "[0, 1]", "sinks / occurrences."),
     SinkColumn(
         "heads", "integer", "heads", "[1, H]",
-        "Number of heads in which some occurrence is a sink; empty for the kinds state and massive.",
+        "Number of (layer, head) in which some occurrence is a sink; empty for the kinds state and massive.",
     ),
     SinkColumn("sequences", "integer", "sequences", "[1, inf)", "Number of sequences that hold such a sink."),
     SinkColumn("first_layer", "integer", "layer", "[0, inf)", "The first layer in which some occurrence is a sink."),

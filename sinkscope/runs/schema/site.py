@@ -32,6 +32,9 @@ class SiteFacts(Record):
     """softmax, or another score, whose rows are no distribution."""
     causal: bool
     """Whether no query sees a later key."""
+    hides: bool | None = None
+    """Whether the mask hides a key from some query that the causal order, if there is one, lets see it, as windows,
+    chunks and prefixes do; null in runs of schema version 2 and older."""
     heads: int
     """Number of query heads."""
     kv_groups: int

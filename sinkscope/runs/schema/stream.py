@@ -202,7 +202,7 @@ class StreamSummary(Record):
     sink_heads: int
     """Number of heads whose mean alpha_0 exceeds epsilon."""
     top_positions: list[TopPosition]
-    """The key positions with the largest mean alpha_k."""
+    """The five key positions with the largest mean alpha_k, among the keys k with n_k >= n_max/4 in every head."""
     dormant: DormantHeads
     """Heads that are dormant by the dormant rule."""
     dormancy_scores: DormancyScores

@@ -10,7 +10,7 @@ from sinkscope.runs.schema.base import Number, Record
 from sinkscope.runs.schema.manifest import FirstToken
 from sinkscope.runs.schema.stream import MixedHead, StreamSummary
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 class DomainSummary(Record):

@@ -57,8 +57,8 @@ TABLES = {
             "positions", "positions.parquet", "one (stream, layer, head, position < 4,096)",
             (DOMAIN, STREAM, LAYER, HEAD, key("position", "integer", "The position, as a key and as a query.")),
             own=(
-                number("alpha", "probability", "[0, 1]", "Mean alpha_k of the key at the position."),
-                number("alpha_t64", "probability", "[0, 1]", "Mean alpha_k over the first 64 queries."),
+                number("alpha", "probability", "[0, 1]", "Mean alpha_k of the key; empty where no query sees it."),
+                number("alpha_t64", "probability", "[0, 1]", "Mean alpha_k among the first 64 queries and keys."),
                 number("bos_mass", "probability", "[0, 1]", "Mean A[i,0] of the query at the position."),
                 number("bos_share", "share", "[0, 1]", "Mean |A[i,0]| / sum_j |A[i,j]| of the query there."),
                 key("token", "string", "The token that all sequences of the domain have at the position."),

@@ -37,7 +37,7 @@ def bibtex(table: PaperTable) -> str:
 
 def _paper(paper: Paper) -> str:
     fields = {
-        "author": f"{paper.first_author} and others" if paper.first_author else None,
+        "author": paper.authors,
         "title": f"{{{paper.title}}}" if paper.title else None,  # the braces keep capitals
         "key": None if paper.first_author else paper.arxiv,
         "year": str(paper.year),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sinkscope.present.paper.cells import Writing, half_widths, is_number, places, written_rows
+from sinkscope.present.notation import in_words, mathematics
+from sinkscope.present.paper.cells import Writing, errors, is_number, places, places_of, written_rows
 from sinkscope.present.paper.format import Format
 from sinkscope.present.text import printable
 from sinkscope.runs.paper_table import Column, PaperTable
@@ -14,8 +15,10 @@ SIGNS = {
 }  # fmt: skip
 
 
+MEANING = "the standard error over sequences"
+"""Of the number after the sign."""
 WIDE = 3
-"""Most metrics, each with its interval, that fit one column of a page of two."""
+"""Most metrics, each with its error, that fit one column of a page of two."""
 
 
 def escape(text: str) -> str:
@@ -26,19 +29,19 @@ def escape(text: str) -> str:
 def latex_table(table: PaperTable) -> str:
     r"""A `tabular` to \input; the preamble needs \usepackage{booktabs,siunitx}.
 
-    Numbers stand in siunitx S columns as `mean \pm half width` of the 95 % interval. With a caption or a label the
-    tabular stands in a table of its own; one of more than WIDE metrics spans both columns of a page.
+    Numbers stand in siunitx S columns as `mean \pm standard error`, printed so and not as 0.342(81). With a
+    caption or a label the tabular stands in a table of its own; one of more than WIDE metrics spans both columns of a
+    page.
     """
     layout = [_layout(table, column) for column in table.columns]
     numbers = [is_number(table, key) for key in table.keys]
     spec = " ".join(["r" if number else "l" for number in numbers] + layout)
     lines = [f"% {printable(note)}" for note in table.notes]
     lines += [
-        "% +- is the half width of the 95 % interval over sequences (Student's t).",
-        "% Needs \\usepackage{booktabs,siunitx}; print it as +- with \\sisetup{separate-uncertainty=true}.",
+        f"% +- is {MEANING}. Needs \\usepackage{{booktabs,siunitx}}.",
         f"\\begin{{tabular}}{{{spec}}}",
         "\\toprule",
-        _line([escape(key) for key in table.keys] + [f"{{{escape(column.name)}}}" for column in table.columns]),
+        _line([escape(key) for key in table.keys] + [f"{{{_heading(table, column)}}}" for column in table.columns]),
         _line([""] * len(table.keys) + [f"{{({escape(column.unit)})}}" for column in table.columns]),
         "\\midrule",
     ]
@@ -47,15 +50,28 @@ def latex_table(table: PaperTable) -> str:
     return "\n".join([*_floating(table, lines), ""])
 
 
+def _heading(table: PaperTable, column: Column) -> str:
+    """The column as papers write it: mathematics where there is some, else its name in words."""
+    return mathematics(column.name) or escape(in_words(column.name, table.first_mass))
+
+
 def _floating(table: PaperTable, lines: list[str]) -> list[str]:
     """The lines within a table environment, where there is a caption or a label."""
     if table.caption is None and table.label is None:
         return lines
     kind = "table*" if len(table.columns) > WIDE else "table"
     head = [f"\\begin{{{kind}}}", "\\centering"]
-    head += [] if table.caption is None else [f"\\caption{{{escape(table.caption)}}}"]
+    head += [] if table.caption is None else [f"\\caption{{{_captioned(table, table.caption)}}}"]
     head += [] if table.label is None else [f"\\label{{{table.label}}}"]
     return [*head, *lines, f"\\end{{{kind}}}"]
+
+
+def _captioned(table: PaperTable, caption: str) -> str:
+    """The caption, with the meaning of the errors where the table has any."""
+    if not any(column.interval for column in table.columns):
+        return escape(caption)
+    end = "" if caption.rstrip().endswith((".", "!", "?")) else "."
+    return f"{escape(caption.rstrip())}{end} Values after $\\pm$ are {MEANING}."
 
 
 def _line(cells: list[str]) -> str:
@@ -70,16 +86,18 @@ def _layout(table: PaperTable, column: Column) -> str:
     if not is_number(table, column.name):
         return "l"
     place = places(table, column)
+    sems = errors(table, column)
     values = table.frame[column.name].dropna().astype(float)
+    deepest = max((places_of(float(sem), place) for sem in sems), default=place)
     whole = max((len(f"{abs(value):.{place}f}".split(".")[0]) for value in values), default=1)
     sign = "-" if (values < 0).any() else ""
-    form = f"{sign}{whole}" + (f".{place}" if place else "")
-    halves = [f"{half:.{place}f}" for half in half_widths(table, column)]
-    if column.interval:
-        digits = max((len(half.replace(".", "").lstrip("0")) for half in halves), default=1)
-        form += f"({max(1, digits)})"
-    keep = ", retain-zero-uncertainty=true" if any(float(half) == 0 for half in halves) else ""
-    return f"S[table-format={form}{keep}]"
+    form = f"{sign}{whole}" + (f".{deepest}" if deepest else "")
+    shown = [f"{sem:.{places_of(float(sem), place)}f}" for sem in sems]
+    if not column.interval:
+        return f"S[table-format={form}]"
+    digits = max((len(sem.replace(".", "").lstrip("0")) for sem in shown), default=1)
+    keep = ", retain-zero-uncertainty=true" if any(float(sem) == 0 for sem in shown) else ""
+    return f"S[table-format={form}({max(1, digits)}), separate-uncertainty=true{keep}]"
 
 
 FORMAT = Format("latex", (".tex",), latex_table)

@@ -10,7 +10,7 @@ from sinkscope.runs.paper_table import PaperTable
 
 
 def markdown_table(table: PaperTable) -> str:
-    """A GitHub table; cells are `mean ± half width` of the 95 % interval."""
+    """A GitHub table; cells are `mean ± standard error`."""
     heads = [markdown_cell(key) for key in table.keys]
     heads += [
         f"{markdown_cell(c.name)} ({markdown_cell(c.unit)})" if c.unit else markdown_cell(c.name) for c in table.columns
@@ -19,7 +19,7 @@ def markdown_table(table: PaperTable) -> str:
     lines = [_line(heads), _line(marks)]
     lines += [_line(cells) for cells in written_rows(table, Writing(markdown_cell, MISSING, " ± "))]
     notes = "; ".join(markdown_cell(note) for note in table.notes)
-    return "\n".join([*lines, "", f"± is the half width of the 95 % interval over sequences. {notes}", ""])
+    return "\n".join([*lines, "", f"± is the standard error over sequences. {notes}", ""])
 
 
 def _line(cells: list[str]) -> str:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
-
 from sinkscope.present.paper.format import Format
 from sinkscope.runs.paper_table import PaperTable
+from sinkscope.runs.parquet import parquet_bytes
 
 
 def parquet_table(table: PaperTable) -> bytes:
     """The keys, then NAME, NAME_sem, NAME_low and NAME_high of each metric."""
-    buffer = io.BytesIO()
-    table.frame.to_parquet(buffer, index=False)
-    return buffer.getvalue()
+    return parquet_bytes(table.frame)
 
 
 FORMAT = Format("parquet", (".parquet",), parquet_table, binary=True)

@@ -1,0 +1,156 @@
+"""What is kept of one pass of a model that somebody else runs: its attention calls and the tensors around them.
+
+Every tensor is detached, and kept by reference. Where something was written into it since, `unwritten` tells.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from sinkscope.capture.calls import AttentionCall
+from sinkscope.capture.cuts import Part, Span
+from sinkscope.capture.kernels.map_walk import AttentionMap
+from sinkscope.capture.private_doors import times_written
+
+Record = TypeVar("Record", AttentionCall, AttentionMap)
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """A tensor, and how often it had been written into when it was kept."""
+
+    tensor: Tensor
+    written: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Kept:
+        """Keeps a tensor as it is; torch counts no writes in inference mode."""
+        return cls(tensor.detach(), times_written(tensor))
+
+    @classmethod
+    def safe(cls, tensor: Tensor) -> Kept:
+        """Keeps a tensor that a model may well write into: in inference mode, a copy."""
+        return cls(tensor.clone(), 0) if tensor.is_inference() else cls.of(tensor)
+
+    @property
+    def unwritten(self) -> Tensor | None:
+        """The tensor as it was; None where something was written into it since."""
+        return self.tensor if times_written(self.tensor) == self.written else None
+
+
+@dataclass(eq=False)
+class Around:
+    """One call of a module that attended: what it was given and what it returned, [B, T, D], and the numbers of the
+    attention calls inside it, `first` to before `past`."""
+
+    path: str
+    first: int
+    past: int
+    given: Kept | None
+    returned: Kept | None = None
+
+
+@dataclass(eq=False)
+class Heard:
+    """One attention call of a pass.
+
+    Attributes:
+        module: path of the module that made it. number: how many calls that module had made in the pass before.
+        path: how the call was read, as in Site.
+        call: its tensors; None where only the model's own map was seen, whose sums are `parts`.
+        query, key, value, output: as in AttentionMap.
+        dropped: the output is that of attention after dropout.
+        projection: path of the output projection; None where there is none.
+        projected: what the projection read, in the shape of `output`.
+    """
+
+    module: str
+    number: int
+    path: str
+    call: AttentionCall | None
+    parts: list[Part] | None
+    query: Tensor | None
+    key: Tensor | None
+    value: Tensor | None
+    output: Tensor | None
+    rows: int
+    heads: int
+    queries: int
+    keys: int
+    dropped: bool = False
+    projection: str | None = None
+    projected: Tensor | None = None
+    versions: tuple[Kept, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """As the site will be called."""
+        return self.module if self.number == 0 else f"{self.module}[{self.number}]"
+
+    @property
+    def changed(self) -> bool:
+        """Whether something was written into the tensors since."""
+        return any(kept.unwritten is None for kept in self.versions)
+
+
+@dataclass(eq=False)
+class Pass:
+    """One forward pass: a call of the model, or of a part of it, that no other of its modules made.
+
+    Attributes:
+        root: path of the module that was called.
+        batch: sequences; None where the inputs do not tell.
+        ids: the token ids that were given, [B, T].
+        mask: the padding mask that was given, [B, >= T], 1 = token.
+        cache: transformers' cache that was given, or that came back. before: the tokens it held when the pass began.
+        spans: the valid positions of each sequence, for the maps that are read at once; None without padding.
+        unmatched, split: as in InlineWatch.
+        refused: why the pass cannot be read; None where it can.
+    """
+
+    root: str
+    batch: int | None = None
+    ids: Tensor | None = None
+    mask: Tensor | None = None
+    cache: Any = None
+    before: int = 0
+    heard: list[Heard] = field(default_factory=list)
+    around: list[Around] = field(default_factory=list)
+    unmatched: set[str] = field(default_factory=set)
+    split: set[str] = field(default_factory=set)
+    refused: str | None = None
+    spans: list[Span] | None = None
+
+    @property
+    def given(self) -> dict[str, torch.Size]:
+        """Shape of the hidden states that each attending module was given, by its path."""
+        return {each.path: each.given.tensor.shape for each in self.around if each.given is not None}
+
+
+def detached(record: Record) -> Record:
+    """The record of a call with its tensors detached."""
+    tensors = {each.name: getattr(record, each.name) for each in fields(record) if each.init}
+    own: dict[str, Any] = {name: value.detach() for name, value in tensors.items() if isinstance(value, Tensor)}
+    return replace(record, **own)
+
+
+def padding(mask: Tensor | None, length: int) -> list[Span] | None:
+    """The valid positions of each row of a padding mask [B, length]; None without padding.
+
+    Raises ValueError for a mask with holes, or with an empty row.
+    """
+    if mask is None:
+        return None
+    valid = mask[:, -length:] != 0
+    if bool(valid.all()):
+        return None
+    count = valid.sum(1)
+    starts = valid.int().argmax(1)
+    ends = valid.shape[1] - valid.flip(1).int().argmax(1)
+    if bool((count == 0).any()) or bool((ends - starts != count).any()):
+        raise ValueError("an attention_mask with holes, or of a sequence without any token")
+    return list(zip(starts.tolist(), ends.tolist(), strict=True))

@@ -1,0 +1,167 @@
+"""What a claim is: a paper's words, what is measured, and a rule that turns one number into a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from sinkscope.errors import SinkscopeError
+
+if TYPE_CHECKING:
+    from sinkscope.claims.subject import Subject
+
+HOLDS, IN_PART, FAILS, NOT_TESTED = VERDICTS = ("holds", "holds in part", "fails", "not tested")
+
+
+class NotTested(SinkscopeError):
+    """A claim cannot be put to a model; the words say why."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of a claim: as it is shown, its value, and what is known of its error.
+
+    Attributes:
+        low, high: ends of a 95 % interval; of a share of heads, Wilson's, as if heads were drawn independently.
+        sem: standard error of a mean over n sequences. n: those sequences, or the number of which a share is one.
+    """
+
+    shown: str
+    value: float = np.nan
+    low: float = np.nan
+    high: float = np.nan
+    sem: float = np.nan
+    n: int = 0
+
+    @property
+    def told(self) -> str:
+        """The number with its interval, where it has one that is not shown yet."""
+        return self.shown if np.isnan(self.low) else f"{self.shown} ({self.low:.2f} to {self.high:.2f})"
+
+
+def number(value: float, digits: int = 3) -> Number:
+    """A number without an error; `-` where it is missing."""
+    return Number("-" if np.isnan(value) else f"{value:.{digits}f}", float(value))
+
+
+def share(flags: Iterable[Any]) -> Number:
+    """How many are true of all: the share, with Wilson's interval."""
+    from scipy.stats import binomtest
+
+    found = np.asarray(list(flags), dtype=bool)
+    count, total = int(found.sum()), len(found)
+    if not total:
+        return Number("0 of 0")
+    interval = binomtest(count, total).proportion_ci(method="wilson")
+    return Number(f"{count} of {total}", count / total, float(interval.low), float(interval.high), n=total)
+
+
+def mean(values: Iterable[float], digits: int = 3) -> Number:
+    """The mean of one value a sequence, with its standard error; missing ones are left out."""
+    each = np.asarray(list(values), dtype=float)
+    each = each[~np.isnan(each)]
+    if not len(each):
+        return Number("-")
+    sem = each.std(ddof=1) / len(each) ** 0.5 if len(each) > 1 else np.nan
+    shown = f"{each.mean():.{digits}f}" + ("" if np.isnan(sem) else f" ± {sem:.{digits}f}")
+    return Number(shown, float(each.mean()), sem=float(sem), n=len(each))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A verdict by two thresholds on the deciding number.
+
+    Attributes:
+        of: what the number is, in words.
+        holds, fails: from which number on the claim holds, and from which it fails, both included. With `holds` above
+            `fails` more speaks for the claim, below it less. Between them it holds in part.
+    """
+
+    of: str
+    holds: float
+    fails: float
+
+    def __post_init__(self) -> None:
+        if self.holds == self.fails:
+            raise SinkscopeError(f"a rule on {self.of}: the thresholds must differ, for every number needs one verdict")
+
+    def verdict(self, value: float) -> str:
+        """The verdict on a number; `not tested` for one that is missing."""
+        if np.isnan(value):
+            return NOT_TESTED
+        sign = 1 if self.holds > self.fails else -1
+        if sign * value >= sign * self.holds:
+            return HOLDS
+        return FAILS if sign * value <= sign * self.fails else IN_PART
+
+    @property
+    def words(self) -> str:
+        """The rule as a sentence."""
+        more, less = ("or more", "or less") if self.holds > self.fails else ("or less", "or more")
+        return f"{self.of}: holds at {self.holds:g} {more}, fails at {self.fails:g} {less}, holds in part between."
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a claim found in one model.
+
+    Attributes:
+        deciding: the number that the rule judges; None where the claim is not tested, and `reason` says why.
+        contrast: the number that the claim's contrast row shows.
+        figures: further numbers by their names.
+    """
+
+    deciding: Number | None
+    contrast: Number | None = None
+    figures: dict[str, Number] = field(default_factory=dict)
+    reason: str = ""
+
+
+class Need(Protocol):
+    """Something to measure. `of` gives what a claim's `find` reads; it raises NotTested where that cannot be had."""
+
+    @property
+    def words(self) -> str:
+        """What is measured, in words."""
+
+    def of(self, subject: Subject) -> Any:
+        """What was measured of a model or a saved run."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim of a paper.
+
+    Attributes:
+        name: short, in words with hyphens; what `--claim` takes.
+        paper: its arXiv number. by: its author, or who else says or asks it.
+        title: the claim in a few words. says: in full.
+        source: what of the paper was read, and where it stands there. assumes: what of it is our reading.
+        needs: what is measured of a model.
+        find: the deciding number and others, from what was measured of the subject, and the subject itself.
+        rule: the verdict.
+        contrast: what the contrast row shows, in words: a number that would be alike if the claim said nothing.
+        not_shown: what the verdict does not show.
+        causal: whether the claim is about causal attention alone.
+        figure: a figure over several runs (`sinkscope plot --figure`) that goes with it; empty for none.
+        place: its place among its paper's claims.
+    """
+
+    name: str
+    paper: str
+    by: str
+    title: str
+    says: str
+    source: str
+    needs: Need
+    find: Callable[[Any, Subject], Found]
+    rule: Rule
+    contrast: str
+    not_shown: str
+    assumes: str = ""
+    causal: bool = False
+    figure: str = ""
+    place: int = 1000

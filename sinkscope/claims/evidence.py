@@ -1,0 +1,132 @@
+"""A run as claims read it: one row a head and a layer, of one text, with every column that was measured."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from sinkscope.claims.claim import Found, NotTested, Number, mean
+
+if TYPE_CHECKING:
+    from sinkscope.runs.run import Run
+
+PLACE = ["stream", "layer", "head", "module"]
+LAYER = ["stream", "layer", "module"]
+EPSILON = 0.3
+"""A head has a sink where alpha_0 exceeds this (Gu et al. 2410.10781)."""
+
+
+class Evidence:
+    """The tables of a run's first text."""
+
+    def __init__(self, run: Run) -> None:
+        """Raises NotTested where nothing was measured."""
+        self.run = run
+        there = set(run.sequences["domain"])
+        named = [each for each in run.manifest.data if each.domain in there]
+        if not named:
+            raise NotTested("the run holds no sequence")
+        self.data = named[0]
+
+    def sequences_of(self, domain: str) -> pd.DataFrame:
+        """The rows of one domain: a head's, and a layer's where `head` is missing."""
+        return self.run.sequences[self.run.sequences["domain"] == domain]
+
+    @cached_property
+    def sequences(self) -> pd.DataFrame:
+        return self.sequences_of(self.data.domain)
+
+    @cached_property
+    def heads(self) -> pd.DataFrame:
+        """A row for each head: means over sequences, and the columns that are known for the run as a whole."""
+        rows = self.sequences[self.sequences["head"].notna()].astype({"head": int})
+        table = _means(rows, PLACE)
+        for name, other in self.run.measured.items():
+            if {*PLACE} <= {*other.columns}:
+                table = self._joined(table, name)
+        return table
+
+    def _joined(self, table: pd.DataFrame, name: str) -> pd.DataFrame:
+        """With the columns of a table that has one row for each head; other tables add nothing."""
+        other = self.of_text(name)
+        kept = [column for column in other if column not in table or column in PLACE]
+        return table if other.duplicated(PLACE).any() else table.merge(other[kept], on=PLACE, how="left")
+
+    @cached_property
+    def layers(self) -> pd.DataFrame:
+        """A row for each layer: means over sequences, `sink_heads` and `mean_bos_mass`."""
+        table = _means(self.sequences[self.sequences["head"].isna()].drop(columns="head"), LAYER)
+        per = self.heads.groupby(LAYER, sort=False)
+        found = per.agg(
+            heads=("head", "size"), mean_bos_mass=("bos_mass", "mean"),
+            sink_heads=("sink_score", lambda values: int((values > EPSILON).sum())),
+        ).reset_index()  # fmt: skip
+        return table.merge(found, on=LAYER)
+
+    def of_text(self, name: str) -> pd.DataFrame:
+        """A table of a question, the rows of this text. Raises NotTested where the run has none."""
+        if name not in self.run.measured:
+            raise NotTested(f"the run holds no {name}")
+        table = self.run.measured[name]
+        if "domain" not in table:
+            return table
+        return table[table["domain"] == self.data.domain].drop(columns="domain")
+
+    def need(self, *columns: str) -> pd.DataFrame:
+        """The heads. Raises NotTested where a column has no value."""
+        for name in columns:
+            if name not in self.heads or self.heads[name].isna().all():
+                raise NotTested(f"{name} could not be measured in this model")
+        return self.heads
+
+    def need_layers(self, *columns: str) -> pd.DataFrame:
+        """The layers. Raises NotTested as `need` does."""
+        for name in columns:
+            if name not in self.layers or self.layers[name].isna().all():
+                raise NotTested(f"{name} could not be measured in this model")
+        return self.layers
+
+    def of_heads(self, column: str, domain: str | None = None) -> Number:
+        """The mean over heads, with the error over sequences."""
+        rows = self.sequences if domain is None else self.sequences_of(domain)
+        return mean(rows[rows["head"].notna()].groupby("sequence")[column].mean())
+
+    def of_layers(self, column: str) -> Number:
+        """The mean over layers, with the error over sequences."""
+        rows = self.sequences
+        return mean(rows[rows["head"].isna()].groupby("sequence")[column].mean())
+
+    def of_head(self, row: pd.Series, column: str) -> Number:
+        """The mean of one head, with its error."""
+        rows = self.sequences
+        return mean(rows[(rows["module"] == row["module"]) & (rows["head"] == row["head"])][column])
+
+    @property
+    def causal(self) -> bool:
+        """Whether no query of any layer sees a later key."""
+        return all(site.causal for site in self.run.manifest.attention)
+
+    @property
+    def normalised(self) -> bool:
+        """Whether every layer's attention is a softmax."""
+        return all(site.score == "softmax" for site in self.run.manifest.attention)
+
+
+def head_name(row: pd.Series) -> Number:
+    """A head as layer.head."""
+    return Number(f"{row['layer']}.{row['head']}")
+
+
+def not_tested(reason: str, figures: dict[str, Number] | None = None) -> Found:
+    """What a claim finds where there is nothing to judge, with the numbers that say so."""
+    return Found(None, None, figures or {}, reason)
+
+
+def _means(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Means over sequences of the columns that have a value."""
+    numbers = [name for name in rows.select_dtypes(np.number) if name not in (*keys, "sequence")]
+    there = rows[numbers].notna().any()
+    return rows.groupby(keys, sort=False)[[name for name in numbers if there[name]]].mean().copy().reset_index()

@@ -1,0 +1,77 @@
+"""Puts claims to subjects: one table of every number, from which screens and pages are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sinkscope.claims.claim import NOT_TESTED, Claim, Found, NotTested, Number
+from sinkscope.claims.needs import TEXT
+from sinkscope.claims.subject import Subject
+
+VERDICT, DECIDING, CONTRAST, FIGURE = "verdict", "deciding", "contrast", "figure"
+"""What a row of the table holds; a row `verdict` stands for each claim and subject, the others where there is one."""
+COLUMNS = ("claim", "subject", "row", "quantity", "shown", "value", "low", "high", "sem", "n")
+
+
+def put(claims: Sequence[Claim], subjects: Iterable[Subject]) -> pd.DataFrame:
+    """COLUMNS, one row for each number. `shown` of a row `verdict` is the verdict, its `quantity` why it is not tested.
+
+    Raises SinkscopeError for a model that cannot be scanned at all.
+    """
+    rows = [row for subject in subjects for claim in claims for row in _rows(claim, subject)]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def judged(claim: Claim, subject: Subject) -> tuple[str, Found]:
+    """The verdict on a claim, and what was found."""
+    try:
+        if claim.causal and not _causal(subject):
+            raise NotTested("the claim is about causal attention")
+        found = claim.find(claim.needs.of(subject), subject)
+    except NotTested as reason:
+        found = Found(None, reason=str(reason))
+    if found.deciding is None:
+        return NOT_TESTED, found
+    return claim.rule.verdict(found.deciding.value), found
+
+
+def _causal(subject: Subject) -> bool:
+    return TEXT.of(subject).causal if subject.given is None else all(
+        site.causal for site in subject.given.manifest.attention
+    )  # fmt: skip
+
+
+def _rows(claim: Claim, subject: Subject) -> list[dict[str, Any]]:
+    verdict, found = judged(claim, subject)
+    key = {"claim": claim.name, "subject": subject.label}
+    rows = [key | {"row": VERDICT, "quantity": found.reason, "shown": verdict}]
+    if found.deciding is not None:
+        rows.append(key | {"row": DECIDING, "quantity": claim.rule.of} | _of(found.deciding))
+    if found.contrast is not None:
+        rows.append(key | {"row": CONTRAST, "quantity": claim.contrast} | _of(found.contrast))
+    return rows + [key | {"row": FIGURE, "quantity": name} | _of(each) for name, each in found.figures.items()]
+
+
+def _of(number: Number) -> dict[str, Any]:
+    names = ("shown", "value", "low", "high", "sem", "n")
+    return {name: getattr(number, name) for name in names}
+
+
+def number_of(row: Any) -> Number:
+    """The number of a row."""
+    return Number(str(row.shown), row.value, row.low, row.high, row.sem, 0 if np.isnan(row.n) else int(row.n))
+
+
+def to_csv(table: pd.DataFrame) -> str:
+    """The table as claims.csv holds it."""
+    return table.to_csv(index=False, float_format="%.9g", lineterminator="\n")
+
+
+def read_csv(path: Any) -> pd.DataFrame:
+    """claims.csv, as `to_csv` wrote it."""
+    return pd.read_csv(path, dtype={"shown": "str", "quantity": "str"}, keep_default_na=False,
+                       na_values={name: [""] for name in ("value", "low", "high", "sem", "n")})  # fmt: skip

@@ -1,0 +1,1 @@
+"""Claims of Gu et al. 2410.10781: when attention sinks emerge in language models."""

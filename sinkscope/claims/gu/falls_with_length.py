@@ -1,0 +1,51 @@
+"""The sink rate falls with the length of the text and with the threshold."""
+
+from __future__ import annotations
+
+from sinkscope.claims.claim import Claim, Found, Number, Rule, mean, number
+from sinkscope.claims.evidence import EPSILON, Evidence, not_tested
+from sinkscope.claims.gu.first_token import rate
+from sinkscope.claims.needs import TEXT
+from sinkscope.claims.subject import Subject
+
+
+def find(run: Evidence, subject: Subject) -> Found:
+    rows = run.sequences[run.sequences["head"].notna()]
+    if not run.normalised or "sink_score_t64" not in rows or rows["sink_score_t64"].isna().all():
+        return not_tested("the text is not longer than 64 tokens, or its attention not normalised")
+    short, whole = (rate(rows, name) for name in ("sink_score_t64", "sink_score"))
+    figures: dict[str, Number] = {"sink rate, T = 64": short, f"sink rate, T = {run.data.seq_len}": whole}
+    figures |= {f"the same, epsilon {epsilon}": rate(rows, "sink_score", epsilon) for epsilon in (0.2, 0.5, 0.8)}
+    curve = run.run.length_curve
+    figures |= {
+        f"mean alpha_0, T = {length}": number(float(own["sink_score"].mean()))
+        for length, own in (curve.groupby("length") if "domain" not in curve else [])
+    }
+    if not short.value:
+        return not_tested("no head has a sink at T = 64", figures)
+    each = [(own > EPSILON).groupby(rows["sequence"]).mean() for own in (rows["sink_score"], rows["sink_score_t64"])]
+    return Found(mean(each[0] / each[1].mean()), number(_by_threshold(figures, whole)), figures)
+
+
+def _by_threshold(figures: dict[str, Number], whole: Number) -> float:
+    return figures["the same, epsilon 0.8"].value / whole.value if whole.value else float("nan")
+
+
+CLAIM = Claim(
+    name="falls-with-length",
+    paper="2410.10781",
+    by="Gu et al.",
+    title="the sink rate falls with length and threshold",
+    says="Longer texts and larger thresholds have smaller sink rates.",
+    source="section 3 and its tables of thresholds and lengths.",
+    assumes="All lengths are prefixes of one text.",
+    needs=TEXT,
+    find=find,
+    rule=Rule("sink rate of the whole text over that of its first 64 tokens, epsilon 0.3", 0.9, 1.0),
+    contrast="sink rate at epsilon 0.8 over that at 0.3, whole text",
+    not_shown=(
+        "A sink rate without its T and epsilon says nothing. Texts longer than a sliding window cut the first "
+        "token off there."
+    ),
+    place=2,
+)

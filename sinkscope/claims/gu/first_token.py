@@ -1,0 +1,64 @@
+"""Language models sink into the first token, on any text."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from sinkscope.claims.claim import Claim, Found, NotTested, Number, Rule, mean
+from sinkscope.claims.evidence import EPSILON, Evidence, not_tested
+from sinkscope.claims.needs import CONTROLS, TEXT
+from sinkscope.claims.subject import Subject
+from sinkscope.runs.schema.manifest import FirstToken
+
+
+def find(run: Evidence, subject: Subject) -> Found:
+    if not run.normalised:
+        return not_tested("its attention is not normalised, and the threshold is one on probabilities")
+    rows = run.sequences
+    column = "sink_score_t64" if "sink_score_t64" in rows and rows["sink_score_t64"].notna().any() else "sink_score"
+    figures = {"tokens, T": Number("64" if column == "sink_score_t64" else str(run.data.seq_len))}
+    figures["mean alpha_0"] = run.of_heads(column)
+    contrast = None
+    try:
+        controls = CONTROLS.of(subject)
+    except NotTested as reason:
+        figures["random and repeated tokens"] = Number(f"not measured: {reason}")
+    else:
+        for each in controls.run.manifest.data:
+            found = controls.sequences_of(each.domain)
+            figures[f"sink rate on {each.spec} tokens"] = rate(found, "sink_score")
+            figures[f"mean alpha_0 on {each.spec} tokens"] = controls.of_heads("sink_score", each.domain)
+            figures[f"the first token of {each.spec} tokens is BOS"] = _is_bos(each.first_token)
+        contrast = figures.get("sink rate on random tokens")
+    return Found(rate(rows, column), contrast, figures)
+
+
+def rate(rows: pd.DataFrame, column: str, epsilon: float = EPSILON) -> Number:
+    """The sink rate: share of heads with alpha_0 above epsilon, for each sequence, with its error."""
+    heads = rows[rows["head"].notna() & rows[column].notna()]
+    return mean((heads[column] > epsilon).groupby(heads["sequence"]).mean())
+
+
+def _is_bos(first: FirstToken | None) -> Number:
+    known = None if first is None else first.is_bos
+    return Number("-" if known is None else "yes" if known else "no")
+
+
+CLAIM = Claim(
+    name="first-token",
+    paper="2410.10781",
+    by="Gu et al.",
+    title="language models sink into the first token",
+    says=(
+        "The sink rate at T = 64 and epsilon = 0.3 is 77.00 % for GPT2-XL and 92.47 % for LLaMA2-7B on natural "
+        "text, 70.29 % and 90.13 % on random tokens, 62.28 % and 0.00 % on one token repeated."
+    ),
+    source="table 1.",
+    assumes="A sink rate of half the heads counts as sinking. Their texts are from the Pile.",
+    needs=TEXT,
+    find=find,
+    rule=Rule("sink rate on text, epsilon 0.3, T = 64", 0.5, 0.1),
+    contrast="the sink rate on random tokens",
+    not_shown="A first token that is BOS and one that is not are two questions: see stays-at-the-first-position.",
+    place=1,
+)

@@ -1,0 +1,43 @@
+"""Without normalisation no sink emerges."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sinkscope.claims.claim import Claim, Found, Rule, number
+from sinkscope.claims.evidence import EPSILON, Evidence, not_tested
+from sinkscope.claims.gu.first_token import rate
+from sinkscope.claims.needs import TEXT
+from sinkscope.claims.subject import Subject
+
+
+def find(run: Evidence, subject: Subject) -> Found:
+    figures = {"mean raw score on the first token": run.of_heads("bos_mass")}
+    if run.normalised:
+        return not_tested("its attention is a softmax, whose rows are normalised", figures)
+    positions = run.run.positions
+    shares = positions.loc[positions["position"] > 0, "bos_share"] if "bos_share" in positions else []
+    return Found(rate(run.sequences, "bos_mass"), number(float(np.mean(shares))) if len(shares) else None, figures)
+
+
+CLAIM = Claim(
+    name="needs-normalisation",
+    paper="2410.10781",
+    by="Gu et al.",
+    title="without normalisation no sink emerges",
+    says=(
+        "Sinks stem at least partly from softmax's normalisation: with sigmoid attention without normalisation "
+        "none emerge in models of up to a billion parameters."
+    ),
+    source="abstract.",
+    assumes=(
+        f"A head has a sink where its mean raw score on the first token is above {EPSILON}; the share of the row "
+        "says something else, and is the contrast."
+    ),
+    needs=TEXT,
+    find=find,
+    rule=Rule("share of heads whose mean raw score on the first token is above 0.3", 0.05, 0.5),
+    contrast="the first token's share of a row's sum, mean over heads and queries",
+    not_shown="No language model without normalisation was trained here. A raw score has no common scale.",
+    place=6,
+)

@@ -1,0 +1,44 @@
+"""Does the sink stay at the first position, or follow BOS?"""
+
+from __future__ import annotations
+
+from sinkscope.claims.claim import Claim, Found, Rule, number, share
+from sinkscope.claims.evidence import EPSILON, Evidence, not_tested
+from sinkscope.claims.needs import OPENINGS
+from sinkscope.claims.subject import Subject
+
+
+def find(run: Evidence, subject: Subject) -> Found:
+    table = run.run.measured["first"]
+    known = table["alpha_0_bos_first"].notna() & table["verdict"].notna()
+    sinks = table[known & (table["alpha_0_bos_first"] > EPSILON)]
+    figures = {"heads with a sink on BOS at position 0": share(table["alpha_0_bos_first"] > EPSILON)}
+    if not known.any():
+        return not_tested("nothing says where its sinks go without BOS, or with BOS elsewhere", figures)
+    if sinks.empty:
+        return not_tested("no head has a sink on BOS", figures)
+    figures |= {f"of these: {name}": share(sinks["verdict"] == name) for name in ("token", "position", "both", "none")}
+    figures |= {
+        "mean alpha_0, BOS first": number(float(table["alpha_0_bos_first"].mean())),
+        "mean alpha_0, another token first": number(float(table["alpha_0_other_first"].mean())),
+        "mean alpha_8, BOS at 8": number(float(table["alpha_bos_later"].mean())),
+        "mean alpha_0, BOS at 8": number(float(table["alpha_0_bos_later"].mean())),
+    }
+    return Found(figures["of these: position"], figures["of these: token"], figures)
+
+
+CLAIM = Claim(
+    name="stays-at-the-first-position",
+    paper="2410.10781",
+    by="Gu et al.",
+    title="the sink stays at the first position",
+    says="Models sink into the first position, whatever token stands there.",
+    source="sections 3 and 4; LLaMA2-7B on one token repeated, with 0.00 %, is their own exception.",
+    assumes="A sink stays where it is above epsilon at position 0 with another token there, and not at BOS elsewhere.",
+    needs=OPENINGS,
+    find=find,
+    rule=Rule("share of sinks on BOS that stay at position 0", 0.9, 0.1),
+    contrast="share that follow BOS to position 8",
+    not_shown="A model that has never read text without BOS has had nothing to learn it from.",
+    place=3,
+)

@@ -1,0 +1,44 @@
+"""The sink's value may not contribute: what does the model lose without it?"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from sinkscope.claims.claim import Claim, Found, Number, Rule
+from sinkscope.claims.needs import LOSSES
+from sinkscope.claims.subject import Subject
+
+
+def find(arms: pd.DataFrame, subject: Subject) -> Found:
+    figures = {
+        "the first key hidden, increase": increase(arms, "keys:first1"),
+        "another key hidden, increase": increase(arms, "keys:random1"),
+    }
+    return Found(increase(arms, "value:first1"), increase(arms, "value:random1"), figures)
+
+
+def increase(arms: pd.DataFrame, arm: str) -> Number:
+    """What an arm adds to the loss, nats a token, with its standard error."""
+    value, error = float(arms.loc[arm, "increase"]), float(arms.loc[arm, "increase_sem"])
+    return Number(f"{value:.3f} ± {error:.3f}", value, sem=error)
+
+
+CLAIM = Claim(
+    name="value-is-not-needed",
+    paper="2410.10781",
+    by="Gu et al.",
+    title="the sink's value does not contribute",
+    says="Sinks act as key biases, which hold extra attention and may not contribute to the values.",
+    source="abstract.",
+    assumes="A value does not contribute where the loss does not rise without it.",
+    needs=LOSSES,
+    find=find,
+    rule=Rule("increase of the loss, nats a token, with the first token's value set to 0 in all heads", 0.05, 0.5),
+    contrast="the same with another token's value",
+    not_shown=(
+        "A value set to 0 in all heads at once is far from anything the model was trained on. It says that the "
+        "model relies on the values, not which head does."
+    ),
+    causal=True,
+    place=5,
+)

@@ -1,0 +1,67 @@
+"""Proposition 4.1: a sink at 0 asks for one W with z_j^T W (z_0 - z_i) > 0 for all j of J and i != 0."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from sinkscope.claims.claim import Claim, Found, Number, Rule, number, share
+from sinkscope.claims.evidence import Evidence, not_tested
+from sinkscope.claims.needs import TEXT
+from sinkscope.claims.subject import Subject
+
+
+def find(run: Evidence, subject: Subject) -> Found:
+    layers = run.need_layers("alignment_margin", "alignment_margin_other")
+    layers = layers[layers["alignment_margin"].notna()]
+    sinking = layers[layers["sink_heads"] > 0]
+    figures = {
+        "layers with a sink head": share(layers["sink_heads"] > 0),
+        "mean `alignment_margin`": run.of_layers("alignment_margin"),
+        "mean `alignment_margin_other`": run.of_layers("alignment_margin_other"),
+        "layers in which the first token's margin is the larger": share(
+            layers["alignment_margin"] > layers["alignment_margin_other"]
+        ),
+        "smallest `alignment_margin` of a layer with a sink head": number(sinking["alignment_margin"].min()),
+        "over layers: rank correlation of the margin with BOS mass": _rank(layers),
+    }
+    if (layers["alignment_margin_other"] > 0).all():
+        return not_tested("the condition excludes nothing: some W exists for another token in every layer too", figures)
+    if sinking.empty:
+        return not_tested("no layer has a sink head", figures)
+    calm = layers[layers["sink_heads"] == 0]
+    return Found(share(sinking["alignment_margin"] > 0), share(calm["alignment_margin"] > 0), figures)
+
+
+def _rank(layers: pd.DataFrame) -> Number:
+    from scipy.stats import spearmanr
+
+    if len(layers) < 3:
+        return Number("-")
+    return number(float(spearmanr(layers["alignment_margin"], layers["mean_bos_mass"]).statistic), 2)
+
+
+CLAIM = Claim(
+    name="alignment",
+    paper="2605.08453",
+    by="Lampert et al.",
+    title="the sink's embedding can be aligned with all others",
+    says=(
+        "A sink at 0 for the queries in J asks for a W with z_j^T W (z_0 - z_i) > 0 for every j in J and i != 0: "
+        "necessary alignment between the embedding of the sink and all other embeddings."
+    ),
+    source="proposition 4.1.",
+    assumes=(
+        "z is what the projections read, one text at a time; J is every query j >= 1, and i every key, seen or not."
+    ),
+    needs=TEXT.with_tables("switch"),
+    find=find,
+    rule=Rule("share of layers with a sink head in which some W has a margin above 0", 0.95, 0.5),
+    contrast="the same of layers without a sink head",
+    not_shown=(
+        "Linearly independent tokens have such a W whatever they are, and T <= D tokens mostly are; longer texts "
+        "may have one too. A condition of one text is weaker than that of all texts. A causal head need not beat "
+        "the keys that a query does not see. Rotary positions and norms of q and k are no part of one W."
+    ),
+    figure="alignment",
+    place=2,
+)

@@ -1,0 +1,57 @@
+"""Cosines of the first token with all others above 0: our reading of figure 1, not the proposition."""
+
+from __future__ import annotations
+
+from scipy.stats import spearmanr
+
+from sinkscope.claims.claim import Claim, Found, Number, Rule, number, share
+from sinkscope.claims.evidence import Evidence, not_tested
+from sinkscope.claims.needs import TEXT
+from sinkscope.claims.subject import Subject
+
+
+def find(run: Evidence, subject: Subject) -> Found:
+    layers, heads = run.need_layers("cos_first_input_min"), run.heads
+    sinking, calm = layers[layers["sink_heads"] > 0], layers[layers["sink_heads"] == 0]
+    low = layers["cos_first_input_min"]
+    figures = {
+        "layers with a sink head": share(layers["sink_heads"] > 0),
+        "residual stream: of these, smallest cosine above 0": share(sinking["cos_first_residual_min"] > 0),
+        "mean `cos_first_input`": run.of_layers("cos_first_input"),
+        "over layers: rank correlation of the smallest cosine with BOS mass": Number("-")
+        if len(layers) < 3
+        else number(float(spearmanr(low, layers["mean_bos_mass"]).statistic), 2),
+    }
+    if sinking.empty:
+        return not_tested("no layer has a sink head", figures)
+    aligned = heads.merge(layers[["module", "cos_first_input_min"]], on="module")
+    rows = aligned[(aligned["sink_rows"] >= 0.05) & aligned["off_rate"].notna()]
+    figures["heads with sink rows in aligned layers whose sink rows are off"] = share(
+        (1 - each.sunk_not_off / each.sink_rows) >= 0.9 for each in rows[rows["cos_first_input_min"] > 0].itertuples()
+    )
+    return Found(share(sinking["cos_first_input_min"] > 0), share(calm["cos_first_input_min"] > 0), figures)
+
+
+CLAIM = Claim(
+    name="cosines",
+    paper="2605.08453",
+    by="ours, after Lampert et al.",
+    title="the first token's cosine with every other is above 0",
+    says="Where a head sinks, the cosine of the first token with every other token is above 0.",
+    source=(
+        "our reading of figure 1 and of the word alignment. The paper's own construction of a sink has BOS "
+        "orthogonal to all others, so that cosines above 0 are not necessary: a failure refutes this reading, not "
+        "the paper."
+    ),
+    assumes="The smallest cosine over a sequence's positions, behind the input norm, then a mean over sequences.",
+    needs=TEXT.with_tables("switch"),
+    find=find,
+    rule=Rule("share of layers with a sink head whose smallest cosine is above 0", 0.95, 0.5),
+    contrast="the same of layers without a sink head",
+    not_shown=(
+        "W_Q and W_K stand between these embeddings and the scores. That aligned heads are not off answers no "
+        "condition of the paper but the missing one: alignment alone does not make a switch."
+    ),
+    figure="alignment",
+    place=3,
+)

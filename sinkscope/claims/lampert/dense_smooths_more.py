@@ -1,0 +1,66 @@
+"""The condition under which dense attention makes tokens more alike than sparse attention."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from sinkscope.claims.claim import Claim, Found, Number, Rule, number, share
+from sinkscope.claims.evidence import Evidence, not_tested
+from sinkscope.claims.needs import TEXT
+from sinkscope.claims.subject import Subject
+
+
+def find(run: Evidence, subject: Subject) -> Found:
+    run.need("uniform_minus_attention", "attention_minus_identity", "beta_tr_bw")
+    table = run.of_text("smoothing")
+    table = table[table["verdict"].notna()]
+    by = {name: table[table["verdict"] == name] for name in ("smooths", "sharpens", "neither")}
+    figures = {"heads that should smooth (beta tr(BW) > 0)": share(table["verdict"] == "smooths")}
+    figures |= _signs("uniform attention makes tokens more alike than the head's own", "uniform_minus_attention", by)
+    figures |= _signs("the head's own makes tokens more alike than none", "attention_minus_identity", by)
+    figures["heads whose cosines are positive under all three, as the paper assumes"] = share(
+        (table[["avgcos_identity", "avgcos_attention", "avgcos_uniform"]] > 0).all(axis=1)
+    )
+    if by["smooths"].empty:
+        return not_tested("no head meets the condition", figures)
+    others = pd.concat([by["sharpens"], by["neither"]])
+    return Found(
+        share(by["smooths"]["uniform_minus_attention"] > 0), share(others["uniform_minus_attention"] > 0), figures
+    )
+
+
+def _signs(words: str, column: str, by: dict[str, pd.DataFrame]) -> dict[str, Number]:
+    """How many heads of each condition have a value above 0."""
+    named = {"smooths": "should smooth", "sharpens": "should sharpen", "neither": "meet neither condition"}
+    found = {f"{words}, of heads that {named[name]}": share(rows[column] > 0) for name, rows in by.items()}
+    all_rows = pd.concat(by.values())
+    return found | {f"{words}, median": number(float(all_rows[column].median()), 6)}
+
+
+CLAIM = Claim(
+    name="dense-smooths-more",
+    paper="2605.08453",
+    by="Lampert et al.",
+    title="dense attention smooths more, under a condition",
+    says=(
+        "Where beta tr(BW) > 0 the spread of tokens strictly falls towards dense attention; where beta tr(BW) + "
+        "tr(BW^T W) < 0 it strictly rises. The first is often satisfied in practice."
+    ),
+    source="the derivatives D'_k(0) and D'_k(1); figures 8 and 9 by their captions.",
+    assumes=(
+        "Uniform attention, the head's own and none stand for the path in lambda, which is not walked. Numerator "
+        "and denominator of the cosine are positive."
+    ),
+    needs=TEXT.with_tables("smoothing"),
+    find=find,
+    rule=Rule(
+        "share of heads that meet the condition, under uniform attention more alike than under their own", 0.9, 0.5
+    ),
+    contrast="the same of heads that meet the opposite condition, or neither",
+    not_shown=(
+        "The theorem speaks of uniform and sparse attention in expectation, not of the head's own pattern on one "
+        "text. The condition is sufficient: other heads may smooth too."
+    ),
+    figure="smoothing",
+    place=6,
+)

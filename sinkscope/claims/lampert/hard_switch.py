@@ -1,0 +1,59 @@
+"""Sinks as hard switches: in sunk rows the head is to write nothing."""
+
+from __future__ import annotations
+
+from sinkscope.claims.claim import Claim, Found, Rule, number, share
+from sinkscope.claims.evidence import Evidence, head_name, not_tested
+from sinkscope.claims.needs import TEXT
+from sinkscope.claims.subject import Subject
+
+SINKING, AS_OFF = 0.05, 0.9
+
+
+def find(run: Evidence, subject: Subject) -> Found:
+    heads = run.need("sink_rows", "off_rate", "sunk_not_off")
+    sinking = heads[heads["sink_rows"] >= SINKING]
+    figures = {"heads with sink rows (5 % of their rows)": share(heads["sink_rows"] >= SINKING)}
+    if sinking.empty:
+        return not_tested("no head gives the first token 0.9 in 5 % of its rows", figures)
+    top = sinking.loc[sinking["sink_rows"].idxmax()]
+    sunk, off = sinking["sink_rows"], sinking["off_rate"]
+    both = sunk - sinking["sunk_not_off"]
+    figures |= {
+        "share of these heads' sink rows that are off": number(both.sum() / sunk.sum()),
+        "smallest `open_q10` of heads with sink rows": number(sinking["open_q10"].min()),
+        "the head that sinks most": head_name(top),
+        **{
+            f"its `{name}`": run.of_head(top, name)
+            for name in ("sink_rows", "off_rate", "open_q50", "from_sink", "constant_share", "ov_drain")
+        },
+    }
+    other = (1 - sunk).sum()
+    return Found(share(both / sunk >= AS_OFF), number((off - both).sum() / other if other else float("nan")), figures)
+
+
+CLAIM = Claim(
+    name="hard-switch",
+    paper="2605.08453",
+    by="Lampert et al.",
+    title="a sink is a hard switch, with output 0",
+    says=(
+        "Sinks are equivalent to hard attention switches, whose output is identically 0, under the alignment of "
+        "the sink's embedding with all others (Assumption 2)."
+    ),
+    source=(
+        "section 4 as the abstract and readers give it. It proves that one can stand for the other; whether "
+        "trained heads are off where they sink is a question to measurement."
+    ),
+    assumes="Sunk: A[i,0] >= 0.9. Off: the head writes less than a tenth of one value.",
+    needs=TEXT.with_tables("switch"),
+    find=find,
+    rule=Rule("share of heads with sink rows whose sink rows are off (90 %)", 0.9, 0.1),
+    contrast="share of the same heads' other rows that are off",
+    not_shown=(
+        "The result hangs on two thresholds; `open_q10` says how far the second may be moved. A switch up to a "
+        "constant, which W_O v_0 would be, is not excluded: `constant_share` is 1 there."
+    ),
+    figure="switch",
+    place=1,
+)

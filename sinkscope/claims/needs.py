@@ -1,0 +1,161 @@
+"""What claims have measured: runs over text, losses under interventions, the trigger task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from sinkscope.claims.claim import NotTested
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sinkscope.claims.evidence import Evidence
+    from sinkscope.claims.subject import Subject
+    from sinkscope.runs.run import Run
+    from sinkscope.trigger.config import TriggerConfig
+    from sinkscope.trigger.evaluation import Evaluation
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A scan with these settings. A saved run takes its place where it holds the tables, and is a scan of this kind.
+
+    Attributes:
+        name: the folder that keeps it. words: what it is, and which options of `sinkscope scan` make it.
+        settings: of `sinkscope.scan`, beside those of reading and loading.
+        tables: those of questions that a claim reads.
+        fewer: whether a quarter of the sequences are read. spectra: whether columns that need spectra are measured on
+            all sequences, of which there are at most 32.
+        is_it: whether a saved run is of this kind, its tables aside.
+        must: whether a model that cannot be scanned so is an error, and no claim can be put to it.
+    """
+
+    name: str
+    words: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    tables: tuple[str, ...] = ()
+    fewer: bool = False
+    spectra: bool = False
+    is_it: Callable[[Run], bool] = lambda run: True
+    must: bool = False
+
+    def with_tables(self, *tables: str) -> Scan:
+        """The same scan, of which a claim reads these tables of questions."""
+        return replace(self, tables=tables)
+
+    def of(self, subject: Subject) -> Evidence:
+        """Its tables. Raises NotTested where a saved run does not hold them."""
+        run = subject.given
+        if run is None:
+            return subject.evidence(self.run_of(subject))
+        lacking = [name for name in self.tables if name not in run.measured]
+        if not self.is_it(run) or lacking:
+            raise NotTested(f"the run holds no {' and no '.join(lacking) or self.name}: {self.words}")
+        return subject.evidence(run)
+
+    def run_of(self, subject: Subject) -> Run:
+        """The scan of a model."""
+        settings = dict(self.settings)
+        if self.fewer:
+            settings["num_sequences"] = max(2, subject.sequences // 4)
+        if self.spectra:
+            settings["spectra"] = min(subject.sequences, 32)
+        return subject.scan(self.name, must=self.must, **settings)
+
+
+def _is_control(run: Run) -> bool:
+    return all(each.spec in ("random", "repeated") for each in run.manifest.data)
+
+
+TEXT = Scan(
+    "text", "scan with --measure switch --measure smoothing", {"measure": ("switch", "smoothing")}, spectra=True,
+    is_it=lambda run: not _is_control(run), must=True,
+)  # fmt: skip
+OPENINGS = Scan(
+    "openings", "scan with --first bos --first none --prepend 0 --prepend 8",
+    {"first": ("bos", "none"), "prepend": (0, 8)}, ("first",), fewer=True,
+)  # fmt: skip
+CONTROLS = Scan(
+    "controls", "scan with --data random --data repeated --seq-len 64", {"data": ("random", "repeated"), "seq_len": 64},
+    is_it=_is_control,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The loss under arms that hide the first token's key, or set its value to 0, and under the same with others."""
+
+    words: str = "sinkscope arms MODEL --arm keys:first1 --arm value:first1 --draws 2"
+
+    def of(self, subject: Subject) -> pd.DataFrame:
+        """One row an arm, by its name: increase and increase_sem, in nats a token."""
+        found = subject.arms()
+        return found.table.set_index("arm")
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A model of the trigger task, evaluated.
+
+    `masses`: A[i,0] in rows without a trigger, its mean over them for each sequence and head, [sequence, head].
+    """
+
+    config: TriggerConfig
+    result: Evaluation
+    masses: Any
+    model: Any
+
+    @property
+    def solved(self) -> bool:
+        """Whether the largest absolute error is below the bound at which training stops."""
+        return self.result.error < 0.005
+
+    @property
+    def normalised(self) -> bool:
+        """Whether rows of attention sum to 1, an extra logit's share included."""
+        return self.config.kind.score == "softmax"
+
+
+@dataclass(frozen=True)
+class Task:
+    """The trigger task: 1000 evaluation sequences, the trigger at position 7."""
+
+    words: str = "sinkscope trigger evaluate MODEL"
+
+    def of(self, subject: Subject) -> Solved:
+        """Raises NotTested for a model of anything else."""
+        if subject.given is not None and (subject.given.summary.task or {}).get("name") != "trigger":
+            raise NotTested(NO_TASK)
+        if subject.given is None and not _has_task(subject):
+            raise NotTested(NO_TASK)
+        return solved(subject.open())
+
+
+NO_TASK = "the claim is about models of the trigger task (sinkscope trigger train)"
+
+
+def _has_task(subject: Subject) -> bool:
+    """Told by the run over text, so that no other model is loaded again."""
+    return (TEXT.run_of(subject).summary.task or {}).get("name") == "trigger"
+
+
+def solved(model: Any) -> Solved:
+    """Evaluates a model of the task."""
+    import numpy as np
+    import torch
+
+    from sinkscope.trigger import task
+    from sinkscope.trigger.evaluation import evaluate
+
+    config = model.config
+    data = task.evaluation(task.EVALUATION_SEQUENCES, config.length, config.hidden_size, 0)
+    with torch.no_grad():
+        maps = model(inputs_embeds=data.inputs, output_attentions=True).attentions
+    first = torch.cat([layer[..., 0] for layer in maps], 1).double().numpy()  # [sequence, layer x head, query]
+    rows = np.delete(first, [0, int(data.trigger[0])], axis=2)
+    return Solved(config, evaluate(model), rows.mean(2), model)
+
+
+TASK, LOSSES = Task(), Losses()

@@ -1,0 +1,156 @@
+"""`sinkscope claims`: puts papers' claims to models and saved runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sinkscope.cli.arguments import is_run
+from sinkscope.cli.common import say
+from sinkscope.cli.help import READ, WRITTEN
+from sinkscope.cli.options import Device, Dtype, NumSequences, Revision, SeqLen, TrustRemoteCode, slugs
+from sinkscope.errors import SinkscopeError
+from sinkscope.runs.folder import write_files
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sinkscope.claims.claim import Claim
+    from sinkscope.claims.subject import Subject
+
+FILES = ("claims.csv", "claims.md", "claims.html")
+
+
+def claims(
+    subject: Annotated[
+        list[str] | None,
+        typer.Argument(help="Models (hub id, folder, example:NAME) and run folders.", metavar="MODEL_OR_RUN"),
+    ] = None,
+    claim: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Put this claim alone; may be repeated. [default: all]")
+    ] = None,
+    list_all: Annotated[bool, typer.Option("--list", help="List the claims and their rules.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="FOLDER", rich_help_panel=WRITTEN,
+            help="Write the page (Markdown, HTML), its figures and a CSV, and keep the runs, which are read next time.",
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the page of an earlier call.", rich_help_panel=WRITTEN)
+    ] = False,
+    data: Annotated[
+        str | None, typer.Option(metavar="SPEC", help="Text that models read. [default: prose]", rich_help_panel=READ)
+    ] = None,
+    seq_len: SeqLen = None,
+    num_sequences: NumSequences = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.", rich_help_panel=WRITTEN)] = False,
+) -> None:  # fmt: skip
+    """Put papers' claims about attention sinks to models: verdict by a written rule, deciding number, contrast.
+
+    A model is scanned, which takes minutes; a saved run is read, and a claim that needs more is not tested.
+
+    Example: sinkscope claims example:trigger-softmax example:trigger-relu --out runs/claims
+    """
+    from sinkscope.claims.catalogue import chosen_claims
+    from sinkscope.claims.screen import render_claims
+
+    chosen = chosen_claims(claim or ())
+    if list_all:
+        sys.stdout.write(_listed(chosen))
+        return
+    names = list(dict.fromkeys(subject or ()))
+    if not names:
+        raise SinkscopeError("no model and no run: name one, or give --list")
+    if out is not None:
+        _check_folder(out, force)
+    reading = {"data": data, "seq_len": seq_len, "num_sequences": num_sequences}
+    loading = {"device": device, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code}
+    subjects = _subjects(names, reading, loading, out)
+    table = _put(chosen, subjects, quiet)
+    if out is not None:
+        _write(out, table, chosen, subjects)
+    sys.stdout.write(render_claims(table, chosen))
+
+
+def _subjects(names: list[str], reading: dict[str, Any], loading: dict[str, Any], out: Path | None) -> list[Subject]:
+    """Run folders are loaded, other names are models."""
+    from sinkscope.claims.subject import Subject
+    from sinkscope.cli.early import check_early
+    from sinkscope.runs.run import load_run
+
+    models = [name for name in names if not is_run(name)]
+    if models:
+        check_early(models, **reading, **loading)
+    folders = {name: None if out is None else out / "runs" / folder for name, folder in slugs(models).items()}
+    return [
+        Subject(name, name, reading=reading, loading=loading, folder=folders[name])
+        if name in folders
+        else Subject(name, given=load_run(name))
+        for name in names
+    ]
+
+
+def _put(chosen: list[Claim], subjects: list[Subject], quiet: bool) -> pd.DataFrame:
+    import pandas as pd
+
+    from sinkscope.claims.findings import put
+    from sinkscope.present.terminal.progress import progress_bar
+
+    tables = []
+    for each in subjects:
+        with progress_bar(quiet, each.label) as progress:
+            each.progress = progress
+            tables.append(put(chosen, [each]))
+    return pd.concat(tables, ignore_index=True)
+
+
+def _write(out: Path, table: pd.DataFrame, chosen: list[Claim], subjects: list[Subject]) -> None:
+    from sinkscope.claims.drawing import draw_figures
+    from sinkscope.claims.findings import to_csv
+    from sinkscope.claims.page import in_html, in_markdown, make_page
+    from sinkscope.present.paper.formats.csv import without_formulas
+
+    images, captions, left_out = draw_figures(chosen, subjects)
+    page = make_page(table, chosen, captions)
+    out.mkdir(parents=True, exist_ok=True)
+    contents = {
+        "claims.csv": to_csv(without_formulas(table)),
+        "claims.md": in_markdown(page),
+        "claims.html": in_html(page, images),
+    }
+    files: dict[str, str | bytes] = {**images, **contents}
+    write_files({out / name: content for name, content in files.items()})
+    for reason in left_out:
+        say(f"warning: {reason}")
+    say(f"wrote {', '.join(str(out / name) for name in contents)}")
+
+
+def _check_folder(out: Path, force: bool) -> None:
+    """Raises SinkscopeError, before anything is measured, where the page cannot be written."""
+    if out.exists() and not out.is_dir():
+        raise SinkscopeError(f"{out} is a file: give another --out")
+    there = [name for name in FILES if (out / name).exists()]
+    if there and not force:
+        raise SinkscopeError(f"{out / there[0]} is there already: give another --out, or --force to replace it")
+
+
+def _listed(chosen: list[Claim]) -> str:
+    """Each claim with its paper, its rule and what it has measured."""
+    import textwrap
+
+    lines = []
+    for each in chosen:
+        lines.append(f"{each.name} ({each.by}, {each.paper})")
+        for text in (each.says, f"Rule: {each.rule.words}", f"Measured: {each.needs.words}"):
+            lines += textwrap.wrap(text, 80, initial_indent="  ", subsequent_indent="  ")
+        lines.append("")
+    return "\n".join(lines)

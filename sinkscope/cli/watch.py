@@ -1,0 +1,122 @@
+"""`sinkscope watch`: runs a Python program and measures the models that it runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sinkscope.cli.common import INTERRUPTED, as_python_does, say
+from sinkscope.cli.help import FIRST, WRITTEN
+from sinkscope.cli.options import slugs
+from sinkscope.errors import SinkscopeError, in_one_line
+
+if TYPE_CHECKING:
+    from sinkscope.engine.watching.program import Everywhere
+
+
+def watch(
+    program: Annotated[
+        list[str],
+        typer.Argument(help="SCRIPT.py ARGS, or -m MODULE ARGS, after two dashes.", metavar="-- PROGRAM"),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FOLDER",
+            help="Run folder to write; the parent of all, where several models attended.",
+            rich_help_panel=FIRST,
+        ),
+    ] = Path("runs/watched"),
+    every: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Measure each N-th batch of sequences.", rich_help_panel=FIRST)
+    ] = 1,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Measure at most N sequences of a model.", rich_help_panel=FIRST),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a finished run.", rich_help_panel=WRITTEN)] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Say nothing of what was measured.", rich_help_panel=WRITTEN)
+    ] = False,
+) -> None:
+    """Run a Python program; measure every model that it runs, and write a run folder for each.
+
+    Output, exit code and errors are the program's own. The program runs in this process, as under coverage.
+
+    Example: sinkscope watch --out runs/answers --limit 64 -- answer.py --prompt hello
+    """
+    from sinkscope.runs.run import finished
+
+    if finished(out) and not force:
+        raise SinkscopeError(f"{out} holds a finished run: give another --out, or --force to replace it")
+    from sinkscope.engine.watching.program import Everywhere, run_program
+
+    everywhere = Everywhere(every, limit)
+    code = 0
+    with as_python_does():
+        try:
+            with everywhere.watching():
+                run_program(program)
+        except SinkscopeError as error:
+            if not everywhere.watches:
+                raise
+            say(f"error: {in_one_line(error)}")
+            code = 2
+        except SystemExit as stop:
+            code = _code_of(stop)
+        except BaseException as error:
+            error = error.with_traceback(_own(error.__traceback__))
+            sys.excepthook(type(error), error, error.__traceback__)
+            code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+    _write(everywhere, out, force, quiet)
+    raise typer.Exit(code)
+
+
+def _code_of(stop: SystemExit) -> int:
+    """The exit code that Python ends with; a text is printed to stderr, as Python does."""
+    if stop.code is None or isinstance(stop.code, int):
+        return stop.code or 0
+    print(stop.code, file=sys.stderr)
+    return 1
+
+
+def _own(trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback that is the program's: without the frames that started it."""
+    while trace is not None and _starts(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return trace
+
+
+def _starts(file: str) -> bool:
+    return "<frozen runpy>" in file or file.endswith("runpy.py") or Path(file).parent in _STARTERS
+
+
+_STARTERS = (Path(__file__).parent, Path(__file__).parents[1] / "engine" / "watching")
+
+
+def _write(everywhere: Everywhere, out: Path, force: bool, quiet: bool) -> None:
+    """Writes a run folder for each model that attended, and says so on stderr."""
+    told = [f"{name} was not watched: {why}" for name, why in everywhere.refused.items()]
+    told += [line for each in everywhere.watches for line in each.left_out]
+    named = slugs([f"{number}-{each.name}" for number, each in enumerate(everywhere.measured, 1)])
+    for watch, name in zip(everywhere.measured, named.values(), strict=True):
+        folder = out if len(named) == 1 else out / name
+        try:
+            run = watch.run()
+            run.manifest.command = " ".join(["sinkscope", *sys.argv[1:]])
+            run.save(folder, force)
+        except (SinkscopeError, OSError) as error:
+            say(f"error: {in_one_line(error)}")
+            continue
+        if not quiet:
+            say(f"{run.summary.sequences} sequences of {watch.name} measured: sinkscope show {folder}")
+    if not everywhere.measured:
+        told.append("no model attended in this program, in its main thread: nothing was written")
+    for line in [] if quiet else dict.fromkeys(told):
+        say(f"warning: {line}")

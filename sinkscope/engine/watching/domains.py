@@ -1,0 +1,222 @@
+"""Keeps what was measured of a watched model by domain, and builds a run of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sinkscope.capture import Plan, Site
+from sinkscope.checkpoints import Checkpoint
+from sinkscope.engine.assemble import build_run
+from sinkscope.engine.growing import GrowingRecord
+from sinkscope.engine.input_kinds.kind import InputKind, Reading
+from sinkscope.engine.launch import ALONE, Processes
+from sinkscope.engine.manifest import describe
+from sinkscope.engine.measurement import Measurement
+from sinkscope.engine.shards import Shards
+from sinkscope.engine.watching.measured import BOUNDS, Calls, Measurer, Sequences, plan_of
+from sinkscope.inputs import Corpus, TokenRules, token_rules
+from sinkscope.inputs.batches import TokenData
+from sinkscope.inputs.signals import KindNames
+from sinkscope.metrics.guests import Guests
+from sinkscope.metrics.quantities import QuantitySet
+from sinkscope.runs.passages import Passage, ids_fingerprint
+from sinkscope.runs.request import Request
+from sinkscope.runs.run import Run
+from sinkscope.tables.places import Places, PlacesOf, text_regions
+from sinkscope.tables.values import Domain
+
+OUTPUTS = "the outputs of the model's own attention"
+KINDS = KindNames(("first position", "position"))
+
+
+@dataclass
+class _Kind:
+    """The sequences whose passes make the same attention calls."""
+
+    calls: Calls
+    record: GrowingRecord
+    ids: list[np.ndarray] = field(default_factory=list)
+    has_tokens: bool = True
+
+    def rows(self) -> np.ndarray:
+        """[sequence, T]: token ids, or 0 for a first position and 1 for others; -1 past a sequence's end."""
+        rows = self.ids if self.has_tokens else [_as_positions(row) for row in self.ids]
+        longest = self.record.longest
+        return np.stack([np.pad(row, (0, longest - len(row)), constant_values=-1) for row in rows])
+
+
+class Heap:
+    """The sequences of one domain. `new`: makes an empty record."""
+
+    def __init__(self, new: Callable[[], GrowingRecord]) -> None:
+        self._new = new
+        self.kinds: dict[frozenset[str], _Kind] = {}
+
+    @property
+    def count(self) -> int:
+        """Sequences of the kind that came most often."""
+        return max((kind.record.count for kind in self.kinds.values()), default=0)
+
+    def add(self, found: Sequences) -> None:
+        """Adds a batch of sequences."""
+        key = frozenset(found.calls.sites)
+        kind = self.kinds.setdefault(key, _Kind(found.calls, self._new()))
+        kind.record.keep(found.length, found.count, found.parts)
+        kind.has_tokens &= found.ids is not None
+        for number, length in enumerate(found.lengths):
+            row = np.zeros(length, dtype=np.int64) if found.ids is None else found.ids[number, :length].numpy()
+            kind.ids.append(row.astype(np.int64))
+
+    def readable(self) -> tuple[list[_Kind], list[str]]:
+        """The kinds that one table can hold: as many sequences of each, and no attention call in two. The others are
+        told of in a line each."""
+        kept, told = list[_Kind](), list[str]()
+        for kind in sorted(self.kinds.values(), key=lambda each: -each.record.count):
+            first = next(iter(kind.calls.sites))
+            if kind.record.count != self.count:
+                told.append(f"{kind.record.count} sequences, which {first} read alone, are left out of {self.count}")
+            elif any(kind.calls.sites.keys() & other.calls.sites.keys() for other in kept):
+                told.append(f"{kind.record.count} sequences, of which {first} made other calls, are left out")
+            else:
+                kept.append(kind)
+        return kept, told
+
+
+class WatchedInput(InputKind):
+    """Sequences that somebody else gave the model."""
+
+    name = "watched passes"
+
+    @classmethod
+    def asked_for(cls, request: Request) -> bool:
+        return False  # no scan reads them
+
+    def read(self, positions: int) -> Reading:
+        raise NotImplementedError
+
+    def summary(self, domains: list[Domain], sites: list[Site], positions: pd.DataFrame) -> dict[str, Any]:
+        return {}
+
+
+class Watched:
+    """What `build_run` and `describe` read of a watched model; the attributes are those of a scan's `Loop`."""
+
+    shards: Shards | None = None
+    smallest_batch: int | None = None
+    decoder_input: str | None = None
+    processes: Processes = ALONE
+
+    def __init__(
+        self, checkpoint: Checkpoint, request: Request, heaps: dict[str, Heap], quantities: QuantitySet,
+        measurer: Measurer,
+    ) -> None:  # fmt: skip
+        self.checkpoint, self.declared, self.measurements = checkpoint, quantities, list[Measurement]()
+        self._request, self._measurer = request, measurer
+        self.left_out: list[str] = []
+        self.keywords: dict[str, str] = {}
+        self.failures: list[str] = []
+        self.seconds = 0.0
+        self._kinds: dict[str, list[_Kind]] = {}
+        for name, heap in heaps.items():
+            self._kinds[name], told = heap.readable()
+            self.left_out += told
+        every = [kind.calls for kinds in self._kinds.values() for kind in kinds]
+        self.plan: Plan = plan_of(every, self.failures, self.keywords)
+        self.reading = self._reading()
+
+    @property
+    def sites(self) -> list[Site]:
+        """The attention calls of all passes."""
+        return self.plan.sites
+
+    @property
+    def done(self) -> int:
+        """Sequences measured, over all domains."""
+        return sum(kinds[0].record.count for kinds in self._kinds.values())
+
+    @property
+    def guests(self) -> Guests:
+        """The metrics of others among what is measured."""
+        return Guests(self.declared.metrics)
+
+    @property
+    def guest_seconds(self) -> dict[str, float]:
+        """The time that each of them took."""
+        return self.guests.seconds
+
+    def run(self, started: float) -> Run:
+        """The run. `started`: time.perf_counter() when the watch began."""
+        self.plan = replace(self.plan, failures=self.failures, keywords=self.keywords)
+        manifest = describe(self, self._request, self._check())
+        warnings = [*manifest.warnings, *self.left_out]
+        return build_run(self, manifest.model_copy(update={"warnings": warnings}), started, True)
+
+    def domains(self) -> list[Domain]:
+        """What was measured, by domain; without the columns of metrics of others that failed."""
+        domains = []
+        for corpus in self.reading.corpora:
+            found = [kind.record.values() for kind in self._kinds[corpus.domain]]
+            failed = self.guests.failed
+            domains.append(
+                Domain(corpus, {name: values.without(failed) for own in found for name, values in own.items()})
+            )
+        return domains
+
+    def places(self, domains: list[Domain]) -> PlacesOf:
+        """The tokens at the keys of every call that read them; positions where no token ids were given."""
+        special = self.reading.rules.special
+        found: PlacesOf = {}
+        for domain in domains:
+            for kind in self._kinds[domain.name]:
+                ids = kind.rows()
+                for name, site in kind.calls.sites.items():
+                    keys = domain.sites[name].keys
+                    tokens = kind.has_tokens and not site.cross and site.stream not in ("vision", "audio")
+                    if tokens and keys == ids.shape[1]:
+                        found[domain.name, name] = Places(text_regions(ids, special), ids, self.checkpoint.tokenizer)
+                    else:
+                        unit = {"vision": "patch", "audio": "frame"}.get(site.stream, "position")
+                        found[domain.name, name] = Places(np.full((len(ids), keys), unit))
+        return found
+
+    def _check(self) -> dict[str, Any]:
+        """The record of how our sums' outputs compared with the model's own, for the manifest."""
+        difference, where = self._measurer.worst
+        if not self._measurer.compared:
+            return {"status": "skipped"}
+        bound = BOUNDS.get(self.checkpoint.dtype)
+        layers = len(self._measurer.compared)
+        return {
+            "status": "passed", "layers": layers, "reference": OUTPUTS, "max_difference": difference, "bound": bound,
+            "where": where,
+        }  # fmt: skip
+
+    def _reading(self) -> Reading:
+        tokens = all(kinds[0].has_tokens for kinds in self._kinds.values())
+        tokenizer = self.checkpoint.tokenizer if tokens else KINDS
+        corpora = [_corpus(name, kinds[0], tokens) for name, kinds in self._kinds.items()]
+        read = [TokenData(corpus.ids) for corpus in corpora]
+        kind = WatchedInput(self._request, self.checkpoint, None)  # type: ignore[arg-type]  # it runs nothing
+        return Reading(self._rules(tokens), corpora, read, tokenizer, kind)
+
+    def _rules(self, tokens: bool) -> TokenRules:
+        tokenizer = self.checkpoint.tokenizer if tokens else None
+        return token_rules(tokenizer, 0 if tokenizer is None else len(tokenizer))
+
+
+def _corpus(name: str, kind: _Kind, tokens: bool) -> Corpus:
+    rows = kind.rows() if tokens or not kind.has_tokens else np.where(kind.rows() < 0, -1, 1)
+    pieces = [(f"sequence {number}",) for number in range(len(rows))]
+    passages = [(Passage(ids_fingerprint(row[row >= 0].tolist())),) for row in rows] if tokens else []
+    return Corpus(name, rows, pieces, passages, bos="as given", source="watched passes")
+
+
+def _as_positions(row: np.ndarray) -> np.ndarray:
+    kinds = np.ones_like(row)
+    kinds[0] = 0
+    return kinds

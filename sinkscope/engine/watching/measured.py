@@ -1,0 +1,204 @@
+"""Measures the attention calls of one batch of sequences, once its last pass has ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from sinkscope.capture import Site
+from sinkscope.capture.calls import MaskReadings
+from sinkscope.capture.cuts import Cut, Pending, Span
+from sinkscope.capture.joined import Joined, Whole
+from sinkscope.capture.kernels.attend import TORCH, kernel_of
+from sinkscope.capture.plan import Plan, sites_of
+from sinkscope.capture.unreadable import Seen, no_maps
+from sinkscope.capture.views import Views
+from sinkscope.engine.collector import Collector, Parts
+from sinkscope.errors import SinkscopeError
+from sinkscope.metrics.quantities import QuantitySet
+
+BOUNDS = {torch.float64: 1e-6, torch.float32: 5e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
+"""Largest difference of an attention output, relative to the size of its row, that rounding explains. Float32 may be
+computed in TF32."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The attention calls that the passes of one kind make: their sites by name, and the modules left out."""
+
+    sites: dict[str, Site]
+    unread: tuple[str, ...]
+
+
+@dataclass
+class Sequences:
+    """What was measured of one batch of sequences.
+
+    `ids`: [sequence, T], -1 past a sequence's end; None where no token ids were given.
+    """
+
+    calls: Calls
+    count: int
+    length: int
+    lengths: list[int]
+    ids: Tensor | None
+    parts: Parts
+
+
+@dataclass
+class Measurer:
+    """Measures batches of sequences. `quantities`: what is measured. `spectra`: as in a scan.
+
+    `worst` is the largest difference of an output so far, and where it was.
+    """
+
+    model: nn.Module
+    views: Views
+    quantities: QuantitySet
+    spectra: int | None
+    worst: tuple[float, str] = (0.0, "")
+    compared: set[str] = field(default_factory=set)
+    _known: dict[tuple[object, ...], Calls] = field(default_factory=dict)
+
+    def measure(self, joined: Joined, start: int) -> Sequences | None:
+        """Measures every call of a batch of sequences. None where it holds no attention over positions.
+
+        `start`: number of its first sequence in its domain. Raises SinkscopeError where it cannot be read rightly.
+        """
+        wholes = [whole for whole in joined.wholes() if whole.queries > 1]
+        if not wholes:
+            return None
+        rows = _rows(joined, wholes)
+        calls = self._calls(joined, wholes, rows)
+        read = [whole for whole in wholes if whole.heard.name in calls.sites]
+        spans = joined.spans(read)
+        length = joined.length
+        lengths = [length] * rows if spans is None else [stop - first for first, stop in spans]
+        if min(lengths) < 2:
+            raise SinkscopeError("a sequence of one token was left out: bos_mass starts at the second")
+        collector = Collector(max(lengths), self.quantities, self.spectra)
+        collector.begin(start)
+        try:
+            masks = MaskReadings()
+            for whole in read:
+                self._add(collector, calls.sites[whole.heard.name], whole, masks, spans, length)
+            bad = collector.bad_site([*calls.sites.values()])
+            if bad is not None:
+                raise SinkscopeError(
+                    f"layer {bad.layer} ({bad.module}) gives NaN or infinity: the sequence was left out"
+                )
+            return Sequences(calls, rows, max(lengths), lengths, _valid_ids(joined.ids, spans), collector.commit())
+        except BaseException:
+            collector.drop()
+            raise
+        finally:
+            self.views.forget_weights()
+
+    def _add(
+        self, collector: Collector, site: Site, whole: Whole, masks: MaskReadings, spans: list[Span] | None, length: int
+    ) -> None:
+        cuts = None if spans is None else [Cut(row, span, length) for row, span in enumerate(spans)]
+        if whole.call is None:
+            assert whole.parts is not None
+            parts = whole.parts
+        else:
+            output, parts = self.views.of_call(site.name, whole.call, masks, cuts)
+            if whole.output is not None and not whole.heard.dropped:
+                self._compare(site.name, output, whole.output, spans)
+        pending = Pending(
+            site, parts, (whole.heard.rows, whole.queries), whole.query, whole.key, whole.value, whole.output,
+            whole.projected,
+        )  # fmt: skip
+        stream = whole.stream(site.block)
+        for part in parts:
+            collector.add(self.views.view(pending, part, stream), part[0].start)
+
+    def _compare(self, name: str, ours: Tensor, theirs: Tensor, spans: list[Span] | None) -> None:
+        """Compares the output that our sums belong to with the model's own. Raises SinkscopeError where it differs."""
+        rows = (
+            [(slice(None), slice(None))]
+            if spans is None
+            else [(slice(n, n + 1), slice(*s)) for n, s in enumerate(spans)]
+        )
+        self.compared.add(name)
+        for row, span in rows:
+            own, model = ours[row, span].float(), theirs[row, span].float()
+            size = model.norm(dim=-1)
+            difference = float(((own - model).norm(dim=-1) / (size + size.mean()).clamp(min=1e-12)).max())
+            if not difference <= self.worst[0]:
+                self.worst = difference, name
+            if not difference <= BOUNDS.get(theirs.dtype, BOUNDS[torch.float32]):
+                raise SinkscopeError(
+                    f"{name} attends in another way than sinkscope reads: its output differs by {difference:.2g} of "
+                    "its size; the sequence was left out"
+                )
+
+    def _calls(self, joined: Joined, wholes: list[Whole], rows: int) -> Calls:
+        """The sites of these calls. They are found once for all passes that make the same calls."""
+        key = tuple((each.heard.name, each.heard.heads, each.queries == each.keys) for each in wholes)
+        if key not in self._known:
+            first = joined.passes[0]
+            seen = [_seen(each) for each in wholes]
+            given = first.given if len(joined.passes) == 1 else {}
+            parts = first.split | no_maps(self.model, seen, first.unmatched, given, rows)
+            names = [each.heard.name for each in wholes if each.heard.module not in parts]
+            sites = sites_of(self.model, [one for one in seen if one.module not in parts])
+            unread = tuple(sorted(parts | first.unmatched))
+            if not sites:
+                raise SinkscopeError(f"attention that is no map of queries and keys was not read: {', '.join(unread)}")
+            self._known[key] = Calls(dict(zip(names, sites, strict=True)), unread)
+        return self._known[key]
+
+
+def plan_of(every: list[Calls], failures: list[str], keywords: dict[str, str]) -> Plan:
+    """The calls of all passes, as one plan."""
+    sites = {name: site for calls in every for name, site in calls.sites.items()}
+    unread = {module for calls in every for module in calls.unread}
+    return Plan([*sites.values()], tuple(sorted(unread)), 0, failures, keywords)
+
+
+def _rows(joined: Joined, wholes: list[Whole]) -> int:
+    """The sequences of the batch: what was given, or, where that puts time first, what attended."""
+    told = joined.passes[0].batch
+    found = [whole.heard.rows for whole in wholes]
+    return told if told in found else max(set(found), key=found.count)
+
+
+def _seen(whole: Whole) -> Seen:
+    heard, call = whole.heard, whole.call
+    if call is None:
+        assert whole.parts is not None
+        causal = all(sums.causal for _, _, sums, _ in whole.parts)
+    else:
+        causal = call.visible.causal
+    return Seen(
+        module=heard.module,
+        rows=heard.rows,
+        queries=whole.queries,
+        keys=whole.keys,
+        heads=heard.heads,
+        kv_groups=heard.heads if whole.value is None else whole.value.shape[1],
+        head_dim=None if whole.query is None else whole.query.shape[-1],
+        value_dim=None if whole.value is None else whole.value.shape[-1],
+        causal=causal,
+        path=heard.path,
+        window=None if call is None else call.window,
+        score="softmax" if call is None else call.score,
+        kernel=None if call is None else (kernel_of(call) or TORCH),
+    )
+
+
+def _valid_ids(ids: Tensor | None, spans: list[Span] | None) -> Tensor | None:
+    """The ids of each sequence from its first token on, -1 past its end."""
+    if ids is None:
+        return None
+    ids = ids.cpu()
+    if spans is None:
+        return ids
+    longest = max(stop - start for start, stop in spans)
+    rows = torch.full((len(spans), longest), -1, dtype=torch.int64)
+    for number, (start, stop) in enumerate(spans):
+        rows[number, : stop - start] = ids[number, start:stop]
+    return rows

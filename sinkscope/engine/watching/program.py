@@ -1,0 +1,96 @@
+"""Runs a Python program in this process and watches every model that it runs."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import get_ident
+from typing import Any
+
+from torch import nn
+
+from sinkscope.capture.alone import measuring
+from sinkscope.engine.watching.watch import Watch
+from sinkscope.errors import SinkscopeError, first_line
+
+
+class Everywhere:
+    """Watches every model that this thread runs, from its first pass on.
+
+    A model is a module that no other module calls, and that has modules inside it. `every`, `limit`: as in `watch`, for
+    each model. `refused`: the models that could not be watched, each with the reason.
+    """
+
+    def __init__(self, every: int = 1, limit: int | None = None) -> None:
+        self._settings: dict[str, Any] = {"every": every, "limit": limit}
+        self.watches: list[Watch] = []
+        self.refused: dict[str, str] = {}
+        self._known: set[nn.Module] = set()
+        self._thread = get_ident()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watches until the block ends."""
+        plain, everywhere = nn.Module.__call__, self
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if module not in everywhere._known and get_ident() == everywhere._thread and not measuring():
+                everywhere._meet(module)
+            return plain(module, *args, **kwargs)
+
+        nn.Module.__call__ = call  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            nn.Module.__call__ = plain  # type: ignore[method-assign]
+            for watch in reversed(self.watches):
+                watch.__exit__(None, None, None)
+
+    @property
+    def measured(self) -> list[Watch]:
+        """The watches of models that attended, in the order of their first passes."""
+        return [watch for watch in self.watches if watch.sequences]
+
+    def _meet(self, module: nn.Module) -> None:
+        """Watches a module that is called for the first time, unless it is a layer on its own, such as a loss."""
+        self._known.add(module)
+        if not any(True for _ in module.children()) and not isinstance(module, nn.MultiheadAttention):
+            return
+        try:
+            watch = Watch(module, **self._settings)
+            watch.__enter__()
+        except SinkscopeError as error:
+            self.refused[type(module).__name__] = first_line(error)
+            return
+        inside = set(module.modules())
+        for part in self.watches:
+            if part.model in inside:  # a part was called by itself, before the whole
+                part.rest()
+        self._known |= inside
+        self.watches.append(watch)
+
+
+def run_program(words: Sequence[str]) -> None:
+    """Runs `SCRIPT.py ARGS` or `-m MODULE ARGS` as Python itself would, in this process. Raises what the program does.
+
+    Raises SinkscopeError where there is no such script, or where no module is named.
+    """
+    argv, path = sys.argv, sys.path[:]
+    try:
+        if words[0] == "-m":
+            if len(words) < 2:
+                raise SinkscopeError("-m names no module: give `-- -m MODULE ARGS`")
+            sys.argv = [*words[1:]]
+            sys.path.insert(0, str(Path.cwd()))
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+            return
+        if not Path(words[0]).is_file():
+            raise SinkscopeError(f"{words[0]} is no file: give `-- SCRIPT.py ARGS`, or `-- -m MODULE ARGS`")
+        sys.argv = [*words]
+        sys.path.insert(0, str(Path(words[0]).resolve().parent))
+        runpy.run_path(words[0], run_name="__main__")
+    finally:
+        sys.argv, sys.path[:] = argv, path

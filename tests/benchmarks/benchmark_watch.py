@@ -1,0 +1,73 @@
+"""Times a watched model against the same model unwatched: a prefill, and a decode of 128 tokens.
+
+    python tests/benchmarks/benchmark_watch.py [--rounds N] [--length T] [--width D]
+
+The two take turns. CPU time is counted, of all threads, so that a busy machine does not show; the ratio of the
+medians is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import sinkscope
+
+
+def small(width: int) -> Any:
+    """A Llama of 6 layers and 8 heads with random weights."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=width, intermediate_size=3 * width, num_hidden_layers=6, num_attention_heads=8,
+        num_key_value_heads=4, vocab_size=2000, max_position_embeddings=4096,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def ratio(name: str, work: Callable[[], Any], model: Any, rounds: int, **settings: Any) -> None:
+    """Prints both medians in seconds of CPU time, and watched / unwatched; building the run is not in it."""
+    times: dict[bool, list[float]] = {False: [], True: []}
+    for number in range(2 * rounds + 2):
+        watched = number % 2 == 1
+        context: Any = sinkscope.watch(model, **settings) if watched else nullcontext()
+        began = time.process_time()
+        with torch.no_grad(), context:
+            work()
+        if number > 1:  # the first of each warms up
+            times[watched].append(time.process_time() - began)
+    plain, seen = (statistics.median(times[key]) for key in (False, True))
+    print(f"{name:34} {plain:8.3f} s {seen:8.3f} s   x {seen / plain:.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--width", type=int, default=512)
+    given = parser.parse_args()
+    model = small(given.width)
+    ids = torch.randint(2000, (1, given.length), generator=torch.Generator().manual_seed(0))
+
+    def decode() -> None:
+        model.generate(ids[:, :32], max_new_tokens=128, min_new_tokens=128, do_sample=False, pad_token_id=0)
+
+    def passes() -> None:
+        for _ in range(8):
+            model(ids, use_cache=False)
+
+    print(f"{'':34} {'plain':>10} {'watched':>10}")
+    ratio(f"prefill of {given.length} tokens", lambda: model(ids, use_cache=False), model, given.rounds)
+    ratio("decode of 128 tokens after 32", decode, model, given.rounds)
+    ratio("8 prefills, every=8", passes, model, given.rounds, every=8)
+    ratio("8 prefills, limit=1", passes, model, given.rounds, limit=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""`sinkscope claims`: models and runs, what is written and read again, a claim from outside, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner, Result
+
+from sinkscope.claims.catalogue import CLAIMS, chosen_claims
+from sinkscope.cli import app
+from sinkscope.trigger.explicit import write_explicit
+
+OUTSIDE = Path(__file__).parents[1] / "fixtures" / "outside_claim"
+FEW = ("--num-sequences", "4", "--quiet")
+
+
+def claims(*words: object) -> Result:
+    return CliRunner().invoke(app, ["claims", *map(str, words)])
+
+
+@pytest.fixture(scope="module")
+def explicit_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A softmax that solves the task with a sink, two heads that do without, and a ReLU."""
+    folder = tmp_path_factory.mktemp("explicit")
+    write_explicit(folder / "one", "softmax")
+    write_explicit(folder / "two", "softmax", heads=2)
+    write_explicit(folder / "relu")
+    return folder
+
+
+TASK = ("--claim", "softmax-needs-a-sink", "--claim", "relu-needs-none", "--claim", "heads-compensate")
+
+
+def test_models_side_by_side(explicit_models: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = claims(*(explicit_models / name for name in ("one", "two", "relu")), *TASK, *FEW, "--out", out)
+    assert done.exit_code == 0, done.output
+    lines = {line.split()[0]: line.split() for line in done.stdout.split("\n") if line}
+    assert [lines["softmax-needs-a-sink"][place] for place in (1, 3, 5)] == ["holds", "fails", "-"]
+    assert lines["relu-needs-none"][1:] == ["-", "-", "holds", "0.00"]
+    assert lines["heads-compensate"][1:3] == ["-", "holds"]
+    assert sorted(path.name for path in out.iterdir()) == ["claims.csv", "claims.html", "claims.md", "runs"]
+    found = pd.read_csv(out / "claims.csv")
+    verdicts = found[found["row"] == "verdict"]
+    assert len(verdicts) == 9
+    assert "the model" not in verdicts["quantity"].dropna().str.cat()
+    assert "| verdict | holds | fails | not tested |" in (out / "claims.md").read_text("utf-8")
+    assert "<h2>Ran-Milo 2603.11487</h2>" in (out / "claims.html").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_what_was_measured_is_read_again(
+    explicit_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, words = tmp_path / "out", (explicit_models / "one", *TASK, *FEW)
+    assert claims(*words, "--out", out).exit_code == 0
+    before = (out / "claims.csv").read_bytes()
+    again = claims(*words, "--out", out)
+    assert again.exit_code == 2
+    assert "claims.csv is there already" in again.stderr
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("it was measured again")
+
+    monkeypatch.setattr("sinkscope.engine.scan.scan", never)
+    again = claims(*words, "--out", out, "--force")
+    assert again.exit_code == 0, again.output
+    assert (out / "claims.csv").read_bytes() == before
+    other = claims(*words[:-2], 5, "--quiet", "--out", out, "--force")
+    assert other.exit_code == 2
+    assert "was measured with another num_sequences" in other.stderr
+    other = claims(*words, "--dtype", "float64", "--out", out, "--force")
+    assert "was measured with another dtype" in other.stderr
+
+
+def test_a_saved_run_is_read_and_what_it_lacks_is_not_tested(explicit_models: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ["scan", explicit_models / "one", "--num-sequences", 4, "--measure", "switch", "--out", run, "--quiet"]
+    scanned = CliRunner().invoke(app, list(map(str, words)))
+    assert scanned.exit_code == 0, scanned.output
+    done = claims(run, "--claim", "hard-switch", "--claim", "sink-is-cheaper", *TASK[:2])
+    assert done.exit_code == 0, done.output
+    flat = " ".join(done.stdout.split())
+    assert "hard-switch holds 1 of 1" in flat
+    assert "softmax-needs-a-sink holds 0.999" in flat
+    assert "sink-is-cheaper not tested the run holds no smoothing: scan with --measure switch" in flat
+
+
+def test_the_list_needs_no_model() -> None:
+    shown = claims("--list")
+    assert shown.exit_code == 0, shown.output
+    for each in chosen_claims():
+        assert f"{each.name} (" in shown.stdout
+    assert max(map(len, shown.stdout.split("\n"))) <= 80
+
+
+def test_a_package_brings_a_claim_in_one_file(explicit_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "heads-are-calm" not in CLAIMS
+    monkeypatch.syspath_prepend(OUTSIDE)
+    assert list(CLAIMS)[-1] == "heads-are-calm"
+    done = claims(explicit_models / "one", "--claim", "heads-are-calm", *FEW)
+    assert done.exit_code == 0, done.output
+    assert "Nobody 2999.99999\n  heads-are-calm  holds" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), "no model and no run"),
+        (("example:nothing",), "unknown example 'nothing'"),
+        (("example:minilm", "--claim", "hard-swich"), "did you mean hard-switch?"),
+        (("example:minilm", "--out", os.devnull), "is a file"),
+    ],
+)
+def test_what_is_refused_in_one_line(words: tuple[str, ...], told: str) -> None:
+    done = claims(*words)
+    assert done.exit_code == 2
+    assert told in done.stderr
+    assert len(done.stderr.strip().split("\n")) == 1

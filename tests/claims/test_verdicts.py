@@ -1,0 +1,217 @@
+"""Every claim's rule comes out either way: on tables of closed form, and on models that are written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from models import random_ids, tiny
+
+import sinkscope
+from sinkscope.claims.catalogue import CLAIMS, chosen_claims
+from sinkscope.claims.claim import FAILS, HOLDS, IN_PART, NOT_TESTED, Number, Rule, mean, number, share
+from sinkscope.claims.findings import judged
+from sinkscope.claims.subject import Subject
+from sinkscope.errors import SinkscopeError
+from sinkscope.runs.run import Run
+from sinkscope.trigger import task
+from sinkscope.trigger.explicit import explicit
+
+
+@cache
+def scanned() -> Run:
+    """Two layers of four heads over 80 tokens, with every table that claims read."""
+    return sinkscope.scan(
+        tiny("llama", num_hidden_layers=2), data=random_ids(2, 80), self_check=False, measure=["switch", "smoothing"]
+    )
+
+
+def made(
+    heads: dict[str, Any] | None = None, layers: dict[str, Any] | None = None, **tables: dict[str, Any]
+) -> Subject:
+    """The run with these columns: of heads and layers, a value or one for each, and of tables."""
+    run = scanned()
+    rows, is_head = run.sequences.copy(), run.sequences["head"].notna().to_numpy()
+    place = (rows["layer"] * 4 + rows["head"]).where(is_head, rows["layer"]).astype(int).to_numpy()
+    for there, columns in ((is_head, heads or {}), (~is_head, layers or {})):
+        for name, value in columns.items():
+            rows.loc[there, name] = np.resize(value, 8)[place[there]]
+    measured = {name: table.copy() for name, table in run.measured.items()}
+    for name, columns in tables.items():
+        first = measured.get(name, run.heads[["stream", "layer", "head", "module"]])
+        measured[name] = first.assign(**columns)
+    return Subject("made", given=replace(run, sequences=rows, measured=measured))
+
+
+def model(network: Any) -> Callable[[], Subject]:
+    return lambda: Subject("a model", network, reading={"num_sequences": 20}, loading={"self_check": False})
+
+
+def relu_with_a_sink() -> Any:
+    """ReLU that solves the task with a large raw score on BOS wherever no trigger stands: BOS's value is 0."""
+    network = deepcopy(explicit("relu"))
+    layer, last = network.layers[0].self_attn, network.config.hidden_size - 1
+    with torch.no_grad():
+        layer.q_proj.weight[1, last] = 100.0
+        layer.k_proj.weight[1, task.BOS] = 1.0
+        layer.v_proj.weight[:, task.BOS] = 0.0
+    return network
+
+
+def losing(first: float, other: float) -> Subject:
+    arms = ["keys:first1", "keys:random1", "value:first1", "value:random1"]
+    table = pd.DataFrame({"arm": arms, "increase": [1.0, 0.0, first, other], "increase_sem": 0.01})
+    subject = made()
+    subject._kept["arms"] = SimpleNamespace(table=table)
+    return subject
+
+
+def smoothing(verdict: list[str], change: list[float]) -> dict[str, Any]:
+    return {"verdict": np.resize(verdict, 8), "uniform_minus_attention": np.resize(change, 8)}
+
+
+SUNK = {"sink_rows": 0.5, "off_rate": 0.5, "sunk_not_off": 0.0, "off_not_sunk": 0.0}
+SHORT_KEY = {"sink_score": 0.9, "qk_cos_other": 0.1, "k_norm_first": 1.0, "k_norm_other": 2.0}
+FIRST = {"alpha_0_bos_first": 0.9, "alpha_0_other_first": 0.5, "alpha_bos_later": 0.5, "alpha_0_bos_later": 0.5}
+COSTS = {"sink_margin_pairs": 1.0, "cost_sink_lower_qk": 0.1, "cost_sink_upper_qk": 1.0, "cost_sink_upper_value": 9.0,
+         "cost_diagonal_lower_qk": 5.0, "cost_diagonal_lower_paper": 4.0, "token_span": 3.0}  # fmt: skip
+CASES: dict[str, tuple[Callable[[], Subject], Callable[[], Subject]]] = {
+    "softmax-needs-a-sink": (model(explicit("softmax")), model(explicit("softmax", heads=2))),
+    "relu-needs-none": (model(explicit("relu")), model(relu_with_a_sink())),
+    "off-rests-on-a-sink": (lambda: made(SUNK), lambda: made(SUNK | {"off_not_sunk": 0.5})),
+    "heads-compensate": (
+        lambda: made(layers={"compensation": 0.1, "compensation_unrelated": 0.5}),
+        lambda: made(layers={"compensation": 0.5, "compensation_unrelated": 0.5}),
+    ),
+    "hard-switch": (lambda: made(SUNK), lambda: made(SUNK | {"sunk_not_off": 0.5, "off_rate": 0.0})),
+    "alignment": (
+        lambda: made({"sink_score": 0.9}, {"alignment_margin": 0.1, "alignment_margin_other": [0.1, 0.0]}),
+        lambda: made({"sink_score": 0.9}, {"alignment_margin": 0.0, "alignment_margin_other": [0.1, 0.0]}),
+    ),
+    "cosines": (
+        lambda: made({"sink_score": 0.9}, {"cos_first_input_min": 0.1}),
+        lambda: made({"sink_score": 0.9}, {"cos_first_input_min": -0.1}),
+    ),
+    "sink-is-cheaper": (
+        lambda: made(COSTS, smoothing=COSTS | {"cheaper_qk": "sink", "cheaper_block": "undecided"}),
+        lambda: made(COSTS, smoothing=COSTS | {"cheaper_qk": "undecided", "cheaper_block": "undecided"}),
+    ),
+    "self-talk-is-an-mlp": (
+        lambda: made({"self_mass": 0.9, "communication": 0.01, "from_self": 0.9}),
+        lambda: made({"self_mass": 0.9, "communication": 0.9, "from_self": 0.9}),
+    ),
+    "dense-smooths-more": (
+        lambda: made(smoothing=smoothing(["smooths", "sharpens"], [0.1, -0.1])),
+        lambda: made(smoothing=smoothing(["smooths", "sharpens"], [-0.1, 0.1])),
+    ),
+    "first-token": (lambda: made({"sink_score_t64": 0.9}), lambda: made({"sink_score_t64": 0.1})),
+    "falls-with-length": (
+        lambda: made({"sink_score_t64": 0.9, "sink_score": [0.9, 0.1]}),
+        lambda: made({"sink_score_t64": [0.9, 0.1], "sink_score": 0.9}),
+    ),
+    "stays-at-the-first-position": (
+        lambda: made(first=FIRST | {"verdict": "position"}), lambda: made(first=FIRST | {"verdict": "token"})
+    ),
+    "key-bias": (
+        lambda: made(SHORT_KEY | {"qk_cos_first": 0.5}),
+        lambda: made(SHORT_KEY | {"qk_cos_first": 0.0}),
+    ),
+    "value-is-not-needed": (lambda: losing(0.01, 0.02), lambda: losing(2.7, 0.02)),
+    "needs-normalisation": (model(explicit("relu")), model(relu_with_a_sink())),
+}  # fmt: skip
+
+
+def test_every_claim_has_a_case_of_either_verdict() -> None:
+    assert {name for name in CLAIMS if CLAIMS.ships(name)} == set(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("verdict", [HOLDS, FAILS])
+def test_a_rule_comes_out_either_way(name: str, verdict: str) -> None:
+    subject = CASES[name][verdict == FAILS]()
+    found, numbers = judged(CLAIMS[name], subject)
+    assert found == verdict, numbers
+    assert CLAIMS[name].rule.verdict(numbers.deciding.value) == verdict
+    if numbers.contrast is not None:
+        assert isinstance(numbers.contrast, Number)
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - {"value-is-not-needed"}))
+def test_a_run_that_lacks_the_tables_tests_nothing(name: str) -> None:
+    """A scan without questions, of a softmax that is no model of the task."""
+    kept = ["domain", "stream", "layer", "module", "head", "sequence", "bos_mass", "sink_score"]
+    plain = replace(scanned(), measured={}, sequences=scanned().sequences[kept])
+    verdict, found = judged(CLAIMS[name], Subject("plain", given=plain))
+    held = name == "first-token"  # it asks for no question's table
+    assert (verdict == NOT_TESTED) == (not held), found
+    assert bool(found.reason) == (not held)
+
+
+def test_a_model_that_does_not_solve_the_task_tests_no_need() -> None:
+    network = deepcopy(explicit("softmax"))
+    with torch.no_grad():
+        network.layers[0].self_attn.o_proj.weight.zero_()
+    verdict, found = judged(CLAIMS["softmax-needs-a-sink"], model(network)())
+    assert verdict == NOT_TESTED
+    assert "does not solve the task" in found.reason
+    assert found.figures["largest error"].value > 0.005
+
+
+def test_an_encoder_and_a_model_without_bos_need_no_case_of_their_own() -> None:
+    """BERT is not causal; token ids have no openings, and no loss without a head. Nothing is an error."""
+    subject = Subject("bert", tiny("bert"), reading={"data": random_ids(2, 40)}, loading={"self_check": False})
+    verdicts = {each.name: judged(each, subject) for each in chosen_claims()}
+    told = {name: found.reason for name, (verdict, found) in verdicts.items() if verdict == NOT_TESTED}
+    for name in ("softmax-needs-a-sink", "relu-needs-none", "value-is-not-needed"):
+        assert told[name] == "the claim is about causal attention"
+    assert "--first" in told["stays-at-the-first-position"]
+    assert verdicts["heads-compensate"][0] != NOT_TESTED
+
+
+# Rules and numbers
+
+
+def test_a_rule_gives_every_number_one_verdict() -> None:
+    more, less = Rule("a", 0.9, 0.1), Rule("b", 0.1, 0.9)
+    values = [0.0, 0.1, 0.5, 0.9, 1.0, float("nan")]
+    assert [more.verdict(value) for value in values] == [FAILS, FAILS, IN_PART, HOLDS, HOLDS, NOT_TESTED]
+    assert [less.verdict(value) for value in values] == [HOLDS, HOLDS, IN_PART, FAILS, FAILS, NOT_TESTED]
+    assert more.words == "a: holds at 0.9 or more, fails at 0.1 or less, holds in part between."
+    assert less.words == "b: holds at 0.1 or less, fails at 0.9 or more, holds in part between."
+    with pytest.raises(SinkscopeError, match="must differ"):
+        Rule("c", 0.5, 0.5)
+
+
+def test_numbers_have_their_errors() -> None:
+    """Wilson's interval of 8 of 10 is 0.490 to 0.943."""
+    eight = share([True] * 8 + [False] * 2)
+    assert (eight.shown, eight.value, eight.n) == ("8 of 10", 0.8, 10)
+    assert (eight.low, eight.high) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
+    assert eight.told == "8 of 10 (0.49 to 0.94)"
+    assert (share([]).shown, np.isnan(share([]).value)) == ("0 of 0", True)
+    assert mean([1.0, 3.0, float("nan")]).shown == "2.000 ± 1.000"
+    assert number(float("nan")).shown == mean([]).shown == "-"
+
+
+def test_the_margin_between_keys_is_not_that_of_another_domain() -> None:
+    """Of a run with several texts the first is read."""
+    run = sinkscope.scan(
+        tiny("llama", num_hidden_layers=2), data=random_ids(2, 24), self_check=False, measure=["switch"]
+    )
+    other = run.sequences.assign(domain="other", sink_rows=0.9)
+    both = replace(run, sequences=pd.concat([run.sequences, other], ignore_index=True))
+    both.measured["switch"] = pd.concat(
+        [run.measured["switch"].assign(domain=name) for name in (run.manifest.data[0].domain, "other")],
+        ignore_index=True,
+    )
+    evidence = Subject("both", given=both).evidence(both)
+    assert len(evidence.heads) == 8
+    assert (evidence.heads["sink_rows"] < 0.9).all()

@@ -1,0 +1,119 @@
+"""`sinkscope watch -- PROGRAM`: the program runs as without it, and every model that attended has a run folder."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import sinkscope
+
+ROOT = Path(__file__).parents[2]
+PATHS = f"{ROOT}:{ROOT / 'tests' / 'support'}"
+ENVIRONMENT = {"PYTHONPATH": PATHS, "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+PROGRAM = """
+import sys
+import torch
+import warnings
+from models import tiny
+from plain_models import plain, tokens
+
+print("given", sys.argv[1:], __name__)
+plain_model, llama = plain(), tiny("llama")
+torch.nn.CrossEntropyLoss()(torch.randn(2, 3), torch.tensor([0, 1]))
+with torch.no_grad():
+    for seed in range(4):
+        plain_model(tokens(seed=seed))
+    if "two" in sys.argv:
+        llama(input_ids=tokens(), use_cache=False)
+if "fail" in sys.argv:
+    raise RuntimeError("its own error")
+if "wait" in sys.argv:
+    print("waiting", flush=True)
+    import time
+    time.sleep(60)
+warnings.warn("its own warning")
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def command(*words: str | Path) -> list[str]:
+    return [sys.executable, "-m", "sinkscope", "watch", *map(str, words)]
+
+
+def watched(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*words), env=ENVIRONMENT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_output_and_exit_code_are_the_programs_own(program: Path, tmp_path: Path) -> None:
+    done = watched("--out", tmp_path / "run", "--limit", "6", "--", program, "7", "--flag")
+    assert done.stdout == "given ['7', '--flag'] __main__\n"
+    assert done.returncode == 7
+    assert "program.py:22: UserWarning: its own warning" in done.stderr
+    run = sinkscope.load_run(tmp_path / "run")
+    assert run.summary.sequences == 6
+    assert run.manifest.model.id == "Plain"
+    assert run.manifest.command is not None
+    assert run.manifest.command.endswith("program.py 7 --flag")
+    again = watched("--out", tmp_path / "run", "--", program, "0")
+    assert again.returncode == 2
+    assert again.stdout == ""
+
+
+@pytest.mark.slow
+def test_each_model_has_a_folder_and_an_error_is_the_programs_own(program: Path, tmp_path: Path) -> None:
+    done = watched("--out", tmp_path / "runs", "--every", "2", "--", program, "two", "fail")
+    assert done.returncode == 1
+    first, *_ = done.stderr.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert "RuntimeError: its own error" in done.stderr
+    assert "sinkscope/engine" not in done.stderr
+    names = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert names == ["1-Plain", "2-LlamaModel"]
+    assert sinkscope.load_run(tmp_path / "runs" / "1-Plain").summary.sequences == 4
+
+
+@pytest.mark.slow
+def test_an_interrupted_program_leaves_its_runs(program: Path, tmp_path: Path) -> None:
+    with subprocess.Popen(
+        command("--out", tmp_path / "run", "--", program, "wait"), env=ENVIRONMENT, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    ) as running:  # fmt: skip
+        assert running.stdout is not None
+        while running.stdout.readline() != "waiting\n":
+            time.sleep(0.1)
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=120)
+    assert running.returncode == 130
+    assert "KeyboardInterrupt" in errors
+    assert sinkscope.load_run(tmp_path / "run").summary.sequences == 8
+
+
+@pytest.mark.slow
+def test_a_module_runs_too_and_a_program_without_attention_is_told(tmp_path: Path) -> None:
+    done = watched("--out", tmp_path / "run", "--", "-m", "json.tool", "--help")
+    assert done.stdout.startswith("usage: ")
+    assert done.returncode == 0
+    assert "no model attended in this program" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_script_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from sinkscope.cli import application
+
+    with pytest.raises(SystemExit) as stop:
+        application(["watch"])(["watch", "--out", str(tmp_path / "x"), "--", "missing.py"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith("sinkscope: error: missing.py is no file")

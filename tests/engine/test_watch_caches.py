@@ -1,0 +1,190 @@
+"""sinkscope.watch over caches of keys and values: steps are joined into what one pass over all tokens gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from models import _COMMON, _OWN, VOCABULARY
+from same_runs import assert_same
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+import sinkscope
+from sinkscope import SinkscopeError
+
+pytestmark = pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning")
+NEW = 24
+
+
+def writer(family: str, **overrides: Any) -> Any:
+    """A small language model that writes; the sliding window of those that have one is 16."""
+    model_type, own = _OWN[family]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(model_type, **{**_COMMON, **own, **overrides})
+        return AutoModelForCausalLM.from_config(config).eval()
+
+
+def prompt(left: int = 0) -> dict[str, Tensor]:
+    """Two prompts of 12 tokens; the second has `left` tokens of padding before it."""
+    ids = torch.randint(3, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[1, :left] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def generate(model: Any, given: dict[str, Tensor], **settings: Any) -> Tensor:
+    settings = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "pad_token_id": 0} | settings
+    written: Tensor = model.generate(**given, **settings)
+    return written
+
+
+def in_one_pass(model: Any, written: Tensor, given: dict[str, Tensor]) -> sinkscope.Run:
+    """A scan of prompt and answer; the last token was written, but never read."""
+    ids = written[:, :-1]
+    mask = torch.ones_like(ids)
+    mask[:, : given["attention_mask"].shape[1]] = given["attention_mask"]
+    return sinkscope.scan(model, data={"input_ids": ids, "attention_mask": mask}, self_check=False)
+
+
+@pytest.mark.parametrize("left", [0, 4])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral", "gpt2", "gpt_oss"])
+def test_generation_gives_the_numbers_of_one_pass(family: str, cache: str, left: int) -> None:
+    if cache == "static" and family in ("gpt2", "gpt_oss"):
+        pytest.skip("the same code as for the others")
+    model, given = writer(family), prompt(left)
+    settings = {} if cache == "dynamic" else {"cache_implementation": cache}
+    unwatched = generate(model, given, **settings)
+    with sinkscope.watch(model) as seen:
+        written = generate(model, given, **settings)
+    assert torch.equal(unwatched, written)
+    run = seen.run()
+    assert_same(run, in_one_pass(model, written, given))
+    assert not run.summary.warnings
+    assert run.manifest.data[0].seq_len == 12 + NEW - 1
+
+
+def test_steps_of_a_loop_of_ones_own_are_joined() -> None:
+    """A prefill in two pieces, then one token at a time, over a cache that the caller made."""
+    model, given = writer("llama"), prompt()
+    ids, cache = given["input_ids"], DynamicCache()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        for piece in (ids[:, :5], ids[:, 5:10], ids[:, 10:11], ids[:, 11:]):
+            model(piece, past_key_values=cache)
+    assert_same(seen.run(), sinkscope.scan(model, data=ids, self_check=False))
+
+
+def test_two_caches_in_turn_are_two_sequences() -> None:
+    model, ids = writer("llama"), prompt()["input_ids"]
+    caches = DynamicCache(), DynamicCache()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        for start in range(0, 12, 4):
+            for row, cache in enumerate(caches):
+                model(ids[row : row + 1, start : start + 4], past_key_values=cache)
+        assert seen.sequences == 0  # both go on
+    assert_same(seen.run(), sinkscope.scan(model, data=ids, self_check=False))
+
+
+def test_a_cache_that_died_is_measured_before_the_block_ends() -> None:
+    model, given = writer("llama"), prompt()
+    with sinkscope.watch(model) as seen:
+        for _ in range(3):
+            generate(model, given)
+        assert seen.sequences == 4
+    assert seen.sequences == 6
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [({"num_beams": 3}, "rows of a cache changed"), ({"prompt_lookup_num_tokens": 3}, "it was cut in between")],
+)
+def test_what_cannot_be_joined_is_refused_in_one_line(settings: dict[str, Any], why: str) -> None:
+    model, given = writer("llama"), prompt()
+    if "prompt_lookup_num_tokens" in settings:
+        given = {name: each[:1] for name, each in given.items()}
+    with sinkscope.watch(model) as seen:
+        generate(model, given, **settings)
+    with pytest.raises(SinkscopeError, match=why) as refused:
+        seen.run()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_cache_filled_outside_is_refused() -> None:
+    model, ids, cache = writer("llama"), prompt()["input_ids"], DynamicCache()
+    with torch.no_grad():
+        model(ids, past_key_values=cache)
+        with sinkscope.watch(model) as seen:
+            model(ids[:, :1], past_key_values=cache)
+    with pytest.raises(SinkscopeError, match="filled outside the watch"):
+        seen.run()
+
+
+def test_a_cache_that_loses_keys_is_refused() -> None:
+    model, ids, cache = writer("llama"), prompt()["input_ids"], DynamicCache()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(ids, past_key_values=cache)
+        for layer in cache.layers:  # as presses do: keys 3 and 4 go
+            kept = [0, 1, 2, *range(5, 12)]
+            layer.keys, layer.values = layer.keys[:, :, kept], layer.values[:, :, kept]
+        model(ids[:, :1], past_key_values=cache)
+    with pytest.raises(SinkscopeError, match="nothing was measured"):
+        seen.run()
+
+
+def test_attention_in_a_models_own_code_over_a_cache_is_refused() -> None:
+    config = AutoConfig.for_model("bloom", hidden_size=32, n_layer=2, n_head=4, vocab_size=VOCABULARY)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with sinkscope.watch(model) as seen:
+        generate(model, prompt())
+    with pytest.raises(SinkscopeError, match="in its own code, whose steps over a cache are not read"):
+        seen.run()
+
+
+def test_an_encoder_decoder_writes_with_all_three_kinds_of_attention() -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = T5Config(
+            d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=VOCABULARY, decoder_start_token_id=1,
+            pad_token_id=0, feed_forward_proj="relu",
+        )  # fmt: skip
+        model = T5ForConditionalGeneration(config).eval()
+    ids = prompt()["input_ids"]
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(input_ids=ids, decoder_input_ids=ids[:, :8], use_cache=False)
+    run = seen.run()
+    assert set(run.heads["stream"]) == {"encoder", "decoder", "cross"}
+    assert np.isfinite(run.heads["bos_mass"]).all()
+    with sinkscope.watch(model) as seen:
+        generate(model, prompt())  # T5 adds a bias that grows with the cache
+    assert "over a cache, which is not read" in " ".join(seen.left_out)
+
+
+def test_a_sequence_ends_with_its_text_while_others_go_on() -> None:
+    """The second row's padding after its end-of-text token is no text, though the model attends to it."""
+    model, given = writer("llama"), prompt()
+    free = generate(model, given)
+    end = int(free[1, 18])
+    assert end not in free[0]
+    assert end not in free[1, 12:18]
+    model.generation_config.eos_token_id = end
+    with sinkscope.watch(model) as seen:
+        written = generate(model, given, min_new_tokens=1)
+    assert torch.equal(written[1, 19:], torch.zeros_like(written[1, 19:]))
+    mask = torch.ones_like(written[:, :-1])
+    mask[1, 19:] = 0
+    one = sinkscope.scan(model, data={"input_ids": written[:, :-1], "attention_mask": mask}, self_check=False)
+    assert_same(seen.run(), one)
+
+
+def test_half_precision_is_joined_too() -> None:
+    model, given = writer("llama").to(torch.bfloat16), prompt()
+    with sinkscope.watch(model) as seen:
+        written = generate(model, given)
+    one = in_one_pass(model, written, given)
+    np.testing.assert_allclose(seen.run().heads["bos_mass"], one.heads["bos_mass"], atol=0.02)

@@ -1,0 +1,18 @@
+"""Holds two runs against each other, number by number."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sinkscope import Run
+
+
+def assert_same(one: Run, other: Run, atol: float = 1e-5) -> None:
+    """The two runs' tables hold the same numbers, and lack the same."""
+    for name in ("heads", "layers", "length_curve"):
+        left, right = getattr(one, name), getattr(other, name)
+        numbers = left.select_dtypes("number").columns
+        assert list(left.columns) == list(right.columns)
+        np.testing.assert_allclose(
+            left[numbers].to_numpy(float), right[numbers].to_numpy(float), rtol=1e-4, atol=atol, err_msg=name
+        )
