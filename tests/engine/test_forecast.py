@@ -198,6 +198,11 @@ def test_a_batch_is_chosen_as_the_engine_chooses_it(tmp_path: Path) -> None:
     assert several.passes[-1].sequences == 4 * 32
 
 
+def test_texts_handed_over_are_counted_as_those_of_a_file() -> None:
+    told = dry_run(tiny("llama"), data=["one text", "another text"], seq_len=16, num_sequences=4, **ON)
+    assert (told.passes[-1].sequences, told.passes[-1].length) == (4, 16)
+
+
 ARMS = {
     "a grid": (["window:8+0", "window:8+2"], 1 + 2 + 2),
     "a control of two arms": (["value:first1", "keys:first1"], 1 + 2 + 2 * 2),
