@@ -319,5 +319,5 @@ def test_a_dry_run_checks_the_adapter_and_says_that_it_does_not_count_it(tiny_fo
     told = sinkscope.dry_run(str(tiny_folder), adapter=lora, seq_len=32, machine="h100")
     size = sum((lora / name).stat().st_size for name in ("adapter_config.json", "adapter_model.safetensors"))
     assert told.notes == [f"the adapter's {size:,} bytes and its operations are not counted"]
-    with pytest.raises(sinkscope.SinkscopeError, match="no adapter_config.json"):
+    with pytest.raises(sinkscope.SinkscopeError, match=r"no adapter_config\.json"):
         sinkscope.dry_run(str(tiny_folder), adapter=tiny_folder, machine="h100")

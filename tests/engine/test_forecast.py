@@ -345,6 +345,14 @@ def test_the_screen_says_that_the_configuration_alone_is_known(tmp_path: Path, m
     assert "found by the configuration alone" in shown
 
 
+def test_quantised_weights_are_said_to_take_less(tmp_path: Path) -> None:
+    config = tiny("llama").config
+    config.quantization_config = {"quant_method": "fp8"}
+    told = dry_run(folder(tmp_path, config), seq_len=16, dtype="bfloat16", **ON)
+    assert told.memory.weights == 2 * told.parameters
+    assert any("quantised" in note for note in told.notes)
+
+
 def test_of_a_gguf_file_the_metadata_are_read(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "model.gguf", layers=1)
     told = dry_run(str(file), seq_len=16, **ON)
