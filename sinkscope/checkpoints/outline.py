@@ -153,7 +153,9 @@ def _dtype(config: Any, options: LoadOptions, gguf: bool) -> tuple[torch.dtype, 
     asked = pick_dtype(options.dtype)
     notes = []
     if getattr(config, "quantization_config", None) is not None and not gguf:
-        notes.append("the weights are quantised: their bytes are those of the files where these are known")
+        notes.append(
+            "the weights are quantised: they are counted in the dtype that they would have otherwise, which is more"
+        )
     if isinstance(asked, torch.dtype):
         return asked, notes
     own = None if gguf else getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)

@@ -79,12 +79,18 @@ class Passes:
 
 @dataclass(frozen=True)
 class Time:
-    """An estimate. `rate`: FLOP/s that are counted on; `utilisation`: the share of the peak rate that this is, None for
-    a rate that was measured. seconds lie between `least` and `most` where the estimate is off by `factor`."""
+    """An estimate.
+
+    Attributes:
+        rate: FLOP/s that are counted on.
+        utilisation: the share that this is of the machine's peak rate or, where `measured`, of a matrix product's.
+        seconds: between `least` and `most` where the estimate is off by no more than `factor`.
+    """
 
     machine: str
     rate: float
-    utilisation: float | None
+    utilisation: float
+    measured: bool
     seconds: float
     factor: float
 

@@ -313,3 +313,11 @@ def test_compare_of_a_model_alone_is_base_against_adapter(tiny_folder: Path, lor
     found = json.loads(table.stdout)
     assert found["b"]["model"] == f"{found['a']['model']} with {lora}"
     assert any(abs(row["difference"]) > 0.1 for row in found["heads"])
+
+
+def test_a_dry_run_checks_the_adapter_and_says_that_it_does_not_count_it(tiny_folder: Path, lora: Path) -> None:
+    told = sinkscope.dry_run(str(tiny_folder), adapter=lora, seq_len=32, machine="h100")
+    size = sum((lora / name).stat().st_size for name in ("adapter_config.json", "adapter_model.safetensors"))
+    assert told.notes == [f"the adapter's {size:,} bytes and its operations are not counted"]
+    with pytest.raises(sinkscope.SinkscopeError, match=r"no adapter_config\.json"):
+        sinkscope.dry_run(str(tiny_folder), adapter=tiny_folder, machine="h100")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import make_model
+from ggufs import write_gguf
 from hub import files_of, found
 from models import FAMILIES, random_ids, tiny
 from torch import Tensor, nn
@@ -198,6 +199,11 @@ def test_a_batch_is_chosen_as_the_engine_chooses_it(tmp_path: Path) -> None:
     assert several.passes[-1].sequences == 4 * 32
 
 
+def test_texts_handed_over_are_counted_as_those_of_a_file() -> None:
+    told = dry_run(tiny("llama"), data=["one text", "another text"], seq_len=16, num_sequences=4, **ON)
+    assert (told.passes[-1].sequences, told.passes[-1].length) == (4, 16)
+
+
 ARMS = {
     "a grid": (["window:8+0", "window:8+2"], 1 + 2 + 2),
     "a control of two arms": (["value:first1", "keys:first1"], 1 + 2 + 2 * 2),
@@ -338,6 +344,40 @@ def test_the_screen_says_that_the_configuration_alone_is_known(tmp_path: Path, m
     shown = render_forecast(told)
     assert "cannot be estimated" in shown
     assert "found by the configuration alone" in shown
+
+
+def test_quantised_weights_are_said_to_take_less(tmp_path: Path) -> None:
+    config = tiny("llama").config
+    config.quantization_config = {"quant_method": "fp8"}
+    told = dry_run(folder(tmp_path, config), seq_len=16, dtype="bfloat16", **ON)
+    assert told.memory.weights == 2 * told.parameters
+    assert any("quantised" in note for note in told.notes)
+
+
+def test_of_a_gguf_file_the_metadata_are_read(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", layers=1)
+    told = dry_run(str(file), seq_len=16, **ON)
+    assert (told.layers, told.dtype, told.memory.files) == (1, "float32", file.stat().st_size)
+    file.write_bytes(b"x" * 50)
+    with pytest.raises(SinkscopeError, match="damaged or not a GGUF file"):
+        dry_run(str(file), **ON)
+
+
+def test_a_model_of_vectors_reads_its_own_task() -> None:
+    told = dry_run("example:trigger-relu", **ON)
+    assert [(each.score, each.calls, each.heads) for each in told.attention] == [("relu", 1, 1)]
+    assert (told.passes[-1].sequences, told.passes[-1].length) == (1000, 16)
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_an_example_that_is_not_converted_is_read_without_converting_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SINKSCOPE_CACHE", str(tmp_path / "cache"))
+    told = dry_run("example:gemma-3-270m", **ON)
+    assert (told.parameters, told.layers, told.heads) == (268_098_176, 18, 72)
+    assert not (tmp_path / "cache").exists()
 
 
 # The hub, and the command line

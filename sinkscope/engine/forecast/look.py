@@ -19,6 +19,7 @@ from sinkscope.checkpoints.forward import DRY_RUN_TOKENS, Forward
 from sinkscope.checkpoints.outline import Outline
 from sinkscope.engine.input_kinds import claim
 from sinkscope.errors import SinkscopeError
+from sinkscope.inputs.documents import Texts
 from sinkscope.inputs.images import picture_paths
 from sinkscope.inputs.signals import PIXELS
 from sinkscope.inputs.sound import sound_paths
@@ -72,7 +73,8 @@ def looked_for(outline: Outline, request: Request) -> Look:
     model, forward = outline.model, Forward(outline.model)
     if request.images is not None or request.audio is not None or forward.signal is not None:
         return _signals(outline, request, forward)
-    if outline.task is not None or request.handed is not None:
+    texts = isinstance(request.handed, Texts)  # read as a SPEC is, which takes a tokenizer
+    if outline.task is not None or (request.handed is not None and not texts):
         kind = claim(request, outline, forward)
         sample, _ = kind.probe()
         domains = [(len(data.ids), data.ids.shape[1]) for data in kind.read(0).tokens]
