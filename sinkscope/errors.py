@@ -42,9 +42,13 @@ def all_lines(error: BaseException) -> str:
     return shorten(" ".join(_said(error).split()))
 
 
+_CLASS = re.compile(r"\b[A-Z]\w*(?:Error|Exception): ")
+"""The class of an error that was raised inside another, as libraries put it into their text."""
+
+
 def _said(error: BaseException) -> str:
     try:
-        return str(error).strip() or "it gives no reason"
+        return _CLASS.sub("", str(error)).strip() or "it gives no reason"
     except Exception:  # its class may fail at that too
         return "it gives no reason"
 
