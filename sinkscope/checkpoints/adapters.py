@@ -187,7 +187,7 @@ def _reason(error: Exception) -> str:
         return f"{WEIGHTS} lacks {error.args[0]}"
     if isinstance(error, IndexError):
         return f"{CONFIG} names a token or a layer that the model does not have"
-    if isinstance(error, ValueError | NotImplementedError | RuntimeError | ImportError):
+    if isinstance(error, ValueError | RuntimeError | ImportError):
         return first_line(error)
     return f"peft {version('peft')} can make nothing of a setting in {CONFIG}"
 

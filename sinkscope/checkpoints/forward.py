@@ -184,7 +184,7 @@ def written(checkpoint: Checkpoint, prompt: list[int], count: int) -> list[int]:
     try:
         with torch.no_grad(), quiet_logs():
             made = writer.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
-    except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError) as error:
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         if is_out_of_memory(error):  # out of memory
             raise
         raise SinkscopeError(f"--generate: {type(writer).__name__} cannot go on writing: {first_line(error)}") from None

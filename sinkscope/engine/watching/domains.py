@@ -97,7 +97,7 @@ class WatchedInput(InputKind):
         return False  # no scan reads them
 
     def read(self, positions: int) -> Reading:
-        raise NotImplementedError
+        raise AssertionError("a watch hands its sequences over: nothing asks for them")
 
     def summary(self, domains: list[Domain], sites: list[Site], positions: pd.DataFrame) -> dict[str, Any]:
         return {}
