@@ -26,6 +26,10 @@ from sinkscope.runs.defaults import EPSILON
 
 Pass = Callable[..., Any]
 LENGTH = 128
+SHORT = 16
+"""Tokens on which the unwatched model is held against its eager attention. Whatever one of them leaves out (a bias, a
+soft-cap, a learned sink, a score) changes these too, and on a CPU they cost a fraction of a pass of 128."""
+
 BOUNDS = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """Largest difference of a probability that rounding explains. Eager rounds probabilities to the model's dtype
 before they are compared, and rounded logits (bf16 keeps 8 bits) move a single row's probability by percents."""
@@ -71,6 +75,8 @@ def self_check(
     than the model, the reference is float64 attention from the inputs of each call. So it is where a quantised model
     differs from its eager attention: rounding turns a small difference into a large one from layer to layer.
 
+    Whether the model without capture computes what its eager attention does is asked of the first 16 tokens.
+
     Returns what the manifest records: tokens, attention layers compared, `reference` (with `reason` where it is not
     eager), `max_difference` (absolute, in probability), `bound`, and `status` `passed`, `warning` (half precision
     beyond its bound) or `not possible`. Raises SinkscopeError where a float32 model differs by more than 1e-3: then our
@@ -78,8 +84,11 @@ def self_check(
     """
     run: Pass = partial(forward, **extra) if extra else forward
     whole = forward.signal is not None
+    short = ids
     if not whole and not extra:
-        ids = ids[:, :LENGTH]
+        short = ids = ids[:, :LENGTH]
+        if ids.shape[1] > SHORT:
+            short = ids[:, :SHORT]
     ours: dict[str, LayerView] = {}
     dense = _Reference(DENSE, {}, {})
     hides_sinks: set[str] = set()
@@ -94,7 +103,7 @@ def self_check(
         run(ids)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     bound = BOUNDS.get(dtype, BOUNDS[torch.float32])
-    eager_reference = _eager_reference(model, plan, run, ids, bound, hides_sinks, ours)
+    eager_reference = _eager_reference(model, plan, run, (ids, short), bound, hides_sinks, ours)
     if eager_reference.reason is None and _rounds(model) and _worst(plan, ours, eager_reference)[0] > bound:
         eager_reference.reason = "the model is quantised: where a layer rounds what it reads, two passes of it differ"
     reference = eager_reference if eager_reference.reason is None else dense
@@ -169,16 +178,22 @@ def _keep(reference: _Reference, site: Site, probabilities: Tensor | None) -> No
 
 
 def _eager_reference(
-    model: nn.Module, plan: Plan, forward: Pass, ids: Tensor, bound: float, hides_sinks: set[str],
+    model: nn.Module, plan: Plan, forward: Pass, sequences: tuple[Tensor, Tensor], bound: float, hides_sinks: set[str],
     ours: dict[str, LayerView],
 ) -> _Reference:  # fmt: skip
-    """Returns the model's own eager maps; `reason` says why they cannot serve as reference."""
+    """Returns the model's own eager maps; `reason` says why they cannot serve as reference.
+
+    `sequences`: the one whose maps are compared, and its beginning, of which outputs are compared (itself where it
+    cannot be cut).
+    """
     reference = _Reference(EAGER, {}, {})
+    ids, short = sequences
     try:
         with torch.no_grad(), quiet_transformers(), uncompiled():
-            plain = forward(ids)
+            plain = forward(short)[0]
             with eager(model):
                 outputs = forward(ids, output_attentions=True)
+                other = outputs[0] if short is ids else forward(short, output_attentions=True)[0]
     except (TypeError, ValueError, KeyError, RuntimeError, AttributeError):
         reference.reason = "the model gives no eager attention maps"
         return reference
@@ -196,7 +211,7 @@ def _eager_reference(
             _keep(reference, site, probabilities)
         if len(maps) != len(sites):
             reference.reason = f"the model returns {len(maps)} eager attention maps for {len(sites)} attention calls"
-    difference = _relative_difference(plain[0], outputs[0])
+    difference = _relative_difference(plain, other)
     if reference.reason is None and not difference <= bound:
         reference.reason = f"eager attention computes another output (relative difference {difference:.2g})"
     return reference

@@ -15,6 +15,7 @@ from families import tiny_model
 from models import random_ids, tiny
 from pictured import inputs, see
 from transformers import AutoModel, LlamaModel, PreTrainedModel
+from transformers.models.llama import modeling_llama
 from typer.testing import CliRunner
 
 import sinkscope
@@ -129,6 +130,25 @@ def test_eager_maps_beside_another_output_are_no_reference(monkeypatch: pytest.M
     assert check.status == "passed"
     assert check.reference == "float64 attention from each layer's own queries, keys and mask"
     assert check.reason == "eager attention computes another output (relative difference nan)"
+
+
+@pytest.mark.parametrize("length", [12, 40])
+def test_a_model_that_is_not_what_its_eager_attention_computes_is_noted(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The maps agree and the outputs do not: something beside the probabilities differs, here the values' scale."""
+    eager = modeling_llama.eager_attention_forward
+
+    def doubled(*args: Any, **kwargs: Any) -> Any:
+        output, maps = eager(*args, **kwargs)
+        return 2 * output, maps
+
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", doubled)
+    check = sinkscope.scan(tiny("llama", num_hidden_layers=1), data=random_ids(2, length)).manifest.self_check
+    assert (check.status, check.tokens) == ("passed", length)
+    assert check.reference == "float64 attention from each layer's own queries, keys and mask"
+    assert check.reason is not None
+    assert check.reason.startswith("eager attention computes another output (relative")
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Any
 from sinkscope.capture.alone import alone
 from sinkscope.checkpoints import LoadOptions
 from sinkscope.checkpoints.adapters import adapter_asked
+from sinkscope.checkpoints.forward import Forward
 from sinkscope.checkpoints.loading import check_device_map, pick_device
 from sinkscope.checkpoints.outline import Outline, outline_of, outlined
 from sinkscope.engine.forecast.build import Asked, built, pieces_of, short_passes
@@ -18,15 +19,12 @@ from sinkscope.engine.forecast.rates import check_machine
 from sinkscope.engine.input_kinds import check_asked
 from sinkscope.engine.measurement import Measurement, measurements
 from sinkscope.engine.requested import requested
-from sinkscope.engine.self_check import LENGTH
+from sinkscope.engine.self_check import LENGTH, SHORT
 from sinkscope.metrics.quantities import quantity_set
 from sinkscope.runs.dormancy import check_rule
 from sinkscope.runs.forecast import Forecast, Passes
 from sinkscope.runs.request import Request
 from sinkscope.tables.columns import metric_set
-
-CHECKS = 3
-"""Forward passes of a self-check: watched, plain, and with eager attention."""
 
 
 def dry_run(
@@ -107,13 +105,21 @@ def _outline(request: Request, model: Any) -> Outline:
     return outline
 
 
+def _self_check(look: Look) -> list[Passes]:
+    """A watched and an eager pass, whose maps are compared, then a plain and an eager one, whose outputs are."""
+    length = look.domains[0][1]
+    if length <= SHORT or Forward(look.model).signal is not None:  # what is read whole is read three times
+        return [Passes("self-check", 3, 3, length)]
+    return [Passes("self-check", 2, 2, min(LENGTH, length)), Passes("its outputs", 2, 2, SHORT)]
+
+
 def _checks(request: Request, look: Look, kinds: Sequence[type[Measurement]]) -> list[Passes]:
     """The passes before the scan, but for the dry run's."""
     found = []
     if any(kind.wired for kind in kinds):
         found.append(Passes("find W_V", 1, 16, 4))
     if request.self_check and look.domains:
-        found.append(Passes("self-check", CHECKS, CHECKS, min(LENGTH, look.domains[0][1])))
+        found += _self_check(look)
     if request.generate is not None:
         sequences = sum(count for count, _ in look.domains)
         look.notes.append("--generate: each token is a pass of its own, which is slower than its operations say")
