@@ -12,8 +12,8 @@ class Paper:
 
     Attributes:
         arxiv: its arXiv number, such as `2410.10781`.
-        first_author, title: the family name of its first author, and its newest version's title; None for a paper that
-            PAPERS does not hold.
+        first_author, title: the family name that sources cite it by, its first author's but for 2605.08453, and its
+            newest version's title; None for a paper that PAPERS does not hold.
     """
 
     arxiv: str
