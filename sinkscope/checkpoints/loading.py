@@ -88,12 +88,7 @@ def _open(
     noted = stamps(files)
     if device.type == "cpu" and hashing.running:
         preload()  # the scan will want them, and until then the thread hashes on
-    facts = {
-        "id": name,
-        "revision": source.revision,
-        "weights_sha256": hashing.joined(files),
-        "tokenizer": type(tokenizer).__name__ if tokenizer is not None else None,
-    }
+    facts = _named(name, tokenizer, source.revision, hashing.joined(files))
     warnings += [source.warning] if source.warning else []
     if adapter is not None:
         warnings += adapted(name, model, adapter, facts)
@@ -127,13 +122,7 @@ def wrap_model(model: Any, tokenizer: Any = None, head: bool = False) -> Checkpo
     name = wrapped_name(given)
     check_experts(name, base)
     check_finite(name, base)
-    facts = {
-        "id": name,
-        "revision": None,
-        "weights_sha256": None,
-        "tokenizer": type(tokenizer).__name__ if tokenizer is not None else None,
-    }
-    checkpoint = Checkpoint(name, base, tokenizer, facts)
+    checkpoint = Checkpoint(name, base, tokenizer, _named(name, tokenizer))
     add_facts(checkpoint)
     return checkpoint
 
@@ -147,15 +136,19 @@ def wrap_running(model: Any, tokenizer: Any = None, name: str | None = None) -> 
     if not isinstance(model, nn.Module):
         raise SinkscopeError(f"a model (torch.nn.Module) is needed, not {type(model).__name__}")
     inner, shown = inner_model(model), name or wrapped_name(model)
-    facts = {
-        "id": shown,
-        "revision": None,
-        "weights_sha256": None,
-        "tokenizer": type(tokenizer).__name__ if tokenizer is not None else None,
-    }
-    checkpoint = Checkpoint(shown, inner, tokenizer, facts)
+    checkpoint = Checkpoint(shown, inner, tokenizer, _named(shown, tokenizer))
     add_facts(checkpoint)
     return checkpoint
+
+
+def _named(name: str, tokenizer: Any, revision: str | None = None, weights_sha256: str | None = None) -> dict[str, Any]:
+    """The facts that name a model: those of an object have no revision and no files."""
+    return {
+        "id": name,
+        "revision": revision,
+        "weights_sha256": weights_sha256,
+        "tokenizer": None if tokenizer is None else type(tokenizer).__name__,
+    }
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
