@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable
 from typing import Annotated
 
@@ -11,23 +14,43 @@ from sinkscope.cli.arms_job import Model, RunFolder, TextLoss, Written, prepared
 from sinkscope.cli.dry_run import DryRun
 from sinkscope.cli.options import with_options
 from sinkscope.errors import SinkscopeError
-from sinkscope.experiments.arms.grammar import told
+from sinkscope.experiments.arms.grammar import listed, told
 
 EXAMPLE = "Example: sinkscope arms example:gemma-3-270m keys:first1 window:256+4"
 
 
-def with_grammar(command: Callable[..., None]) -> Callable[..., None]:
-    """Puts the grammar of arms, and an example of it, behind what the command says of itself."""
-    command.__doc__ = f"{command.__doc__}\n\n{told()}\n\n{EXAMPLE}"
+def with_kinds(command: Callable[..., None]) -> Callable[..., None]:
+    """Puts an arm of each kind, and an example, behind what the command says of itself."""
+    arms = listed()
+    width = max(len(name) for name, _ in arms) + 2
+    lines = "\n".join(f"{name:{width}}{what}" for name, what in arms)
+    command.__doc__ = f"{command.__doc__}\n\n\b\n{lines}\n\n{EXAMPLE}"
     return command
 
 
-@with_grammar
+def print_kinds(wanted: bool) -> None:
+    """Prints what every kind of arm does and how it is written, and ends."""
+    if wanted:
+        width = min(shutil.get_terminal_size().columns, 100)
+        for paragraph in told().split("\n\n"):
+            sys.stdout.write(f"{textwrap.fill(paragraph, width, subsequent_indent='  ')}\n\n")
+        raise typer.Exit
+
+
+@with_kinds
 @with_options
 def arms(
     model: Model,
-    named: Annotated[list[str] | None, typer.Argument(metavar="ARM", help="KIND:REST, see above.")] = None,
+    named: Annotated[
+        list[str] | None, typer.Argument(metavar="ARM", help="An intervention; --kinds says how each is written.")
+    ] = None,
     arm: Annotated[list[str] | None, typer.Option(metavar="ARM", help="The same; may be repeated.")] = None,
+    kinds: Annotated[
+        bool,
+        typer.Option(
+            "--kinds", help="Say how each kind is written and what it does.", callback=print_kinds, is_eager=True
+        ),
+    ] = False,
     run: RunFolder = None,
     *,
     text: TextLoss,

@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -795,13 +796,17 @@ def test_an_arm_that_is_not_ready_says_so(name: str) -> None:
 def test_every_kind_is_told_of_in_the_help() -> None:
     from sinkscope.cli import app
 
-    text = " ".join(CliRunner().invoke(app, ["arms", "--help"]).stdout.split())
+    text = " ".join(CliRunner().invoke(app, ["arms", "--kinds"]).stdout.split())
+    brief = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["arms", "--help"]).stdout
     for kind in BUILT_IN:
         assert kind.source
         assert f"{kind.grammar}: {kind.what}" in text
+        assert re.search(rf"^  {re.escape(kind.example)} +{re.escape(kind.short)}$", brief, re.MULTILINE)
+        assert read_arm(kind.example).name.startswith(f"{kind.name}:")
         assert "(" not in kind.name
         assert kind.grammar.startswith(f"{kind.name}:")
-    assert "Example: sinkscope arms" in text
+    assert "Example: sinkscope arms" in brief
+    assert brief.index("Arguments:") < brief.index("\n" * 2 + "Options:") < 2000
 
 
 def test_every_file_of_kinds_is_in_the_table() -> None:
@@ -816,7 +821,7 @@ def test_every_file_of_kinds_is_in_the_table() -> None:
 
 
 def test_the_grammar_loads_no_torch() -> None:
-    seen = "'neuron:L.N' in arms.__doc__, 'torch' in sys.modules"
+    seen = "'neuron:11.1229' in arms.__doc__, 'torch' in sys.modules"
     code = f"import sys; from sinkscope.cli.arms import arms; print({seen})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "True False\n"

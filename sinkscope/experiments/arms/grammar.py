@@ -22,14 +22,26 @@ KINDS_FOLDER = "sinkscope.experiments.arms.kinds"
 
 @dataclass(frozen=True)
 class ArmKind:
-    """A kind of arm: its name, how its arms are written, what they do, and where that comes from."""
+    """A kind of arm: its name, how its arms are written, what they do, and where that comes from.
+
+    Attributes:
+        reader: MODULE:FUNCTION within kinds/; empty for a kind that was declared in Python.
+        example, short: one arm, and what it does in a line of `--help`; by default the first form of the grammar, and
+            the first sentence of `what`.
+    """
 
     name: str
     grammar: str
     what: str
     source: str
     reader: str = ""
-    """MODULE:FUNCTION within kinds/; empty for a kind that was declared in Python."""
+    example: str = ""
+    short: str = ""
+
+    @property
+    def line(self) -> tuple[str, str]:
+        """The example and what it does."""
+        return self.example or self.grammar.split(" or ")[0].split(",")[0], self.short or self.what.split(". ")[0]
 
 
 BUILT_IN = (
@@ -39,6 +51,7 @@ BUILT_IN = (
         "rounded half up, that a score of the run calls most dormant (in a tie the earlier layer and head), those "
         "listed as LAYER.HEAD, or N random ones.",
         "Sandoval-Segura et al. 2504.03889", "heads:read_heads",
+        "heads:honor:5%", "heads set to 0, the same in every sequence",
     ),
     ArmKind(
         "dynamic", "dynamic:SCORE:5% or dynamic:SCORE:low5%",
@@ -48,17 +61,20 @@ BUILT_IN = (
         "dormant, at least the 95 % quantile where high ones do. Scores are taken without any head zeroed, in a scan "
         "of the held-out text. The published shares of dormant heads are of this kind.",
         "Sandoval-Segura et al. 2504.03889", "dynamic:read_dynamic",
+        "dynamic:honor:5%", "heads set to 0 in the sequences where they are dormant",
     ),
     ArmKind(
         "value", "value:POSITIONS",
         "Values at some positions set to 0 in all heads: queries go on attending there, and get nothing.",
         "Gu et al. 2410.10781", "value:read_value",
+        "value:first1", "values at some positions set to 0",
     ),
     ArmKind(
         "keys", "keys:POSITIONS",
         "Keys at some positions hidden from all later queries, in every layer. A key's own query still sees "
         "it. The option --tokens of ablate is keys:first1.",
         "ours", "keys:read_keys",
+        "keys:first1", "keys at some positions hidden from later queries",
     ),
     ArmKind(
         "window", "window:W+S, window:W+randomS, either with /full, then with /SCORE:50% or /randomN",
@@ -66,6 +82,7 @@ BUILT_IN = (
         "would see. With /full only in layers that have no window of their own. With a plan only in some KV heads: "
         "those that a score of the run calls most dormant, or N random ones; the others keep their cache.",
         "Xiao et al. 2309.17453 (StreamingLLM), 2410.10819 (DuoAttention: the plan)", "window:read_window",
+        "window:256+4", "queries see the last 256 keys and the first 4",
     ),
     ArmKind(
         "kv", "kv:BITS or kv:BITS+POSITIONS",
@@ -74,6 +91,7 @@ BUILT_IN = (
         "of each channel over the sequence, after rotary embeddings, for values those of each token over its channels. "
         "The ends are computed without the tokens that are kept. 16 bits change nothing.",
         "KVSink 2508.04257", "kv:read_kv",
+        "kv:4+first1", "keys and values rounded to 4 bits, except at position 0",
     ),
     ArmKind(
         "acts", "acts:BITS/tensor or acts:BITS/token, either with +POSITIONS",
@@ -83,6 +101,7 @@ BUILT_IN = (
         "is that of the other rows. An arm without positions also measures itself with the sinks in 16 bits: the "
         "difference is d_sink.",
         "ours", "acts:read_acts",
+        "acts:8/tensor", "inputs of linear modules rounded to 8 bits",
     ),
     ArmKind(
         "massive", "massive:zero or massive:mean, either with /first or /others",
@@ -92,16 +111,19 @@ BUILT_IN = (
         "elements go whose abs is > 100 and > 1000 x the median abs of the sequence there: at all positions, with "
         "/first only at position 0, with /others only at later ones.",
         "Sun et al. 2402.17762", "massive:read_massive",
+        "massive:zero", "massive activations set to 0, or to their mean",
     ),
     ArmKind(
         "first-token", "first-token:TEXT or first-token:random",
         "What stands at position 0 replaced by the one token that TEXT is, or by one drawn from the vocabulary.",
         "Barbero et al. 2504.02732", "first_token:read_first_token",
+        "first-token:random", "another token at position 0",
     ),
     ArmKind(
         "neuron", "neuron:L.N or neuron:L.random",
         "Neuron N of the MLP of layer L set to 0 at every position, or one drawn from that layer.",
         "Guo et al. 2410.13835, Yu et al. 2411.07191 (which neurons)", "neuron:read_neuron",
+        "neuron:11.1229", "one neuron of an MLP set to 0",
     ),
 )  # fmt: skip
 """The kinds that ship with sinkscope, in the order of `--help`: a new one is a file of kinds/ and its entry here."""
@@ -149,8 +171,15 @@ def written(name: str) -> str:
     return f"{grammar} with {POSITIONS}" if "POSITIONS" in grammar else grammar
 
 
+def listed() -> list[tuple[str, str]]:
+    """An arm of each kind and what it does, in a line each; of another package's kind its name alone, which loads
+    nothing."""
+    others = [(f"{name}:REST", "of another package") for name in READERS if name not in KINDS]
+    return [*(kind.line for kind in KINDS.values()), *others]
+
+
 def told() -> str:
-    """The kinds for `--help`, a paragraph each; of another package's kind its name alone, which loads nothing."""
+    """The kinds in full, a paragraph each; of another package's kind its name alone."""
     known = [f"{kind.grammar}: {kind.what}" for kind in KINDS.values()]
     others = [f"{name}:REST: of another package" for name in READERS if name not in KINDS]
     return "\n\n".join([*known, *others, f"POSITIONS: {POSITIONS}"])
