@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
@@ -23,6 +25,10 @@ VALUES = {"str": "TEXT", "int": "N", "float": "X", "path": "PATH", "list[str]": 
 """What stands for a value of each Python type where an option names no other word."""
 
 WIDTH = 78
+VERBATIM = "\b\n"
+"""What stands before lines of help that are not to be wrapped anew."""
+COLUMN = 55
+"""The width of what an option's help says."""
 
 
 class Command(TyperCommand):
@@ -85,11 +91,18 @@ def _panel(parameter: Any) -> str:
 
 
 def _tidy(parameter: Any, names: str, words: str) -> tuple[str, str]:
-    """A line of help: words for Python types, none behind an argument's own name, single blanks."""
+    """A line of help: words for Python types, none behind an argument's own name, single blanks but in a list."""
     shown = parameter.metavar if parameter.param_type_name == "argument" and parameter.metavar else names
     for kind, word in VALUES.items():
         shown = shown.replace(f"<{kind}>", word)
-    return shown, " ".join(words.split())
+    return shown, words if VERBATIM in words else " ".join(words.split())
+
+
+def listed(rows: Sequence[tuple[str, str]]) -> str:
+    """Names and what they are, a row each, for the help of an option."""
+    indent = max(len(name) for name, _ in rows) + 2
+    lines = [textwrap.fill(f"{name:{indent}}{words}", COLUMN, subsequent_indent=" " * indent) for name, words in rows]
+    return VERBATIM + "\n".join(lines)
 
 
 def write_help(text: str, formatter: Any) -> None:

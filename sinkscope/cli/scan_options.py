@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sinkscope.cli.help import LOADED, MEASURED, READ, WRITTEN
+from sinkscope.cli.help import LOADED, MEASURED, READ, WRITTEN, listed
 from sinkscope.cli.options import Adapter, DeviceMap, Metrics, Revision, parse_lengths
 from sinkscope.runs.defaults import DORMANT_RULE
 from sinkscope.runs.questions import QUESTIONS, Option, Question, declared_options
 
-MEASURES_TOLD = ", ".join(f"{each.name} ({each.asks})" for each in QUESTIONS.values())
+MEASURES_TOLD = listed([*((each.name, each.asks) for each in QUESTIONS.values()), ("all", "all of these")])
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class MoreOfScan:
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help=f"Measure more: {MEASURES_TOLD}, or all. Repeat for several.",
+            help=f"Measure more; may be repeated.\n\n{MEASURES_TOLD}",
             rich_help_panel=MEASURED,
         ),
     ] = None
