@@ -605,6 +605,10 @@ def test_the_numbers_of_two_distributions() -> None:
     }  # fmt: skip
     for name, values in expected.items():
         torch.testing.assert_close(found[name], values.double(), rtol=1e-5, atol=1e-6, msg=name)
+    reference = Reference(first.clone(), ids)
+    reference.normalise()
+    assert reference.normalised
+    assert all((reference.compare(second)[name] == found[name]).all() for name in found), "to the last bit"
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -136,6 +136,12 @@ class Arm(ABC):
     @abstractmethod
     def applied(self, forward: Pass) -> AbstractContextManager[Any]:
         """Puts the arm in force until the block ends; nothing of it may stay, also after an exception."""
+
+    def changes(self, forward: Pass) -> Iterable[str] | None:
+        """Paths within the base model of the modules in which the arm begins: outside them and what they hand on, it
+        changes nothing. Layers below the first of them need not run again. None where anything may change: then the
+        whole model runs. Called before the pass, of which the sinks are not known yet."""
+        return None
 
     def ready(self, setting: Setting) -> Arm:
         """The arm for this model and text. Raises SinkscopeError where it cannot apply; does not run the model."""

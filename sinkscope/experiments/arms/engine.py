@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sinkscope.capture.plan import INTERFACE
-from sinkscope.checkpoints.forward import Forward
+from sinkscope.checkpoints.forward import Forward, probe
 from sinkscope.engine.batch_size import memory_needed
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loop import Progress
@@ -21,6 +22,7 @@ from sinkscope.experiments.arms.calls import watched
 from sinkscope.experiments.arms.compared import Reference
 from sinkscope.experiments.arms.finished import Finished
 from sinkscope.experiments.arms.loss import batch_size
+from sinkscope.experiments.arms.replay import Kept, Layers, kept_starts
 from sinkscope.experiments.arms.sharing import Piece, pieces
 from sinkscope.experiments.arms.sinks import SinkCount
 from sinkscope.runs.saved.arms_table import MEASURES, ArmNumbers
@@ -70,6 +72,8 @@ class Engine:
     ) -> None:
         self._setting, self._trials, self._report = setting, trials, report
         self._finished, self._processes = finished, processes
+        self._layers = Layers(setting)
+        self._starts: dict[int, list[int]] = {}
         self._values = np.full((len(setting.ids), len(trials), len(MEASURES)), np.nan)
 
     def measured(self) -> np.ndarray:
@@ -83,6 +87,8 @@ class Engine:
                 self._values[start : start + own] = known
                 self._tell()
         left = [batch for batch, known in zip(batches, kept, strict=True) if known is None]
+        if left:
+            self._starts = starts_of(self._setting, self._layers, self._trials, left)
         work = pieces(left, len(self._trials), self._processes.count)
         for first in range(0, len(work), self._processes.count):
             self._round(work[first : first + self._processes.count])
@@ -110,7 +116,9 @@ class Engine:
 
     def _piece(self, piece: Piece) -> np.ndarray:
         with memory_needed("the loss"):
-            return _measured(self._setting, [self._trials[trial] for trial in piece.trials], piece.rows, self._tell)
+            trials = [self._trials[trial] for trial in piece.trials]
+            starts = [self._starts[piece.start][trial] for trial in piece.trials]
+            return _measured(self._setting, self._layers, trials, starts, piece.rows, self._tell)
 
     def _tell(self, more: int = 0) -> None:
         """Reports how many (sequence, trial) are measured, with `more` of a piece that is not filed yet."""
@@ -118,19 +126,44 @@ class Engine:
         self._report("ablating", min(int((~np.isnan(losses)).sum()) + more, losses.size), losses.size)
 
 
-def _measured(setting: Setting, trials: list[Trial], rows: slice, passed: Callable[[int], None]) -> np.ndarray:
-    """Numbers of one batch, [sequence, trial, measure]; the first trial is the unablated model. `passed` gets how many
-    (sequence, trial) are done."""
+def starts_of(
+    setting: Setting, layers: Layers, trials: list[Trial], batches: list[tuple[int, int]]
+) -> dict[int, list[int]]:
+    """The layer at which each trial starts in each batch, by the batch's first sequence: layers before it are not run
+    again. The first trial, the unablated model, runs them all."""
+    possible = {
+        first: [layers.start(arm, Pass(setting, setting.ids[first : first + own], first, draw or 0))
+                if trial else 0 for trial, (arm, draw) in enumerate(trials)]
+        for first, own in batches
+    }  # fmt: skip
+
+    def unablated(ids: Tensor, sinks: SinkCount, around: AbstractContextManager[Any]) -> Tensor:
+        return run(Pass(setting, ids), Unablated(), sinks, around)
+
+    sound, row = layers.sound(set(chain(*possible.values())), probe(setting.checkpoint), unablated, setting.epsilon)
+    length = setting.ids.shape[1]
+    return {first: kept_starts(possible[first], sound, row * own * length) for first, own in batches}
+
+
+def _measured(
+    setting: Setting, layers: Layers, trials: list[Trial], starts: list[int], rows: slice, passed: Callable[[int], None]
+) -> np.ndarray:
+    """Numbers of one batch, [sequence, trial, measure]; the first trial is the unablated model. `starts`: the layer at
+    which each trial starts. `passed` gets how many (sequence, trial) are done."""
     text = setting.ids[rows].to(setting.checkpoint.device)
     reference, keys = None, None
     by_trial = []
-    for arm, draw in trials:
+    kept = Kept(SinkCount(setting.epsilon))
+    for (arm, draw), start in zip(trials, starts, strict=True):
         forward = Pass(setting, text, rows.start, draw or 0, keys)
-        sinks = SinkCount(setting.epsilon)
-        logits = run(forward, arm, sinks)
+        sinks = kept.sinks if reference is None else SinkCount(setting.epsilon)
+        around = layers.recorded(kept, starts) if reference is None else layers.replayed(kept, start, sinks)
+        logits = run(forward, arm, sinks, around)
         if reference is None:
             reference, keys = Reference(logits, text), _keys(setting, sinks, text)
         numbers = reference.compare(logits) | _sink_rates(setting, sinks, len(text))
+        if not reference.normalised:
+            reference.normalise()
         del logits  # or the next pass would run beside three passes' logits
         numbers["size"] = torch.zeros(len(text)) if forward.size is None else forward.size
         if not bool(numbers["loss"].isfinite().all()):
@@ -142,9 +175,10 @@ def _measured(setting: Setting, trials: list[Trial], rows: slice, passed: Callab
     return torch.stack(by_trial, 1).numpy()
 
 
-def run(forward: Pass, arm: Arm, sinks: SinkCount) -> Tensor:
-    """The next-token logits under an arm, [sequence, T, vocabulary]; `sinks` gets its attention sums."""
-    with torch.no_grad(), watched(forward, sinks), arm.applied(forward):
+def run(forward: Pass, arm: Arm, sinks: SinkCount, around: AbstractContextManager[Any] | None = None) -> Tensor:
+    """The next-token logits under an arm, [sequence, T, vocabulary]; `sinks` gets its attention sums. `around`: what
+    else is in force."""
+    with torch.no_grad(), watched(forward, sinks), arm.applied(forward), around or nullcontext():
         logits: Tensor = Forward(forward.setting.model)(forward.ids).logits
     return logits
 
