@@ -8,8 +8,8 @@ Counts the processor's time of this process on one thread. A mask of all queries
 seconds and ratios, median and range over rounds.
 
 The second benchmark measures ARMS arms as `arms` does, with all that it compares. Each zeroes a neuron: of layer 0, of
-a layer of its own from the first to the last, or of the last layer. It divides the time by that of as many plain passes,
-`model(ids).logits`, one for each arm, and one for the unablated model. `-k gemma` and `-k small` choose the model;
+a layer of its own from the first to the last, or of the last layer. It divides the time by that of as many plain
+passes, `model(ids).logits`, one for each arm, and one for the unablated model. `-k gemma` and `-k small` choose one;
 `small` has random weights, 30 layers of 576 channels and a vocabulary of 49,152.
 """
 
@@ -34,7 +34,7 @@ from sinkscope.experiments.arms.opening import opened, planned
 from sinkscope.experiments.arms.sinks import SinkCount
 
 LENGTH, ROUNDS, BOUND = 4096, 2, 3.0
-SEQUENCES, SHORT, ARMS = 2, 256, int(os.environ.get("ARMS", 20))
+SEQUENCES, SHORT, ARMS = 2, 256, int(os.environ.get("ARMS", "20"))
 NAMES = ("window:256+4", "window:256+4/full", "window:256+4/random9", "keys:first1", "kv:4", "kv:4+first1")
 
 

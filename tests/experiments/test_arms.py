@@ -1171,7 +1171,7 @@ def test_a_command_writes_its_folder(
     files = {"arms.csv", "arm_sequences.csv", "arms.json", "arms.png", "arms.svg"}
     assert {path.name for path in folder.iterdir()} == files
     assert all(part in done.stdout for part in shown), done.stdout
-    for name in ARMS_TABLES:
+    for name in sorted(ARMS_TABLES.keys() - {"arm_cosines"}):
         table = pd.read_csv(folder / f"{name}.csv")
         assert list(table.columns) == [column.name for column in table_columns(ARMS_TABLES[name])]
     saved = json.loads((folder / "arms.json").read_text())

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sinkscope.capture.plan import INTERFACE
 from sinkscope.checkpoints.forward import Forward, probe
@@ -20,6 +20,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting, Unablated
 from sinkscope.experiments.arms.calls import watched
 from sinkscope.experiments.arms.compared import Reference
+from sinkscope.experiments.arms.cosines import Cosines, layers_of
 from sinkscope.experiments.arms.finished import Finished
 from sinkscope.experiments.arms.loss import batch_size
 from sinkscope.experiments.arms.replay import Kept, Layers, kept_starts
@@ -38,19 +39,26 @@ def measure(
     report: Progress,
     finished: Finished | None = None,
     processes: Processes = ALONE,
+    cosines: bool = False,
 ) -> list[ArmNumbers]:
     """Measures the unablated model and every arm, a random one `draws` times; the unablated model comes first.
 
-    `finished` keeps the batches that are done. `processes` share the work, and all get the same numbers. Raises
-    SinkscopeError where an arm's loss is not finite, and what an arm raises; OutOfMemory where the memory does not
-    suffice.
+    `cosines`: also those of the tokens behind each layer. `finished` keeps the batches that are done. `processes` share
+    the work, and all get the same numbers. Raises SinkscopeError where an arm's loss is not finite, and what an arm
+    raises; OutOfMemory where the memory does not suffice.
     """
     trials = trials_of(arms, draws)
+    read = layers_of(setting) if cosines else {}
     with nullcontext() if finished is None else finished.kept(main=processes.index == 0):
-        values = Engine(setting, trials, report, finished, processes).measured()
+        values = Engine(setting, trials, report, finished, processes, read).measured()
     return [
         ArmNumbers(
-            arm.name, arm.family, arm.kept, draw, {name: values[:, trial, at] for at, name in enumerate(MEASURES)}
+            arm.name,
+            arm.family,
+            arm.kept,
+            draw,
+            {name: values[:, trial, at] for at, name in enumerate(MEASURES)},
+            {layer: values[:, trial, len(MEASURES) + place] for place, layer in enumerate(read)},
         )
         for trial, (arm, draw) in enumerate(trials)
     ]
@@ -65,16 +73,17 @@ def trials_of(arms: Sequence[Arm], draws: int) -> list[Trial]:
 
 
 class Engine:
-    """One measurement of all trials on all sequences."""
+    """One measurement of all trials on all sequences; `read`: the layers whose tokens are held against each other."""
 
     def __init__(
-        self, setting: Setting, trials: list[Trial], report: Progress, finished: Finished | None, processes: Processes
-    ) -> None:
+        self, setting: Setting, trials: list[Trial], report: Progress, finished: Finished | None,
+        processes: Processes, read: dict[int, nn.Module],
+    ) -> None:  # fmt: skip
         self._setting, self._trials, self._report = setting, trials, report
         self._finished, self._processes = finished, processes
-        self._layers = Layers(setting)
+        self._layers, self._read = Layers(setting), read
         self._starts: dict[int, list[int]] = {}
-        self._values = np.full((len(setting.ids), len(trials), len(MEASURES)), np.nan)
+        self._values = np.full((len(setting.ids), len(trials), len(MEASURES) + len(read)), np.nan)
 
     def measured(self) -> np.ndarray:
         """Numbers of all sequences, [sequence, trial, measure]: taken from `finished`, or measured and put there."""
@@ -118,7 +127,7 @@ class Engine:
         with memory_needed("the loss"):
             trials = [self._trials[trial] for trial in piece.trials]
             starts = [self._starts[piece.start][trial] for trial in piece.trials]
-            return _measured(self._setting, self._layers, trials, starts, piece.rows, self._tell)
+            return _measured(self._setting, self._layers, self._read, trials, starts, piece.rows, self._tell)
 
     def _tell(self, more: int = 0) -> None:
         """Reports how many (sequence, trial) are measured, with `more` of a piece that is not filed yet."""
@@ -146,19 +155,27 @@ def starts_of(
 
 
 def _measured(
-    setting: Setting, layers: Layers, trials: list[Trial], starts: list[int], rows: slice, passed: Callable[[int], None]
-) -> np.ndarray:
-    """Numbers of one batch, [sequence, trial, measure]; the first trial is the unablated model. `starts`: the layer at
-    which each trial starts. `passed` gets how many (sequence, trial) are done."""
+    setting: Setting, layers: Layers, read: dict[int, nn.Module], trials: list[Trial], starts: list[int], rows: slice,
+    passed: Callable[[int], None],
+) -> np.ndarray:  # fmt: skip
+    """Numbers of one batch, [sequence, trial, measure], behind the measures the cosines of the layers `read`.
+
+    The first trial is the unablated model. `starts`: the layer at which each trial starts. `passed` gets how many
+    (sequence, trial) are done.
+    """
     text = setting.ids[rows].to(setting.checkpoint.device)
     reference, keys = None, None
     by_trial = []
-    kept = Kept(SinkCount(setting.epsilon))
+    kept = Kept(SinkCount(setting.epsilon), Cosines(read))
     for (arm, draw), start in zip(trials, starts, strict=True):
         forward = Pass(setting, text, rows.start, draw or 0, keys)
-        sinks = kept.sinks if reference is None else SinkCount(setting.epsilon)
-        around = layers.recorded(kept, starts) if reference is None else layers.replayed(kept, start, sinks)
-        logits = run(forward, arm, sinks, around)
+        if reference is None:
+            sinks, cosines, around = kept.sinks, kept.cosines, layers.recorded(kept, starts)
+        else:
+            sinks, cosines = SinkCount(setting.epsilon), Cosines(read)
+            around = layers.replayed(kept, start, sinks, cosines)
+        with cosines.watched():
+            logits = run(forward, arm, sinks, around)
         if reference is None:
             reference, keys = Reference(logits, text), _keys(setting, sinks, text)
         numbers = reference.compare(logits) | _sink_rates(setting, sinks, len(text))
@@ -170,7 +187,8 @@ def _measured(
             raise SinkscopeError(
                 f"the loss under {arm.name} is NaN or infinite: the dtype overflows; try --dtype float32"
             )
-        by_trial.append(torch.stack([numbers[name].double().cpu() for name in MEASURES], -1))
+        measures = torch.stack([numbers[name].double().cpu() for name in MEASURES], -1)
+        by_trial.append(torch.cat([measures, cosines.values], -1) if read else measures)
         passed(len(by_trial) * len(text))
     return torch.stack(by_trial, 1).numpy()
 

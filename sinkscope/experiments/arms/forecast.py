@@ -44,6 +44,7 @@ def dry_run_arms(
     num_sequences: int = 16,
     draws: int = 5,
     seed: int = 0,
+    cosines: bool = False,
     device: str = "auto",
     device_map: str | None = None,
     dtype: str = "auto",
@@ -55,8 +56,8 @@ def dry_run_arms(
 
     Args:
         model: a name, or a causal language model, of which a copy without numbers is made.
-        arms, run, data, seq_len, num_sequences, draws, seed, device, device_map, dtype, revision, trust_remote_code,
-            allow_pickle: as `sinkscope.arms` takes them.
+        arms, run, data, seq_len, num_sequences, draws, seed, cosines, device, device_map, dtype, revision,
+            trust_remote_code, allow_pickle: as `sinkscope.arms` takes them.
         command: the name that the forecast bears. machine: as `dry_run` takes it.
 
     Raises:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from sinkscope.capture.hooks import instead
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
+from sinkscope.experiments.arms.cosines import Cosines
 from sinkscope.experiments.arms.sinks import SinkCount
 
 KEPT_BYTES = 512 * 2**20
@@ -31,13 +32,15 @@ class Kept:
     """What the unablated pass of a batch leaves for the passes under arms.
 
     Attributes:
-        sinks: its sinks. before: how many attention calls it had counted when layer 0 began.
+        sinks, cosines: its sinks, and the cosines of its tokens behind each layer.
+        before: how many attention calls it had counted when layer 0 began.
         entered: the tensors that layer 0 read.
         returned: what the layer below a start returned, by start, and `calls`: how many calls were counted by then.
         order: numbers of the layers in the order of their calls.
     """
 
     sinks: SinkCount
+    cosines: Cosines
     before: int = 0
     entered: list[Tensor] = field(default_factory=list)
     returned: dict[int, Any] = field(default_factory=dict)
@@ -83,14 +86,14 @@ class Layers:
         asked = sorted(set(starts) - {0})
         if not asked:
             return set(), 0
-        kept = Kept(SinkCount(epsilon))
+        kept = Kept(SinkCount(epsilon), Cosines({}))
         whole = run(ids, kept.sinks, self.recorded(kept, asked))
         run(ids.flip(-1), SinkCount(epsilon), nullcontext())
 
         def same(start: int) -> bool:
             own = SinkCount(epsilon)
             try:
-                logits = run(ids, own, self.replayed(kept, start, own))
+                logits = run(ids, own, self.replayed(kept, start, own, Cosines({})))
             except Exception:  # whatever the model's code does without what these layers leave there
                 return False
             return torch.equal(logits, whole) and own.calls == kept.sinks.calls
@@ -123,9 +126,9 @@ class Layers:
             yield
 
     @contextmanager
-    def replayed(self, kept: Kept, start: int, sinks: SinkCount) -> Iterator[None]:
+    def replayed(self, kept: Kept, start: int, sinks: SinkCount, cosines: Cosines) -> Iterator[None]:
         """Around a pass under an arm: the layers before `start` do not run where layer 0 reads what it read in the
-        unablated pass. `sinks` gets what that pass counted in them."""
+        unablated pass. `sinks` and `cosines` get what that pass found in them."""
         left_out = False
 
         def replace(place: int) -> Callable[..., Any]:
@@ -135,6 +138,7 @@ class Layers:
                     left_out = kept.begins_alike(_tensors((args, kwargs)))
                     if left_out:
                         sinks.take(kept.sinks, slice(kept.before, kept.calls[start]))
+                        cosines.take(kept.cosines, self.blocks[:start])
                 if not left_out:
                     return forward(*args, **kwargs)
                 return _copied(kept.returned[start], Tensor.clone if place == start - 1 else _nothing)
