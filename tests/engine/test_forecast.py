@@ -208,6 +208,7 @@ ARMS = {
     "a grid": (["window:8+0", "window:8+2"], 1 + 2 + 2),
     "a control of two arms": (["value:first1", "keys:first1"], 1 + 2 + 2 * 2),
     "a random arm": (["heads:random2"], 1 + 2),
+    "maps of two layers": (["map:0.1", "map:layer1"], 1 + 2),
     "late arms": (["neuron:1.3", "neuron:1.4", "keys:first1"], 1 + 2 + 2 + 1 + 2),
     "sinks kept beside": (["acts:8/token"], None),
 }

@@ -687,6 +687,7 @@ def test_what_sinks_cost_and_what_is_destroyed() -> None:
         "kv:4+first1", "kv:2+sinks", "acts:8/tensor", "acts:4/token+random3", "massive:zero", "massive:mean/first",
         "first-token:<pad>", "first-token:random", "neuron:2.31", "neuron:2.random", "window:8+2/distant_write:low50%",
         "window:8+0/full/random3", "window:8+random2/honor:high5%", "kv:4+sink-tokens", "keys:random-sink-tokens",
+        "map:3.1", "map:0.1+3.0", "map:layer2", "map:layer0/ridge0.01",
     ],
 )  # fmt: skip
 def test_an_arm_is_named_as_it_is_written(text: str) -> None:

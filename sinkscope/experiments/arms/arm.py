@@ -34,6 +34,9 @@ class Setting:
         run: the run of this model that an arm may ask; None where none was given.
         seed: seeds the random arms.
         epsilon: a head has a sink at key k where alpha_k exceeds this.
+        more_text: gives so many more sequences, or fewer, [sequence, T], of which the loss is not measured on any
+            token; None where there is no more text.
+        to_map: the sites whose attention an arm maps token by token; maps: their sums, once they are read.
     """
 
     checkpoint: Checkpoint
@@ -43,6 +46,9 @@ class Setting:
     run: Run | None
     seed: int
     epsilon: float
+    more_text: Callable[[int], Tensor] | None = None
+    to_map: set[str] = field(default_factory=set)
+    maps: dict[str, Any] = field(default_factory=dict)
 
     @property
     def model(self) -> nn.Module:
@@ -164,6 +170,10 @@ class Arm(ABC):
     def prepared(self, setting: Setting) -> Arm:
         """The arm with what it has to measure first. Called once every arm is ready."""
         return self
+
+    def told(self) -> list[str]:
+        """Sentences on what the arm measured before all passes."""
+        return []
 
     def companions(self) -> list[Arm]:
         """Arms that are measured wherever this one is, because its numbers need them."""

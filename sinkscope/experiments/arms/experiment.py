@@ -91,7 +91,8 @@ def arms(
     measured = measure(setting, chosen, draws, report, kept, processes, cosines)
     left_out = unread(setting.plan, {"status": "skipped"})
     warnings = [*setting.checkpoint.warnings, *corpus.warnings, *left_out, *setting.plan.failures]
-    return processes.run(lambda: summarise(measured, controls, corpus.documents, facts, warnings))
+    told = [sentence for arm in chosen for sentence in arm.told()]
+    return processes.run(lambda: summarise(measured, controls, corpus.documents, facts, warnings, told))
 
 
 def expanded(arms: Sequence[Arm], setting: Setting, only_counted: bool = False) -> tuple[list[Arm], dict[str, str]]:

@@ -25,6 +25,7 @@ from sinkscope.experiments.arms.engine import trials_of
 from sinkscope.experiments.arms.experiment import expanded
 from sinkscope.experiments.arms.grammar import read_arm
 from sinkscope.experiments.arms.loss import batch_size
+from sinkscope.experiments.arms.per_token import SEQUENCES, groups_of
 from sinkscope.experiments.arms.replay import Layers
 from sinkscope.runs.defaults import EPSILON, SEQ_LEN
 from sinkscope.runs.forecast import Forecast, Passes
@@ -86,6 +87,10 @@ def dry_run_arms(
     others = short_passes(
         look, [_first_passes(arm, num_sequences, length, place, size) for arm in chosen if arm.reads_first]
     )
+    groups = len(groups_of(setting, setting.to_map))
+    if groups:
+        batches = -(-SEQUENCES // chosen_batch(length, place))
+        others.append(Passes("fit maps of tokens, at most", groups * batches, groups * SEQUENCES, length))
     pieces = pieces_of(num_sequences, length, torch.device("cpu"), size)
     layers, all_trials = Layers(setting), trials_of(chosen, draws)
     starts = [layers.start(arm, Pass(setting, ids, draw=draw or 0)) for arm, draw in all_trials[1:]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,8 +53,12 @@ def summarise(
     documents: list[str],
     facts: dict[str, Any],
     warnings: list[str],
+    told: Sequence[str] = (),
 ) -> Arms:
-    """Makes tables and sentences of what the engine measured; `controls`: the control's name by that of its arm."""
+    """Makes tables and sentences of what the engine measured.
+
+    `controls`: the control's name by that of its arm. `told`: what arms say of themselves.
+    """
     table, gaps = table_of(measured, controls)
     draws = dict(zip(table["arm"], table["draws"], strict=True))
     beside = {
@@ -62,7 +67,7 @@ def summarise(
     }
     sequences = pd.concat([_per_sequence(numbers, documents) for numbers in measured], ignore_index=True)
     cosines = arms_cosines.cosine_table(measured, controls) if measured[0].cosines else None
-    words = in_words(table, beside) + ([] if cosines is None else arms_cosines.in_words(cosines))
+    words = in_words(table, beside) + list(told) + ([] if cosines is None else arms_cosines.in_words(cosines))
     return Arms(table, sequences.astype({"draw": "Int64"}), facts, words, warnings, cosines)
 
 
