@@ -1,9 +1,11 @@
-"""Puts hooks on modules for a while. They observe the thread that put them there: another may run the same model."""
+"""Puts hooks on modules, or another forward in the place of their own, for a while. They concern the thread that put
+them there: another may run the same model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from threading import get_ident
 from typing import Any
 
@@ -44,3 +46,23 @@ def hooked(
                     module.register_forward_hook(here(post), with_kwargs=with_kwargs, always_call=always).remove
                 )
         yield
+
+
+@contextmanager
+def instead(module: nn.Module, compute: Callable[..., Any]) -> Iterator[None]:
+    """Calls `compute(forward, *args, **kwargs)` in the place of the module's forward until the block ends, in this
+    thread alone. `forward` is the module's own; its hooks are called as ever."""
+    thread, forward, before = get_ident(), module.forward, module.__dict__.get("forward")
+
+    @wraps(forward)
+    def here(*args: Any, **kwargs: Any) -> Any:
+        return compute(forward, *args, **kwargs) if get_ident() == thread else forward(*args, **kwargs)
+
+    module.__dict__["forward"] = here
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.__dict__["forward"]
+        else:
+            module.__dict__["forward"] = before

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from sinkscope.cli.arms_job import Model, RunFolder, TextLoss, Written, prepared
+from sinkscope.cli.arms_job import ArmsLoss, Model, RunFolder, Written, prepared
 from sinkscope.cli.dry_run import DryRun
 from sinkscope.cli.options import with_options
 from sinkscope.errors import SinkscopeError
@@ -53,7 +53,7 @@ def arms(
     ] = False,
     run: RunFolder = None,
     *,
-    text: TextLoss,
+    text: ArmsLoss,
     written: Written,
     dry: DryRun,
 ) -> None:

@@ -62,7 +62,17 @@ class TextLoss:
 
 
 @dataclass(frozen=True)
-class GridLoss(TextLoss):
+class ArmsLoss(TextLoss):
+    """The same for all but `ablate`, with what is measured beside the loss."""
+
+    cosines: Annotated[
+        bool,
+        typer.Option("--cosines", help="Also how alike tokens are behind each layer, under every intervention."),
+    ] = False
+
+
+@dataclass(frozen=True)
+class GridLoss(ArmsLoss):
     """The same for a grid, which has a random arm in most cells."""
 
     draws: Draws = 2

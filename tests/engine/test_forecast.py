@@ -208,6 +208,8 @@ ARMS = {
     "a grid": (["window:8+0", "window:8+2"], 1 + 2 + 2),
     "a control of two arms": (["value:first1", "keys:first1"], 1 + 2 + 2 * 2),
     "a random arm": (["heads:random2"], 1 + 2),
+    "maps of two layers": (["map:0.1", "map:layer1"], 1 + 2),
+    "late arms": (["neuron:1.3", "neuron:1.4", "keys:first1"], 1 + 2 + 2 + 1 + 2),
     "sinks kept beside": (["acts:8/token"], None),
 }
 
@@ -222,6 +224,19 @@ def test_arms_make_the_passes_that_are_told(name: str, tokenizer: Any) -> None:
     seen = counting(model.base_model)
     arms(model, given, tokenizer=tokenizer, **asked)
     assert (len(seen), sum(seen)) == totals(told)
+
+
+def test_layers_that_are_left_out_are_counted() -> None:
+    """Four of five passes leave out one of two layers, which are alike; three more of 16 tokens try that out."""
+    asked: dict[str, Any] = {"seq_len": 32, "num_sequences": 3, "draws": 2, **ON}
+    late, early = (dry_run_arms(make_model(), [f"neuron:{layer}.{n}" for n in (0, 1)], **asked) for layer in (1, 0))
+    single = dry_run_arms(make_model(num_hidden_layers=1), ["neuron:0.0", "neuron:0.1"], **asked)
+    assert None not in (late.flops, early.flops, single.flops)
+    whole, head = float(early.flops or 0), float(single.flops or 0)
+    tried = whole * 3 * 16 / (5 * 3 * 32 + 16)
+    assert whole - float(late.flops or 0) + tried == pytest.approx(4 / 5 * (whole - head), rel=0.05)
+    assert any("4 of 5 passes over each sequence begin above the first layer" in note for note in late.notes)
+    assert not early.notes
 
 
 def test_an_arm_that_scans_first_or_needs_the_tokenizer_is_counted() -> None:

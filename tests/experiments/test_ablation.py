@@ -24,6 +24,7 @@ from watched import find, hooks
 
 import sinkscope
 from sinkscope.cli.scan_job import unfinished_folder
+from sinkscope.experiments.arms.compared import Reference
 from sinkscope.experiments.arms.head_choice import HeadTable, Score, read_fractions, read_score
 from sinkscope.experiments.arms.loss import next_token_losses
 from sinkscope.experiments.arms.zeroing import zeroed
@@ -106,15 +107,21 @@ def test_nothing_stays_after_an_exception() -> None:
 # The loss
 
 
+def own_losses(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return Reference(logits, ids).compare(logits)["loss"]
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
 def test_loss_is_transformers_own(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = causal(family), random_ids(5, 33)
     with torch.no_grad():
         expected = [float(model(row[None], labels=row[None]).loss) for row in ids]
         logits = model(ids).logits
-    np.testing.assert_allclose(next_token_losses(logits, ids), expected, rtol=1e-6)
-    monkeypatch.setattr("sinkscope.experiments.arms.loss.CHUNK_BYTES", 4 * 97 * 5 * 7)  # 7 positions at a time
-    np.testing.assert_allclose(next_token_losses(logits, ids), expected, rtol=1e-6)
+    np.testing.assert_allclose(own_losses(logits, ids), expected, rtol=1e-6)
+    monkeypatch.setattr("sinkscope.experiments.arms.compared.CHUNK_BYTES", 4 * 97 * 5 * 7)  # 7 positions at a time
+    np.testing.assert_allclose(own_losses(logits, ids), expected, rtol=1e-6)
+    monkeypatch.setattr("sinkscope.experiments.arms.compared.CHUNK_BYTES", 4 * 97 * 5 * 8)  # no token follows the last
+    np.testing.assert_allclose(own_losses(logits, ids), expected, rtol=1e-6)
 
 
 def test_half_precision_logits_are_summed_in_float32() -> None:
@@ -123,7 +130,7 @@ def test_half_precision_logits_are_summed_in_float32() -> None:
     exact = [
         torch.nn.functional.cross_entropy(row[:-1].double(), own[1:]) for row, own in zip(logits, ids, strict=True)
     ]
-    np.testing.assert_allclose(next_token_losses(logits, ids), torch.stack(exact), rtol=1e-6)
+    np.testing.assert_allclose(own_losses(logits, ids), torch.stack(exact), rtol=1e-6)
 
 
 # The experiment

@@ -12,9 +12,9 @@ from scipy import stats
 import sinkscope
 from sinkscope.checkpoints import LoadOptions, open_checkpoint
 from sinkscope.experiments.arms.arm import Pass, Setting
+from sinkscope.experiments.arms.compared import Reference
 from sinkscope.experiments.arms.engine import run
 from sinkscope.experiments.arms.grammar import read_arm
-from sinkscope.experiments.arms.loss import next_token_losses
 from sinkscope.experiments.arms.opening import planned
 from sinkscope.experiments.arms.sinks import SinkCount
 
@@ -44,7 +44,8 @@ def test_gemma_needs_a_sink_beside_its_window() -> None:
         parts = []
         for row in range(len(setting.ids)):
             ids = setting.ids[row : row + 1]
-            parts.append(next_token_losses(run(Pass(setting, ids, row), arm, SinkCount(0.3)), ids))
+            logits = run(Pass(setting, ids, row), arm, SinkCount(0.3))
+            parts.append(Reference(logits, ids).compare(logits)["loss"])
         found_losses[name] = torch.cat(parts).numpy()
     none, one = found_losses.values()
     assert none.mean() > one.mean()

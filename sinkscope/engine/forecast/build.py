@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from sinkscope.checkpoints.forward import DRY_RUN_TOKENS, Forward
 from sinkscope.checkpoints.outline import Outline
@@ -26,6 +27,7 @@ class Asked:
         others: the passes before them.
         logits: bytes of next-token logits that are kept beside those of a pass.
         kept: bytes of what is kept of all sequences.
+        layers: the layers that some of these passes leave out, and `starts`: how many of them each of `times` does.
     """
 
     command: str
@@ -38,6 +40,8 @@ class Asked:
     trials: int | None = None
     logits: int = 0
     kept: int | None = None
+    layers: Sequence[nn.Module] = ()
+    starts: Sequence[int] = ()
 
 
 def pieces_of(sequences: int, length: int, device: torch.device, asked: int | None) -> list[tuple[int, int]]:
@@ -58,9 +62,18 @@ def built(outline: Outline, look: Look, asked: Asked) -> Forecast:
     sites = [] if look.plan is None else look.plan.sites
     attention = attention_of(look.plan) if look.plan is not None else attention_named(model.config)
     largest = max(asked.pieces, key=lambda piece: piece[0] * piece[1] ** 2, default=(0, 0))
-    costs = _costs(outline, look, largest, asked.device, notes)
+    costs = _costs(outline, look, largest, asked, notes)
     passes = [*asked.others, *_over_text(asked)]
     flops = None if costs is None else sum(costs.flops(each.sequences, each.length) for each in passes)
+    if costs is not None and flops and any(asked.starts):
+        left_out = sum(sum(costs.layers[:start]) for start in asked.starts)
+        left_out = left_out * sum(count for count, _ in asked.pieces) // costs.sequences
+        late = sum(map(bool, asked.starts))
+        notes.append(
+            f"{late} of {asked.times} passes over each sequence begin above the first layer, which leaves out "
+            f"{left_out / flops:.0%} of all operations; a model that does not allow it runs whole"
+        )
+        flops -= left_out
     weights = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
     activations, watching = (None, None) if costs is None else (costs.activations, costs.watching)
     memory = Memory(
@@ -99,15 +112,15 @@ def built(outline: Outline, look: Look, asked: Asked) -> Forecast:
     )
 
 
-def _costs(
-    outline: Outline, look: Look, largest: tuple[int, int], device: torch.device, notes: list[str]
-) -> PassCosts | None:
+def _costs(outline: Outline, look: Look, largest: tuple[int, int], asked: Asked, notes: list[str]) -> PassCosts | None:
     """What the largest pass costs; None where it cannot be run on shapes."""
     inputs = look.inputs
     if look.plan is None or inputs is None or not largest[0]:
         return None
     try:
-        return counted(outline.model, lambda: Forward(outline.model)(inputs(*largest)), *largest, device)
+        return counted(
+            outline.model, lambda: Forward(outline.model)(inputs(*largest)), *largest, asked.device, asked.layers
+        )
     except (RuntimeError, SinkscopeError) as error:
         notes.append(f"the pass cannot be counted: {' '.join(str(error).split())[:160]}")
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture.calls import AttentionCall
+from sinkscope.capture.hooks import hooked
 from sinkscope.capture.interface import shadowed
 from sinkscope.capture.kernels.sums import EARLY, block_edges
 from sinkscope.capture.shapes import Shapes, shape_of
@@ -32,6 +33,7 @@ class PassCosts:
         attention: those of the attention interface, 2 x queries x keys x (query width + value width) for each head.
         activations: most bytes that results held at once.
         watching: bytes of the largest call's sums, with the block of logits that they are taken from.
+        layers: the operations within each of some layers, those of attention counted in.
     """
 
     sequences: int
@@ -40,6 +42,7 @@ class PassCosts:
     attention: int
     activations: int
     watching: int
+    layers: tuple[int, ...] = ()
 
     def flops(self, sequences: int, length: int) -> int:
         """Operations of a pass of another size, where every query sees every key."""
@@ -49,10 +52,13 @@ class PassCosts:
 
 
 def counted(
-    model: nn.Module, forward: Callable[[], Any], sequences: int, length: int, device: torch.device
-) -> PassCosts:
-    """Runs `forward` on shapes. Raises RuntimeError where the model needs the numbers of its weights."""
+    model: nn.Module, forward: Callable[[], Any], sequences: int, length: int, device: torch.device,
+    layers: Sequence[nn.Module] = (),
+) -> PassCosts:  # fmt: skip
+    """Runs `forward` on shapes. `layers`: those that are counted by themselves. Raises RuntimeError where the model
+    needs the numbers of its weights."""
     attention = watching = 0
+    within = dict.fromkeys(layers, 0)
 
     def attend(module: nn.Module, call: AttentionCall) -> Tensor:
         nonlocal attention, watching
@@ -60,9 +66,15 @@ def counted(
         watching = max(watching, watching_bytes(call, device))
         return shape_of(call)
 
-    with torch.no_grad(), Shapes() as shapes, shadowed(model, attend):
+    def begins(layer: nn.Module, *_: Any) -> None:
+        within[layer] -= shapes.flops + attention
+
+    def ends(layer: nn.Module, *_: Any) -> None:
+        within[layer] += shapes.flops + attention
+
+    with torch.no_grad(), Shapes() as shapes, shadowed(model, attend), hooked(layers, begins, ends):
         forward()
-    return PassCosts(sequences, length, shapes.flops, attention, shapes.peak, watching)
+    return PassCosts(sequences, length, shapes.flops, attention, shapes.peak, watching, tuple(within.values()))
 
 
 def attention_flops(call: AttentionCall) -> int:

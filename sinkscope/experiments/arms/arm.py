@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +34,9 @@ class Setting:
         run: the run of this model that an arm may ask; None where none was given.
         seed: seeds the random arms.
         epsilon: a head has a sink at key k where alpha_k exceeds this.
+        more_text: gives so many more sequences, or fewer, [sequence, T], of which the loss is not measured on any
+            token; None where there is no more text.
+        to_map: the sites whose attention an arm maps token by token; maps: their sums, once they are read.
     """
 
     checkpoint: Checkpoint
@@ -43,6 +46,9 @@ class Setting:
     run: Run | None
     seed: int
     epsilon: float
+    more_text: Callable[[int], Tensor] | None = None
+    to_map: set[str] = field(default_factory=set)
+    maps: dict[str, Any] = field(default_factory=dict)
 
     @property
     def model(self) -> nn.Module:
@@ -137,6 +143,12 @@ class Arm(ABC):
     def applied(self, forward: Pass) -> AbstractContextManager[Any]:
         """Puts the arm in force until the block ends; nothing of it may stay, also after an exception."""
 
+    def changes(self, forward: Pass) -> Iterable[str] | None:
+        """Paths within the base model of the modules in which the arm begins: outside them and what they hand on, it
+        changes nothing. Layers below the first of them need not run again. None where anything may change: then the
+        whole model runs. Called before the pass, of which the sinks are not known yet."""
+        return None
+
     def ready(self, setting: Setting) -> Arm:
         """The arm for this model and text. Raises SinkscopeError where it cannot apply; does not run the model."""
         return self
@@ -158,6 +170,10 @@ class Arm(ABC):
     def prepared(self, setting: Setting) -> Arm:
         """The arm with what it has to measure first. Called once every arm is ready."""
         return self
+
+    def told(self) -> list[str]:
+        """Sentences on what the arm measured before all passes."""
+        return []
 
     def companions(self) -> list[Arm]:
         """Arms that are measured wherever this one is, because its numbers need them."""

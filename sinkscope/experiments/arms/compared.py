@@ -15,17 +15,35 @@ from sinkscope.experiments.arms.loss import CHUNK_BYTES, next_token_losses
 TOP = 5
 
 
-@dataclass(frozen=True)
+@dataclass
 class Reference:
-    """The unablated model's next-token logits of a batch, [sequence, T, vocabulary], and the text's ids."""
+    """The unablated model's next-token logits of a batch, [sequence, T, vocabulary], and the text's ids.
+
+    `normalised`: float32 logits have been replaced by their log-probabilities.
+    """
 
     logits: Tensor
     ids: Tensor
+    normalised: bool = False
 
     @cached_property
     def best(self) -> Tensor:
         """The most probable tokens of each position, [sequence, T, TOP]."""
         return _best(self.logits)
+
+    @property
+    def _step(self) -> int:
+        """How many positions are converted to float32 at once."""
+        batch, _, vocabulary = self.logits.shape
+        return max(1, CHUNK_BYTES // (4 * batch * vocabulary))
+
+    def normalise(self) -> None:
+        """Writes log-probabilities over float32 logits, which every comparison would compute anew."""
+        if self.logits.dtype == torch.float32 and self.best.numel():  # the best are read from the logits before
+            for start in range(0, self.logits.shape[1], self._step):
+                rows = self.logits[:, start : start + self._step]
+                rows.copy_(log_softmax(rows, -1))
+            self.normalised = True
 
     def compare(self, logits: Tensor) -> dict[str, Tensor]:
         """Numbers of each sequence, float64: the loss, and four that compare the two next-token distributions.
@@ -35,18 +53,20 @@ class Reference:
         which both find the same token most probable. top5: mean share of p's five most probable tokens that are among
         q's five.
         """
-        batch, length, vocabulary = logits.shape
+        batch, length, _ = logits.shape
         kl, same, shared = (torch.zeros(batch, length, dtype=torch.float64) for _ in range(3))
-        step = max(1, CHUNK_BYTES // (4 * batch * vocabulary))
-        for start in range(0, length, step):
-            part = slice(start, min(start + step, length))
-            p, q = (log_softmax(rows[:, part].float(), -1) for rows in (self.logits, logits))
-            kl[:, part] = as_float64(torch.linalg.vecdot(p.exp(), p.sub_(q))).cpu()
+        total = torch.zeros(batch, dtype=torch.float64)
+        for start in range(0, length, self._step):
+            part = slice(start, min(start + self._step, length))
+            q = log_softmax(logits[:, part].float(), -1)
+            p = self.logits[:, part] if self.normalised else log_softmax(self.logits[:, part].float(), -1)
+            kl[:, part] = as_float64(torch.linalg.vecdot(p.exp(), p - q)).cpu()
+            total += next_token_losses(q, self.ids[:, start + 1 : part.stop + 1])
             ours, theirs = self.best[:, part], _best(logits[:, part])
             same[:, part] = (ours[..., 0] == theirs[..., 0]).cpu().double()
             shared[:, part] = (ours[..., None] == theirs[..., None, :]).any(-1).cpu().double().mean(-1)
         return {
-            "loss": next_token_losses(logits, self.ids),
+            "loss": total / (length - 1),
             "kl": kl[:, :-1].mean(1),
             "kl_last": kl[:, -1],
             "top1": same[:, :-1].mean(1),

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sinkscope.capture.plan import INTERFACE
-from sinkscope.checkpoints.forward import Forward
+from sinkscope.checkpoints.forward import Forward, probe
 from sinkscope.engine.batch_size import memory_needed
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loop import Progress
@@ -19,8 +20,10 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting, Unablated
 from sinkscope.experiments.arms.calls import watched
 from sinkscope.experiments.arms.compared import Reference
+from sinkscope.experiments.arms.cosines import Cosines, layers_of
 from sinkscope.experiments.arms.finished import Finished
 from sinkscope.experiments.arms.loss import batch_size
+from sinkscope.experiments.arms.replay import Kept, Layers, kept_starts
 from sinkscope.experiments.arms.sharing import Piece, pieces
 from sinkscope.experiments.arms.sinks import SinkCount
 from sinkscope.runs.saved.arms_table import MEASURES, ArmNumbers
@@ -36,19 +39,26 @@ def measure(
     report: Progress,
     finished: Finished | None = None,
     processes: Processes = ALONE,
+    cosines: bool = False,
 ) -> list[ArmNumbers]:
     """Measures the unablated model and every arm, a random one `draws` times; the unablated model comes first.
 
-    `finished` keeps the batches that are done. `processes` share the work, and all get the same numbers. Raises
-    SinkscopeError where an arm's loss is not finite, and what an arm raises; OutOfMemory where the memory does not
-    suffice.
+    `cosines`: also those of the tokens behind each layer. `finished` keeps the batches that are done. `processes` share
+    the work, and all get the same numbers. Raises SinkscopeError where an arm's loss is not finite, and what an arm
+    raises; OutOfMemory where the memory does not suffice.
     """
     trials = trials_of(arms, draws)
+    read = layers_of(setting) if cosines else {}
     with nullcontext() if finished is None else finished.kept(main=processes.index == 0):
-        values = Engine(setting, trials, report, finished, processes).measured()
+        values = Engine(setting, trials, report, finished, processes, read).measured()
     return [
         ArmNumbers(
-            arm.name, arm.family, arm.kept, draw, {name: values[:, trial, at] for at, name in enumerate(MEASURES)}
+            arm.name,
+            arm.family,
+            arm.kept,
+            draw,
+            {name: values[:, trial, at] for at, name in enumerate(MEASURES)},
+            {layer: values[:, trial, len(MEASURES) + place] for place, layer in enumerate(read)},
         )
         for trial, (arm, draw) in enumerate(trials)
     ]
@@ -63,14 +73,17 @@ def trials_of(arms: Sequence[Arm], draws: int) -> list[Trial]:
 
 
 class Engine:
-    """One measurement of all trials on all sequences."""
+    """One measurement of all trials on all sequences; `read`: the layers whose tokens are held against each other."""
 
     def __init__(
-        self, setting: Setting, trials: list[Trial], report: Progress, finished: Finished | None, processes: Processes
-    ) -> None:
+        self, setting: Setting, trials: list[Trial], report: Progress, finished: Finished | None,
+        processes: Processes, read: dict[int, nn.Module],
+    ) -> None:  # fmt: skip
         self._setting, self._trials, self._report = setting, trials, report
         self._finished, self._processes = finished, processes
-        self._values = np.full((len(setting.ids), len(trials), len(MEASURES)), np.nan)
+        self._layers, self._read = Layers(setting), read
+        self._starts: dict[int, list[int]] = {}
+        self._values = np.full((len(setting.ids), len(trials), len(MEASURES) + len(read)), np.nan)
 
     def measured(self) -> np.ndarray:
         """Numbers of all sequences, [sequence, trial, measure]: taken from `finished`, or measured and put there."""
@@ -83,6 +96,8 @@ class Engine:
                 self._values[start : start + own] = known
                 self._tell()
         left = [batch for batch, known in zip(batches, kept, strict=True) if known is None]
+        if left:
+            self._starts = starts_of(self._setting, self._layers, self._trials, left)
         work = pieces(left, len(self._trials), self._processes.count)
         for first in range(0, len(work), self._processes.count):
             self._round(work[first : first + self._processes.count])
@@ -110,7 +125,9 @@ class Engine:
 
     def _piece(self, piece: Piece) -> np.ndarray:
         with memory_needed("the loss"):
-            return _measured(self._setting, [self._trials[trial] for trial in piece.trials], piece.rows, self._tell)
+            trials = [self._trials[trial] for trial in piece.trials]
+            starts = [self._starts[piece.start][trial] for trial in piece.trials]
+            return _measured(self._setting, self._layers, self._read, trials, starts, piece.rows, self._tell)
 
     def _tell(self, more: int = 0) -> None:
         """Reports how many (sequence, trial) are measured, with `more` of a piece that is not filed yet."""
@@ -118,33 +135,68 @@ class Engine:
         self._report("ablating", min(int((~np.isnan(losses)).sum()) + more, losses.size), losses.size)
 
 
-def _measured(setting: Setting, trials: list[Trial], rows: slice, passed: Callable[[int], None]) -> np.ndarray:
-    """Numbers of one batch, [sequence, trial, measure]; the first trial is the unablated model. `passed` gets how many
-    (sequence, trial) are done."""
+def starts_of(
+    setting: Setting, layers: Layers, trials: list[Trial], batches: list[tuple[int, int]]
+) -> dict[int, list[int]]:
+    """The layer at which each trial starts in each batch, by the batch's first sequence: layers before it are not run
+    again. The first trial, the unablated model, runs them all."""
+    possible = {
+        first: [layers.start(arm, Pass(setting, setting.ids[first : first + own], first, draw or 0))
+                if trial else 0 for trial, (arm, draw) in enumerate(trials)]
+        for first, own in batches
+    }  # fmt: skip
+
+    def unablated(ids: Tensor, sinks: SinkCount, around: AbstractContextManager[Any]) -> Tensor:
+        return run(Pass(setting, ids), Unablated(), sinks, around)
+
+    sound, row = layers.sound(set(chain(*possible.values())), probe(setting.checkpoint), unablated, setting.epsilon)
+    length = setting.ids.shape[1]
+    return {first: kept_starts(possible[first], sound, row * own * length) for first, own in batches}
+
+
+def _measured(
+    setting: Setting, layers: Layers, read: dict[int, nn.Module], trials: list[Trial], starts: list[int], rows: slice,
+    passed: Callable[[int], None],
+) -> np.ndarray:  # fmt: skip
+    """Numbers of one batch, [sequence, trial, measure], behind the measures the cosines of the layers `read`.
+
+    The first trial is the unablated model. `starts`: the layer at which each trial starts. `passed` gets how many
+    (sequence, trial) are done.
+    """
     text = setting.ids[rows].to(setting.checkpoint.device)
     reference, keys = None, None
     by_trial = []
-    for arm, draw in trials:
+    kept = Kept(SinkCount(setting.epsilon), Cosines(read))
+    for (arm, draw), start in zip(trials, starts, strict=True):
         forward = Pass(setting, text, rows.start, draw or 0, keys)
-        sinks = SinkCount(setting.epsilon)
-        logits = run(forward, arm, sinks)
+        if reference is None:
+            sinks, cosines, around = kept.sinks, kept.cosines, layers.recorded(kept, starts)
+        else:
+            sinks, cosines = SinkCount(setting.epsilon), Cosines(read)
+            around = layers.replayed(kept, start, sinks, cosines)
+        with cosines.watched():
+            logits = run(forward, arm, sinks, around)
         if reference is None:
             reference, keys = Reference(logits, text), _keys(setting, sinks, text)
         numbers = reference.compare(logits) | _sink_rates(setting, sinks, len(text))
+        if not reference.normalised:
+            reference.normalise()
         del logits  # or the next pass would run beside three passes' logits
         numbers["size"] = torch.zeros(len(text)) if forward.size is None else forward.size
         if not bool(numbers["loss"].isfinite().all()):
             raise SinkscopeError(
                 f"the loss under {arm.name} is NaN or infinite: the dtype overflows; try --dtype float32"
             )
-        by_trial.append(torch.stack([numbers[name].double().cpu() for name in MEASURES], -1))
+        measures = torch.stack([numbers[name].double().cpu() for name in MEASURES], -1)
+        by_trial.append(torch.cat([measures, cosines.values], -1) if read else measures)
         passed(len(by_trial) * len(text))
     return torch.stack(by_trial, 1).numpy()
 
 
-def run(forward: Pass, arm: Arm, sinks: SinkCount) -> Tensor:
-    """The next-token logits under an arm, [sequence, T, vocabulary]; `sinks` gets its attention sums."""
-    with torch.no_grad(), watched(forward, sinks), arm.applied(forward):
+def run(forward: Pass, arm: Arm, sinks: SinkCount, around: AbstractContextManager[Any] | None = None) -> Tensor:
+    """The next-token logits under an arm, [sequence, T, vocabulary]; `sinks` gets its attention sums. `around`: what
+    else is in force."""
+    with torch.no_grad(), watched(forward, sinks), arm.applied(forward), around or nullcontext():
         logits: Tensor = Forward(forward.setting.model)(forward.ids).logits
     return logits
 

@@ -34,6 +34,7 @@ def arms(
     num_sequences: int = 16,
     draws: int = 5,
     seed: int = 0,
+    cosines: bool = False,
     tokenizer: Any = None,
     device: str = "auto",
     device_map: str | None = None,
@@ -58,6 +59,7 @@ def arms(
         data: one SPEC. seq_len: tokens per sequence; None takes the run's, or 256.
         draws: how often a random arm is drawn.
         seed: seeds the random arms and the draw of documents.
+        cosines: also measure how alike the tokens are behind each layer, under every arm (`Arms.cosines`).
         shards: a folder that keeps every finished batch until the result is saved there. resume: continue from what
             an earlier measurement of the same model, text and arms left there.
         processes: the result of `start_processes`, in a script that a launcher runs in several processes: they share
@@ -79,12 +81,18 @@ def arms(
     )
     setting, corpus = opened_by_all(model, run, tokenizer, options, text, report, processes)
     chosen, controls = processes.run(lambda: expanded(given, setting))
-    facts = facts_of(setting, corpus) | {"arms": [arm.name for arm in chosen], "draws": draws, "seed": seed}
+    facts = facts_of(setting, corpus) | {
+        "arms": [arm.name for arm in chosen],
+        "draws": draws,
+        "seed": seed,
+        "cosines": cosines,
+    }
     kept = processes.on_main(lambda: None if shards is None else Finished(Path(shards), key_of(facts, setting), resume))
-    measured = measure(setting, chosen, draws, report, kept, processes)
+    measured = measure(setting, chosen, draws, report, kept, processes, cosines)
     left_out = unread(setting.plan, {"status": "skipped"})
     warnings = [*setting.checkpoint.warnings, *corpus.warnings, *left_out, *setting.plan.failures]
-    return processes.run(lambda: summarise(measured, controls, corpus.documents, facts, warnings))
+    told = [sentence for arm in chosen for sentence in arm.told()]
+    return processes.run(lambda: summarise(measured, controls, corpus.documents, facts, warnings, told))
 
 
 def expanded(arms: Sequence[Arm], setting: Setting, only_counted: bool = False) -> tuple[list[Arm], dict[str, str]]:

@@ -121,6 +121,7 @@ def key_of(facts: dict[str, Any], setting: Setting) -> dict[str, Any]:
         "arms": facts["arms"],
         "draws": facts["draws"],
         "seed": facts["seed"],
+        "cosines": facts["cosines"],
         "epsilon": setting.epsilon,
         "keywords": declared_keywords(setting.plan),
     }

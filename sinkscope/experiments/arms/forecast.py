@@ -11,6 +11,7 @@ import torch
 from sinkscope.capture.alone import alone
 from sinkscope.checkpoints import LoadOptions
 from sinkscope.checkpoints.checkpoint import check_length
+from sinkscope.checkpoints.forward import DRY_RUN_TOKENS
 from sinkscope.checkpoints.loading import check_device_map, pick_device
 from sinkscope.checkpoints.outline import Outline, outline_of, outlined
 from sinkscope.engine.batch_size import chosen_batch
@@ -18,12 +19,14 @@ from sinkscope.engine.forecast.build import Asked, built, pieces_of, short_passe
 from sinkscope.engine.forecast.look import looked, token_ids
 from sinkscope.engine.forecast.rates import check_machine
 from sinkscope.errors import SinkscopeError
-from sinkscope.experiments.arms.arm import Arm, Setting
+from sinkscope.experiments.arms.arm import Arm, Pass, Setting
 from sinkscope.experiments.arms.asked import Text, check_numbers
 from sinkscope.experiments.arms.engine import trials_of
 from sinkscope.experiments.arms.experiment import expanded
 from sinkscope.experiments.arms.grammar import read_arm
 from sinkscope.experiments.arms.loss import batch_size
+from sinkscope.experiments.arms.per_token import SEQUENCES, groups_of
+from sinkscope.experiments.arms.replay import Layers
 from sinkscope.runs.defaults import EPSILON, SEQ_LEN
 from sinkscope.runs.forecast import Forecast, Passes
 from sinkscope.runs.run import Run, load_run
@@ -42,6 +45,7 @@ def dry_run_arms(
     num_sequences: int = 16,
     draws: int = 5,
     seed: int = 0,
+    cosines: bool = False,
     device: str = "auto",
     device_map: str | None = None,
     dtype: str = "auto",
@@ -53,8 +57,8 @@ def dry_run_arms(
 
     Args:
         model: a name, or a causal language model, of which a copy without numbers is made.
-        arms, run, data, seq_len, num_sequences, draws, seed, device, device_map, dtype, revision, trust_remote_code,
-            allow_pickle: as `sinkscope.arms` takes them.
+        arms, run, data, seq_len, num_sequences, draws, seed, cosines, device, device_map, dtype, revision,
+            trust_remote_code, allow_pickle: as `sinkscope.arms` takes them.
         command: the name that the forecast bears. machine: as `dry_run` takes it.
 
     Raises:
@@ -83,10 +87,22 @@ def dry_run_arms(
     others = short_passes(
         look, [_first_passes(arm, num_sequences, length, place, size) for arm in chosen if arm.reads_first]
     )
+    groups = len(groups_of(setting, setting.to_map))
+    if groups:
+        batches = -(-SEQUENCES // chosen_batch(length, place))
+        others.append(Passes("fit maps of tokens, at most", groups * batches, groups * SEQUENCES, length))
     pieces = pieces_of(num_sequences, length, torch.device("cpu"), size)
-    trials = len(trials_of(chosen, draws))
+    layers, all_trials = Layers(setting), trials_of(chosen, draws)
+    starts = [layers.start(arm, Pass(setting, ids, draw=draw or 0)) for arm, draw in all_trials[1:]]
+    tried = len(set(starts) - {0})
+    if tried:
+        others.append(Passes("try out which layers may be left out", 2 + tried, 2 + tried, DRY_RUN_TOKENS))
+    trials = len(all_trials)
     logits = pieces[0][0] * length * outline.vocabulary * _bytes(outline)
-    return built(outline, look, Asked(command, place, machine, "arms", pieces, others, trials, trials, logits))
+    asked = Asked(
+        command, place, machine, "arms", pieces, others, trials, trials, logits, layers=layers.blocks, starts=starts
+    )
+    return built(outline, look, asked)
 
 
 def _outline(model: Any, options: LoadOptions) -> Outline:

@@ -125,6 +125,15 @@ BUILT_IN = (
         "Guo et al. 2410.13835, Yu et al. 2411.07191 (which neurons)", "neuron:read_neuron",
         "neuron:11.1229", "one neuron of an MLP set to 0",
     ),
+    ArmKind(
+        "map", "map:3.1+4.0 or map:layerL, either with /ridgeR",
+        "The outputs of heads listed as LAYER.HEAD, or of all heads of a layer, replaced where the output projection "
+        "reads them by the best affine map, token by token, of what the layer's attention reads: what is lost is what "
+        "they move between tokens. Least squares on up to 32 more sequences of the same data, none of which is "
+        "measured; the smallest map where several fit alike. With /ridgeR R times the squared size of the map counts "
+        "beside the mean squared error.",
+        "ours", "per_token:read_map",
+    ),
 )  # fmt: skip
 """The kinds that ship with sinkscope, in the order of `--help`: a new one is a file of kinds/ and its entry here."""
 

@@ -43,6 +43,24 @@ def held_out(
     return corpus
 
 
+def further(corpus: Corpus, checkpoint: Checkpoint, count: int, seed: int) -> Corpus:
+    """Reads `count` more sequences like those of a corpus, or as many as are left, without anything that it holds.
+
+    What a run has read is not left out. Raises SinkscopeError where nothing is left.
+    """
+    without = [passage for pieces in corpus.passages for passage in pieces]
+    rules = token_rules(checkpoint.tokenizer, checkpoint.vocabulary)
+    try:
+        return read_corpus(
+            corpus.domain, checkpoint.tokenizer, rules, corpus.ids.shape[1], count, corpus.bos, seed, without=without
+        )
+    except NothingLeft:
+        raise SinkscopeError(
+            f"--data {corpus.domain}: all of it is measured, and nothing is left to fit a map on; give other --data, "
+            "or fewer --num-sequences"
+        ) from None
+
+
 def read_before(manifest: Manifest) -> list[Passage | str]:
     """Everything that a run has read: passages by content, or names of documents where sinkscope 0.1 wrote the run.
 

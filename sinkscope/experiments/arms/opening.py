@@ -16,7 +16,7 @@ from sinkscope.engine.loop import Progress
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Setting
 from sinkscope.experiments.arms.asked import Text
-from sinkscope.experiments.arms.held_out import held_out
+from sinkscope.experiments.arms.held_out import further, held_out
 from sinkscope.inputs import Corpus
 from sinkscope.runs.defaults import EPSILON
 from sinkscope.runs.run import Run, load_run
@@ -41,7 +41,9 @@ def opened(
     manifest = None if loaded is None else loaded.manifest
     corpus = held_out(text.data, checkpoint, manifest, text.seq_len, text.num_sequences, text.seed)
     epsilon = EPSILON if manifest is None else manifest.request.epsilon
-    return Setting(checkpoint, base, calls, torch.from_numpy(corpus.ids), loaded, text.seed, epsilon), corpus
+    setting = Setting(checkpoint, base, calls, torch.from_numpy(corpus.ids), loaded, text.seed, epsilon)
+    setting.more_text = lambda count: torch.from_numpy(further(corpus, checkpoint, count, text.seed).ids)
+    return setting, corpus
 
 
 def opened_by_all(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -41,6 +41,11 @@ def zeroed_by_sequence(base: nn.Module, sites: list[Site], heads: dict[str, Tens
                 projection = base.get_submodule(site.projection)
                 stack.enter_context(hooked(projection, pre=_zero(site, chosen)))
         yield
+
+
+def projections(sites: list[Site], chosen: Container[str]) -> list[str]:
+    """Paths of the output projections of the sites whose names are chosen: where `zeroed` begins."""
+    return [site.projection for site in sites if site.name in chosen and site.projection is not None]
 
 
 def check_sites(sites: list[Site]) -> None:

@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from sinkscope.present.numbers import estimate, fixed
 from sinkscope.present.terminal.table import aligned
 from sinkscope.present.text import printable
+from sinkscope.runs.saved.arms_cosines import compared_layers
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from sinkscope.runs.saved.arms import Arms
 
 HEADER = ("intervention", "size", "increase", "versus random", "KL", "top 1", "sinks")
@@ -67,7 +68,23 @@ def _opening(arms: Arms) -> list[str]:
     ]
 
 
+COSINES = ("tokens alike, layers", "more", "less", "more than random", "less than random", "largest change", "layer")
+
+
+def _alike(arms: Arms) -> list[str]:
+    """A row for each arm that has a control: at how many layers its tokens are more alike, and less."""
+    found = pd.DataFrame() if arms.cosines is None else compared_layers(arms.cosines)
+    names = ("more", "less", "more_than_random", "less_than_random")
+    rows = [
+        (printable(str(row["arm"])), *(f"{row[name]} of {row['layers']}" for name in names),
+         estimate(row["change"], row["change_sem"], 4, sign=True), str(row["layer"]))
+        for row in found.to_dict("records")
+    ]  # fmt: skip
+    return [*aligned([COSINES, *rows]), ""] if rows else []
+
+
 def _closed(lines: list[str], arms: Arms, written: Iterable[Path]) -> str:
+    lines += _alike(arms)
     for sentence in arms.words:
         lines += textwrap.wrap(printable(sentence), WIDTH, subsequent_indent="  ")
     paths = list(written)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +10,12 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.runs.catalogue import table_columns
+from sinkscope.runs.saved import arms_cosines
 from sinkscope.runs.saved.arms_table import MEASURES, UNABLATED, ArmNumbers, beside_random, table_of
 from sinkscope.runs.saved.result import Result, result_folder
 from sinkscope.runs.schema.other_tables import ARMS_TABLES
 
-ARMS_FOLDER = result_folder("measurement of arms", "arms", ("arms", "arm_sequences"))
+ARMS_FOLDER = result_folder("measurement of arms", "arms", ("arms", "arm_sequences", "arm_cosines"))
 
 
 @dataclass
@@ -25,6 +27,7 @@ class Arms(Result):
         sequences: one row for each arm, draw and sequence (arm_sequences.csv).
         facts: model, run, data, arms, draws and seed.
         words: the result in sentences.
+        cosines: one row for each arm and layer (arm_cosines.csv); None where they were not asked for.
     """
 
     table: pd.DataFrame
@@ -32,11 +35,13 @@ class Arms(Result):
     facts: dict[str, Any]
     words: list[str]
     warnings: list[str]
+    cosines: pd.DataFrame | None = None
 
     FOLDER, RECORD = ARMS_FOLDER, "arms"
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        return {"arms": self.table, "arm_sequences": self.sequences}
+        found = {"arms": self.table, "arm_sequences": self.sequences}
+        return found if self.cosines is None else found | {"arm_cosines": self.cosines}
 
     def conventions(self) -> dict[str, str]:
         return {column.name: column.what for column in table_columns(ARMS_TABLES["arms"])}
@@ -48,8 +53,12 @@ def summarise(
     documents: list[str],
     facts: dict[str, Any],
     warnings: list[str],
+    told: Sequence[str] = (),
 ) -> Arms:
-    """Makes tables and sentences of what the engine measured; `controls`: the control's name by that of its arm."""
+    """Makes tables and sentences of what the engine measured.
+
+    `controls`: the control's name by that of its arm. `told`: what arms say of themselves.
+    """
     table, gaps = table_of(measured, controls)
     draws = dict(zip(table["arm"], table["draws"], strict=True))
     beside = {
@@ -57,7 +66,9 @@ def summarise(
         for name, gap in gaps.items()
     }
     sequences = pd.concat([_per_sequence(numbers, documents) for numbers in measured], ignore_index=True)
-    return Arms(table, sequences.astype({"draw": "Int64"}), facts, in_words(table, beside), warnings)
+    cosines = arms_cosines.cosine_table(measured, controls) if measured[0].cosines else None
+    words = in_words(table, beside) + list(told) + ([] if cosines is None else arms_cosines.in_words(cosines))
+    return Arms(table, sequences.astype({"draw": "Int64"}), facts, words, warnings, cosines)
 
 
 def _per_sequence(numbers: ArmNumbers, documents: list[str]) -> pd.DataFrame:

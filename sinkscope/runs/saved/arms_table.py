@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,8 @@ BESIDE = ("kl", "kl_last", "top1", "top5", "sink_rate_first", "sink_rate_any")
 class ArmNumbers:
     """The numbers of one arm, or of one draw of a random arm: by name of MEASURES, [sequence] float64.
 
-    `name`, `family` and `kept` are the arm's.
+    `name`, `family` and `kept` are the arm's. `cosines`: avg_cos_output by layer, [sequence]; empty where not asked
+    for.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ArmNumbers:
     kept: int | None
     draw: int | None
     values: dict[str, np.ndarray]
+    cosines: dict[int, np.ndarray] = field(default_factory=dict)
 
 
 def versus_random(losses: np.ndarray, control: np.ndarray) -> Difference:

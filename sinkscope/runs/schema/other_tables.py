@@ -58,11 +58,11 @@ JOINED_P = (
 
 
 def _difference(
-    name: str, what: str, error: str = ERROR, p: str = PAIRED_P
+    name: str, what: str, error: str = ERROR, p: str = PAIRED_P, unit: tuple[str, str] = (NATS, "(-inf, inf)")
 ) -> tuple[ColumnSchema, ColumnSchema, ColumnSchema]:
     return (
-        ColumnSchema(name, "number", NATS, "(-inf, inf)", what),
-        ColumnSchema(f"{name}_sem", "number", NATS, "[0, inf)", error),
+        ColumnSchema(name, "number", *unit, what),
+        ColumnSchema(f"{name}_sem", "number", unit[0], "[0, inf)", error),
         ColumnSchema(f"{name}_p", "number", "probability", "[0, 1]", p),
     )
 
@@ -114,6 +114,29 @@ ARMS_TABLES = {
                 ColumnSchema("document", "string", "", "", "Names of the documents it was read from."),
             ),
             own=tuple(ColumnSchema(name, "number", *about) for name, about in NUMBERS.items()),
+        ),
+        TableSchema(
+            "arm_cosines", "arm_cosines.csv", "one (arm, layer), with --cosines; the draws of a random arm together",
+            (ARM, LAYER),
+            own=(
+                ColumnSchema("control", "string", "", "", "The random arm that this one is held against."),
+                ColumnSchema("draws", "integer", "count", "[1, inf)", "Draws of a random arm; 1 for any other."),
+                ColumnSchema(
+                    "avg_cos_output", "number", "cosine", "[-1, 1]",
+                    "Mean over unordered pairs i != j, both >= 1, of cos(e_i, e_j) under the arm, then over sequences; "
+                    "e is what the layer returns, as in layers.csv. Empty for fewer than three tokens.",
+                ),
+                ColumnSchema("avg_cos_output_sem", "number", "cosine", "[0, inf)", ERROR),
+                *_difference(
+                    "change", "avg_cos_output minus the unablated model's on the same sequence: paired t-test.",
+                    p=PAIRED_P.replace("loss", "cosine"), unit=("cosine", "[-2, 2]"),
+                ),
+                *_difference(
+                    "versus_random", "avg_cos_output minus its mean over the control's draws, paired by sequence.",
+                    "Root of the sum of the squared errors over sequences and over draws' means.", JOINED_P,
+                    ("cosine", "[-2, 2]"),
+                ),
+            ),
         ),
     )
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
 from sinkscope.experiments.arms.head_choice import Score, read_scored
-from sinkscope.experiments.arms.zeroing import check_sites, zeroed_by_sequence
+from sinkscope.experiments.arms.zeroing import check_sites, projections, zeroed_by_sequence
 from sinkscope.runs.run import Run
 
 
@@ -51,10 +52,18 @@ class DynamicHeads(Arm):
         return replace(self, chosen=crossing(scores, self.score, self.bound))
 
     def applied(self, forward: Pass) -> AbstractContextManager[Any]:
-        assert self.chosen is not None
-        own = {name: mask[forward.start : forward.start + len(forward.ids)] for name, mask in self.chosen.items()}
+        own = self._own(forward)
         forward.touches(torch.cat(list(own.values()), 1).sum(1))
         return zeroed_by_sequence(forward.setting.base, forward.setting.sites, own)
+
+    def changes(self, forward: Pass) -> Iterable[str] | None:
+        if not self.chosen:  # the arm is only counted
+            return None
+        return projections(forward.setting.sites, {name for name, mask in self._own(forward).items() if mask.any()})
+
+    def _own(self, forward: Pass) -> dict[str, Tensor]:
+        assert self.chosen is not None
+        return {name: mask[forward.start : forward.start + len(forward.ids)] for name, mask in self.chosen.items()}
 
     def control(self) -> Arm | None:
         assert self.chosen is not None
@@ -77,6 +86,16 @@ class RandomDynamicHeads(Arm):
         return f"random as {self.of}"
 
     def applied(self, forward: Pass) -> AbstractContextManager[Any]:
+        own = self._own(forward)
+        forward.touches(torch.cat(list(own.values()), 1).sum(1))
+        return zeroed_by_sequence(forward.setting.base, forward.setting.sites, own)
+
+    def changes(self, forward: Pass) -> Iterable[str] | None:
+        if not self.chosen:
+            return None
+        return projections(forward.setting.sites, {name for name, mask in self._own(forward).items() if mask.any()})
+
+    def _own(self, forward: Pass) -> dict[str, Tensor]:
         widths = [mask.shape[1] for mask in self.chosen.values()]
         drawn = torch.zeros(len(forward.ids), sum(widths), dtype=torch.bool)
         counts = sum(mask.sum(1) for mask in self.chosen.values())
@@ -84,9 +103,7 @@ class RandomDynamicHeads(Arm):
         for row in range(len(forward.ids)):
             heads = forward.generator(row).permutation(sum(widths))[: int(counts[forward.start + row])]
             drawn[row, heads] = True
-        forward.touches(drawn.sum(1))
-        own = dict(zip(self.chosen, drawn.split(widths, 1), strict=True))
-        return zeroed_by_sequence(forward.setting.base, forward.setting.sites, own)
+        return dict(zip(self.chosen, drawn.split(widths, 1), strict=True))
 
 
 def threshold(run: Run, score: Score, share: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
 from sinkscope.experiments.arms.grammar import number
 from sinkscope.experiments.arms.head_choice import PLACE, HeadTable, Score, head_table, read_scored
-from sinkscope.experiments.arms.zeroing import check_sites, zeroed
+from sinkscope.experiments.arms.zeroing import check_sites, projections, zeroed
 from sinkscope.runs.saved.ablation import Heads
 
 
@@ -37,6 +38,9 @@ class ZeroedHeads(Arm):
     def applied(self, forward: Pass) -> AbstractContextManager[Any]:
         forward.touches(self.count)
         return zeroed(forward.setting.base, forward.setting.sites, self.chosen)
+
+    def changes(self, forward: Pass) -> Iterable[str] | None:
+        return projections(forward.setting.sites, self.chosen)
 
     def heads(self, seed: int, draw: int) -> Heads:
         """The heads, the same in each draw."""
@@ -75,6 +79,9 @@ class RandomHeads(Arm):
     def applied(self, forward: Pass) -> AbstractContextManager[Any]:
         forward.touches(self.count)
         return zeroed(forward.setting.base, forward.setting.sites, self.heads(forward.setting.seed, forward.draw))
+
+    def changes(self, forward: Pass) -> Iterable[str] | None:
+        return projections(forward.setting.sites, self.heads(forward.setting.seed, forward.draw))
 
 
 class NamedHeads(Arm):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -71,6 +71,9 @@ class ReplacedElements(Arm):
                 stack.enter_context(forward.hooked(forward.setting.base.get_submodule(path), block_hook(change)))
             yield
         forward.touches(counts)
+
+    def changes(self, forward: Pass) -> Iterable[str] | None:
+        return self.elements
 
     def _change(self, forward: Pass, path: str, channels: Tensor, counts: Tensor) -> Callable[[Tensor], Tensor]:
         def change(x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +46,9 @@ class ZeroedNeuron(Arm):
         forward.touches(1)
         with forward.hooked(projection, _zero(neuron)):
             yield
+
+    def changes(self, forward: Pass) -> Iterable[str] | None:
+        return {site.block for site in forward.setting.sites if site.layer == self.layer and site.block is not None}
 
     def control(self) -> Arm | None:
         return None if self.neuron is None else ZeroedNeuron(self.layer, None)

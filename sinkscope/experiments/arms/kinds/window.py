@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -96,6 +96,11 @@ class Window(Arm):
 
         with forward.changed(windowed):
             yield
+
+    def changes(self, forward: Pass) -> Iterable[str] | None:
+        heads = self._heads(forward)
+        sites = [site for site in forward.setting.sites if self._concerns(site)]
+        return [site.module for site in sites if any(heads.get(site.name, (True,)))]
 
     def _heads(self, forward: Pass) -> dict[str, tuple[bool, ...]]:
         """Whether each query head sees the window, by site; empty where all do."""
