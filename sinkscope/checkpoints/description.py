@@ -22,13 +22,18 @@ def describe(name: str, revision: str | None) -> Any:
     """
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import ModelInfo
-    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status, validate_repo_id
+    from huggingface_hub.utils import (  # type: ignore[attr-defined] # public, and not in its list of names
+        build_hf_headers,
+        get_session,
+        hf_raise_for_status,
+        validate_repo_id,
+    )
 
     validate_repo_id(name)
     at = "" if revision is None else f"/revision/{quote(revision, safe='')}"
     address = f"{HfApi().endpoint}/api/models/{name}{at}"
-    question = {"params": {"blobs": "true"}, "headers": build_hf_headers(), "timeout": SECONDS}
-    with get_session().stream("GET", address, **question) as answer:
+    headers = build_hf_headers()
+    with get_session().stream("GET", address, params={"blobs": True}, headers=headers, timeout=SECONDS) as answer:
         body = _read(name, answer)
         # With its body in hand, the answer is one that was never streamed: errors quote it.
         plain = {key: value for key, value in answer.headers.items() if key.lower() not in ENCODED}
