@@ -102,7 +102,7 @@ def test_no_table_of_several_runs_mixes_what_moved(runs: dict[str, sinkscope.Run
     reason = "measured otherwise where the schema version is 2 or older"
     for new in runs.values():
         together = [old["windowed"], new]
-        for level, name in (("head", "sinks_per_sequence"), ("head", "peak_position"), ("layer", "cos_peak_residual")):
+        for level, name in (("head", "sinks_per_sequence"), ("head", "peak_position"), ("head", "peak_score")):
             with pytest.raises(SinkscopeError, match=f"{name}: {reason}"):
                 paper_table(together, level, [name])
         assert len(paper_table(together).frame) == 2, "the metrics that a table has by default did not move"
