@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
+from sinkscope.checkpoints.description import describe
 from sinkscope.checkpoints.downloads import Stalled, Transfer, download
 from sinkscope.checkpoints.hub_cache import COMMIT, cache_of, cached_commits, find_snapshot, holds, remember
 from sinkscope.checkpoints.names import near_hub_names
@@ -31,8 +32,6 @@ MOST_SETTINGS = 2**28
 
 AT_ONCE = 4
 """Files that are downloaded at once."""
-SECONDS = 20
-"""How long the hub may take for each piece of its answer to a question."""
 
 HINTS = {
     401: "run `hf auth login`",
@@ -141,12 +140,10 @@ def _wanted(listing: Listing, file: str) -> bool:
 
 def _ask(name: str, revision: str | None) -> Listing:
     """Asks the hub for the commit of a revision and its files. Raises SinkscopeError, or _OutOfReach."""
-    from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
-    question = partial(HfApi().model_info, name, revision=revision, timeout=SECONDS, files_metadata=True)
     try:
-        (info,) = Transfer().run([question])
+        (info,) = Transfer().run([partial(describe, name, revision)])
     except GatedRepoError:
         raise _gated(name) from None
     except RevisionNotFoundError:

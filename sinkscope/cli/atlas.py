@@ -27,12 +27,15 @@ def atlas(
     from sinkscope.present.html.atlas import render_atlas
     from sinkscope.present.paper.formats.csv import without_formulas
     from sinkscope.runs.atlas import atlas as compiled
-    from sinkscope.runs.atlas import atlas_table
+    from sinkscope.runs.atlas import atlas_table, left_out
     from sinkscope.runs.run import load_run
 
     check_writable(out)
     check_writable(csv)
-    entries = compiled([load_run(path) for path in runs])
+    loaded = [load_run(path) for path in runs]
+    entries = compiled(loaded)
+    for line in left_out(loaded):
+        say(f"warning: {line}")
     page = render_atlas(entries)
     files: dict[Path, str | bytes] = {}
     if csv is not None:

@@ -139,7 +139,16 @@ class Loop:
         for each in failed:
             self.guests.learn(each)
         if self.strict and self.guests.failed:
-            raise SinkscopeError(f"--strict: {self.guests.left_out[0]}")
+            raise SinkscopeError(f"--strict: {self.guests.left_out[0]}{self._kept()}")
+
+    def _kept(self) -> str:
+        """What the end of a strict scan leaves on disk, and who can use it: a metric that is mended is another one."""
+        if self.shards is None or not self.done:
+            return ""
+        return (
+            f"; {self.done} of {self.reading.total} sequences are kept in {self.shards.folder}: --resume without "
+            "--strict goes on without this metric, --force starts anew"
+        )
 
     def domains(self) -> list[Domain]:
         """Returns what was measured so far, by domain; without the columns of metrics of others that failed."""
@@ -178,8 +187,8 @@ class Loop:
         """Takes the batches that an earlier scan left on disk."""
         shards = self.shards
         kept = [] if shards is None else self.processes.on_main(lambda: list(shards.read(self.quantities)))
-        self._learn([shard.failed for shard in kept])
         self._take(kept)
+        self._learn([shard.failed for shard in kept])
         self._fits = min((shard.fits for shard in kept if shard.fits is not None), default=None)
 
     def _take(self, batches: list[Shard]) -> None:

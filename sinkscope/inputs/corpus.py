@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.cutting import drawn, stretches
-from sinkscope.inputs.documents import SYNTHETIC, DataSource, Document, Texts, origin, read_source
+from sinkscope.inputs.documents import SYNTHETIC, DataSource, Document, origin, read_source
 from sinkscope.inputs.rules import TokenRules, check_ids, ordinary_tokens
 from sinkscope.runs.openings import BOS_MODES
 from sinkscope.runs.passages import LeftOut, NothingLeft, Passage, overlap
+
+if TYPE_CHECKING:
+    from sinkscope.inputs.handed import Given
 
 
 @dataclass(frozen=True)
@@ -71,10 +74,10 @@ class Corpus:
 
 
 def read_corpus(
-    spec: str | Texts, tokenizer: Any, rules: TokenRules, seq_len: int, num_sequences: int, bos: str = "auto",
+    spec: Given, tokenizer: Any, rules: TokenRules, seq_len: int, num_sequences: int, bos: str = "auto",
     seed: int = 0, without: Collection[Passage | str] = (),
 ) -> Corpus:  # fmt: skip
-    """Reads `num_sequences` sequences of `seq_len` tokens from a SPEC or texts, or fewer where the data hold fewer.
+    """Reads `num_sequences` sequences of `seq_len` tokens from a SPEC, texts or token ids, or as many as these hold.
 
     Where there are more documents than needed, `seed` draws some; they keep the source's order. A document is cut to
     length; documents shorter than that are joined by a blank line. A .txt file is one long text, read in consecutive

@@ -8,6 +8,7 @@ import pandas as pd
 
 from sinkscope.present.text import markdown_cell
 from sinkscope.runs.atlas import atlas, atlas_table, run_names
+from sinkscope.runs.moved import IN_TABLES, refuse_mixed
 from sinkscope.runs.parquet import parquet_bytes
 from sinkscope.runs.per_sequence import domains
 from sinkscope.runs.questions import tables_of_questions
@@ -29,7 +30,11 @@ ROWS = {name: table.row for name, table in (DESCRIBED | tables_of_questions()).i
 
 def dataset_files(runs: list[Run]) -> dict[str, bytes]:
     """Every file of the folder by its name. The columns `run` and `model` come first in each table; `domain` is filled
-    in where a run has one text."""
+    in where a run has one text.
+
+    Raises SinkscopeError where a column would hold what some of the runs measured otherwise.
+    """
+    refuse_mixed(IN_TABLES, [run.manifest for run in runs])
     tables = {ATLAS: atlas_table(atlas(runs)), **_joined(runs)}
     files = {f"{name}.parquet": parquet_bytes(table) for name, table in tables.items()}
     return {CARD: dataset_card(runs, tables).encode(), **files}

@@ -14,6 +14,7 @@ import pandas as pd
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.catalogue import table_columns
+from sinkscope.runs.moved import by_old_alpha, mixed
 from sinkscope.runs.published import PublishedNumber, Setting, kind_of_text, numbers_of
 from sinkscope.runs.schema.other_tables import ATLAS_TABLE
 from sinkscope.runs.words import says_nothing
@@ -62,7 +63,23 @@ def atlas(runs: list[Run]) -> list[Entry]:
     """One entry for each (run, domain, stream), in the order of the runs. Raises SinkscopeError without runs."""
     if not runs:
         raise SinkscopeError("an atlas needs at least one run")
-    return [entry for name, run in zip(run_names(runs), runs, strict=True) for entry in _entries(run, name)]
+    found = [entry for name, run in zip(run_names(runs), runs, strict=True) for entry in _entries(run, name)]
+    if mixed([run.manifest for run in runs]):
+        for entry in found:
+            if by_old_alpha(entry.run.manifest):
+                entry.values["position_or_token"] = None
+    return found
+
+
+def left_out(runs: list[Run]) -> list[str]:
+    """What the atlas leaves out because some of the runs measured it otherwise, a line for each such run."""
+    if not mixed([run.manifest for run in runs]):
+        return []
+    return [
+        f"position_or_token of {name} is left out: alpha_k was another one in schema version 2; scan its model again"
+        for name, run in zip(run_names(runs), runs, strict=True)
+        if by_old_alpha(run.manifest) and any(stream.measured.get("first") for stream in run.summary.streams.values())
+    ]
 
 
 def atlas_table(entries: list[Entry]) -> pd.DataFrame:

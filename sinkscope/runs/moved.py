@@ -7,6 +7,7 @@ same.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from sinkscope.errors import SinkscopeError
@@ -18,6 +19,9 @@ ALPHA_OF_SEEING = 3
 """The schema version from which on alpha_k is a mean over the queries that may see key k."""
 BY_ALPHA = ("sinks_per_sequence", "sink_elsewhere", "cos_peak_residual", "cos_peak_input")
 """The columns with a value for each sequence that read alpha_k."""
+
+IN_TABLES = (*BY_ALPHA, "peak_position", "peak_score")
+"""All columns of heads.csv and layers.csv that read alpha_k."""
 
 Measured = tuple[int, bool | None]
 """The schema version of a run or baseline, and whether its model's masks hide keys; None where that is not known."""
@@ -36,6 +40,23 @@ def hides_keys(manifest: Manifest) -> bool:
     return False
 
 
+def by_old_alpha(manifest: Manifest) -> bool:
+    """Whether the run holds an alpha_k that is not what it is now."""
+    return manifest.schema_version < ALPHA_OF_SEEING and hides_keys(manifest)
+
+
+def mixed(manifests: Sequence[Manifest]) -> bool:
+    """Whether alpha_k is one thing in some of the runs, and another in others."""
+    return any(map(by_old_alpha, manifests)) and any(each.schema_version >= ALPHA_OF_SEEING for each in manifests)
+
+
+def refuse_mixed(names: Iterable[str], manifests: Sequence[Manifest]) -> None:
+    """Raises SinkscopeError where these columns of several runs cannot stand in one table."""
+    found = [name for name in names if name in IN_TABLES] if mixed(manifests) else []
+    if found:
+        raise SinkscopeError(_otherwise(found, "scan the older runs' models again, or leave these runs out"))
+
+
 def moved(one: Measured, other: Measured) -> tuple[str, ...]:
     """The columns that the two measured otherwise than each other."""
     (one_version, one_hides), (other_version, other_hides) = one, other
@@ -47,7 +68,11 @@ def refuse_moved(names: list[str], one: Measured, other: Measured, remedy: str) 
     """Raises SinkscopeError where the two measured one of these columns otherwise. `remedy`: what to do then."""
     found = [name for name in names if name in moved(one, other)]
     if found:
-        raise SinkscopeError(
-            f"{', '.join(found)}: measured otherwise where the schema version is 2 or older: alpha_k counted "
-            f"queries, too, from which a window hides key k; {remedy}"
-        )
+        raise SinkscopeError(_otherwise(found, remedy))
+
+
+def _otherwise(names: list[str], remedy: str) -> str:
+    return (
+        f"{', '.join(names)}: measured otherwise where the schema version is 2 or older: alpha_k counted queries, too, "
+        f"from which a window hides key k; {remedy}"
+    )

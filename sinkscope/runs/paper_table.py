@@ -10,6 +10,7 @@ import pandas as pd
 
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.catalogue import columns_of, elsewhere, find_column
+from sinkscope.runs.moved import refuse_mixed
 from sinkscope.runs.per_sequence import cells, domains, metric_names
 from sinkscope.runs.statistics import mean, sem, t_half_width
 from sinkscope.runs.words import first_mass
@@ -65,7 +66,8 @@ def paper_table(runs: list[Run], level: str | None = None, metrics: list[str] | 
     """Builds the table, one row per head, layer or model; by default layers of one run, models of several.
 
     At level `layer` head metrics are means over the layer's heads. At level `model` head metrics are means over all
-    heads, layer metrics over all layers. Raises SinkscopeError for an unknown level or metric.
+    heads, layer metrics over all layers. Raises SinkscopeError for an unknown level or metric, and for one that
+    some of the runs measured otherwise.
     """
     level = level or ("layer" if len(runs) == 1 else "model")
     if level not in LEVELS:
@@ -78,6 +80,7 @@ def paper_table(runs: list[Run], level: str | None = None, metrics: list[str] | 
                 f"no metric {name!r} at level {level}{elsewhere(runs[0].manifest, name)}; `sinkscope metrics` lists "
                 f"all{did_you_mean(name, known)}"
             )
+    refuse_mixed([name.removeprefix("mean_") for name in names], [run.manifest for run in runs])
     build = {"head": _rows, "layer": _rows, "model": _models}[level]
     frames = [build(run, level, names).assign(model=label) for run, label in zip(runs, model_labels(runs), strict=True)]
     frame = pd.concat(frames, ignore_index=True)

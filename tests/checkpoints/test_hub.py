@@ -636,12 +636,103 @@ def test_a_configuration_that_unpacks_into_far_more(
 
 
 @pytest.mark.enable_socket
-@pytest.mark.parametrize("where", ["config.json", WEIGHTS, DESCRIBED])
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_description_without_end_is_not_read_to_it(
+    packed: bool, hub: Hub, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 MB of JSON, packed into 64 kB or as they are: it is left after the most that a description may have."""
+    hub.add(NAME, files)
+    monkeypatch.setattr("sinkscope.checkpoints.description.LONGEST", 2**20)
+    plain = b'{"siblings": [' + b" " * 2**26 + b"]}"
+    sent: list[int] = []
+
+    def endless(request: Answer) -> None:
+        body = gzip.compress(plain, 1) if packed else plain
+        request.send_response(200)
+        for key, value in ({"Content-Encoding": "gzip"} if packed else {}).items():
+            request.send_header(key, value)
+        request.end_headers()
+        for start in range(0, len(body), 2**16):
+            request.wfile.write(body[start : start + 2**16])
+            sent.append(start)
+
+    hub.tricks.append(trick(DESCRIBED, endless))
+    assert refusal() == f"the hub's description of {NAME} is longer than any model's: it was not read to the end"
+    assert packed or len(sent) < 2**10, "the connection was closed before all was sent"
+
+
+@pytest.mark.enable_socket
+def test_an_index_that_unpacks_into_far_more(
+    hub: Hub, sharded: Files, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add(NAME, sharded)
+    monkeypatch.setattr("sinkscope.checkpoints.hub.MOST_SETTINGS", 2**24)
+    packed = gzip.compress(bytes(2**26), 1)
+    hub.tricks.append(
+        trick(INDEX, lambda request: request.answer(packed, headers={"Content-Encoding": "gzip"}))
+    )  # fmt: skip
+    assert f"the hub sends more of {INDEX} than" in refusal()
+    assert sum(map(len, files_of(cache / "blobs").values())) <= 3 * 2**24
+
+
+def offering_xet(hub: Hub, told: dict[str, str] | None = None) -> None:
+    """Has the hub offer its large files in pieces, by a service that `told` names; it names none by default."""
+    route = f"{hub.address}/api/models/{NAME}/xet-read-token/x"
+
+    def offered(request: Answer) -> None:
+        answer, more = request.answer, {"X-Xet-Hash": "0" * 64, "X-Xet-Refresh-Route": route}
+        request.answer = lambda *args: answer(*args[:2], {**args[2], **more})  # type: ignore[method-assign]
+
+    def offers(request: Answer) -> bool:
+        if request.command == "HEAD" and request.route.endswith(".safetensors"):
+            offered(request)
+        return False
+
+    def token(request: Answer) -> None:
+        request.answer(b"{}", headers=told) if told else request.refuse(404, "RepoNotFound")
+
+    hub.tricks += [offers, trick("xet-read-token", token)]
+
+
+@pytest.mark.enable_socket
+def test_a_hub_that_offers_pieces_is_read_without_the_package_for_them(
+    hub: Hub, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """huggingface_hub then asks for the file as a whole."""
+    commit = hub.add(NAME, files)
+    offering_xet(hub)
+    monkeypatch.setattr("huggingface_hub.file_download.is_xet_available", lambda: False)
+    assert opened().facts["revision"] == commit
+    assert not any("xet-read-token" in path for _, path in hub.asked)
+
+
+@pytest.mark.enable_socket
+@pytest.mark.parametrize("service", ["none", "gone", "empty"])
+def test_a_service_of_pieces_that_gives_none_is_one_line(
+    service: str, hub: Hub, files: Files, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the package for them: the hub names no service, one that is not there, or one that has no such file."""
+    pytest.importorskip("hf_xet")
+    hub.add(NAME, files)
+    address = {"none": "", "gone": "http://127.0.0.1:9", "empty": hub.storage}[service]
+    facts = {"X-Xet-Cas-Url": address, "X-Xet-Access-Token": "x", "X-Xet-Token-Expiration": "9" * 10}
+    offering_xet(hub, facts if address else None)
+    monkeypatch.setattr("huggingface_hub.file_download.is_xet_available", lambda: True)
+    monkeypatch.setenv("SINKSCOPE_HUB_TIMEOUT", "3")
+    line = refusal()  # hf_xet asks a service that is gone again and again, until sinkscope gives it up
+    assert f"{WEIGHTS} of {NAME}" in line or "has sent next to nothing for 3 s" in line
+    assert any("xet-read-token" in path for _, path in hub.asked)
+    assert whole(cache)
+    assert not (cache / "refs").exists()
+
+
+@pytest.mark.enable_socket
+@pytest.mark.parametrize("where", ["config.json", INDEX, WEIGHTS, DESCRIBED])
 def test_a_trickle_without_end_is_given_up(
-    where: str, hub: Hub, files: Files, cache: Path, monkeypatch: pytest.MonkeyPatch
+    where: str, hub: Hub, files: Files, sharded: Files, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each byte comes soon enough for huggingface_hub's own limit, which is for one piece."""
-    hub.add(NAME, files)
+    hub.add(NAME, sharded if where == INDEX else files)
     monkeypatch.setenv("SINKSCOPE_HUB_TIMEOUT", "0.5")
     path = "/storage/" if where == WEIGHTS else where
     hub.tricks.append(trick(path, lambda request: request.trickle(0.02)))

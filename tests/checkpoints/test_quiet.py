@@ -53,6 +53,51 @@ def test_a_scan_shows_no_line_of_another_library(
     assert told == []
 
 
+COMMANDS = {
+    "track": ["{step-1}", "{step-2}", "--seq-len", "16", "--num-sequences", "2"],
+    "ablate": ["{model}", "--run", "{run}", "--seq-len", "16", "--num-sequences", "2", "--fraction", "0.25"],
+    "arms": ["{model}", "keys:first1", "acts:4/token", "dynamic:bos_mass:25%", "--run", "{run}", "--seq-len", "16",
+             "--num-sequences", "2"],
+    "evict": ["{model}", "--window", "4", "--seq-len", "16", "--num-sequences", "2"],
+    "quant": ["{model}", "--bits", "4", "--seq-len", "16", "--num-sequences", "2"],
+    "claims": ["{model}", "--seq-len", "16", "--num-sequences", "8"],
+}  # fmt: skip
+UNWRITTEN = {
+    "bench": ["{model}", "--seq-len", "32", "--rounds", "1", "--batch-size", "1"],
+    "check": ["{model}", "--baseline", "{baseline}"],
+    "compare": ["{run}", "{model}"],
+}
+"""The commands that write no folder."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [*COMMANDS, *UNWRITTEN])
+def test_no_command_shows_a_line_of_another_library(
+    command: str, told: list[str], tmp_path: Path, tiny_folder: Path
+) -> None:
+    """All that run a model: each goes through its own door to it."""
+    import shutil
+
+    from typer.testing import CliRunner
+
+    from sinkscope import load_run, scan
+    from sinkscope.cli import app
+    from sinkscope.comparison.baseline import baseline_of, baseline_text
+
+    places = {name: tmp_path / name for name in ("model", "run", "baseline", "step-1", "step-2")}
+    for name in ("model", "step-1", "step-2"):
+        shutil.copytree(tiny_folder, places[name])
+    scan(str(places["model"]), seq_len=16, num_sequences=4, self_check=False).save(places["run"])
+    places["baseline"].write_text(baseline_text(baseline_of(load_run(places["run"]))), "utf-8")
+    told.clear()
+    words = [word.format(**places) for word in (COMMANDS | UNWRITTEN)[command]]
+    words += ["--out", str(tmp_path / "out")] if command in COMMANDS else []
+    done = CliRunner().invoke(app, [command, *words, "--quiet"])
+    assert done.exit_code == 0, (done.stderr, done.stdout)
+    assert "kernel" not in done.stderr + done.stdout
+    assert told == []
+
+
 def test_what_the_user_set_comes_back() -> None:
     logger = logging.getLogger("transformers")
     before = logger.level

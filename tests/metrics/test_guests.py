@@ -294,6 +294,58 @@ def test_strict_refuses_it() -> None:
         measured(declared_as("own", raises(ValueError("no"))), strict=True)
 
 
+def test_strict_keeps_the_batches_before_it_for_a_scan_that_is_not_strict(
+    tmp_path: Path, tiny_folder: Path, scan_cli: Scan
+) -> None:
+    """It fails in the third batch of three: no run is left, and the line says what finishes the scan."""
+    file = tmp_path / "late.py"
+    file.write_text(
+        "from sinkscope import head_metric\n\ncalls = []\n\n"
+        '@head_metric(unit=\'1\', range=\'0 to 1\')\ndef late(view):\n    """alpha_0."""\n    calls.append(view)\n'
+        "    if len(calls) > 4:\n        raise ValueError('too late')\n    return view.attention.first.mean(-1)\n",
+        "utf-8",
+    )
+    words = (tiny_folder, "--num-sequences", 6, "--batch-size", 2, "--metrics", file, "--no-self-check", "--quiet")
+    stopped = scan_cli(*words, "--strict")
+    assert (stopped.code, stopped.stdout) == (2, "")
+    (line,) = stopped.stderr.splitlines()
+    assert line == (
+        "sinkscope: error: --strict: metric late is left out: ValueError: too late (line 10 of late.py); "
+        f"4 of 6 sequences are kept in {stopped.folder}: --resume without --strict goes on without this metric, "
+        "--force starts anew"
+    )
+    assert [path.name for path in stopped.folder.iterdir()] == ["shards"], "nothing that looks like a run"
+    file.write_text(file.read_text("utf-8").replace("> 4", "> 0"), "utf-8")  # another metric now: refused
+    assert "--force to start anew" in scan_cli(*words, "--resume").stderr
+    file.write_text(file.read_text("utf-8").replace("> 0", "> 4"), "utf-8")
+    calls = file.read_text("utf-8").replace("calls = []", "calls = [0] * 5")
+    file.write_text(calls, "utf-8")
+    assert scan_cli(*words, "--force", "--strict").code == 2, "it fails in the first batch now, which keeps nothing"
+    assert not any(stopped.folder.iterdir())
+
+
+def test_resumed_without_strict_the_scan_is_finished_without_the_metric(
+    tmp_path: Path, tiny_folder: Path, scan_cli: Scan
+) -> None:
+    file = tmp_path / "third.py"
+    file.write_text(
+        "from sinkscope import head_metric\n\n@head_metric(unit='1', range='0 to 1')\ndef third(view):\n"
+        '    """alpha_0."""\n    return view.attention.first.mean(-1)[: 2 if len(view.attention.first) == 2 else 0]\n',
+        "utf-8",
+    )  # the last of five sequences is a batch of its own
+    words = (tiny_folder, "--num-sequences", 5, "--batch-size", 2, "--metrics", file, "--no-self-check", "--quiet")
+    stopped = scan_cli(*words, "--strict")
+    assert "4 of 5 sequences are kept" in stopped.stderr
+    again = scan_cli(*words, "--strict", "--resume")
+    assert (again.code, again.stderr) == (2, stopped.stderr)
+    finished = scan_cli(*words, "--resume")
+    assert finished.code == 0, finished.stderr
+    plain = scan_cli(*words[:5], "--no-self-check", "--quiet", name="plain")
+    for table in ("heads.csv", "layers.csv", "sequences.parquet"):
+        assert (finished.folder / table).read_bytes() == (plain.folder / table).read_bytes(), table
+    assert "left out" in finished.json("manifest")["warnings"][0]
+
+
 def test_resumed_it_stays_left_out(tmp_path: Path, plain: sinkscope.Run) -> None:
     """It failed in the first batch; the scan that goes on never calls it, and shows nothing of it."""
     calls = []

@@ -90,3 +90,34 @@ def test_the_gate_refuses_what_moved(runs: dict[str, sinkscope.Run], tmp_path: P
             check(run, baseline, ALPHA)
     assert check(runs["plain"], baseline_of(old["plain"]), ALPHA).passed
     assert check(old["plain"], baseline_of(runs["plain"]), ALPHA).passed
+
+
+def test_no_table_of_several_runs_mixes_what_moved(runs: dict[str, sinkscope.Run], tmp_path: Path) -> None:
+    """By one rule: old runs with a window beside new runs, whatever these are; old runs by themselves agree."""
+    from sinkscope.present.dataset import dataset_files
+    from sinkscope.runs.atlas import atlas, left_out
+    from sinkscope.runs.paper_table import paper_table
+
+    old = {name: load_run(OLD / name) for name in FAMILIES}
+    reason = "measured otherwise where the schema version is 2 or older"
+    for new in runs.values():
+        together = [old["windowed"], new]
+        for level, name in (("head", "sinks_per_sequence"), ("head", "peak_position"), ("head", "peak_score")):
+            with pytest.raises(SinkscopeError, match=f"{name}: {reason}"):
+                paper_table(together, level, [name])
+        assert len(paper_table(together).frame) == 2, "the metrics that a table has by default did not move"
+        with pytest.raises(SinkscopeError, match=reason):
+            dataset_files(together)
+    for alike in ([old["windowed"], old["plain"]], [old["plain"], *runs.values()]):
+        assert len(paper_table(alike, "head", ["sinks_per_sequence"]).frame)
+        assert dataset_files(alike)
+        assert left_out(alike) == []
+    assert left_out([old["windowed"], runs["plain"]]) == [], "it did not measure what moved"
+    measured = {"heads": 2, "missing": 0, "sinks_on_bos": 2, "of_sinks_on_bos": {"token": 2}}
+    for run in (old["windowed"], runs["plain"]):
+        run.summary.streams["text"].measured["first"] = measured
+    (line,) = left_out([old["windowed"], runs["plain"]])
+    assert "position_or_token of windowed is left out" in line
+    own, other = atlas([old["windowed"], runs["plain"]])
+    assert (own.values["position_or_token"], other.values["position_or_token"]) == (None, "token (2 of 2)")
+    assert atlas([old["windowed"]])[0].values["position_or_token"] == "token (2 of 2)"

@@ -32,9 +32,9 @@ def ablate(
     scores: Sequence[str] = ("honor",),
     fractions: Sequence[float] = (0.05, 0.1, 0.2),
     tokens: str | None = None,
-    data: str = "prose",
+    data: Any = "prose",
     seq_len: int | None = None,
-    num_sequences: int = 16,
+    num_sequences: int | None = None,
     draws: int = 5,
     seed: int = 0,
     tokenizer: Any = None,
@@ -61,8 +61,7 @@ def ablate(
             NAME:high to say which end is dormant.
         fractions: shares of all heads.
         tokens: "first" also measures the model with key 0 hidden from every query but query 0.
-        data: one SPEC; what the run has read is left out.
-        seq_len: tokens per sequence; None takes the run's.
+        data, seq_len, num_sequences: as for `sinkscope.arms`; what the run has read is left out.
         draws: number of random draws of as many heads, the control.
         seed: seeds the draws of heads and of documents.
         shards: a folder that keeps every finished batch until the result is saved there. resume: continue from what

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.defaults import check_not_too_large
 
+if TYPE_CHECKING:
+    from sinkscope.inputs.handed import Given
+
+
+SEQUENCES = 16
+
 
 @dataclass(frozen=True)
 class Text:
-    """Which text the loss is measured on. `seq_len` None is the run's, or the default of a scan."""
+    """Which text the loss is measured on.
 
-    data: str = "prose"
+    `seq_len` None is the length of the token ids that are given, else the run's, or the default of a scan.
+    `num_sequences` None is all token ids that are given, else SEQUENCES.
+    """
+
+    data: Given = "prose"
     seq_len: int | None = None
-    num_sequences: int = 16
+    num_sequences: int | None = None
     seed: int = 0
 
 
@@ -31,5 +42,5 @@ def check_numbers(text: Text, draws: int) -> None:
         raise SinkscopeError(f"--draws {draws}: at least 2 random choices are needed for a control")
     if text.seq_len is not None and text.seq_len < 2:
         raise SinkscopeError(f"--seq-len {text.seq_len}: at least 2 tokens are needed")
-    if text.num_sequences < 2:
+    if text.num_sequences is not None and text.num_sequences < 2:
         raise SinkscopeError(f"--num-sequences {text.num_sequences}: at least 2 are needed for a loss with its error")

@@ -18,6 +18,7 @@ from sinkscope.experiments.arms.engine import measure
 from sinkscope.experiments.arms.finished import Finished, key_of
 from sinkscope.experiments.arms.grammar import read_arm
 from sinkscope.experiments.arms.opening import facts_of, opened_by_all
+from sinkscope.inputs.handed import loss_data
 from sinkscope.runs.run import Run
 from sinkscope.runs.saved.arms import Arms, summarise
 from sinkscope.runs.saved.arms_table import UNABLATED
@@ -29,9 +30,9 @@ def arms(
     arms: Sequence[str | Arm],
     *,
     run: Run | str | Path | None = None,
-    data: str = "prose",
+    data: Any = "prose",
     seq_len: int | None = None,
-    num_sequences: int = 16,
+    num_sequences: int | None = None,
     draws: int = 5,
     seed: int = 0,
     cosines: bool = False,
@@ -56,7 +57,8 @@ def arms(
         model: a name, or a causal language model in eval mode (then with `tokenizer`).
         arms: arms in the grammar of `sinkscope arms --help`, or objects of your own subclass of `Arm`.
         run: a run of this model, or its folder, where an arm asks one; what it has read is left out.
-        data: one SPEC. seq_len: tokens per sequence; None takes the run's, or 256.
+        data: one SPEC, texts or token ids as `sinkscope.scan` takes them. seq_len: tokens per sequence; None takes the
+            length of token ids, else the run's, or 256. num_sequences: None takes all token ids, else 16.
         draws: how often a random arm is drawn.
         seed: seeds the random arms and the draw of documents.
         cosines: also measure how alike the tokens are behind each layer, under every arm (`Arms.cosines`).
@@ -72,7 +74,7 @@ def arms(
     given = [read_arm(arm) if isinstance(arm, str) else arm for arm in arms]
     if not given:
         raise SinkscopeError("nothing to measure: at least one arm is needed")
-    text = Text(data, seq_len, num_sequences, seed)
+    text = Text(loss_data(data), seq_len, num_sequences, seed)
     check_numbers(text, draws)
     report = progress or _silent
     report("loading", 0, 0)

@@ -24,10 +24,12 @@ from sinkscope.experiments.arms.asked import Text, check_numbers
 from sinkscope.experiments.arms.engine import trials_of
 from sinkscope.experiments.arms.experiment import expanded
 from sinkscope.experiments.arms.grammar import read_arm
+from sinkscope.experiments.arms.held_out import size_of
 from sinkscope.experiments.arms.loss import batch_size
 from sinkscope.experiments.arms.per_token import SEQUENCES, groups_of
 from sinkscope.experiments.arms.replay import Layers
-from sinkscope.runs.defaults import EPSILON, SEQ_LEN
+from sinkscope.inputs.handed import loss_data
+from sinkscope.runs.defaults import EPSILON
 from sinkscope.runs.forecast import Forecast, Passes
 from sinkscope.runs.run import Run, load_run
 
@@ -40,9 +42,9 @@ def dry_run_arms(
     command: str = "arms",
     run: Run | str | Path | None = None,
     machine: str | None = None,
-    data: str = "prose",
+    data: Any = "prose",
     seq_len: int | None = None,
-    num_sequences: int = 16,
+    num_sequences: int | None = None,
     draws: int = 5,
     seed: int = 0,
     cosines: bool = False,
@@ -69,29 +71,28 @@ def dry_run_arms(
     given = [read_arm(arm) if isinstance(arm, str) else arm for arm in arms]
     if not given:
         raise SinkscopeError("nothing to measure: at least one arm is needed")
-    check_numbers(Text(data, seq_len, num_sequences, seed), draws)
+    text = Text(loss_data(data), seq_len, num_sequences, seed)
+    check_numbers(text, draws)
     place = pick_device(device)
     check_device_map(device_map)
     loaded = run if isinstance(run, Run) or run is None else load_run(run)
-    length = seq_len or (SEQ_LEN if loaded is None else max(each.seq_len for each in loaded.manifest.data))
+    count, length = size_of(text, None if loaded is None else loaded.manifest)
     outline = _outline(model, LoadOptions(revision, dtype=dtype, trust_remote_code=trust_remote_code, head=True))
     check_length(outline, length)
     base = getattr(outline.model, "base_model", outline.model)
-    look = looked(base, token_ids, [(num_sequences, length)])
+    look = looked(base, token_ids, [(count, length)])
     if look.plan is None:
         raise SinkscopeError(f"the arms cannot be counted without loading the model: {look.why}")
-    ids = torch.zeros(num_sequences, length, dtype=torch.long)
+    ids = torch.zeros(count, length, dtype=torch.long)
     setting = Setting(outline, base, look.plan, ids, loaded, seed, EPSILON)
     chosen, _ = expanded(given, setting, only_counted=True)
     size = batch_size(outline.model, length)
-    others = short_passes(
-        look, [_first_passes(arm, num_sequences, length, place, size) for arm in chosen if arm.reads_first]
-    )
+    others = short_passes(look, [_first_passes(arm, count, length, place, size) for arm in chosen if arm.reads_first])
     groups = len(groups_of(setting, setting.to_map))
     if groups:
         batches = -(-SEQUENCES // chosen_batch(length, place))
         others.append(Passes("fit maps of tokens, at most", groups * batches, groups * SEQUENCES, length))
-    pieces = pieces_of(num_sequences, length, torch.device("cpu"), size)
+    pieces = pieces_of(count, length, torch.device("cpu"), size)
     layers, all_trials = Layers(setting), trials_of(chosen, draws)
     starts = [layers.start(arm, Pass(setting, ids, draw=draw or 0)) for arm, draw in all_trials[1:]]
     tried = len(set(starts) - {0})

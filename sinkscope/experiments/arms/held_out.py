@@ -5,32 +5,40 @@ from __future__ import annotations
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.checkpoints.checkpoint import check_length
 from sinkscope.errors import SinkscopeError
+from sinkscope.experiments.arms.asked import SEQUENCES, Text
 from sinkscope.inputs import Corpus, read_corpus, token_rules
-from sinkscope.inputs.documents import check_spec
+from sinkscope.inputs.handed import TokenRows
 from sinkscope.runs.defaults import SEQ_LEN
 from sinkscope.runs.passages import NothingLeft, Passage
 from sinkscope.runs.schema.manifest import Manifest
 
 
-def held_out(
-    spec: str, checkpoint: Checkpoint, manifest: Manifest | None, seq_len: int | None, count: int, seed: int
-) -> Corpus:
-    """Reads `count` sequences of a SPEC, or as many as are left, without anything that the run has read.
+def size_of(text: Text, manifest: Manifest | None) -> tuple[int, int]:
+    """How many sequences are read, and tokens of each. Raises SinkscopeError for token ids of several lengths without
+    `seq_len`."""
+    given = text.data if isinstance(text.data, TokenRows) else None
+    count = text.num_sequences or (SEQUENCES if given is None else len(given.rows))
+    if text.seq_len or given is not None:
+        return count, text.seq_len or (0 if given is None else given.length)
+    return count, max((data.seq_len for data in ([] if manifest is None else manifest.data)), default=SEQ_LEN)
 
-    Documents are recognised by their content, whatever their file is called. `seq_len` None takes the run's. Without a
-    run (`manifest` None) nothing is left out, and `seq_len` None is the default of a scan. Raises SinkscopeError where
-    fewer than 2 sequences are left, they are the run's own sequences, the data cannot be read, or there is no
-    tokenizer.
+
+def held_out(text: Text, checkpoint: Checkpoint, manifest: Manifest | None) -> Corpus:
+    """Reads as many sequences as are asked for, or as are left, without anything that the run has read.
+
+    Documents are recognised by their content, whatever their file is called. Without a run (`manifest` None) nothing is
+    left out. Raises SinkscopeError where fewer than 2 sequences are left, they are the run's own sequences, the data
+    cannot be read, or there is no tokenizer.
     """
-    check_spec(spec)
+    spec = text.data if isinstance(text.data, str) else text.data.NAME
     read = [] if manifest is None else manifest.data
-    length = seq_len or max((data.seq_len for data in read), default=SEQ_LEN)
+    count, length = size_of(text, manifest)
     check_length(checkpoint, length)
     bos = "auto" if manifest is None else manifest.request.bos[0]
     without = [] if manifest is None else read_before(manifest)
     rules = token_rules(checkpoint.tokenizer, checkpoint.vocabulary)
     try:
-        corpus = read_corpus(spec, checkpoint.tokenizer, rules, length, count, bos, seed, without=without)
+        corpus = read_corpus(text.data, checkpoint.tokenizer, rules, length, count, bos, text.seed, without=without)
     except NothingLeft:
         raise SinkscopeError(
             f"--data {spec}: the run has read it all, nothing is left to measure a loss on; give other --data, or scan "

@@ -39,7 +39,7 @@ def opened(
     if loaded is not None:
         _same_heads(checkpoint, calls, loaded)
     manifest = None if loaded is None else loaded.manifest
-    corpus = held_out(text.data, checkpoint, manifest, text.seq_len, text.num_sequences, text.seed)
+    corpus = held_out(text, checkpoint, manifest)
     epsilon = EPSILON if manifest is None else manifest.request.epsilon
     setting = Setting(checkpoint, base, calls, torch.from_numpy(corpus.ids), loaded, text.seed, epsilon)
     setting.more_text = lambda count: torch.from_numpy(further(corpus, checkpoint, count, text.seed).ids)

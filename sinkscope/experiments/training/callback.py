@@ -26,6 +26,8 @@ from sinkscope.runs.run import Run
 from sinkscope.runs.saved.trajectory import TRAJECTORY_FILE, read_rows
 from sinkscope.runs.schema.stream import StreamSummary
 
+SEQUENCES = 8
+
 
 class SinkCallback(TrainerCallback):  # type: ignore[misc] # transformers exports it untyped
     """Measures a model's attention sinks every so many training steps.
@@ -47,7 +49,7 @@ class SinkCallback(TrainerCallback):  # type: ignore[misc] # transformers export
     """
 
     def __init__(
-        self, every: int = 500, data: Any = None, *, num_sequences: int = 8, seq_len: int | None = None,
+        self, every: int = 500, data: Any = None, *, num_sequences: int | None = None, seq_len: int | None = None,
         tokenizer: Any = None, epsilon: float = EPSILON, bos: str = "auto", batch_size: int | None = None,
         metrics: Sequence[Callable[..., Any]] = (), output: str | Path | None = None,
         log: Callable[[dict[str, float]], Any] | None = None,
@@ -55,8 +57,9 @@ class SinkCallback(TrainerCallback):  # type: ignore[misc] # transformers export
         """
         Args:
             every: training steps between two measurements.
-            data, num_sequences, seq_len, bos, batch_size, metrics, epsilon: as in `sinkscope.scan`. `data` may be token
-                ids, [sequence, T], which need no tokenizer.
+            data, seq_len, bos, batch_size, metrics, epsilon: as in `sinkscope.scan`. `data` may be token ids,
+                [sequence, T], which need no tokenizer.
+            num_sequences: sequences per SPEC; None takes 8 of text, and all token ids.
             tokenizer: the Trainer's `processing_class` where it is None.
             output: the file for the rows; trajectory.csv in the Trainer's output folder where it is None.
             log: receives the values too, for a loop of your own (`accelerator.log`, `wandb.log`).
@@ -68,8 +71,9 @@ class SinkCallback(TrainerCallback):  # type: ignore[misc] # transformers export
         self.run: Run | None = None
         """The last measurement; under FSDP the main process alone has it."""
         self._settings: dict[str, Any] = {
-            "data": data, "num_sequences": num_sequences if _is_text(data) else None, "seq_len": seq_len, "bos": bos,
-            "epsilon": epsilon, "batch_size": batch_size, "metrics": metrics, "self_check": False,
+            "data": data, "num_sequences": SEQUENCES if num_sequences is None and _is_text(data) else num_sequences,
+            "seq_len": seq_len, "bos": bos, "epsilon": epsilon, "batch_size": batch_size,
+            "metrics": metrics, "self_check": False,
         }  # fmt: skip
         self._replica = Replica()
         self._measured: int | None = None
@@ -255,7 +259,9 @@ def _before_the_trackers(callback: TrainerCallback, trainer: Trainer) -> None:
 
 
 def _is_text(data: Any) -> bool:
-    return data is None or isinstance(data, str)
+    """Whether the data are text: a SPEC, several, or texts."""
+    several = data if isinstance(data, list | tuple) and data else [data]
+    return all(each is None or isinstance(each, str) for each in several)
 
 
 def _calling_trainer(callback: TrainerCallback) -> Trainer | None:
