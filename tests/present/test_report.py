@@ -166,6 +166,42 @@ def test_changes_stand_with_q_and_those_within_noise_are_counted() -> None:
         "1.2 on &lt;i&gt; (0.2 to 0.45, q 0.003); 2 more crossed the threshold without a difference that holds" in text
     )
     assert "</strong> none; " not in text
+    del change["domain"]  # as it is where the runs have one domain
+    assert "<strong>Gained a sink:</strong> 1.2 (0.2 to 0.45, q 0.003)" in render_report([run, run], result)
+
+
+def test_two_runs_have_one_scale() -> None:
+    runs = [scanned(), scanned("noise", layers=4)]
+    runs[1].layers["norm_other"] *= 1000
+    runs[1].heads["honor"] *= 7
+    page = Page(render_report(runs))
+    axes = [re.findall(r'class="tick (?:end|mid)"[^>]*>([^<]*)<', chart) for chart in charts_of(runs)]
+    half = len(axes) // 2
+    assert half >= 5
+    assert axes[:half] == axes[half:]
+    alone = [re.findall(r'class="tick (?:end|mid)"[^>]*>([^<]*)<', chart) for chart in charts_of(runs[:1])]
+    assert alone != axes[:half], "one run has its own scale"
+    columns = [
+        {name: (column["low"], column["high"]) for name, column in zip(run["scores"], run["columns"], strict=True)}
+        for run in data_of(page)
+    ]
+    assert columns[0] == columns[1]
+
+
+def charts_of(runs: list[Any]) -> list[str]:
+    return re.findall(r'<svg class="chart".*?</svg>', render_report(runs), re.DOTALL)
+
+
+def test_the_answer_and_the_maps_come_first() -> None:
+    run = scanned()
+    text = render_report([run, run], compare(run, run))
+    places = [text.index(part) for part in (
+        "From A to B: mean bos_mass", 'class="runs pair"', 'class="answer">No', 'id="heading-0"', "What was measured",
+        "<h3>Layers</h3>",
+    ) if part in text]  # fmt: skip
+    assert places == sorted(places)
+    assert len(places) >= 5
+    assert 'class="runs"' in render_report([run])
 
 
 @pytest.fixture

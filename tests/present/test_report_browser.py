@@ -172,6 +172,56 @@ def test_light_and_dark_and_nothing_complains(browser: Browser, tmp_path: Path) 
     assert not browser.said, "no error, and nothing that the page's own policy blocked"
 
 
+def width(browser: Browser, pixels: int) -> None:
+    browser.call("Emulation.setDeviceMetricsOverride", width=pixels, height=900, deviceScaleFactor=1, mobile=False)
+
+
+BOXES = "[...document.querySelectorAll('.run')].map(e => { const b = e.getBoundingClientRect(); " \
+        "return [b.left, b.top, b.right, b.bottom]; })"  # fmt: skip
+HEADINGS = "[...document.querySelectorAll('.run')].map(run => [...run.querySelectorAll('h3')].map(h => " \
+           "[h.textContent, h.getBoundingClientRect().top]))"  # fmt: skip
+
+
+def test_two_runs_stand_side_by_side_where_there_is_room(browser: Browser, tmp_path: Path) -> None:
+    """And every part of one beside the same part of the other, on one scale."""
+    other = enlarged(scanned("noise"), 5, 4)
+    other.summary.warnings = ["A warning that makes this run's first part taller than the other's."] * 3
+    path = written(tmp_path, scanned(), other)
+    for pixels in (1400, 1000):
+        width(browser, pixels)
+        browser.open(path)
+        (a, b), (mine, theirs) = browser.get(BOXES), browser.get(HEADINGS)
+        assert a[2] <= b[0], "A ends left of where B begins"
+        assert b[2] > pixels - 80, "the whole width is used"
+        assert mine == theirs, "equal headings at equal heights"
+        assert browser.get("document.documentElement.scrollWidth") <= pixels
+    width(browser, 390)
+    browser.open(path)
+    a, b = browser.get(BOXES)
+    assert a[3] <= b[1], "one below the other"
+    assert browser.get("document.documentElement.scrollWidth") <= 390
+    browser.call("Emulation.clearDeviceMetricsOverride")
+
+
+def test_a_head_of_one_run_opens_that_of_the_other_and_both_have_one_scale(browser: Browser, tmp_path: Path) -> None:
+    runs = [scanned(), scanned("noise")]
+    runs[1].length_curve["sink_score"] *= 1.5
+    browser.open(written(tmp_path, *runs))
+    browser.get("document.querySelector('rect[data-run=\"1\"][data-head=\"6\"]').dispatchEvent("
+                "new MouseEvent('click', {bubbles: true}))")  # fmt: skip
+    browser.wait("document.querySelector('#detail-0 h4').textContent === 'layer 1 head 2'")
+    assert browser.get("document.querySelector('#detail-1 h4').textContent") == "layer 1 head 2"
+    ticks = "[0, 1].map(run => [...document.querySelectorAll(`#detail-${run} svg`)].slice(0, 2).map(svg => " \
+            "[...svg.querySelectorAll('.tick.end')].map(tick => tick.textContent)))"  # fmt: skip
+    browser.wait(f"JSON.stringify(({ticks})[0]) === JSON.stringify(({ticks})[1])")
+
+
+def test_the_axis_of_key_positions_is_labelled(browser: Browser, tmp_path: Path) -> None:
+    browser.open(written(tmp_path, scanned()))
+    words = "[...document.querySelectorAll('#detail-0 svg')[1].querySelectorAll('.tick.mid')].map(e => e.textContent)"
+    assert browser.get(words) == ["0", "1", "2", "5", "10", "20", "key position (logarithmic scale)"]
+
+
 def test_print_is_dark_on_white(browser: Browser, tmp_path: Path) -> None:
     browser.open(written(tmp_path, scanned()), "dark")
     assert browser.print().startswith(b"%PDF")

@@ -28,9 +28,23 @@ def comparison_view(result: Comparison, dense: bool = False) -> dict[str, Any]:
     ]  # fmt: skip
     how = "Paired: the same token sequences in both" if result.paired else "Separate samples: Welch's test"
     return {
-        "a": result.a, "b": result.b, "how": how, "notes": result.notes, "rows": rows, "maps": _maps(result, dense),
+        "a": result.a, "b": result.b, "how": how, "lead": _lead(result), "notes": result.notes,
+        "rows": rows, "maps": _maps(result, dense),
         "changes": _changes(result) if result.same_shape else [],
     }  # fmt: skip
+
+
+def _lead(result: Comparison) -> str:
+    """The first row of the summary and the number of heads that changed, in one sentence."""
+    if result.summary.empty:
+        return ""
+    row = result.summary.iloc[0]
+    ends = interval(row["low"], row["high"])
+    said = f"From A to B: mean {row['metric']} {significant(row['a'])} to {significant(row['b'])}"
+    said += f" (95 % interval of the difference {ends})"
+    counts = [f"{len(heads)} {CHANGED[name]}" for name, heads in result.changes.items() if heads]
+    changed = f"; heads: {', '.join(counts)}" if counts else "; no head gained or lost a sink, or changed its dormancy"
+    return f"{said}{changed if result.same_shape else ''}."
 
 
 def _changes(result: Comparison) -> list[tuple[str, list[dict[str, Any]], str]]:

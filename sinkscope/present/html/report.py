@@ -17,6 +17,8 @@ from sinkscope.present.text import answers, printable, run_id, sentence, shorten
 from sinkscope.runs.words import first_mass
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from sinkscope.comparison.compare_runs import Comparison
     from sinkscope.runs.run import Run
     from sinkscope.runs.saved.loaded_arms import SavedArms
@@ -43,16 +45,18 @@ def render_report(
     """
     known = [head_data(run) for run in runs]
     curves = [[embedded(block) for block in blocks(run.pop("curves"))] for run in known]
+    _one_scale(known)
     data = embedded(known)
     large = len(data) + sum(len(block) for of_run in curves for block in of_run) > LARGE
-    views = [_view(run, index, large) for index, run in enumerate(runs)]
+    views = [_view(run, index, large, runs) for index, run in enumerate(runs)]
+    _side_by_side(views)
     compared = None if comparison is None else comparison_view(comparison, large)
     for view, saved in zip(views, arms, strict=False):
         view["arms"] = [arms_view(each) for each in saved]
     drawings = ""
     if large:
         charts = [chart for view in views for name in CHARTS for chart in view[name]]
-        charts += [chart for view in views for section in view["sections"] for chart in section.charts]
+        charts += [chart for view in views for section in view["sections"] if section for chart in section.charts]
         drawings = packed(embedded(parked([*charts, *(compared["maps"] if compared else [])])))
         data, curves = packed(data), [[embedded(packed(block)) for block in of_run] for of_run in curves]
     return render_page(
@@ -62,8 +66,29 @@ def render_report(
     )  # fmt: skip
 
 
-def _view(run: Run, index: int, dense: bool) -> dict[str, Any]:
-    """What the template shows of one run. `dense`: its maps and charts are of many heads."""
+def _one_scale(known: list[dict[str, Any]]) -> None:
+    """Lets the colours of a score span its values in all runs."""
+    for name in {name for run in known for name in run["scores"]}:
+        columns = [run["columns"][run["scores"].index(name)] for run in known if name in run["scores"]]
+        spans = [column for column in columns if column["low"] is not None]
+        for column in spans:
+            column["low"], column["high"] = min(each["low"] for each in spans), max(each["high"] for each in spans)
+
+
+def _side_by_side(views: list[dict[str, Any]]) -> None:
+    """Gives all runs the same sections in the same order, None where a run has none, so that equal parts stand in one
+    row."""
+    titles = dict.fromkeys(section.title for view in views for section in view["sections"])
+    for view in views:
+        own = {section.title: section for section in view["sections"]}
+        view["sections"] = [own.get(title) for title in titles]
+
+
+def _view(run: Run, index: int, dense: bool, runs: list[Run]) -> dict[str, Any]:
+    """What the template shows of one run.
+
+    `dense`: its maps and charts are of many heads. `runs`: all runs of the page; their charts have one scale.
+    """
     manifest, summary = run.manifest, run.summary
     model, first = manifest.model, summary.first_token
     facts = {
@@ -86,8 +111,8 @@ def _view(run: Run, index: int, dense: bool) -> dict[str, Any]:
         "warnings": summary.warnings,
         "first_mass": sentence(_first_mass(run)),
         "maps": _maps(run, index, dense),
-        "profiles": _profiles(run),
-        "scatter": _scatter(run, dense),
+        "profiles": _profiles(run, runs),
+        "scatter": _scatter(run, dense, runs),
         "tokens": token_tables(run),
         "sections": sections(run, dense),
         "arms": [],
@@ -119,31 +144,44 @@ def _maps(run: Run, index: int, dense: bool) -> list[dict[str, Any]]:
     return maps
 
 
-def _profiles(run: Run) -> list[dict[str, Any]]:
+def _profiles(run: Run, runs: list[Run]) -> list[dict[str, Any]]:
     charts = []
     for caption, rows in groups(run.layers):
-        x = [float(layer) for layer in rows["layer"]]
         for title, unit, log, columns in PROFILES:
-            lines = [
-                Line(label, x, rows[name].astype(float).tolist())
-                for name, label in columns
-                if name in rows and rows[name].notna().any()
-            ]
+            lines = _lines(rows, columns)
             if lines:
+                beside = [line for other in runs if len(runs) > 1 for line in _lines(other.layers, columns)]
                 whole = f"{title}, {caption}" if caption else title
                 labels = [line.label for line in lines]
-                charts.append({"title": whole, "svg": line_chart(lines, "layer", unit, log), "labels": labels})
+                charts.append({"title": whole, "svg": line_chart(lines, "layer", unit, log, beside),
+                               "labels": labels})  # fmt: skip
     return charts
 
 
-def _scatter(run: Run, dense: bool) -> list[dict[str, Any]]:
+def _lines(rows: pd.DataFrame, columns: tuple[tuple[str, str], ...]) -> list[Line]:
+    """A line for each column that the rows hold."""
+    x = [float(layer) for layer in rows["layer"]]
+    return [
+        Line(label, x, rows[name].astype(float).tolist())
+        for name, label in columns
+        if name in rows and rows[name].notna().any()
+    ]
+
+
+def _scatter(run: Run, dense: bool, runs: list[Run]) -> list[dict[str, Any]]:
     called = _first_mass(run)
     heads = run.heads.assign(dormant=run.heads["dormant"].fillna(False).astype(object))
     return head_scatter(
         heads, "bos_mass", "honor", (f"{called} (probability)", "HONOR (ratio)"),
         lambda row: f"layer {row['layer']}, head {row['head']}: {called} {number(row['bos_mass'])}, HONOR "
-        f"{number(row['honor'])}", dense, "dormant",
+        f"{number(row['honor'])}", dense, "dormant", _reach(runs, "bos_mass", "honor"),
     )  # fmt: skip
+
+
+def _reach(runs: list[Run], *columns: str) -> tuple[float, float]:
+    """The largest value of two columns of the heads over all runs; 0 for one run, whose chart has its own scale."""
+    x, y = (max(0.0, *(float(run.heads[name].max()) for run in runs)) for name in columns)
+    return (x, y) if len(runs) > 1 else (0.0, 0.0)
 
 
 def _domains(run: Run) -> list[dict[str, Any]]:
