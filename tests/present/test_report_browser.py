@@ -13,7 +13,10 @@ from browser import CHROMIUM, Browser
 from desk import enlarged, hostile, scanned
 
 from sinkscope.comparison.compare_runs import compare
+from sinkscope.experiments.attention_map import HeadMap
 from sinkscope.present.colors import CIVIDIS
+from sinkscope.present.html.attention import AttentionMaps
+from sinkscope.present.html.page import unpacked
 from sinkscope.present.html.report import render_report
 from sinkscope.runs.catalogue import catalogue
 from sinkscope.runs.run import Run
@@ -156,7 +159,7 @@ def test_names_and_tokens_stay_text(browser: Browser, tmp_path: Path) -> None:
     evil = hostile(scanned(), EVIL)
     browser.open(written(tmp_path, evil, evil))
     assert browser.get("document.title").startswith("Attention sinks: ")
-    assert browser.get("document.scripts.length") == 3
+    assert browser.get("document.scripts.length") == 4
     assert browser.get("document.images.length") == 0
     assert EVIL in browser.get("document.body.innerText")
 
@@ -222,6 +225,24 @@ def test_the_axis_of_key_positions_is_labelled(browser: Browser, tmp_path: Path)
     assert browser.get(words) == ["0", "1", "2", "5", "10", "20", "key position (logarithmic scale)"]
 
 
+def test_the_pointer_and_the_keys_read_an_attention_map(browser: Browser, tmp_path: Path) -> None:
+    browser.said.clear()
+    maps = [HeadMap(0, 0, np.array([[1.0, 0.0], [0.75, 0.25]]), ["<bos>", "\u2581cat"])] * 2
+    path = tmp_path / "report.html"
+    path.write_text(render_report([scanned()], None, (), [AttentionMaps("a", maps)]), encoding="utf-8")
+    browser.open(path)
+    told = "[...document.querySelectorAll('.attention output')].map(line => line.textContent)"
+    point_at(browser, "[document.querySelectorAll('.weights')[1], 0.5, 1.5]")
+    assert browser.get(told) == ["", "query 1 \u2018 cat\u2019, key 0 \u2018<bos>\u2019: 0.7500"]
+    browser.get("document.querySelector('.weights').focus()")
+    for key in ("ArrowRight", "ArrowRight"):
+        browser.press(key)
+    assert browser.get(told)[0] == "query 0 \u2018<bos>\u2019, key 1 \u2018 cat\u2019: hidden"
+    browser.press("ArrowDown")
+    assert browser.get(told)[0] == "query 1 \u2018 cat\u2019, key 1 \u2018 cat\u2019: 0.2500"
+    assert not browser.said
+
+
 def test_print_is_dark_on_white(browser: Browser, tmp_path: Path) -> None:
     browser.open(written(tmp_path, scanned()), "dark")
     assert browser.print().startswith(b"%PDF")
@@ -236,8 +257,9 @@ def test_a_thousand_heads_answer_at_once(browser: Browser, tmp_path: Path) -> No
     browser.open(written(tmp_path, enlarged(scanned(), 32, 32)))
     last = "[...document.querySelectorAll('rect[data-head]')].at(-1)"
     browser.get(f"{last}.dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")
-    assert browser.get(HEADLINE) == "layer 31 head 31"
-    data = json.loads(browser.get("document.getElementById('data').textContent"))
+    browser.wait(f"{HEADLINE} === 'layer 31 head 31'")
+    assert browser.get("document.querySelectorAll('rect[data-head]').length") == 1024
+    data = json.loads(unpacked(browser.get("document.getElementById('data').textContent")))
     assert len(data[0]["heads"]) == 1024
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sinkscope.present.html.arms import arms_view
+from sinkscope.present.html.attention import attention_view
 from sinkscope.present.html.comparison import comparison_view
 from sinkscope.present.html.head_data import head_data
 from sinkscope.present.html.heat_map import Cell, heat_map, points
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from sinkscope.comparison.compare_runs import Comparison
+    from sinkscope.present.html.attention import AttentionMaps
     from sinkscope.runs.run import Run
     from sinkscope.runs.saved.loaded_arms import SavedArms
 
@@ -32,14 +34,19 @@ PROFILES = (
     ("attention on the first token", "probability", False, (("mean_bos_mass", "mean over heads"),)),
 )  # fmt: skip
 CHARTS = ("maps", "profiles", "scatter")
-LARGE = 2_500_000
-"""Characters of data past which the page holds data and charts compressed, and its script unpacks what is looked at."""
+PACKED, LARGE = 200_000, 2_500_000
+"""Characters of data past which the page holds its data compressed, which only its script reads; and past which it
+holds its charts so too, so that they need the script."""
 
 
 def render_report(
-    runs: list[Run], comparison: Comparison | None = None, arms: Sequence[Sequence[SavedArms]] = ()
+    runs: list[Run], comparison: Comparison | None = None, arms: Sequence[Sequence[SavedArms]] = (),
+    maps: Sequence[AttentionMaps] = (),
 ) -> str:  # fmt: skip
-    """The whole page. `arms`: what was measured of each run's model under arms; none by default.
+    """The whole page.
+
+    `arms`: what was measured of each run's model under arms; none by default. `maps`: attention maps of each run's
+    model; none by default.
 
     Names, tokens and paths are escaped as text, in markup and in the embedded JSON.
     """
@@ -47,20 +54,26 @@ def render_report(
     curves = [[embedded(block) for block in blocks(run.pop("curves"))] for run in known]
     _one_scale(known)
     data = embedded(known)
-    large = len(data) + sum(len(block) for of_run in curves for block in of_run) > LARGE
+    length = len(data) + sum(len(block) for of_run in curves for block in of_run)
+    large, dense = length > LARGE, length > min(PACKED, LARGE)
     views = [_view(run, index, large, runs) for index, run in enumerate(runs)]
     _side_by_side(views)
     compared = None if comparison is None else comparison_view(comparison, large)
     for view, saved in zip(views, arms, strict=False):
         view["arms"] = [arms_view(each) for each in saved]
+    drawn_maps = [attention_view(run, each) for run, each in zip(runs, maps, strict=False)]
+    for view, drawn in zip(views, drawn_maps, strict=False):
+        view["attention"] = drawn.view
     drawings = ""
     if large:
         charts = [chart for view in views for name in CHARTS for chart in view[name]]
         charts += [chart for view in views for section in view["sections"] if section for chart in section.charts]
         drawings = packed(embedded(parked([*charts, *(compared["maps"] if compared else [])])))
+    if dense:
         data, curves = packed(data), [[embedded(packed(block)) for block in of_run] for of_run in curves]
     return render_page(
-        "report.html", ("page.css", "report.css"), ("charts.js", "maps.js", "report.js"), data=trusted(data),
+        "report.html", ("page.css", "report.css"), ("charts.js", "maps.js", "attention.js", "report.js"),
+        data=trusted(data), weights=trusted(embedded([drawn.weights for drawn in drawn_maps])), dense=dense,
         curves=trusted(listed(listed(of_run) for of_run in curves)), drawings=trusted(drawings), runs=views,
         comparison=compared, large=large,
     )  # fmt: skip
@@ -116,6 +129,7 @@ def _view(run: Run, index: int, dense: bool, runs: list[Run]) -> dict[str, Any]:
         "tokens": token_tables(run),
         "sections": sections(run, dense),
         "arms": [],
+        "attention": None,
         "domains": _domains(run),
         "mixed": summary.dormant_in_some_domains,
     }

@@ -1,7 +1,8 @@
 
 (async () => {
   const [own, curves, drawings] = ["data", "curves", "drawings"].map(id => document.getElementById(id)?.textContent);
-  const data = drawings ? await unpacked(own) : JSON.parse(own), blocks = JSON.parse(curves);
+  const zipped = document.getElementById("data").type === "application/zlib";
+  const data = zipped ? await unpacked(own) : JSON.parse(own), blocks = JSON.parse(curves);
   const address = (index, place) => `#${index}=${encodeURIComponent(data[index].heads[place].name)}`;
 
   // The curves of a head. They stand in blocks, as packing.py makes them; those of a large report are compressed.
