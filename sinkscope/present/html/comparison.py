@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sinkscope.present.colors import DIVERGING
+from sinkscope.present.depths import partings
+from sinkscope.present.equivalence import equivalences
 from sinkscope.present.html.heat_map import Cell, heat_map, points
 from sinkscope.present.html.svg import legend
 from sinkscope.present.numbers import change, interval, probability, signed, significant
@@ -27,8 +29,9 @@ def comparison_view(result: Comparison, dense: bool = False) -> dict[str, Any]:
         for row in result.summary.to_dict("records")
     ]  # fmt: skip
     how = "Paired: the same token sequences in both" if result.paired else "Separate samples: Welch's test"
+    said = [*partings(result), *equivalences(result)]
     return {
-        "a": result.a, "b": result.b, "how": how, "lead": _lead(result), "notes": result.notes,
+        "a": result.a, "b": result.b, "how": how, "said": said, "lead": _lead(result), "notes": result.notes,
         "rows": rows, "maps": _maps(result, dense),
         "changes": _changes(result) if result.same_shape else [],
     }  # fmt: skip
@@ -43,7 +46,11 @@ def _lead(result: Comparison) -> str:
     said = f"From A to B: mean {row['metric']} {significant(row['a'])} to {significant(row['b'])}"
     said += f" (95 % interval of the difference {ends})"
     counts = [f"{len(heads)} {CHANGED[name]}" for name, heads in result.changes.items() if heads]
-    changed = f"; heads: {', '.join(counts)}" if counts else "; no head gained or lost a sink, or changed its dormancy"
+    changed = (
+        f"; heads: {', '.join(counts)}"
+        if counts
+        else "; no head gained or lost a sink or its dormancy by a difference with q < 0.05"
+    )
     return f"{said}{changed if result.same_shape else ''}."
 
 
