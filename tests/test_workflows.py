@@ -128,6 +128,31 @@ def test_a_name_that_is_not_declared_is_refused() -> None:
     assert subprocess.run(command, capture_output=True, check=False).returncode == 1
 
 
+def test_the_action_keeps_the_page_of_the_check(tmp_path: Path) -> None:
+    """Its script runs with a program in sinkscope's place that writes what it is asked for and fails the check."""
+    script = next(step["run"] for step in read(CHECK)["runs"]["steps"] if step.get("id") == "check")
+    program = tmp_path / "sinkscope"
+    program.write_text(
+        '#!/bin/sh\necho "$@" >> "$ASKED"\nif [ "$1" = check ]; then\n'
+        '  while [ $# -gt 0 ]; do\n    case "$1" in\n      --html) echo page > "$2" ;;\n      --out) mkdir "$2" ;;\n'
+        "    esac\n    shift\n  done\n  exit 1\nfi\n"
+    )
+    program.chmod(0o755)
+    folder = tmp_path / "sinks"
+    told = {"MODEL": "m", "BASELINE": "b.json", "POLICY": "", "FOLDER": folder, "ASKED": tmp_path / "asked",
+            "GITHUB_OUTPUT": tmp_path / "output", "GITHUB_STEP_SUMMARY": tmp_path / "summary",
+            "PATH": f"{tmp_path}:/usr/bin:/bin"}  # fmt: skip
+    done = subprocess.run([shutil.which("bash") or "bash", "-c", script], env={k: str(v) for k, v in told.items()},
+                          capture_output=True, check=False)  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert (folder / "report.html").read_text() == "page\n"
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert [line.split()[0] for line in asked] == ["check", "card", "card"]
+    (upload,) = [step for step in read(CHECK)["runs"]["steps"] if "upload-artifact" in step.get("uses", "")]
+    assert upload["if"] == "always()"
+    assert upload["with"]["path"].endswith("/sinks")
+
+
 # Forms
 
 

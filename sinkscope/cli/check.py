@@ -40,6 +40,12 @@ def check(
         ),
     ] = None,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result as JUnit XML.")] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write what moved, and where it begins, as one HTML page that needs no network."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="DIR", help="Save the run of a model that is scanned here.")
     ] = None,
@@ -49,11 +55,12 @@ def check(
 ) -> None:
     """Check whether a model's sinks moved too far from a baseline. Exit codes: 0 passed, 1 failed, 2 bad input.
 
-    Example: sinkscope check example:gemma-3-270m --baseline sinks.json --junit sinks.xml
+    Example: sinkscope check example:gemma-3-270m --baseline sinks.json --html sinks.html
     """
     from sinkscope.comparison.policy import read_policy
 
-    check_writable(junit)
+    for path in (junit, html):
+        check_writable(path)
     check_new_run(run, out)
     expected = open_baseline(baseline)
     rules = read_policy(policy, baseline=expected)
@@ -65,6 +72,11 @@ def check(
         measured.save(out)
         say(f"wrote {out}")
     verdict = judge(measured, expected, rules)
+    if html is not None:
+        from sinkscope.present.html.check import render_check
+
+        write_file(html, render_check(verdict, expected.facts, measured.manifest))
+        say(f"wrote {html}")
     show(verdict, junit, as_json)
     if not verdict.passed:
         raise typer.Exit(FAILED)

@@ -37,6 +37,14 @@ def compare(
     unpaired: Annotated[
         bool, typer.Option("--unpaired", help="Allow runs over different text: separate samples, Welch's test.")
     ] = False,
+    equivalence_margin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="METRIC=MARGIN",
+            help="Test whether the difference of a metric is smaller than MARGIN, in the metric's unit: two one-sided "
+            "t-tests, over heads with Holm's adjustment. May be repeated.",
+        ),
+    ] = None,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every difference as CSV.")] = None,
     as_json: AsJson = False,
     *,
@@ -52,9 +60,10 @@ def compare(
     from sinkscope.comparison.compare_runs import compare as compare_runs
 
     check_writable(csv)
+    margins = read_margins(equivalence_margin or [])
     first, second = opened(a, b, spot)
     try:
-        result = compare_runs(first, second, metrics=metric, paired=not unpaired)
+        result = compare_runs(first, second, metrics=metric, paired=not unpaired, equivalence_margin=margins)
     except NotPaired as error:
         raise NotPaired(error.reason, "--unpaired compares separate samples") from None
     if csv is not None:
@@ -68,6 +77,20 @@ def compare(
     from sinkscope.present.terminal.table import terminal_style
 
     sys.stdout.write(render_comparison(result, **terminal_style()))
+
+
+def read_margins(asked: list[str]) -> dict[str, float]:
+    """Margins by metric. Raises SinkscopeError for what is not METRIC=NUMBER."""
+    from sinkscope.errors import SinkscopeError
+
+    margins = {}
+    for each in asked:
+        name, _, text = each.partition("=")
+        try:
+            margins[name.strip()] = float(text)
+        except ValueError:
+            raise SinkscopeError(f"--equivalence-margin {each!r}: give METRIC=MARGIN, e.g. bos_mass=0.01") from None
+    return margins
 
 
 def opened(a: str, b: str | None, spot: SpotScan) -> tuple[Run, Run]:

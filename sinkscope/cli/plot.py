@@ -37,6 +37,8 @@ SINGLE = (*TABLES_OF_ONE, "attention")
 """Figures of one run."""
 SEVERAL = (*(name for question in QUESTIONS.values() for name in question.figures), "gallery", "trajectory")
 """Figures over several runs."""
+PROFILE = "profile"
+"""The figure that takes one run or several."""
 TEXT = (
     "The ferry bell rang twice before the rope was loose, and the old man on the pier lifted his hat to nobody we "
     "could see."
@@ -48,7 +50,7 @@ def plot(
     run: Annotated[list[Path], typer.Argument(help="Run folders; several where the figure takes them.", metavar="RUN")],
     figure: Annotated[
         str,
-        typer.Option(help=f"Of one run: {', '.join(SINGLE)}. Over several: {', '.join(SEVERAL)}."),
+        typer.Option(help=f"Of one run: {', '.join(SINGLE)}. Over several: {', '.join((*SEVERAL, PROFILE))}."),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write: .png, .svg or .pdf.")],
     size: Annotated[str, typer.Option(help="column (3.35 in wide) or page (6.75 in).")] = "column",
@@ -82,8 +84,12 @@ def plot(
         names = (*SINGLE, *SEVERAL)
         raise SinkscopeError(f"--figure {figure!r}: choose one of {', '.join(names)}{did_you_mean(figure, names)}")
     refuse_foreign(figure, [name for name, value in given.items() if value is not None])
-    if figure in SINGLE and len(run) > 1:
-        raise SinkscopeError(f"--figure {figure} shows one run: name one. Over several: {', '.join(SEVERAL)}")
+    many = len(run) > 1
+    if figure in SINGLE and many and figure != PROFILE:
+        names = (*SEVERAL, PROFILE)
+        raise SinkscopeError(f"--figure {figure} shows one run: name one. Over several: {', '.join(names)}")
+    if figure == PROFILE and many and domain is not None:
+        raise SinkscopeError("--domain belongs to figures of one run: a profile of several runs draws all their texts")
     check_writable(out)
     which = ""
     style = Style(out.suffix.lower().lstrip("."), size, title)
@@ -98,7 +104,7 @@ def plot(
     else:
         loaded = _loaded(run)
         content, caption = of_tables(loaded, figure, metric, style, domain)
-        which = of_which(loaded[0], domain) if figure in SINGLE else ""
+        which = of_which(loaded[0], domain) if figure in SINGLE and not many else ""
     write_file(out, content)
     say(f"wrote {out}{which}")
     sys.stdout.write(f"{caption}\n")
@@ -136,6 +142,10 @@ def of_tables(
     from sinkscope.present.figures.series import caption
     from sinkscope.present.figures.several import draw_several
 
+    if figure == PROFILE and len(runs) > 1:
+        from sinkscope.present.figures.profiles import draw_profiles
+
+        return draw_profiles(runs, style.form, style.size, style.title)
     if figure in SEVERAL:
         return draw_several(runs, figure, style.form, style.size, style.title)
     content = draw(runs[0], figure, style.form, style.size, metric, style.title, domain)

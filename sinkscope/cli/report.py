@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sinkscope.cli.common import check_writable, say
+from sinkscope.cli.options import TrustRemoteCode
+from sinkscope.errors import SinkscopeError
 from sinkscope.runs.folder import write_file
 
 if TYPE_CHECKING:
     from sinkscope.comparison.compare_runs import Comparison
+    from sinkscope.present.html.attention import AttentionMaps
     from sinkscope.runs.run import Run
+
+CLEAREST = "clearest"
 
 
 def report(
@@ -26,16 +32,30 @@ def report(
             metavar="FOLDER", help="What arms, evict, quant or ablate wrote for the model of a run; may be repeated."
         ),
     ] = None,
+    maps: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HEADS",
+            help="Add attention maps, which the run's own model is loaded for: LAYER.HEAD,... or clearest, the two "
+            "heads with the most attention on the first token, on themselves, on the token before, and spread evenly.",
+        ),
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="With --maps: the text that the model reads, at most 64 tokens.")
+    ] = None,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Write one HTML file that needs no network: answers, heat maps, profiles, every head's curves, a comparison.
 
     Example: sinkscope report runs/gemma -o gemma.html
     """
-    from sinkscope.errors import SinkscopeError
     from sinkscope.present.html.report import render_report
     from sinkscope.runs.run import load_run
     from sinkscope.runs.saved.loaded_arms import load_arms, placed
 
+    heads = chosen_heads(maps)
+    if maps is None and (text is not None or trust_remote_code):
+        raise SinkscopeError(f"{'--text' if text is not None else '--trust-remote-code'} belongs to --maps")
     check_writable(out)
     loaded = [load_run(path) for path in runs]
     saved = placed([load_arms(path) for path in arms or []], loaded)
@@ -45,9 +65,36 @@ def report(
             result = compared(*loaded)
         except SinkscopeError as error:
             say(f"warning: the runs are not compared: {error}")
-    page = render_report(loaded, result, saved)
+    shown = [] if maps is None else [maps_of_run(run, heads, text, trust_remote_code) for run in loaded]
+    page = render_report(loaded, result, saved, shown)
     write_file(out, page)
     say(f"wrote {out} ({len(page.encode()) / 1e6:.2f} MB)")
+
+
+def chosen_heads(asked: str | None) -> list[tuple[int, int]]:
+    """The heads that --maps names; none for `clearest`. Raises SinkscopeError where it names none, or too many."""
+    from sinkscope.present.html.attention import MOST_HEADS
+
+    if asked in (None, CLEAREST):
+        return []
+    found = [re.fullmatch(r"\s*(\d+)\.(\d+)\s*", part) for part in (asked or "").split(",")]
+    heads = [(int(each[1]), int(each[2])) for each in found if each is not None]
+    if len(heads) < len(found):
+        raise SinkscopeError(f"--maps {asked!r}: name heads as LAYER.HEAD, e.g. 5.1,9.0, or say {CLEAREST}")
+    if len(heads) > MOST_HEADS:
+        raise SinkscopeError(f"--maps names {len(heads)} heads: a report shows at most {MOST_HEADS} of a run")
+    return list(dict.fromkeys(heads))
+
+
+def maps_of_run(run: Run, heads: list[tuple[int, int]], text: str | None, trust: bool) -> AttentionMaps:
+    """Maps of `heads`, or of the clearest ones, by the run's model, which is loaded. Raises as `maps_of` does."""
+    from sinkscope.cli.plot import TEXT, maps_of
+    from sinkscope.present.figures.gallery import gallery_heads
+    from sinkscope.present.html.attention import AttentionMaps
+
+    wanted = heads or [(layer, head) for layer, head, _ in gallery_heads(run, 2)]
+    read = TEXT if text is None else text
+    return AttentionMaps(read, maps_of(run, read, wanted, [], trust))
 
 
 def compared(a: Run, b: Run) -> Comparison:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from sinkscope.comparison.changes import Changes, Listed, head_changes
+from sinkscope.comparison.depths import depth_rows
 from sinkscope.comparison.level_rows import Pair, concatenated, level_rows
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.moved import hides_keys, moved, refuse_moved
@@ -52,6 +55,12 @@ class Comparison(ShownComparison):
             difference with q < 0.05.
         within_noise: heads that crossed the same thresholds by a difference that does not hold.
         notes: sentences that the reader must know.
+        depths: where heads cannot be matched, profiles over relative depth, one row per (domain, stream, metric,
+            depth); see `comparison.depths.depth_rows`. Empty otherwise.
+
+    With margins of equivalence the tables have margin, p_equivalent (two one-sided t-tests of "the true difference is
+    at least the margin") and p_equivalent_holm (Holm's adjustment over the places of that metric). A place is shown to
+    be equivalent where that is below 0.05; a large p says nothing.
     """
 
     a: dict[str, Any]
@@ -65,6 +74,7 @@ class Comparison(ShownComparison):
     changes: Listed
     within_noise: Listed
     notes: list[str] = field(default_factory=list)
+    depths: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     def __repr__(self) -> str:
         """One line: the tables would fill a notebook's screen."""
@@ -74,7 +84,8 @@ class Comparison(ShownComparison):
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON, schema_version first."""
-        tables = {name: getattr(self, name).to_dict("records") for name in ("summary", "layers", "heads")}
+        names = ("summary", "layers", "heads", *(["depths"] if len(self.depths) else []))
+        tables = {name: getattr(self, name).to_dict("records") for name in names}
         facts = {"a": self.a, "b": self.b, "paired": self.paired, "same_shape": self.same_shape}
         rest = {"metrics": self.metrics, "notes": self.notes, "changes": self.changes}
         rest["within_noise"] = self.within_noise
@@ -89,26 +100,33 @@ class Comparison(ShownComparison):
         return table.astype({"layer": "Int64", "head": "Int64"})
 
 
-def compare(a: Run, b: Run, *, metrics: list[str] | None = None, paired: bool = True) -> Comparison:
+def compare(
+    a: Run, b: Run, *, metrics: list[str] | None = None, paired: bool = True,
+    equivalence_margin: Mapping[str, float] | None = None,
+) -> Comparison:  # fmt: skip
     """Compares two runs. Differences are b - a.
 
     Args:
         metrics: names of per-sequence metrics; None means bos_mass, sink_score, entropy and honor, [] means all.
         paired: whether the runs read the same token sequences, each its own control; False treats them as separate
             samples (Welch's test), for runs over different text.
+        equivalence_margin: for each metric that is tested for equivalence, the largest difference that does not matter,
+            in the metric's unit.
 
     Raises:
         NotPaired: the runs read different text and `paired` is True.
-        SinkscopeError: they share no domain; a metric is unknown.
+        SinkscopeError: they share no domain; a metric is unknown; a margin is not above 0, or of a metric that is not
+            compared.
     """
     pairs, notes = _matched(a, b, paired)
     names = chosen_metrics([a, b], _default_metrics(a, b, notes) if metrics is None else metrics)
     names = _comparable(a, b, names, bool(metrics), notes)
+    _check_margins(equivalence_margin or {}, names)
     same = _shape(a) == _shape(b)
     if not same:
         notes.append(
             f"different shapes ({describe_shape(a)} against {describe_shape(b)}): heads cannot be matched; "
-            "compared by summary only"
+            "compared by summary and over relative depth"
         )
     asked_a, asked_b = a.manifest.request, b.manifest.request
     if asked_a.epsilon != asked_b.epsilon:
@@ -118,13 +136,23 @@ def compare(a: Run, b: Run, *, metrics: list[str] | None = None, paired: bool = 
     tables = {}
     for level in LEVELS:
         own = names if level == "head" else [name for name in names if not _is_one(name)]
-        frames = [level_rows(a, b, pair, level, own, paired) for pair in pairs]
+        frames = [level_rows(a, b, pair, level, own, paired, equivalence_margin) for pair in pairs]
         tables[level] = concatenated(frames) if same or level == "summary" else pd.DataFrame()
     changes = head_changes(a, b, pairs, paired) if same else Changes()
+    layered = [name for name in names if not _is_one(name)]
+    depths = pd.DataFrame() if same else concatenated([depth_rows(a, b, pair, layered, paired) for pair in pairs])
     return Comparison(
         _facts(a), _facts(b), paired, same, names, tables["head"], tables["layer"], tables["summary"],
-        changes.held, changes.within_noise, [*notes, *changes.notes],
+        changes.held, changes.within_noise, [*notes, *changes.notes], depths,
     )  # fmt: skip
+
+
+def _check_margins(margins: Mapping[str, float], names: list[str]) -> None:
+    for name, margin in margins.items():
+        if name not in names:
+            raise SinkscopeError(f"equivalence margin of {name}: that metric is not compared; {', '.join(names)} are")
+        if not (math.isfinite(margin) and margin > 0):
+            raise SinkscopeError(f"equivalence margin of {name}: {margin:g} is not above 0")
 
 
 def _is_one(name: str) -> bool:

@@ -170,7 +170,8 @@ def _tally(judged: _Judged, q: np.ndarray | None, significance: float) -> Tally:
     breaches = [_breach(judged, int(index), q) for index in np.flatnonzero(failed)]
     largest = None if np.isnan(change).all() else float(np.nanmax(change))
     places = int((~np.isnan(change if judged.p is None else judged.p)).sum())
-    return Tally(rule, judged.domain, places, largest, breaches)
+    moved = judged.level.places.assign(baseline=a, now=b, allowed=judged.allowed, breach=failed)
+    return Tally(rule, judged.domain, places, largest, breaches, moved)
 
 
 def _allowed(rule: Rule, baseline: np.ndarray) -> np.ndarray:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from sinkscope.runs.per_sequence import cells
-from sinkscope.runs.statistics import false_discovery, paired_difference, welch_difference
+from sinkscope.runs.statistics import equivalence, false_discovery, holm, paired_difference, welch_difference
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
@@ -16,11 +17,13 @@ Pair = tuple[str, str, int | None]
 """(domain of a, domain of b, number of sequences taken from each; None takes all)."""
 
 
-def level_rows(a: Run, b: Run, pair: Pair, level: str, names: list[str], paired: bool) -> pd.DataFrame:
+def level_rows(
+    a: Run, b: Run, pair: Pair, level: str, names: list[str], paired: bool, margins: Mapping[str, float] | None = None
+) -> pd.DataFrame:  # fmt: skip
     """One row per (metric, place) of a pair of domains, with the columns of Comparison's tables.
 
     `names`: per-sequence metrics; those that a run lacks at this level are left out. Empty where the runs have
-    different places.
+    different places. `margins`: margins of equivalence by metric; without any, the columns on equivalence are left out.
     """
     first, second = cells(a, pair[0], level, names), cells(b, pair[1], level, names)
     shared = [name for name in first.names if name in second.names]
@@ -36,6 +39,10 @@ def level_rows(a: Run, b: Run, pair: Pair, level: str, names: list[str], paired:
             low=result.low, high=result.high, p=result.p, q=false_discovery(result.p),
         )  # fmt: skip
         rows.insert(0, "domain", pair[0])
+        if margins:
+            margin = margins.get(name, float("nan"))
+            p = equivalence(result, margin)
+            rows = rows.assign(margin=margin, p_equivalent=p, p_equivalent_holm=holm(p))
         frames.append(rows)
     return concatenated(frames)
 

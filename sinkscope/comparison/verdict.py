@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import pandas as pd
+
 from sinkscope.comparison.policy import Rule
 
 SCHEMA_VERSION = 1
@@ -43,13 +45,19 @@ class Breach:
 
 @dataclass(frozen=True)
 class Tally:
-    """The outcome of one rule on one domain: number of places judged, the largest change, and the breaches."""
+    """The outcome of one rule on one domain: number of places judged, the largest change, and the breaches.
+
+    Attributes:
+        moved: one row for each place: stream, layer and head as the rule's level has them, the means `baseline` and
+            `now`, `allowed`, and whether it is a `breach`.
+    """
 
     rule: Rule
     domain: str
     places: int
     largest: float | None
     breaches: list[Breach]
+    moved: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False, compare=False)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ SHOWN, ANNOTATED, IN_SUMMARY = 10, 10, 50
 
 def render_verdict(verdict: Verdict) -> str:
     """The verdict on one line, where the change begins, then the breaches that are farthest beyond their bounds."""
-    lines = [headline(verdict), *_where(verdict)]
+    lines = [headline(verdict), *where(verdict)]
     lines += [f"note: {printable(note)}" for note in verdict.notes]
     several = len(verdict.same_text) > 1
     ordered = by_size(verdict.breaches)
@@ -27,7 +27,7 @@ def render_verdict(verdict: Verdict) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _where(verdict: Verdict) -> list[str]:
+def where(verdict: Verdict) -> list[str]:
     """The first layer that moved, what moved in it, how many heads moved in all, and the worst place."""
     breaches = verdict.breaches
     layers = [breach.layer for breach in breaches if breach.layer is not None]
@@ -42,11 +42,11 @@ def _where(verdict: Verdict) -> list[str]:
     )
     return [
         f"first moved: layer {first} ({', '.join(metrics)}); {heads}",
-        f"worst: {worst.metric} at {printable(worst.place)}{_times(worst)}",
+        f"worst: {worst.metric} at {printable(worst.place)}{times_allowed(worst)}",
     ]
 
 
-def _times(breach: Breach) -> str:
+def times_allowed(breach: Breach) -> str:
     """How often the change holds what is allowed; nothing where a value is missing or nothing is allowed."""
     if breach.baseline is None or breach.now is None:
         return ", where a value is missing on one side"
@@ -119,7 +119,7 @@ def markdown_verdict(verdict: Verdict) -> str:
     lines += ["|---|---|---:|---:|---:|---:|"]
     for tally in verdict.tallies:
         where = f"{tally.rule.level} on {markdown_cell(tally.domain)}" if several else tally.rule.level
-        numbers = f"{tally.places} | {significant(tally.largest)} | {_allowed(tally.rule)} | {len(tally.breaches)}"
+        numbers = f"{tally.places} | {significant(tally.largest)} | {allowed_by(tally.rule)} | {len(tally.breaches)}"
         lines.append(f"| {tally.rule.metric} | {where} | {numbers} |")
     if verdict.breaches:
         lines += ["", "#### What moved too far, the farthest beyond its bound first", "", *_first_layer(verdict)]
@@ -133,7 +133,7 @@ def markdown_verdict(verdict: Verdict) -> str:
     return "\n".join(lines) + "\n\n"
 
 
-def _allowed(rule: Rule) -> str:
+def allowed_by(rule: Rule) -> str:
     """The rule's own bounds; where both are given the larger one holds. Rounding of the dtypes is added to them."""
     bounds = [] if rule.max_change is None else [f"±{significant(rule.max_change)}"]
     bounds += [] if rule.max_relative_change is None else [f"±{100 * rule.max_relative_change:g} %"]

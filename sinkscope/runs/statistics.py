@@ -41,6 +41,7 @@ class Difference:
             exactly where p < 0.05; a single point where the standard error is 0.
         p: p-value of the two-sided t-test of no difference; exactly 1 where the samples are equal or the difference is
             rounding, exactly 0 where they differ by a constant.
+        freedom: the test's degrees of freedom.
     """
 
     a: np.ndarray
@@ -50,6 +51,7 @@ class Difference:
     low: np.ndarray
     high: np.ndarray
     p: np.ndarray
+    freedom: np.ndarray | float = float("nan")
 
 
 def paired_difference(a: np.ndarray, b: np.ndarray) -> Difference:
@@ -115,7 +117,36 @@ def _tested(a: np.ndarray, b: np.ndarray, difference: np.ndarray, error: np.ndar
     half = np.where(rounded, np.maximum(half, np.abs(difference)), half)
     p = np.where(rounded, 1.0, np.where(error == 0, 0.0, p))
     p = np.where(np.isnan(difference) | np.isnan(error), np.nan, p)
-    return Difference(a, b, difference, error, difference - half, difference + half, p)
+    return Difference(a, b, difference, error, difference - half, difference + half, p, freedom)
+
+
+def equivalence(found: Difference, margin: float) -> np.ndarray:
+    """p-value of "|true difference| >= margin", by two one-sided t-tests (TOST).
+
+    It is the larger of the p-values of "the true difference is at most -margin" and "it is at least margin"; below 0.05
+    exactly where the 90 % interval of the difference lies within -margin and margin. It is 0 or 1 where the standard
+    error is 0; NaN where the difference or its error is missing. Source: Schuirmann 1987.
+    """
+    with np.errstate(all="ignore"):
+        p = t_above((margin - np.abs(found.difference)) / found.sem, found.freedom)
+    p = np.where(found.sem == 0, np.where(np.abs(found.difference) < margin, 0.0, 1.0), p)
+    return np.where(np.isnan(found.difference + found.sem + margin), np.nan, p)
+
+
+def holm(p: np.ndarray) -> np.ndarray:
+    """Holm's adjusted p-values: the largest over p_j <= p_i of (n - rank_j + 1) p_j, at most 1.
+
+    Claims with an adjusted p-value below 0.05 are all right with probability 0.95 or more. NaN stays NaN and is not
+    counted. Source: Holm 1979.
+    """
+    adjusted = np.full(p.shape, np.nan)
+    present = ~np.isnan(p)
+    known = p[present]
+    rising = np.argsort(known, kind="stable")
+    found = np.empty(len(known))
+    found[rising] = np.maximum.accumulate(known[rising] * np.arange(len(known), 0, -1))
+    adjusted[present] = np.minimum(found, 1.0)
+    return adjusted
 
 
 def t_above(value: Any, freedom: Any) -> np.ndarray:

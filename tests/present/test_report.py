@@ -59,7 +59,8 @@ class Page(HTMLParser):
 def data_of(page: Page) -> Any:
     """The data of every run, with the curves of every head in their order."""
     scripts = {script.get("id"): text for script, text in zip(page.all("script"), page.scripts, strict=True)}
-    runs = json.loads(unpacked(scripts["data"]) if "drawings" in scripts else scripts["data"])
+    kinds = {script.get("id"): script.get("type") for script in page.all("script")}
+    runs = json.loads(unpacked(scripts["data"]) if kinds["data"] == "application/zlib" else scripts["data"])
     for run, blocks in zip(runs, json.loads(scripts["curves"]), strict=True):
         found = [json.loads(unpacked(block)) if isinstance(block, str) else block for block in blocks]
         run["curves"] = [head for block in found for head in block]
@@ -98,11 +99,11 @@ def test_names_tokens_and_paths_stay_text() -> None:
     evil = hostile(scanned(), EVIL)
     text = render_report([evil, evil], compare(evil, evil))
     page = Page(text)
-    assert len(page.scripts) == 3
+    assert len(page.scripts) == 4
     assert not page.all("img")
     assert "alert(1)" in page.words
     assert "\x1b" not in text
-    assert "alert" not in page.scripts[2]
+    assert "alert" not in page.scripts[-1]
     names = {name for _, attributes in page.elements for name in attributes}
     assert not {name for name in names if name.startswith("on")}
 
@@ -145,7 +146,7 @@ def test_keyboard_reaches_every_map_and_dark_is_known() -> None:
     assert len(reachable) == 1
     assert "prefers-color-scheme: dark" in text
     assert "@media print" in text
-    assert "ArrowRight" in page.scripts[2]
+    assert "ArrowRight" in page.scripts[-1]
 
 
 @pytest.mark.slow
@@ -166,6 +167,42 @@ def test_changes_stand_with_q_and_those_within_noise_are_counted() -> None:
         "1.2 on &lt;i&gt; (0.2 to 0.45, q 0.003); 2 more crossed the threshold without a difference that holds" in text
     )
     assert "</strong> none; " not in text
+    del change["domain"]  # as it is where the runs have one domain
+    assert "<strong>Gained a sink:</strong> 1.2 (0.2 to 0.45, q 0.003)" in render_report([run, run], result)
+
+
+def test_two_runs_have_one_scale() -> None:
+    runs = [scanned(), scanned("noise", layers=4)]
+    runs[1].layers["norm_other"] *= 1000
+    runs[1].heads["honor"] *= 7
+    page = Page(render_report(runs))
+    axes = [re.findall(r'class="tick (?:end|mid)"[^>]*>([^<]*)<', chart) for chart in charts_of(runs)]
+    half = len(axes) // 2
+    assert half >= 5
+    assert axes[:half] == axes[half:]
+    alone = [re.findall(r'class="tick (?:end|mid)"[^>]*>([^<]*)<', chart) for chart in charts_of(runs[:1])]
+    assert alone != axes[:half], "one run has its own scale"
+    columns = [
+        {name: (column["low"], column["high"]) for name, column in zip(run["scores"], run["columns"], strict=True)}
+        for run in data_of(page)
+    ]
+    assert columns[0] == columns[1]
+
+
+def charts_of(runs: list[Any]) -> list[str]:
+    return re.findall(r'<svg class="chart".*?</svg>', render_report(runs), re.DOTALL)
+
+
+def test_the_answer_and_the_maps_come_first() -> None:
+    run = scanned()
+    text = render_report([run, run], compare(run, run))
+    places = [text.index(part) for part in (
+        "From A to B: mean bos_mass", 'class="runs pair"', 'class="answer">No', 'id="heading-0"', "What was measured",
+        "<h3>Layers</h3>",
+    ) if part in text]  # fmt: skip
+    assert places == sorted(places)
+    assert len(places) >= 5
+    assert 'class="runs"' in render_report([run])
 
 
 @pytest.fixture
@@ -231,7 +268,7 @@ def test_what_a_large_report_draws_is_escaped() -> None:
     evil = hostile(scanned(), EVIL)
     text = render_report([evil, evil], compare(evil, evil))
     page = Page(text)
-    assert len(page.scripts) == 4
+    assert len(page.scripts) == 5
     for drawing in drawings_of(page):
         inside = Page(drawing["svg"])
         assert {tag for tag, _ in inside.elements} <= {"svg", "g", "rect", "circle", "path", "text", "title"}

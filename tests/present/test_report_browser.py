@@ -13,7 +13,10 @@ from browser import CHROMIUM, Browser
 from desk import enlarged, hostile, scanned
 
 from sinkscope.comparison.compare_runs import compare
+from sinkscope.experiments.attention_map import HeadMap
 from sinkscope.present.colors import CIVIDIS
+from sinkscope.present.html.attention import AttentionMaps
+from sinkscope.present.html.page import unpacked
 from sinkscope.present.html.report import render_report
 from sinkscope.runs.catalogue import catalogue
 from sinkscope.runs.run import Run
@@ -156,7 +159,7 @@ def test_names_and_tokens_stay_text(browser: Browser, tmp_path: Path) -> None:
     evil = hostile(scanned(), EVIL)
     browser.open(written(tmp_path, evil, evil))
     assert browser.get("document.title").startswith("Attention sinks: ")
-    assert browser.get("document.scripts.length") == 3
+    assert browser.get("document.scripts.length") == 4
     assert browser.get("document.images.length") == 0
     assert EVIL in browser.get("document.body.innerText")
 
@@ -170,6 +173,74 @@ def test_light_and_dark_and_nothing_complains(browser: Browser, tmp_path: Path) 
         papers.append(browser.get(PAPER))
     assert papers == ["rgb(255, 255, 255)", "rgb(21, 23, 27)"]
     assert not browser.said, "no error, and nothing that the page's own policy blocked"
+
+
+def width(browser: Browser, pixels: int) -> None:
+    browser.call("Emulation.setDeviceMetricsOverride", width=pixels, height=900, deviceScaleFactor=1, mobile=False)
+
+
+BOXES = "[...document.querySelectorAll('.run')].map(e => { const b = e.getBoundingClientRect(); " \
+        "return [b.left, b.top, b.right, b.bottom]; })"  # fmt: skip
+HEADINGS = "[...document.querySelectorAll('.run')].map(run => [...run.querySelectorAll('h3')].map(h => " \
+           "[h.textContent, h.getBoundingClientRect().top]))"  # fmt: skip
+
+
+def test_two_runs_stand_side_by_side_where_there_is_room(browser: Browser, tmp_path: Path) -> None:
+    """And every part of one beside the same part of the other, on one scale."""
+    other = enlarged(scanned("noise"), 5, 4)
+    other.summary.warnings = ["A warning that makes this run's first part taller than the other's."] * 3
+    path = written(tmp_path, scanned(), other)
+    for pixels in (1400, 1000):
+        width(browser, pixels)
+        browser.open(path)
+        (a, b), (mine, theirs) = browser.get(BOXES), browser.get(HEADINGS)
+        assert a[2] <= b[0], "A ends left of where B begins"
+        assert b[2] > pixels - 80, "the whole width is used"
+        assert mine == theirs, "equal headings at equal heights"
+        assert browser.get("document.documentElement.scrollWidth") <= pixels
+    width(browser, 390)
+    browser.open(path)
+    a, b = browser.get(BOXES)
+    assert a[3] <= b[1], "one below the other"
+    assert browser.get("document.documentElement.scrollWidth") <= 390
+    browser.call("Emulation.clearDeviceMetricsOverride")
+
+
+def test_a_head_of_one_run_opens_that_of_the_other_and_both_have_one_scale(browser: Browser, tmp_path: Path) -> None:
+    runs = [scanned(), scanned("noise")]
+    runs[1].length_curve["sink_score"] *= 1.5
+    browser.open(written(tmp_path, *runs))
+    browser.get("document.querySelector('rect[data-run=\"1\"][data-head=\"6\"]').dispatchEvent("
+                "new MouseEvent('click', {bubbles: true}))")  # fmt: skip
+    browser.wait("document.querySelector('#detail-0 h4').textContent === 'layer 1 head 2'")
+    assert browser.get("document.querySelector('#detail-1 h4').textContent") == "layer 1 head 2"
+    ticks = "[0, 1].map(run => [...document.querySelectorAll(`#detail-${run} svg`)].slice(0, 2).map(svg => " \
+            "[...svg.querySelectorAll('.tick.end')].map(tick => tick.textContent)))"  # fmt: skip
+    browser.wait(f"JSON.stringify(({ticks})[0]) === JSON.stringify(({ticks})[1])")
+
+
+def test_the_axis_of_key_positions_is_labelled(browser: Browser, tmp_path: Path) -> None:
+    browser.open(written(tmp_path, scanned()))
+    words = "[...document.querySelectorAll('#detail-0 svg')[1].querySelectorAll('.tick.mid')].map(e => e.textContent)"
+    assert browser.get(words) == ["0", "1", "2", "5", "10", "20", "key position (logarithmic scale)"]
+
+
+def test_the_pointer_and_the_keys_read_an_attention_map(browser: Browser, tmp_path: Path) -> None:
+    browser.said.clear()
+    maps = [HeadMap(0, 0, np.array([[1.0, 0.0], [0.75, 0.25]]), ["<bos>", "\u2581cat"])] * 2
+    path = tmp_path / "report.html"
+    path.write_text(render_report([scanned()], None, (), [AttentionMaps("a", maps)]), encoding="utf-8")
+    browser.open(path)
+    told = "[...document.querySelectorAll('.attention output')].map(line => line.textContent)"
+    point_at(browser, "[document.querySelectorAll('.weights')[1], 0.5, 1.5]")
+    assert browser.get(told) == ["", "query 1 \u2018 cat\u2019, key 0 \u2018<bos>\u2019: 0.7500"]
+    browser.get("document.querySelector('.weights').focus()")
+    for key in ("ArrowRight", "ArrowRight"):
+        browser.press(key)
+    assert browser.get(told)[0] == "query 0 \u2018<bos>\u2019, key 1 \u2018 cat\u2019: hidden"
+    browser.press("ArrowDown")
+    assert browser.get(told)[0] == "query 1 \u2018 cat\u2019, key 1 \u2018 cat\u2019: 0.2500"
+    assert not browser.said
 
 
 def test_print_is_dark_on_white(browser: Browser, tmp_path: Path) -> None:
@@ -186,8 +257,9 @@ def test_a_thousand_heads_answer_at_once(browser: Browser, tmp_path: Path) -> No
     browser.open(written(tmp_path, enlarged(scanned(), 32, 32)))
     last = "[...document.querySelectorAll('rect[data-head]')].at(-1)"
     browser.get(f"{last}.dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")
-    assert browser.get(HEADLINE) == "layer 31 head 31"
-    data = json.loads(browser.get("document.getElementById('data').textContent"))
+    browser.wait(f"{HEADLINE} === 'layer 31 head 31'")
+    assert browser.get("document.querySelectorAll('rect[data-head]').length") == 1024
+    data = json.loads(unpacked(browser.get("document.getElementById('data').textContent")))
     assert len(data[0]["heads"]) == 1024
 
 

@@ -17,8 +17,8 @@ CLEAREST = (("bos_mass", "BOS"), ("self_mass", "self"), ("previous_mass", "previ
 """Columns of heads.csv by which the gallery chooses heads, and the patterns that they measure."""
 
 
-def gallery_heads(run: Run) -> list[tuple[int, int, str]]:
-    """Layer, head and pattern: for each of CLEAREST the head with the largest value that is not chosen yet.
+def gallery_heads(run: Run, each: int = 1) -> list[tuple[int, int, str]]:
+    """Layer, head and pattern: for each of CLEAREST the `each` heads with the largest values that are not chosen yet.
 
     Heads of the run's first stream and domain; none for a column that no head has.
     """
@@ -28,11 +28,14 @@ def gallery_heads(run: Run) -> list[tuple[int, int, str]]:
     for column, pattern in CLEAREST:
         taken = {(layer, head) for layer, head, _ in chosen}
         order = rows.dropna(subset=[column]).sort_values(column, ascending=False, kind="stable")
-        for row in order.to_dict("records"):
-            if (row["layer"], row["head"]) not in taken:
-                chosen.append((int(row["layer"]), int(row["head"]), f"{pattern} {row[column]:.2f}"))
-                break
+        free = [row for row in order.to_dict("records") if (row["layer"], row["head"]) not in taken]
+        chosen += [(int(row["layer"]), int(row["head"]), f"{pattern} {row[column]:.2f}") for row in free[:each]]
     return chosen
+
+
+def named_heads(run: Run) -> dict[tuple[int, int], str]:
+    """What is known of the clearest heads of a run, by layer and head: the pattern and its value."""
+    return {(layer, head): pattern for layer, head, pattern in gallery_heads(run, 2)}
 
 
 def draw_gallery(
@@ -41,7 +44,7 @@ def draw_gallery(
     """A row for each run: its maps of `gallery_heads`, in that order. Returns the figure and its caption."""
     tiles = [
         [
-            Tile(f"head {each.layer}.{each.head}\n{pattern}", each.weights, kind=_kind(run, each))
+            Tile(f"head {each.layer}.{each.head}\n{pattern}", each.weights, kind=kind_of(run, each))
             for each, (_, _, pattern) in zip(maps, gallery_heads(run), strict=True)
         ]
         for run, maps in galleries
@@ -57,7 +60,7 @@ def draw_gallery(
     return content, f"{CAPTION.format(epsilon=epsilon)}{said}{printable(text)!r}."
 
 
-def _kind(run: Run, of: HeadMap) -> Kind | None:
+def kind_of(run: Run, of: HeadMap) -> Kind | None:
     """What a query of the map's layer may see."""
     return next((site.kind for site in run.manifest.attention if site.layer == of.layer), None)
 
@@ -70,7 +73,7 @@ def draw_attention(
     many = len(maps) > 1
     names = [f"T = {len(each.tokens)}" if many else "" for each in maps]
     tiles = [
-        Tile(name, each.weights, tuple(each.tokens), kind=_kind(run, each))
+        Tile(name, each.weights, tuple(each.tokens), kind=kind_of(run, each))
         for name, each in zip(names, maps, strict=True)
     ]
     own_title = f"{short(run.manifest.model.shown)}, layer {first.layer}, head {first.head}"

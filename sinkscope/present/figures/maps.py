@@ -98,7 +98,7 @@ def paint_map(axes: Axes, tile: Tile, most: float, epsilon: float, points: float
     `points`: the width that is known to be there for tokens or positions along the axes; 0 leaves them out.
     """
     weights, length = tile.weights, len(tile.weights)
-    causal = _causal(weights)
+    causal = is_causal(weights)
     hidden = np.triu(np.ones_like(weights, bool), 1) & causal
     image = axes.imshow(np.ma.masked_array(weights, hidden), cmap=MAP, vmin=0, vmax=most, interpolation="nearest")
     for spine in axes.spines.values():
@@ -136,7 +136,7 @@ def _shown(token: str) -> str:
 
 def sinks(weights: np.ndarray, epsilon: float, kind: Kind | None = None) -> list[int]:
     """Keys k with alpha_k > epsilon, the mean of A[i,k] over the n_k rows i that may see it; n_k >= max(2, n_max/4)."""
-    rows = _visible(len(weights), _causal(weights), kind).sum(0)
+    rows = _visible(len(weights), is_causal(weights), kind).sum(0)
     alpha = weights.sum(0) / rows.clip(1)
     return [int(key) for key in np.flatnonzero((alpha > epsilon) & (rows >= max(2, rows.max() / 4)))]
 
@@ -152,7 +152,8 @@ def _visible(length: int, causal: bool, kind: Kind | None) -> np.ndarray:
     return np.asarray(seen & (abs(query - key) < kind.size if causal else abs(query - key) <= kind.size // 2))
 
 
-def _causal(weights: np.ndarray) -> bool:
+def is_causal(weights: np.ndarray) -> bool:
+    """Whether no query attends to a key after it."""
     return bool((np.triu(weights, 1) == 0).all())
 
 

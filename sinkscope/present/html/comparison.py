@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sinkscope.present.colors import DIVERGING
+from sinkscope.present.depths import partings
+from sinkscope.present.equivalence import equivalences
 from sinkscope.present.html.heat_map import Cell, heat_map, points
 from sinkscope.present.html.svg import legend
 from sinkscope.present.numbers import change, interval, probability, signed, significant
@@ -27,10 +29,29 @@ def comparison_view(result: Comparison, dense: bool = False) -> dict[str, Any]:
         for row in result.summary.to_dict("records")
     ]  # fmt: skip
     how = "Paired: the same token sequences in both" if result.paired else "Separate samples: Welch's test"
+    said = [*partings(result), *equivalences(result)]
     return {
-        "a": result.a, "b": result.b, "how": how, "notes": result.notes, "rows": rows, "maps": _maps(result, dense),
+        "a": result.a, "b": result.b, "how": how, "said": said, "lead": _lead(result), "notes": result.notes,
+        "rows": rows, "maps": _maps(result, dense),
         "changes": _changes(result) if result.same_shape else [],
     }  # fmt: skip
+
+
+def _lead(result: Comparison) -> str:
+    """The first row of the summary and the number of heads that changed, in one sentence."""
+    if result.summary.empty:
+        return ""
+    row = result.summary.iloc[0]
+    ends = interval(row["low"], row["high"])
+    said = f"From A to B: mean {row['metric']} {significant(row['a'])} to {significant(row['b'])}"
+    said += f" (95 % interval of the difference {ends})"
+    counts = [f"{len(heads)} {CHANGED[name]}" for name, heads in result.changes.items() if heads]
+    changed = (
+        f"; heads: {', '.join(counts)}"
+        if counts
+        else "; no head gained or lost a sink or its dormancy by a difference with q < 0.05"
+    )
+    return f"{said}{changed if result.same_shape else ''}."
 
 
 def _changes(result: Comparison) -> list[tuple[str, list[dict[str, Any]], str]]:

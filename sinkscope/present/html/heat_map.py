@@ -15,16 +15,22 @@ from sinkscope.present.text import printable
 LEFT, TOP = 44, 16
 """Where the first square begins. templates/maps.js has the same numbers."""
 
+MARKED = ' class="moved"'
+
 
 @dataclass(frozen=True)
 class Cell:
-    """One square of a heat map. `index`: its row in the embedded data; None where a click shows nothing."""
+    """One square of a heat map.
+
+    `index`: its row in the embedded data; None where a click shows nothing. `marked`: it has an outline.
+    """
 
     row: int
     column: int
     value: float | None
     title: str
     index: int | None = None
+    marked: bool = False
 
 
 def heat_map(
@@ -64,7 +70,8 @@ def _squares(cells: list[Cell], fills: list[str], size: int, run: int) -> list[s
             focus = f' tabindex="{tab}" role="button" data-run="{run}" data-head="{cell.index}"'
         parts.append(
             f'<rect x="{LEFT + size * cell.column}" y="{TOP + size * cell.row}" width="{size - 1}" '
-            f'height="{size - 1}" fill="{fill}"{focus}><title>{escape(printable(cell.title))}</title></rect>'
+            f'height="{size - 1}" fill="{fill}"{focus}{MARKED if cell.marked else ""}>'
+            f"<title>{escape(printable(cell.title))}</title></rect>"
         )
     return parts
 
@@ -75,4 +82,9 @@ def _paths(cells: list[Cell], fills: list[str], size: int) -> list[str]:
     for cell, fill in zip(cells, fills, strict=True):
         square = f"M{LEFT + size * cell.column} {TOP + size * cell.row}h{size - 1}v{size - 1}h{1 - size}z"
         paths.setdefault(fill, []).append(square)
-    return [f'<path fill="{fill}" d="{"".join(squares)}"/>' for fill, squares in paths.items()]
+    outlines = "".join(
+        f"M{LEFT + size * cell.column} {TOP + size * cell.row}h{size - 1}v{size - 1}h{1 - size}z"
+        for cell in cells if cell.marked
+    )  # fmt: skip
+    drawn = [f'<path fill="{fill}" d="{"".join(squares)}"/>' for fill, squares in paths.items()]
+    return [*drawn, f'<path fill="none"{MARKED} d="{outlines}"/>'] if outlines else drawn

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sinkscope.present.html.arms import arms_view
+from sinkscope.present.html.attention import attention_view
 from sinkscope.present.html.comparison import comparison_view
 from sinkscope.present.html.head_data import head_data
 from sinkscope.present.html.heat_map import Cell, heat_map, points
@@ -17,7 +18,10 @@ from sinkscope.present.text import answers, printable, run_id, sentence, shorten
 from sinkscope.runs.words import first_mass
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from sinkscope.comparison.compare_runs import Comparison
+    from sinkscope.present.html.attention import AttentionMaps
     from sinkscope.runs.run import Run
     from sinkscope.runs.saved.loaded_arms import SavedArms
 
@@ -30,40 +34,74 @@ PROFILES = (
     ("attention on the first token", "probability", False, (("mean_bos_mass", "mean over heads"),)),
 )  # fmt: skip
 CHARTS = ("maps", "profiles", "scatter")
-LARGE = 2_500_000
-"""Characters of data past which the page holds data and charts compressed, and its script unpacks what is looked at."""
+PACKED, LARGE = 200_000, 2_500_000
+"""Characters of data past which the page holds its data compressed, which only its script reads; and past which it
+holds its charts so too, so that they need the script."""
 
 
 def render_report(
-    runs: list[Run], comparison: Comparison | None = None, arms: Sequence[Sequence[SavedArms]] = ()
+    runs: list[Run], comparison: Comparison | None = None, arms: Sequence[Sequence[SavedArms]] = (),
+    maps: Sequence[AttentionMaps] = (),
 ) -> str:  # fmt: skip
-    """The whole page. `arms`: what was measured of each run's model under arms; none by default.
+    """The whole page.
+
+    `arms`: what was measured of each run's model under arms; none by default. `maps`: attention maps of each run's
+    model; none by default.
 
     Names, tokens and paths are escaped as text, in markup and in the embedded JSON.
     """
     known = [head_data(run) for run in runs]
     curves = [[embedded(block) for block in blocks(run.pop("curves"))] for run in known]
+    _one_scale(known)
     data = embedded(known)
-    large = len(data) + sum(len(block) for of_run in curves for block in of_run) > LARGE
-    views = [_view(run, index, large) for index, run in enumerate(runs)]
+    length = len(data) + sum(len(block) for of_run in curves for block in of_run)
+    large, dense = length > LARGE, length > min(PACKED, LARGE)
+    views = [_view(run, index, large, runs) for index, run in enumerate(runs)]
+    _side_by_side(views)
     compared = None if comparison is None else comparison_view(comparison, large)
     for view, saved in zip(views, arms, strict=False):
         view["arms"] = [arms_view(each) for each in saved]
+    drawn_maps = [attention_view(run, each) for run, each in zip(runs, maps, strict=False)]
+    for view, drawn in zip(views, drawn_maps, strict=False):
+        view["attention"] = drawn.view
     drawings = ""
     if large:
         charts = [chart for view in views for name in CHARTS for chart in view[name]]
-        charts += [chart for view in views for section in view["sections"] for chart in section.charts]
+        charts += [chart for view in views for section in view["sections"] if section for chart in section.charts]
         drawings = packed(embedded(parked([*charts, *(compared["maps"] if compared else [])])))
+    if dense:
         data, curves = packed(data), [[embedded(packed(block)) for block in of_run] for of_run in curves]
     return render_page(
-        "report.html", ("page.css", "report.css"), ("charts.js", "maps.js", "report.js"), data=trusted(data),
+        "report.html", ("page.css", "report.css"), ("charts.js", "maps.js", "attention.js", "report.js"),
+        data=trusted(data), weights=trusted(embedded([drawn.weights for drawn in drawn_maps])), dense=dense,
         curves=trusted(listed(listed(of_run) for of_run in curves)), drawings=trusted(drawings), runs=views,
         comparison=compared, large=large,
     )  # fmt: skip
 
 
-def _view(run: Run, index: int, dense: bool) -> dict[str, Any]:
-    """What the template shows of one run. `dense`: its maps and charts are of many heads."""
+def _one_scale(known: list[dict[str, Any]]) -> None:
+    """Lets the colours of a score span its values in all runs."""
+    for name in {name for run in known for name in run["scores"]}:
+        columns = [run["columns"][run["scores"].index(name)] for run in known if name in run["scores"]]
+        spans = [column for column in columns if column["low"] is not None]
+        for column in spans:
+            column["low"], column["high"] = min(each["low"] for each in spans), max(each["high"] for each in spans)
+
+
+def _side_by_side(views: list[dict[str, Any]]) -> None:
+    """Gives all runs the same sections in the same order, None where a run has none, so that equal parts stand in one
+    row."""
+    titles = dict.fromkeys(section.title for view in views for section in view["sections"])
+    for view in views:
+        own = {section.title: section for section in view["sections"]}
+        view["sections"] = [own.get(title) for title in titles]
+
+
+def _view(run: Run, index: int, dense: bool, runs: list[Run]) -> dict[str, Any]:
+    """What the template shows of one run.
+
+    `dense`: its maps and charts are of many heads. `runs`: all runs of the page; their charts have one scale.
+    """
     manifest, summary = run.manifest, run.summary
     model, first = manifest.model, summary.first_token
     facts = {
@@ -86,11 +124,12 @@ def _view(run: Run, index: int, dense: bool) -> dict[str, Any]:
         "warnings": summary.warnings,
         "first_mass": sentence(_first_mass(run)),
         "maps": _maps(run, index, dense),
-        "profiles": _profiles(run),
-        "scatter": _scatter(run, dense),
+        "profiles": _profiles(run, runs),
+        "scatter": _scatter(run, dense, runs),
         "tokens": token_tables(run),
         "sections": sections(run, dense),
         "arms": [],
+        "attention": None,
         "domains": _domains(run),
         "mixed": summary.dormant_in_some_domains,
     }
@@ -119,31 +158,44 @@ def _maps(run: Run, index: int, dense: bool) -> list[dict[str, Any]]:
     return maps
 
 
-def _profiles(run: Run) -> list[dict[str, Any]]:
+def _profiles(run: Run, runs: list[Run]) -> list[dict[str, Any]]:
     charts = []
     for caption, rows in groups(run.layers):
-        x = [float(layer) for layer in rows["layer"]]
         for title, unit, log, columns in PROFILES:
-            lines = [
-                Line(label, x, rows[name].astype(float).tolist())
-                for name, label in columns
-                if name in rows and rows[name].notna().any()
-            ]
+            lines = _lines(rows, columns)
             if lines:
+                beside = [line for other in runs if len(runs) > 1 for line in _lines(other.layers, columns)]
                 whole = f"{title}, {caption}" if caption else title
                 labels = [line.label for line in lines]
-                charts.append({"title": whole, "svg": line_chart(lines, "layer", unit, log), "labels": labels})
+                charts.append({"title": whole, "svg": line_chart(lines, "layer", unit, log, beside),
+                               "labels": labels})  # fmt: skip
     return charts
 
 
-def _scatter(run: Run, dense: bool) -> list[dict[str, Any]]:
+def _lines(rows: pd.DataFrame, columns: tuple[tuple[str, str], ...]) -> list[Line]:
+    """A line for each column that the rows hold."""
+    x = [float(layer) for layer in rows["layer"]]
+    return [
+        Line(label, x, rows[name].astype(float).tolist())
+        for name, label in columns
+        if name in rows and rows[name].notna().any()
+    ]
+
+
+def _scatter(run: Run, dense: bool, runs: list[Run]) -> list[dict[str, Any]]:
     called = _first_mass(run)
     heads = run.heads.assign(dormant=run.heads["dormant"].fillna(False).astype(object))
     return head_scatter(
         heads, "bos_mass", "honor", (f"{called} (probability)", "HONOR (ratio)"),
         lambda row: f"layer {row['layer']}, head {row['head']}: {called} {number(row['bos_mass'])}, HONOR "
-        f"{number(row['honor'])}", dense, "dormant",
+        f"{number(row['honor'])}", dense, "dormant", _reach(runs, "bos_mass", "honor"),
     )  # fmt: skip
+
+
+def _reach(runs: list[Run], *columns: str) -> tuple[float, float]:
+    """The largest value of two columns of the heads over all runs; 0 for one run, whose chart has its own scale."""
+    x, y = (max(0.0, *(float(run.heads[name].max()) for run in runs)) for name in columns)
+    return (x, y) if len(runs) > 1 else (0.0, 0.0)
 
 
 def _domains(run: Run) -> list[dict[str, Any]]:

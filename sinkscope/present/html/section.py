@@ -54,7 +54,7 @@ def groups(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 def head_scatter(
     table: pd.DataFrame, x: str, y: str, labels: tuple[str, str], told: Callable[[dict[Hashable, Any]], str],
-    dense: bool, marked: str | None = None,
+    dense: bool, marked: str | None = None, reach: tuple[float, float] = (0.0, 0.0),
 ) -> list[dict[str, Any]]:  # fmt: skip
     """One chart for each stream and domain, one dot a head, coloured by its layer.
 
@@ -62,6 +62,7 @@ def head_scatter(
         x, y: the columns of the axes. labels: what the axes show, with the unit.
         told: what a dot says of its row.
         marked: a column of bool; its heads are circled.
+        reach: what the axes span at least, from 0: charts of one reach have one scale.
     """
     charts = []
     for caption, rows in groups(table):
@@ -71,6 +72,6 @@ def head_scatter(
                 marked is not None and row[marked] is True)
             for row in rows.to_dict("records")
         ]  # fmt: skip
-        chart, points = scatter(dots, *labels, dense)
+        chart, points = scatter(dots, *labels, dense, reach)
         charts.append({"caption": caption, "svg": chart, "points": points, "legend": legend((0, top), "layer")})
     return charts

@@ -112,9 +112,15 @@ class Plane:
         return "".join(parts)
 
 
-def line_chart(lines: list[Line], x_label: str, y_label: str, log: bool = False) -> Markup:
-    """Lines with dots; a dot shows its value on hover. A missing value has no dot, and the line breaks there."""
-    plane = Plane([x for line in lines for x in line.x], [y for line in lines for y in line.y], log)
+def line_chart(
+    lines: list[Line], x_label: str, y_label: str, log: bool = False, beside: Sequence[Line] = ()
+) -> Markup:  # fmt: skip
+    """Lines with dots; a dot shows its value on hover. A missing value has no dot, and the line breaks there.
+
+    `beside`: the lines of charts that this one is compared with; the axes span them too.
+    """
+    spanned = [*lines, *beside]
+    plane = Plane([x for line in spanned for x in line.x], [y for line in spanned for y in line.y], log)
     parts = [_open(y_label), plane.axes(x_label, y_label)]
     for order, line in enumerate(lines):
         known = [math.isfinite(y) and (y > 0 or not log) for y in line.y]
@@ -140,11 +146,14 @@ class Dot:
     marked: bool = False
 
 
-def scatter(dots: list[Dot], x_label: str, y_label: str, dense: bool = False) -> tuple[Markup, list[Point]]:
+def scatter(
+    dots: list[Dot], x_label: str, y_label: str, dense: bool = False, reach: tuple[float, float] = (0.0, 0.0)
+) -> tuple[Markup, list[Point]]:  # fmt: skip
     """One dot per head; a marked dot has a ring. With `dense` one path for each colour holds its dots, and the points
-    say what a script shows on hover; without, each dot has its title and there are no points."""
+    say what a script shows on hover; without, each dot has its title and there are no points.
+    `reach`: what both axes span at least, from 0."""
     dots = [dot for dot in dots if math.isfinite(dot.x) and math.isfinite(dot.y)]
-    plane = Plane([0.0, *(dot.x for dot in dots)], [0.0, *(dot.y for dot in dots)])
+    plane = Plane([0.0, reach[0], *(dot.x for dot in dots)], [0.0, reach[1], *(dot.y for dot in dots)])
     parts = [_open(y_label), plane.axes(x_label, y_label)]
     if dense:
         paths: dict[tuple[str, str], list[str]] = {}

@@ -12,6 +12,8 @@ from rich.text import Text
 
 from sinkscope.comparison.compare_runs import Comparison
 from sinkscope.present.colors import DIVERGING
+from sinkscope.present.depths import partings
+from sinkscope.present.equivalence import equivalences
 from sinkscope.present.numbers import change, interval, probability, signed, significant
 from sinkscope.present.terminal.head_map import Cells, MapRow, head_map, plain, shades
 from sinkscope.present.terminal.table import as_text, table
@@ -42,6 +44,7 @@ def render_comparison(result: Comparison, width: int = 80, color: str | None = N
             parts += [Text(), _strongest(result.heads, width)]
     if result.same_shape:
         parts.append(_changes(result))
+    parts += _depths(result) + [Text(line) for line in equivalences(result)]
     return as_text(parts, width, color)
 
 
@@ -184,6 +187,15 @@ def _changes(result: Comparison) -> Text:
         noise = within_noise(len(result.within_noise[name]), bool(heads))
         text.append(f"{listed or 'none'}{more}{noise}\n", style="not bold")
     return text
+
+
+def _depths(result: Comparison) -> list[RenderableType]:
+    """Where the profiles part, for models whose layers cannot be matched."""
+    said = partings(result)
+    if not said:
+        return []
+    title = Text("\nby relative depth (0: the first layer, 1: the last)", style="bold")
+    return [title, *(Text(line) for line in said)]
 
 
 def _changed(row: dict[str, Any]) -> str:

@@ -19,24 +19,25 @@ const html = (name, text = null, attributes = {}) => make(name, attributes, text
 const show = value => value === null ? "missing" : String(value);
 const withError = (value, error) => error === null ? show(value) : `${show(value)} ± ${error}`;
 
-function chart(xs, ys, xLabel, title, {log = false, sems = null, names = {}} = {}) {
+function chart(xs, ys, xLabel, title, {log = false, sems = null, names = {}, least = 0} = {}) {
   const [w, h, left, bottom, top] = [400, 190, 46, 32, 8];
   const svg = make("svg", {class: "chart", viewBox: `0 0 ${w} ${h}`, width: w, height: h, role: "img", "aria-label": title});
   const place = x => log ? Math.log2(x + 1) : x;
   const [low, high] = [place(Math.min(...xs)), place(Math.max(...xs))];
   const ends = ys.map((y, i) => y === null ? null : y + (sems && sems[i] !== null ? sems[i] : 0));
-  const peak = Math.max(1e-9, ...ends.filter(y => y !== null));
+  const peak = Math.max(1e-9, least, ...ends.filter(y => y !== null));
   const X = x => left + (w - left - 18) * (high > low ? (place(x) - low) / (high - low) : 0.5);
   const Y = y => h - bottom - (h - bottom - top) * y / peak;
   svg.append(make("path", {class: "axis", d: `M${left} ${top}V${h - bottom}H${w - 8}`}));
   for (const share of [0, 0.5, 1])
     svg.append(make("text", {class: "tick end", x: left - 4, y: Y(share * peak) + 4}, (share * peak).toPrecision(2)));
   const step = Math.max(1, Math.floor(xs.length / 5));
-  xs.forEach((x, i) => {
-    if (log ? [0, 1, 4, 15].includes(x) || i === xs.length - 1 || x % 128 === 0 : i % step === 0 || xs.length < 8)
-      svg.append(make("text", {class: "tick mid", x: X(x), y: h - bottom + 13}, x));
-  });
-  svg.append(make("text", {class: "tick mid", x: (left + w) / 2, y: h - 4}, xLabel));
+  const marked = log ? decimals(xs[0], xs.at(-1)) : xs.filter((x, i) => i % step === 0 || xs.length < 8);
+  for (const x of marked) {
+    svg.append(make("text", {class: "tick mid", x: X(x), y: h - bottom + 13}, x));
+    svg.append(make("path", {class: "axis", d: `M${X(x)} ${h - bottom}v3`}));
+  }
+  svg.append(make("text", {class: "tick mid", x: (left + w) / 2, y: h - 4}, log ? `${xLabel} (logarithmic scale)` : xLabel));
   const there = xs.map((x, i) => [x, ys[i], i]).filter(([, y]) => y !== null);
   const joined = i => i > 0 && ys[i - 1] !== null;  // the line breaks where a value is missing
   svg.append(make("path", {class: "line c0", d: there.map(([x, y, i]) => `${joined(i) ? "L" : "M"}${X(x)} ${Y(y)}`).join("")}));
@@ -51,16 +52,28 @@ function chart(xs, ys, xLabel, title, {log = false, sems = null, names = {}} = {
   return captioned(title, svg);
 }
 
+// 0, 1, 2, 5, 10, 20, 50, ... within two positions.
+function decimals(low, high) {
+  const found = [0];
+  for (let power = 1; power <= high; power *= 10) found.push(power, 2 * power, 5 * power);
+  return found.filter(x => x >= low && x <= high);
+}
+
+// The largest value that curves show.
+function highest(values, sems) {
+  return Math.max(0, ...values.map((y, i) => (y ?? 0) + (sems?.[i] ?? 0)));
+}
+
 function captioned(title, svg) {
   const figure = html("figure");
   figure.append(html("figcaption", title), svg);
   return figure;
 }
 
-function strip(values, mean, sem, epsilon) {
+function strip(values, mean, sem, epsilon, least = 0) {
   const [w, h, left, right, middle] = [400, 58, 46, 18, 20], title = "alpha_0 of each sequence";
   const svg = make("svg", {class: "chart", viewBox: `0 0 ${w} ${h}`, width: w, height: h, role: "img", "aria-label": title});
-  const top = Math.max(1e-9, epsilon, ...values), X = x => left + (w - left - right) * x / top;
+  const top = Math.max(1e-9, least, epsilon, ...values), X = x => left + (w - left - right) * x / top;
   svg.append(make("path", {class: "axis", d: `M${left} ${h - 22}H${w - 8}`}));
   for (const x of [0, top / 2, top]) svg.append(make("text", {class: "tick mid", x: X(x), y: h - 9}, x.toPrecision(2)));
   svg.append(make("path", {class: "threshold", d: `M${X(epsilon)} 4V${h - 22}`}));

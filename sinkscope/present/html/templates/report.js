@@ -1,7 +1,8 @@
 
 (async () => {
   const [own, curves, drawings] = ["data", "curves", "drawings"].map(id => document.getElementById(id)?.textContent);
-  const data = drawings ? await unpacked(own) : JSON.parse(own), blocks = JSON.parse(curves);
+  const zipped = document.getElementById("data").type === "application/zlib";
+  const data = zipped ? await unpacked(own) : JSON.parse(own), blocks = JSON.parse(curves);
   const address = (index, place) => `#${index}=${encodeURIComponent(data[index].heads[place].name)}`;
 
   // The curves of a head. They stand in blocks, as packing.py makes them; those of a large report are compressed.
@@ -11,23 +12,36 @@
     return (typeof block === "string" ? await unpacked(block) : block)[place % BLOCK];
   }
 
-  const latest = data.map(() => null);
+  const latest = data.map(() => null), shown = [];  // of each run: the head asked for, the head on the page
   async function detail(index, place) {
     latest[index] = place;
-    const run = data[index], head = run.heads[place], curves = await curvesOf(index, place);
+    const curves = await curvesOf(index, place);
     if (latest[index] !== place) return;  // another head was chosen meanwhile
+    shown[index] = {place, curves};
+    // The heads of two runs stand beside each other: their curves have one scale.
+    const most = {
+      curve: Math.max(...shown.map(({curves}) => highest(curves.curve, curves.curve_sem))),
+      alpha: Math.max(...shown.map(({curves}) => highest(curves.alpha))),
+      spread: Math.max(...shown.map(({curves}) => highest(curves.spread))),
+    };
+    shown.forEach((_, each) => render(each, most));
+  }
+
+  function render(index, most) {
+    const {place, curves} = shown[index], run = data[index], head = run.heads[place];
     const table = html("table"), drawn = html("div");
     run.scores.forEach((name, i) => {
       const {unit, what} = run.columns[i];
       const cell = html("th", name, {scope: "row", title: what + (unit ? ` (${unit})` : "")});
       table.insertRow().append(cell, html("td", withError(head.scores[i], head.sems[i])));
     });
-    drawn.append(chart(curves.lengths, curves.curve, "tokens", "alpha_0 by length", {sems: curves.curve_sem}),
+    drawn.append(chart(curves.lengths, curves.curve, "tokens", "alpha_0 by length",
+      {sems: curves.curve_sem, least: most.curve}),
       chart(curves.positions, curves.alpha, "key position", "alpha by key position",
-        {log: true, names: run.tokens[head.group] || {}}));
+        {log: true, names: run.tokens[head.group] || {}, least: most.alpha}));
     if (curves.spread.length > 1) {
       const at = run.scores.indexOf("sink_score");
-      drawn.append(strip(curves.spread, head.scores[at], head.sems[at], run.epsilon));
+      drawn.append(strip(curves.spread, head.scores[at], head.sems[at], run.epsilon, most.spread));
     }
     const title = html("h4", head.name), link = html("p");
     link.append(html("a", "link to this head", {href: address(index, place)}));
@@ -37,9 +51,19 @@
   const maps = data.map(() => []);  // of each run
   const mark = (index, place) => maps[index].forEach(map => map.mark(place));
 
+  // The head, and in the other run the head of the same name.
+  async function reveal(index, place) {
+    const {name} = data[index].heads[place];
+    for (const [other, run] of data.entries()) {
+      const same = other === index || data.length === 2 ? run.heads.findIndex(head => head.name === name) : -1;
+      if (same < 0) continue;
+      mark(other, same);
+      await detail(other, same);
+    }
+  }
+
   function choose(index, place) {
-    mark(index, place);
-    detail(index, place);
+    reveal(index, place);
     history.replaceState(null, "", address(index, place));
   }
 
