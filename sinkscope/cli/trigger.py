@@ -10,6 +10,7 @@ import typer
 
 from sinkscope.cli.common import guarded, say
 from sinkscope.cli.help import Command, Group
+from sinkscope.cli.trigger_relaxed import relaxed
 from sinkscope.cli.trigger_study import evaluate, explicit, necessity, study
 
 app = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
@@ -217,4 +218,5 @@ app.command("reproduce", cls=Command)(guarded(reproduce))
 app.command("evaluate", cls=Command)(guarded(evaluate))
 app.command("explicit", cls=Command)(guarded(explicit))
 app.command("necessity", cls=Command)(guarded(necessity))
+app.command("relaxed", cls=Command)(guarded(relaxed))
 app.command("study", cls=Command)(guarded(study))
