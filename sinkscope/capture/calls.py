@@ -26,7 +26,7 @@ class AttentionCall:
         bias: added to the logits, (b, h, Tq | 1, Tk).
         sinks: extra logits in the denominator of the softmax, (B | 1, H, Tq | 1, n).
         window: the sliding window that the model names. For information only: the mask already applies it.
-        score: how logits become attention: softmax, or a name in `kernels.unnormalised.SCORES`.
+        score: how logits become attention: softmax, or a name in `scores.SCORES`.
     """
 
     query: Tensor

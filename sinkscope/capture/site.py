@@ -33,7 +33,7 @@ class Site:
         head_dim, value_dim: widths of q and k, and of v; None where these were not seen.
         path: how the call is read: `interface` (through transformers' attention interface) or `inline` (computed by the
             model's own code).
-        score: how logits become attention: `softmax`, or a name in `kernels.unnormalised.SCORES`.
+        score: how logits become attention: `softmax`, or a name in `scores.SCORES`.
         kernel: what sums the attention: `triton` or `torch blocks`; None where the model's own map is summed.
         block, projection: paths of the block and of the output projection; None where there is none.
     """

@@ -111,8 +111,10 @@ class Evidence:
 
     @property
     def normalised(self) -> bool:
-        """Whether every layer's attention is a softmax."""
-        return all(site.score == "softmax" for site in self.run.manifest.attention)
+        """Whether every layer divides the rows of its attention by their sum, as a softmax does."""
+        from sinkscope.capture.scores import normalises
+
+        return all(normalises(site.score) for site in self.run.manifest.attention)
 
 
 def head_name(row: pd.Series) -> Number:

@@ -113,9 +113,13 @@ class Solved:
         return self.result.error < 0.005
 
     @property
+    def softmax(self) -> bool:
+        return self.config.kind.softmax
+
+    @property
     def normalised(self) -> bool:
-        """Whether rows of attention sum to 1, an extra logit's share included."""
-        return self.config.kind.score == "softmax"
+        """Whether rows of attention are divided by their sum, an extra logit's share included."""
+        return self.config.kind.normalised
 
 
 @dataclass(frozen=True)

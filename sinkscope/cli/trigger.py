@@ -10,7 +10,8 @@ import typer
 
 from sinkscope.cli.common import guarded, say
 from sinkscope.cli.help import Command, Group
-from sinkscope.cli.trigger_study import evaluate, explicit, study
+from sinkscope.cli.trigger_relaxed import relaxed
+from sinkscope.cli.trigger_study import evaluate, explicit, necessity, study
 
 app = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
 
@@ -32,7 +33,11 @@ def train(
         Path, typer.Option("--out", "-o", metavar="FOLDER", help="Folder for config.json and model.safetensors.")
     ],
     attention: Annotated[
-        str, typer.Option(help="Kind: softmax, relu, sigmoid, softmax1, learned-sink or gated.")
+        str,
+        typer.Option(
+            help="Kind: softmax, relu, sigmoid, softmax1, learned-sink, gated; relu-norm and sigmoid-norm, normalised; "
+            "exp-free and sigmoid-free, divided by i; or an attention score that a package declares."
+        ),
     ] = "softmax",
     layers: Annotated[int, typer.Option(help="Attention layers; two or more add to a residual stream.")] = 1,
     heads: Annotated[int, typer.Option(help="Heads per layer, each of full width.")] = 1,
@@ -46,6 +51,21 @@ def train(
     default: Annotated[
         str, typer.Option(help="Target in rows without a trigger: zero, constant (y_i = c) or self (y_i = G x_i).")
     ] = "zero",
+    target: Annotated[
+        str,
+        typer.Option(
+            help="Target in the trigger's row: mean (of x_1 .. x_j), own (x_j) or mark (the trigger's unit vector)."
+        ),
+    ] = "mean",
+    tolerance: Annotated[float, typer.Option(help="Largest absolute error of a solved task.")] = 0.005,
+    optimizer: Annotated[str, typer.Option(help="adam, adamw, sgd (momentum 0.9) or muon.")] = "adam",
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Learning rate. [default: 1e-3 with one layer, 1e-4 with several]")
+    ] = None,
+    weight_decay: Annotated[
+        float, typer.Option(help="Weight decay: decoupled in adamw and muon, part of the gradient in adam and sgd.")
+    ] = 0.0,
+    init: Annotated[float, typer.Option(help="Standard deviation of the weights at the start.")] = 0.02,
     checkpoints: Annotated[
         int | None,
         typer.Option(
@@ -70,7 +90,10 @@ def train(
     from sinkscope.trigger.training import train as run
     from sinkscope.trigger.trajectory import keeper
 
-    recipe = Recipe(attention, layers, heads, dim, length, seed, steps, default)
+    recipe = Recipe(
+        attention, layers, heads, dim, length, seed, steps, default, target, tolerance, optimizer, learning_rate,
+        weight_decay, init,
+    )  # fmt: skip
     recipe.config()
     keep = None if checkpoints is None else keeper(out, checkpoints, steps)
     with training_bar(quiet) as (begin, progress):
@@ -194,4 +217,6 @@ app.command("scan", cls=Command)(guarded(scan))
 app.command("reproduce", cls=Command)(guarded(reproduce))
 app.command("evaluate", cls=Command)(guarded(evaluate))
 app.command("explicit", cls=Command)(guarded(explicit))
+app.command("necessity", cls=Command)(guarded(necessity))
+app.command("relaxed", cls=Command)(guarded(relaxed))
 app.command("study", cls=Command)(guarded(study))

@@ -1,4 +1,4 @@
-"""`sinkscope trigger evaluate`, `explicit` and `study`: the trigger task opened."""
+"""`sinkscope trigger evaluate`, `explicit`, `necessity` and `study`: the trigger task opened."""
 
 from __future__ import annotations
 
@@ -71,6 +71,47 @@ def explicit(
     sys.stdout.write(render_explicit(model.config.training, measure(model, seed).error, out))
 
 
+def necessity(
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="FOLDER", help="Folder for models and the table; models already there are taken."
+        ),
+    ],
+    group: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What is changed: normalisation, tolerance, anchor, heads, target, optimizer, initialisation or "
+            "weight-decay; may be repeated. [default: all]"
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Number N of seeds: each model is trained with 0 .. N-1.")] = 3,
+    steps: Annotated[int, typer.Option(help="Steps after which a model counts as unsolved.")] = 6000,
+    quiet: Quiet = False,
+) -> None:
+    """Change one thing of the paper's model at a time, train it, and say whether a sink was learned, and was needed.
+
+    Prints a table in Markdown: what was changed, whether a solution without a sink is known, how many seeds solve the
+    task, and BOS's raw attention and its share of the row where no trigger stands. necessity.csv holds a row per model.
+
+    Example: sinkscope trigger necessity --group normalisation --seeds 1 --out runs/necessity
+    """
+    from sinkscope.present.terminal.progress import training_bar
+    from sinkscope.trigger import necessity as experiment
+    from sinkscope.trigger.recipe import Recipe
+    from sinkscope.trigger.screen import render_necessity
+
+    planned = experiment.plans(group or tuple(experiment.GROUPS), seeds, steps)
+    with training_bar(quiet) as (begin, progress):
+
+        def start(recipe: Recipe, number: int, total: int) -> None:
+            begin(f"{recipe.name} ({number + 1} of {total})", recipe.steps)
+
+        table = experiment.necessity(out, planned, start, progress)
+    if not quiet:
+        sys.stdout.write(render_necessity(table))
+
+
 def study(
     out: Annotated[
         Path,
@@ -82,7 +123,10 @@ def study(
         list[str] | None,
         typer.Option(help="Target without a trigger; may be repeated. [default: zero, constant, self]"),
     ] = None,
-    attention: Annotated[list[str] | None, typer.Option(help="Kind; may be repeated. [default: all six]")] = None,
+    attention: Annotated[
+        list[str] | None,
+        typer.Option(help="Kind; may be repeated. [default: softmax, relu, sigmoid, softmax1, learned-sink, gated]"),
+    ] = None,
     heads: Annotated[list[int] | None, typer.Option(help="Heads of the layer; may be repeated. [default: 1]")] = None,
     seeds: Annotated[int, typer.Option(help="Number N of seeds: each model is trained with 0 .. N-1.")] = 3,
     steps: Annotated[int, typer.Option(help="Steps after which a model counts as unsolved.")] = 6000,
@@ -96,12 +140,13 @@ def study(
     """
     from sinkscope.present.terminal.progress import training_bar
     from sinkscope.trigger import study as experiment
-    from sinkscope.trigger.config import KINDS
     from sinkscope.trigger.recipe import Recipe
     from sinkscope.trigger.screen import render_summary
     from sinkscope.trigger.task import DEFAULTS
 
-    recipes = experiment.plans(default or tuple(DEFAULTS), attention or tuple(KINDS), heads or (1,), seeds, steps)
+    recipes = experiment.plans(
+        default or tuple(DEFAULTS), attention or experiment.ATTENTIONS, heads or (1,), seeds, steps
+    )
     with training_bar(quiet) as (begin, progress):
 
         def start(recipe: Recipe, number: int, total: int) -> None:

@@ -19,12 +19,18 @@ def first_mass(*firsts: FirstToken) -> str:
     return "BOS mass" if firsts and all(first.is_bos for first in firsts) else "first-token attention"
 
 
-def in_words(summary: StreamSummary, scores: list[str], asked: Request) -> list[str]:
-    """Sentences about one stream. `scores`: the kinds of attention in it that are not a softmax."""
-    return _raw_words(scores) if scores else _words(summary, asked)
+def in_words(summary: StreamSummary, scores: list[str], normalised: bool, asked: Request) -> list[str]:
+    """Sentences about one stream. `scores`: the kinds of attention in it that are not a softmax; `normalised`: whether
+    the rows of all of them are divided by their sum."""
+    return _score_words(scores, normalised) if scores else _words(summary, asked)
 
 
-def _raw_words(scores: list[str]) -> list[str]:
+def _score_words(scores: list[str], normalised: bool) -> list[str]:
+    if normalised:
+        return [
+            f"Attention is no softmax ({', '.join(scores)}), but its rows are divided by their sum. entropy, "
+            "uniformity, sink_margin and learned_sink_mass, which are a softmax's, are empty."
+        ]
     return [
         f"Attention is not normalised ({', '.join(scores)}): its masses are raw scores, not shares of 1, so a "
         "threshold on them has no meaning. entropy, uniformity, sink_margin and learned_sink_mass are empty. "

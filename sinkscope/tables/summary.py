@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.capture import Site
+from sinkscope.capture.scores import normalises
 from sinkscope.runs.dormancy import agreement
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.stream import (
@@ -103,7 +104,7 @@ def _stream(
         windows=_windows(stream, queries),
     )
     scores = sorted({site.score for site, _ in stream} - {"softmax"})
-    summary.in_words = in_words(summary, scores, asked)
+    summary.in_words = in_words(summary, scores, all(map(normalises, scores)), asked)
     return summary
 
 

@@ -62,7 +62,7 @@ class TriggerTask:
             "trigger_position": trigger,
             "columns": COLUMNS,
             "heads": heads,
-            "in_words": [*_words(heads, self.config.kind.score), *self._off()],
+            "in_words": [*_words(heads, self.config.attention, self.config.kind.normalised), *self._off()],
         }
 
     def _off(self) -> list[str]:
@@ -89,16 +89,16 @@ def _split(rows: pd.DataFrame, trigger: int) -> dict[str, float]:
     )
 
 
-def _words(heads: list[dict[str, Any]], score: str) -> list[str]:
+def _words(heads: list[dict[str, Any]], attention: str, normalised: bool) -> list[str]:
     sinks = [head for head in heads if head["bos_mean"] >= SINK]
     means = [head["bos_mean"] for head in heads]
     words = [
         f"{len(sinks)} of {len(heads)} heads have a sink: mean BOS mass of {SINK:g} or more where no trigger stands "
         f"(heads: {min(means):.3f} to {max(means):.3f})."
     ]
-    if score != "softmax":
+    if not normalised:
         words.append(
-            f"Attention is {score}, not normalised: BOS mass is the raw score, not a probability; the proxy "
+            f"Attention is {attention}, not normalised: BOS mass is the raw score, not a probability; the proxy "
             "share is |A[i,0]| over the row's sum."
         )
     return words

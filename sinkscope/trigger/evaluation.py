@@ -50,7 +50,7 @@ COLUMNS = {
     "bos_worst": "smallest A[i,0] over all sequences and non-trigger rows i >= 1",
     "self_mean": "mean over non-trigger rows of A[i,i]",
     "others_mean": "mean over non-trigger rows of the mass on keys 1 .. i-1",
-    "outside_mean": "mean over non-trigger rows of 1 - sum_t A[i,t]: the added or learned logit; NaN if un-normalised",
+    "outside_mean": "mean over non-trigger rows of 1 - sum_t A[i,t]: an extra logit's, or of empty rows; NaN if raw",
     "trigger_mean_key": "mean over keys t = 1 .. j of A[j,t], the trigger's row (1/j would be the exact mean)",
     "gate_mean": "mean over non-trigger rows of the output gate; NaN without one",
     "gate_trigger": "mean of the output gate in the trigger's row; NaN without one",
@@ -86,10 +86,10 @@ def evaluate(
 
     with hooked(gated, post=keep), torch.no_grad():
         outputs = model(inputs_embeds=data.inputs, output_attentions=True)
-    errors = outputs.last_hidden_state - task.targets(data, config.residual, config.off)
+    errors = outputs.last_hidden_state - task.targets(data, config.residual, config.off, config.target)
     trigger = int(data.trigger[0])
     heads = [
-        _head(layer, head, weights[:, head].double(), trigger, config.kind.score)
+        _head(layer, head, weights[:, head].double(), trigger, config.kind.normalised)
         | _gate(gates, layer, head, config.hidden_size, trigger)
         for layer, weights in enumerate(outputs.attentions)
         for head in range(config.num_attention_heads)
@@ -114,13 +114,13 @@ def check_size(count: int, length: int, heads: int) -> None:
         )
 
 
-def _head(layer: int, head: int, a: Float[Tensor, "batch query key"], trigger: int, score: str) -> dict[str, Any]:
+def _head(layer: int, head: int, a: Float[Tensor, "batch query key"], trigger: int, normalised: bool) -> dict[str, Any]:
     """One head's row: `split_rows` of BOS mass and of its share of the row, and where the rest of the mass goes."""
     total = a.abs().sum(-1)
     share = torch.where(total > 0, a[..., 0].abs() / total, 0.0)
     rows = torch.tensor([i for i in range(1, a.shape[1]) if i != trigger])
     own = a.diagonal(0, -2, -1)
-    outside = (1 - a.sum(-1)) if score == "softmax" else torch.full_like(total, torch.nan)
+    outside = (1 - a.sum(-1)) if normalised else torch.full_like(total, torch.nan)
     return {
         "layer": layer,
         "head": head,

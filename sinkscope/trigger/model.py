@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from sinkscope.capture.kernels.unnormalised import SCORES
+from sinkscope.capture.scores import score_of
 from sinkscope.trigger.as_input import TriggerTask
 from sinkscope.trigger.config import MODEL_TYPE, TriggerConfig
 
@@ -35,15 +35,17 @@ def plain_attention(
 ) -> tuple[Tensor, Tensor]:
     """Causal attention that forms the whole matrix, for training and as the model's `eager`: output (B, L, H, d), A.
 
-    `s_aux`: one extra logit per head in the softmax's denominator. `score`: softmax, or an un-normalised score of
-    `sinkscope.capture.kernels.unnormalised`. `attention_mask` is not used: sequences have no padding.
+    `s_aux`: one extra logit per head in the softmax's denominator. `score`: softmax, or a name of
+    `sinkscope.capture.scores`. `attention_mask` is not used: sequences have no padding.
     """
     logits = query @ key.mT * scaling
     steps = logits.shape[-1]
     future = torch.ones(steps, steps, dtype=torch.bool, device=logits.device).triu(1)
     if score != "softmax":
         rows = torch.arange(steps, device=logits.device)[:, None]
-        weights = SCORES[score](logits, rows).masked_fill(future, 0.0)
+        found = score_of(score)
+        weights = found(logits.masked_fill(future, 0.0), rows)  # a hidden logit may be too large for exp's gradient
+        weights = found.finish(weights.masked_fill(future, 0.0))
     else:
         logits = logits.masked_fill(future, -torch.inf)
         if s_aux is not None:
@@ -77,7 +79,7 @@ class TriggerAttention(nn.Module):
         def heads(projection: Any) -> Tensor:
             return projection(hidden_states).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-        keywords: dict[str, Any] = {} if kind.score == "softmax" else {"score": kind.score}
+        keywords: dict[str, Any] = {} if kind.softmax else {"score": kind.score}
         if kind.sink is not None:
             keywords["s_aux"] = self.sinks if self.sinks is not None else hidden_states.new_zeros(self.heads)
         attend: Callable[..., tuple[Tensor, Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 def render_training(record: dict[str, Any], folder: Path) -> str:
     """Says in three lines how a training ended."""
+    bound = f"{record.get('tolerance', 0.005):g}"  # a record of 0.1 or 0.2 names none
     end = {
-        "criterion": "solved: the largest error is below 0.005",
-        "steps": "not solved: the largest error is not below 0.005",
+        "criterion": f"solved: the largest error is below {bound}",
+        "steps": f"not solved: the largest error is not below {bound}",
     }
     last, evaluated = (significant(record[name]) for name in ("batch_error", "evaluation_error"))
     return (
@@ -100,6 +101,24 @@ def render_summary(table: pd.DataFrame) -> str:
             _extremes(group["explained"], "{:.3f}"), _counts(group["pattern"]),
             _counts(group["pattern_share"]),
             *(_extremes(group[name], "{:.3f}") for name in ("bos_mean", "self_mean", "total_mean", "bos_trigger")),
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def render_necessity(table: pd.DataFrame) -> str:
+    """necessity.csv in Markdown, one line a case, with the range over the seeds."""
+    names = [
+        "changed", "", "solution without a sink", "solved", "steps", "error", "BOS, raw", "BOS, share", "row sum",
+        "seeds with a sink",
+    ]  # fmt: skip
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    for (group, case), rows in table.groupby(["group", "case"], sort=False):
+        cells = [
+            group, case, rows["sinkless"].iloc[0], f"{rows['solved'].sum()} of {len(rows)}",
+            _extremes(rows["steps"], "{:.0f}"), _extremes(rows["error"], "{:.2g}"),
+            *(_extremes(rows[name], "{:.3f}") for name in ("bos_mean", "bos_share", "total_mean")),
+            f"{(rows['sinks'] > 0).sum()} of {len(rows)}",
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

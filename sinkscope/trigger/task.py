@@ -20,6 +20,13 @@ from sinkscope.errors import SinkscopeError, did_you_mean
 BOS, TRIGGER = 0, 1
 """Coordinates that mark the first token and the trigger; the last coordinate marks ordinary tokens."""
 
+TARGETS = {
+    "mean": "the mean of x_1 .. x_j, the paper's",
+    "own": "x_j, the trigger's own token",
+    "mark": "the unit vector of the trigger's mark, whatever the data",
+}
+"""What the trigger's row j asks for."""
+
 DEFAULTS = {"zero": 0, "constant": 1, "self": 2}
 """The kinds, and the axes of their values: none, c [d], G [d, d]."""
 
@@ -54,6 +61,12 @@ def check_default(kind: str) -> None:
     """Raises SinkscopeError for a kind that does not exist."""
     if kind not in DEFAULTS:
         raise SinkscopeError(f"unknown default {kind!r}: one of {', '.join(DEFAULTS)}{did_you_mean(kind, DEFAULTS)}")
+
+
+def check_target(kind: str) -> None:
+    """Raises SinkscopeError for a target that does not exist."""
+    if kind not in TARGETS:
+        raise SinkscopeError(f"unknown target {kind!r}: one of {', '.join(TARGETS)}{did_you_mean(kind, TARGETS)}")
 
 
 def draw_default(kind: str, dim: int, seed: int) -> Default:
@@ -163,10 +176,21 @@ def evaluation_trigger(length: int) -> int:
     return min(EVALUATION_TRIGGER, length - 1)
 
 
-def targets(data: Draw, residual: bool, default: Default = ZERO) -> Float[Tensor, "batch token channel"]:
-    """Returns y: the mean of x_1 .. x_j at the trigger j, the default elsewhere. With `residual`, y is x plus that."""
+def targets(
+    data: Draw, residual: bool, default: Default = ZERO, target: str = "mean"
+) -> Float[Tensor, "batch token channel"]:
+    """Returns y: `target` (one of TARGETS) at the trigger j, the default elsewhere. With `residual`, x plus that."""
     x, rows = data.inputs, torch.arange(len(data.inputs), device=data.inputs.device)
-    means = x[:, 1:].cumsum(1)[rows, data.trigger - 1] / data.trigger[:, None]
     y = default.rows(x)
-    y[rows, data.trigger] = means
+    y[rows, data.trigger] = _asked(data, target)
     return x + y if residual else y
+
+
+def _asked(data: Draw, target: str) -> Float[Tensor, "batch channel"]:
+    """What the trigger's row of each sequence asks for."""
+    x, rows = data.inputs, torch.arange(len(data.inputs), device=data.inputs.device)
+    if target == "own":
+        return x[rows, data.trigger]
+    if target == "mark":
+        return torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)[TRIGGER].expand(len(x), -1)
+    return x[:, 1:].cumsum(1)[rows, data.trigger - 1] / data.trigger[:, None]

@@ -22,11 +22,11 @@ from sinkscope.checkpoints.quiet import quiet_transformers
 from sinkscope.errors import SinkscopeError
 from sinkscope.trigger import task
 from sinkscope.trigger.model import TriggerModel
-from sinkscope.trigger.recipe import Recipe
+from sinkscope.trigger.recipe import LATER, Recipe
 from sinkscope.trigger.saving import held_interrupts, one_thread, saving
 
-BATCH, BETAS, STOP = 128, (0.9, 0.95), 5e-3
-"""Sequences per step; Adam's betas; the bound on the largest absolute error of a solved task."""
+BATCH, BETAS, MOMENTUM = 128, (0.9, 0.95), 0.9
+"""Sequences per step; Adam's betas; SGD's momentum."""
 
 REPORT_STEPS, SAVE_SECONDS = 50, 15.0
 STATE = "training-state.safetensors"
@@ -53,21 +53,21 @@ class Training:
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         config = recipe.config()
-        self.off = config.off
+        self.off, self.target = config.off, config.target
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
             self.model = TriggerModel(config)
         self.generator = torch.Generator().manual_seed(recipe.seed)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=recipe.learning_rate, betas=BETAS, fused=True)
+        self.optimizer = _optimizer(recipe, list(self.model.parameters()))
         self.evaluation = task.evaluation(task.EVALUATION_SEQUENCES, recipe.length, recipe.dim, recipe.seed)
         self.step, self.loss, self.error, self.bos_mass = 0, float("nan"), float("inf"), float("nan")
         self.evaluation_error = float("inf")
 
     @property
     def solved(self) -> bool:
-        """The largest absolute error is below the paper's 5e-3 in the latest batch and, after its step, on the 1000
-        evaluation sequences."""
-        return self.error < STOP and self.evaluation_error < STOP
+        """The largest absolute error is below the tolerance, the paper's 5e-3, in the latest batch and, after its step,
+        on the 1000 evaluation sequences."""
+        return self.error < self.recipe.tolerance and self.evaluation_error < self.recipe.tolerance
 
     @property
     def ended(self) -> bool:
@@ -102,14 +102,14 @@ class Training:
         recipe, config = self.recipe, self.model.config
         data = task.draw(BATCH, recipe.length, recipe.dim, self.generator)
         outputs = self.model(inputs_embeds=data.inputs, output_attentions=True)
-        errors = outputs.last_hidden_state - task.targets(data, config.residual, self.off)
+        errors = outputs.last_hidden_state - task.targets(data, config.residual, self.off, self.target)
         loss = errors.square().mean()
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
         self.step += 1
         self.loss, self.error = loss.item(), float(errors.detach().abs().max())
-        self.evaluation_error = self.evaluated() if self.error < STOP else float("inf")
+        self.evaluation_error = self.evaluated() if self.error < self.recipe.tolerance else float("inf")
         if not self.step % REPORT_STEPS or self.solved:
             self.bos_mass = _bos_mass(outputs.attentions, data)
 
@@ -117,7 +117,8 @@ class Training:
         """The largest absolute error of the current weights on the evaluation sequences."""
         with one_thread(), torch.no_grad():
             predicted = self.model(inputs_embeds=self.evaluation.inputs).last_hidden_state
-        return float((predicted - task.targets(self.evaluation, self.model.config.residual, self.off)).abs().max())
+        asked = task.targets(self.evaluation, self.model.config.residual, self.off, self.target)
+        return float((predicted - asked).abs().max())
 
     def save(self, folder: Path) -> None:
         """Writes the state to a new file, then renames it into place. Raises SinkscopeError where it cannot."""
@@ -142,7 +143,7 @@ class Training:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             raise SinkscopeError(f"{path} is damaged ({error}): remove it and start again") from None
-        if {"default": "zero"} | facts["recipe"] | {"steps": 0} != asdict(self.recipe) | {"steps": 0}:
+        if LATER | facts["recipe"] | {"steps": 0} != asdict(self.recipe) | {"steps": 0}:
             raise SinkscopeError(
                 f"{path} belongs to another training ({facts['recipe']}): pass its options, or another --out"
             )
@@ -215,8 +216,9 @@ def training_record(training: Training) -> dict[str, Any]:
         "command": recipe.command,
         "seed": recipe.seed,
         "batch": BATCH,
-        "learning_rate": recipe.learning_rate,
+        "learning_rate": recipe.rate,
         "steps": training.step,
+        "tolerance": recipe.tolerance,
         "stopped": end if training.ended else "checkpoint",
         "loss": training.loss if training.step else None,
         "batch_error": training.error if training.step else None,
@@ -232,3 +234,14 @@ def _bos_mass(maps: tuple[torch.Tensor, ...], data: task.Draw) -> float:
     kept[:, 0] = 0
     kept[torch.arange(len(first)), data.trigger] = 0
     return float((first * kept).sum() / kept.sum())
+
+
+def _optimizer(recipe: Recipe, weights: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Weight decay is decoupled in AdamW and Muon, part of the gradient in Adam and SGD."""
+    rate, decay = recipe.rate, recipe.weight_decay
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(weights, lr=rate, momentum=MOMENTUM, weight_decay=decay)
+    if recipe.optimizer == "muon":
+        return torch.optim.Muon(weights, lr=rate, weight_decay=decay)
+    kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
+    return kind(weights, lr=rate, betas=BETAS, weight_decay=decay, fused=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.cuts import Cut
-from sinkscope.capture.kernels import attend, compiled_walk, masses, regions, triton_call
+from sinkscope.capture.kernels import attend, compiled_walk, masses, triton_call
 from sinkscope.capture.kernels.walk import Walk
 from sinkscope.errors import SinkscopeError
 
@@ -68,7 +68,7 @@ def test_no_kernel_computes_a_call_with_a_field_that_it_does_not_know(changes: d
 
 
 def test_a_walk_that_names_the_field_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(attend.WALKS, "softmax", ShiftedWalk)
+    monkeypatch.setattr(attend, "Walk", ShiftedWalk)
     call = a_call(shift=2.0)
     output, sums = attend.read(call)
     logits = call.query.double() @ call.key.double().mT * call.scaling
@@ -101,7 +101,6 @@ def test_a_field_without_a_default_is_never_left_out() -> None:
 
 
 def test_every_field_of_a_call_is_known_to_some_walk() -> None:
-    assert regions.WALKS.keys() == masses.WALKS.keys() == attend.WALKS.keys()
     call = a_call(
         mask=torch.zeros(1, 1, LENGTH, LENGTH), softcap=3.0, bias=torch.zeros(1, 1, LENGTH, LENGTH), window=4,
         sinks=torch.zeros(1, 3, 1, 1),

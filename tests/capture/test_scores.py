@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from drawn import make_call
 
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.attend import attend_in_blocks as attend
-from sinkscope.capture.kernels.unnormalised import SCORES
+from sinkscope.capture.scores import SCORES, attention_score, normalises
 from sinkscope.errors import SinkscopeError
 
 SIZES = [(1, 1, 1, 5, 4), (2, 4, 2, 33, 8), (1, 2, 1, 80, 3)]
 MASKS = ("causal", "full", "window", "bool", "holes", "alibi")
+
+WEIGHTS = {
+    "relu": lambda s, i: max(s, 0.0) / i,
+    "sigmoid": lambda s, i: 1 / (1 + math.exp(-s)),
+    "relu-norm": lambda s, i: max(s, 0.0),
+    "sigmoid-norm": lambda s, i: 1 / (1 + math.exp(-s)),
+    "exp-free": lambda s, i: math.exp(s) / i,
+    "sigmoid-free": lambda s, i: 1 / (1 + math.exp(-s)) / i,
+}
 
 
 def naive(call: AttentionCall, given: torch.Tensor | None, mask: str, score: str) -> torch.Tensor:
@@ -34,11 +47,12 @@ def naive(call: AttentionCall, given: torch.Tensor | None, mask: str, score: str
                         if (given.dtype == torch.bool and not entry) or float(entry) < -1e30:
                             continue
                         s += 0.0 if given.dtype == torch.bool else float(entry)
-                    a[b, h, i, t] = max(s, 0.0) / max(i, 1) if score == "relu" else 1 / (1 + torch.tensor(-s).exp())
-    return a
+                    a[b, h, i, t] = WEIGHTS[score](s, max(i, 1))
+    total = a.sum(-1, keepdim=True)
+    return torch.where(total > 0, a / total, 0.0) if score.endswith("-norm") else a
 
 
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", WEIGHTS)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("sizes", SIZES[:2])
 def test_walk_against_the_whole_matrix(sizes: tuple[int, int, int, int, int], mask: str, score: str) -> None:
@@ -83,14 +97,59 @@ def test_share_of_a_softmax_row_is_its_probability() -> None:
 
 
 def test_share_with_a_learned_sink_is_among_keys() -> None:
-    from dataclasses import replace
-
     call = replace(make_call(SIZES[1], "causal", "softmax")[0], sinks=torch.ones(1, 4, 1, 1))
     sums = attend(call)[1]
     torch.testing.assert_close(sums.first_share, sums.first / (1 - sums.learned_sink))
     assert (sums.first_share > sums.first).all()
 
 
+def test_every_score_that_ships_has_a_second_implementation() -> None:
+    assert {name for name in SCORES if SCORES.ships(name)} == set(WEIGHTS)
+
+
 def test_unknown_score_is_refused() -> None:
-    with pytest.raises(SinkscopeError, match="unknown attention score 'max'"):
+    with pytest.raises(SinkscopeError, match="the attention score 'max': one of relu, sigmoid"):
         attend(make_call(SIZES[0], "causal", "max")[0])
+
+
+def test_one_s_own_score_is_measured_like_any_other() -> None:
+    @attention_score("square-norm", normalised=True)
+    def square(logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return logits.square()
+
+    try:
+        call, _ = make_call(SIZES[1], "causal", "square-norm")
+        key = call.key.double().repeat_interleave(2, 1)
+        weights = (call.query.double() @ key.mT * call.scaling).square().tril()
+        torch.testing.assert_close(attend(call)[1].first.double(), weights[..., 0] / weights.sum(-1))
+        assert normalises("square-norm")
+        with pytest.raises(SinkscopeError, match="is declared already, by test_scores"):
+            attention_score("square-norm")(square)
+    finally:
+        SCORES.remove("square-norm")
+    with pytest.raises(SinkscopeError, match="softmax' is sinkscope's own"):
+        attention_score("softmax")(square)
+
+
+def test_an_empty_row_of_a_normalised_score_stays_empty() -> None:
+    call, _ = make_call(SIZES[0], "causal", "relu-norm")
+    call = replace(call, query=torch.ones_like(call.query), key=-torch.ones_like(call.key))
+    output, sums = attend(call)
+    assert not output.any()
+    assert not sums.row_total.any()
+
+
+def test_a_package_brings_a_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "own_scores-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-scores\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(
+        "[sinkscope.attention_scores]\nabsolute = own_scores:absolute\nbad = own_scores:BAD\n"
+    )
+    (tmp_path / "own_scores.py").write_text("def absolute(logits, rows):\n    return logits.abs()\n\nBAD = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    call, _ = make_call(SIZES[0], "causal", "absolute")
+    assert (attend(call)[1].first >= 0).all()
+    assert not normalises("absolute")
+    with pytest.raises(SinkscopeError, match="is not a function"):
+        attend(replace(call, score="bad"))

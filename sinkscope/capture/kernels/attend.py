@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
-from functools import partial
 from importlib.util import find_spec
 
 import torch
@@ -18,20 +16,14 @@ from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels import triton_call
 from sinkscope.capture.kernels.compiled_walk import CompiledWalk, supports
 from sinkscope.capture.kernels.sums import AttentionSums, block_edges
-from sinkscope.capture.kernels.unnormalised import SCORES, UnnormalisedWalk
+from sinkscope.capture.kernels.unnormalised import UnnormalisedWalk, walk_of
 from sinkscope.capture.kernels.walk import Walk
 from sinkscope.capture.private_doors import is_out_of_memory
-from sinkscope.errors import SinkscopeError, all_lines
+from sinkscope.errors import all_lines
 
 TRITON, TORCH = "triton", "torch blocks"
 OLDEST = (8, 0)
 """The lowest compute capability that Triton compiles for."""
-
-WALKS: dict[str, Callable[..., Walk]] = {
-    "softmax": Walk,
-    **{name: partial(UnnormalisedWalk, score=score) for name, score in SCORES.items()},
-}
-"""The torch implementation for each `score` of a call."""
 
 _triton_failed = threading.Event()
 """Set when Triton first fails: this process then does not try it again, in this scan or a later one."""
@@ -60,14 +52,12 @@ def attend_in_blocks(call: AttentionCall, block_bytes: int | None = None) -> tup
     """Returns what `read` returns, computed in torch block by block, on any device.
 
     Memory is O(B H rows Tk), with as many rows as `block_bytes` allows. For softmax the output equals that of attention
-    over the whole matrix within float32 rounding; a query that sees no key returns 0. Raises SinkscopeError for a score
-    that is not in WALKS.
+    over the whole matrix within float32 rounding; a query that sees no key returns 0. Raises SinkscopeError for an
+    unknown score.
     """
-    if call.score not in WALKS:
-        raise SinkscopeError(f"the model asks for an unknown attention score {call.score!r}: one of {', '.join(WALKS)}")
     batch, heads, queries, _ = call.query.shape
     groups, keys = call.key.shape[1:3]
-    kind = CompiledWalk if supports(call) else WALKS[call.score]
+    kind = CompiledWalk if supports(call) else walk_of(call.score, Walk, UnnormalisedWalk)
     walk = kind(call, batch, groups, heads // groups, queries, keys)
     for start, stop in block_edges(queries, batch * heads * keys * 4, call.query.device, block_bytes):
         walk.block(start, stop)

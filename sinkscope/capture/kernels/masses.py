@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +11,7 @@ from torch import Tensor
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.map_walk import AttentionMap
 from sinkscope.capture.kernels.sums import block_edges
-from sinkscope.capture.kernels.unnormalised import SCORES, UnnormalisedWalk
+from sinkscope.capture.kernels.unnormalised import UnnormalisedWalk, walk_of
 from sinkscope.capture.kernels.walk import Walk
 from sinkscope.capture.masks.visibility import BlockMask
 
@@ -30,7 +28,7 @@ def group_masses(
         return _of_map(call, member)
     batch, heads, queries, _ = call.query.shape
     shared, keys = call.key.shape[1:3]
-    walk = WALKS[call.score](call, batch, shared, heads // shared, queries, keys)
+    walk = walk_of(call.score, _MassWalk, _UnnormalisedMassWalk)(call, batch, shared, heads // shared, queries, keys)
     walk.member = member.to(device=call.query.device, dtype=walk.dtype)[:, None, None]
     walk.masses = walk.first.new_zeros(*walk.first.shape, count)
     for start, stop in block_edges(queries, batch * heads * keys * 4, call.query.device):
@@ -65,9 +63,3 @@ class _MassWalk(Walk):
 
 class _UnnormalisedMassWalk(_MassWalk, UnnormalisedWalk):
     pass
-
-
-WALKS: dict[str, Callable[..., _MassWalk]] = {
-    "softmax": _MassWalk,
-    **{name: partial(_UnnormalisedMassWalk, score=score) for name, score in SCORES.items()},
-}

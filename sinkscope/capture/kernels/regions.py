@@ -6,9 +6,7 @@ The sums here say what each region holds, block by block, never T x T.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +16,7 @@ from torch import Tensor
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.map_walk import AttentionMap
 from sinkscope.capture.kernels.sums import block_edges
-from sinkscope.capture.kernels.unnormalised import SCORES, UnnormalisedWalk
+from sinkscope.capture.kernels.unnormalised import UnnormalisedWalk, walk_of
 from sinkscope.capture.kernels.walk import Walk
 from sinkscope.capture.masks.visibility import BlockMask
 
@@ -65,7 +63,7 @@ def region_sums(call: AttentionCall | AttentionMap, regions: Regions) -> RegionS
         return _of_map(call, regions)
     batch, heads, queries, _ = call.query.shape
     groups, keys = call.key.shape[1:3]
-    walk = WALKS[call.score](call, batch, groups, heads // groups, queries, keys)
+    walk = walk_of(call.score, _SplitWalk, _UnnormalisedSplitWalk)(call, batch, groups, heads // groups, queries, keys)
     walk.split = _Split(regions, walk)
     for start, stop in block_edges(queries, batch * heads * keys * 4, call.query.device):
         walk.block(start, stop)
@@ -126,9 +124,3 @@ class _SplitWalk(Walk):
 
 class _UnnormalisedSplitWalk(_SplitWalk, UnnormalisedWalk):
     pass
-
-
-WALKS: dict[str, Callable[..., _SplitWalk]] = {
-    "softmax": _SplitWalk,
-    **{name: partial(_UnnormalisedSplitWalk, score=score) for name, score in SCORES.items()},
-}

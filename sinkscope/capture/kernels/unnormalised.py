@@ -1,14 +1,13 @@
-"""Scores other than softmax, whose rows are no distribution, and the walk that sums raw attention.
+"""The walk that sums attention of another score than softmax (`capture.scores`).
 
-A model chooses a score with the keyword `score` of its attention call; see `AttentionCall.score`. Each score takes
-logits (..., query, key) and the queries' positions i as (query, 1), and returns A before the causal mask. This walk
-differs from the softmax walk in the step from logits to A, and in the meaning of a row's sums.
+It differs from the softmax walk in the step from logits to A, and in the meaning of a row's sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,25 +15,13 @@ from torch import Tensor
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.sums import AttentionSums
 from sinkscope.capture.kernels.walk import Walk
+from sinkscope.capture.scores import Score, score_of
 
-Score = Callable[[Tensor, Tensor], Tensor]
-
-
-def relu(logits: Tensor, rows: Tensor) -> Tensor:
-    """A[i,t] = relu(s_it) / max(i, 1), Ran-Milo 2603.11487. A row may sum to any number from 0 on."""
-    return torch.relu(logits) / rows.clamp(min=1)
-
-
-def sigmoid(logits: Tensor, rows: Tensor) -> Tensor:
-    """A[i,t] = sigmoid(s_it): each key independent of the others, without normalisation."""
-    return torch.sigmoid(logits)
-
-
-SCORES: dict[str, Score] = {"relu": relu, "sigmoid": sigmoid}
+Kind = TypeVar("Kind", bound=Walk)
 
 
 class UnnormalisedWalk(Walk):
-    """Sums of raw A. Entropy, margin and learned-sink mass are NaN: they have no meaning without a distribution.
+    """Sums of raw A. Entropy, margin and learned-sink mass are NaN: they are defined for a softmax alone.
 
     Learned sinks are no part of such a call: their logits stand in the softmax's denominator.
     """
@@ -53,6 +40,7 @@ class UnnormalisedWalk(Walk):
         rows, seen, logits = self._begin(start, stop)
         weights = self.score(logits, torch.arange(start, stop, device=logits.device)[:, None])
         self._hide(weights, seen, 0.0)
+        weights = self.score.finish(weights)
         sizes = weights.abs()
         self.total[..., rows] = sizes.sum(-1)
         if seen.low == 0:
@@ -66,3 +54,11 @@ class UnnormalisedWalk(Walk):
         output, sums = super().finish()
         sums.row_total = self.total.flatten(1, 2)
         return output, sums
+
+
+def walk_of(score: str, softmax: Callable[..., Kind], other: Callable[..., Kind]) -> Callable[..., Kind]:
+    """What computes a call of that score: `softmax`, or `other`, a kind of UnnormalisedWalk, with the score's function.
+
+    Raises SinkscopeError for an unknown score.
+    """
+    return softmax if score == "softmax" else partial(other, score=score_of(score))

@@ -14,7 +14,7 @@ from sinkscope.claims.subject import Subject
 def find(run: Evidence, subject: Subject) -> Found:
     figures = {"mean raw score on the first token": run.of_heads("bos_mass")}
     if run.normalised:
-        return not_tested("its attention is a softmax, whose rows are normalised", figures)
+        return not_tested("the rows of its attention are normalised", figures)
     positions = run.run.positions
     shares = positions.loc[positions["position"] > 0, "bos_share"] if "bos_share" in positions else []
     return Found(rate(run.sequences, "bos_mass"), number(float(np.mean(shares))) if len(shares) else None, figures)

@@ -12,7 +12,7 @@ from sinkscope.claims.subject import Subject
 
 def find(model: Solved, subject: Subject) -> Found:
     figures = task_figures(model)
-    if not model.normalised:
+    if not model.softmax:
         return not_tested("its attention is no softmax", figures)
     if not model.solved:
         return not_tested(f"the model does not solve the task (largest error {model.result.error:.3g})", figures)

@@ -1,0 +1,91 @@
+"""Costs of both patterns over a grid of tasks: written down, found, and the paper's bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.runs.folder import write_file
+from sinkscope.trigger.relaxed.construction import construction
+from sinkscope.trigger.relaxed.search import least_rest, least_scores
+from sinkscope.trigger.relaxed.task import PATTERNS, Relaxed
+from sinkscope.trigger.saving import one_thread, saving
+
+COLUMNS = {
+    "groups": "C, groups of dormant tokens, and copy tokens",
+    "rank": "r_eta, dimensions of the nuisance",
+    "width": "d",
+    "kappa": "by how much a right score leads each wrong one",
+    "delta": "|eta|^2 = delta^2 d",
+    "pattern": "sink or diagonal",
+    "written_qk": "|W_Q|^2 + |W_K|^2 of the block that is written down",
+    "written_rest": "|W_V|^2 + |W_O|^2 + |W_1|^2 + |W_2|^2 of it",
+    "found_qk": "least |W_Q|^2 + |W_K|^2 that was found, over seeds",
+    "found_qk_worst": "the largest over seeds",
+    "bound_qk": "no W_Q, W_K that meet the requirements cost less: from the multipliers, largest over seeds",
+    "found_rest": "least cost of values and MLP that was found, over seeds",
+    "found_rest_worst": "the largest over seeds that met the outputs",
+    "rest_seeds": "seeds whose values and MLP met the outputs to 1e-5",
+    "seeds": "starts of each search",
+    "lower": "L_sink or L_diag, the paper's lower bound",
+    "upper_qk": "the query-key part of U_sink or U_diag",
+    "upper_rest": "its rest, 5 (r_eta + C) or 3 (r_eta + C)",
+}
+"""Of relaxed.csv, one row per task and pattern."""
+
+MET = 1e-5
+
+
+def tasks(
+    groups: Sequence[int], ranks: Sequence[int], widths: Sequence[int], kappas: Sequence[float],
+    deltas: Sequence[float],
+) -> list[Relaxed]:  # fmt: skip
+    """Every combination. Raises SinkscopeError as `Relaxed` does."""
+    return [Relaxed(*each) for each in dict.fromkeys(product(groups, ranks, widths, kappas, deltas))]
+
+
+def relaxed(
+    out: Path, planned: list[Relaxed], seeds: int = 3, begin: Callable[[str, int], None] = lambda name, number: None
+) -> pd.DataFrame:
+    """Searches both patterns of every task, and writes relaxed.csv after each task. Returns its table.
+
+    Raises SinkscopeError where `out` is a file or cannot be written, and for seeds < 1.
+    """
+    if seeds < 1:
+        raise SinkscopeError(f"seeds {seeds}: at least 1 is needed")
+    if out.exists() and not out.is_dir():
+        raise SinkscopeError(f"{out} is a file: give another --out")
+    with saving(out):
+        out.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    for number, task in enumerate(planned):
+        begin(f"C {task.groups}, r_eta {task.rank}, delta {task.delta:g}", number)
+        with one_thread():
+            rows += [row_of(task, pattern, seeds) for pattern in PATTERNS]
+        table = pd.DataFrame(rows)[list(COLUMNS)]
+        write_file(out / "relaxed.csv", table.to_csv(index=False, float_format="%.8g", lineterminator="\n"))
+    return table
+
+
+def row_of(task: Relaxed, pattern: str, seeds: int) -> dict[str, Any]:
+    """One row of relaxed.csv."""
+    written, bounds = construction(task, pattern), task.bounds()
+    short = "diag" if pattern == "diagonal" else "sink"
+    scores = [least_scores(task, pattern, seed) for seed in range(seeds)]
+    rest = [least_rest(task, pattern, seed) for seed in range(seeds)]
+    met = [each.cost for each in rest if each.violation < MET]
+    missing = float("nan")
+    return {
+        "groups": task.groups, "rank": task.rank, "width": task.width, "kappa": task.kappa, "delta": task.delta,
+        "pattern": pattern, "written_qk": written.cost_scores, "written_rest": written.cost_rest,
+        "found_qk": min(each.cost for each in scores), "found_qk_worst": max(each.cost for each in scores),
+        "bound_qk": max(each.bound for each in scores),
+        "found_rest": min(met, default=missing), "found_rest_worst": max(met, default=missing),
+        "rest_seeds": len(met), "seeds": seeds,
+        "lower": bounds[f"L_{short}"], "upper_qk": bounds[f"U_{short}_qk"], "upper_rest": bounds[f"U_{short}_rest"],
+    }  # fmt: skip
