@@ -133,6 +133,7 @@ BUILT_IN = (
         "measured; the smallest map where several fit alike. With /ridgeR R times the squared size of the map counts "
         "beside the mean squared error.",
         "ours", "per_token:read_map",
+        "map:3.1+4.0", "heads replaced by the best map of single tokens",
     ),
 )  # fmt: skip
 """The kinds that ship with sinkscope, in the order of `--help`: a new one is a file of kinds/ and its entry here."""
