@@ -13,11 +13,10 @@ import pandas as pd
 import pytest
 import torch
 from arm_folders import SEQUENCES
-from by_hand import attention_by_hand, causal, setting_of
+from by_hand import attention_by_hand, causal, hidden, no_value, setting_of
 from models import random_ids
 from reference import pairwise_cosine
 from scipy import stats
-from test_arms import hidden, no_value
 from typer.testing import CliRunner
 
 import sinkscope

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from by_hand import attention_by_hand, causal, levels, losses, setting_of
+from by_hand import attention_by_hand, causal, hidden, levels, losses, no_value, setting_of
 from conftest import make_model
 from families import tiny_model as tiny_model_of
 from models import random_ids
@@ -66,16 +66,6 @@ def measured_loss(setting: Setting, arm: Arm | str, draw: int = 0) -> Tensor:
     return Reference(logits, setting.ids).compare(logits)["loss"]
 
 
-def hidden(*columns: int) -> Any:
-    def change(layer: int, key: Tensor, value: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        allowed = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
-        for column in columns:
-            allowed[column + 1 :, column] = False
-        return key, value, seen & allowed
-
-    return change
-
-
 def window(size: int, sinks: int, layers: set[int] | None = None) -> Any:
     def change(layer: int, key: Tensor, value: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if layers is not None and layer not in layers:
@@ -87,12 +77,6 @@ def window(size: int, sinks: int, layers: set[int] | None = None) -> Any:
         return key, value, seen & allowed
 
     return change
-
-
-def no_value(layer: int, key: Tensor, value: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    value = value.clone()
-    value[:, :, :2] = 0
-    return key, value, seen
 
 
 def rounded(bits: int, first: int) -> Any:

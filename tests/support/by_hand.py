@@ -93,3 +93,22 @@ def levels(x: Tensor, bits: int, axis: int, kept: Tensor) -> Tensor:
         nearest = (part[None] - grid).abs().argmin(0, keepdim=True)
         out[b][:, ~kept[b]] = grid.expand(-1, *part.shape).gather(0, nearest)[0]
     return out
+
+
+def hidden(*columns: int) -> Any:
+    """Hides these keys from every later query."""
+
+    def change(layer: int, key: Tensor, value: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        allowed = torch.ones_like(seen)
+        for column in columns:
+            allowed[..., column + 1 :, column] = False
+        return key, value, seen & allowed
+
+    return change
+
+
+def no_value(layer: int, key: Tensor, value: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sets the values of the first two positions to 0."""
+    value = value.clone()
+    value[:, :, :2] = 0
+    return key, value, seen
