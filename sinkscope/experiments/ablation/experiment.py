@@ -63,7 +63,7 @@ def ablate(
         tokens: "first" also measures the model with key 0 hidden from every query but query 0.
         data: one SPEC; what the run has read is left out.
         seq_len: tokens per sequence; None takes the run's.
-        draws: number of random draws of as many heads, the control.
+        draws: number of random draws of equally many heads, the control.
         seed: seeds the draws of heads and of documents.
         shards: a folder that keeps every finished batch until the result is saved there. resume: continue from what
             an earlier ablation of the same model, text and heads left there.
