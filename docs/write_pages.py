@@ -43,9 +43,9 @@ METRICS = """\
 [metrics.md#bos_mass](#bos_mass). "ours" marks what this project defined.
 
 A value is computed for each sequence, over valid tokens only. The tables show its mean over the n sequences that have a
-value, and in `NAME_sem` its standard error: the standard deviation, with n - 1, over sqrt(n). Where "per" says run, the
-value is known for the whole run alone; where it says position, it is a mean over the sequences that reach the position,
-without an error.
+value. `NAME_sem` has the standard error of this mean: the standard deviation, with n - 1, divided by sqrt(n). Where
+"per" says run, there is only one value, for the whole run. Where it says position, the value is a mean over the
+sequences that reach the position, without a standard error.
 
 ## Symbols
 
@@ -62,9 +62,10 @@ SCHEMAS = """\
 """
 MODELS = """\
 `pytest -m '' tests/engine/test_families.py` scans a tiny random model of every type that transformers {version} lists.
-Where the model can tell padding, it scans a padded batch. It holds the attention masses within 1e-5 of the model's own
-eager attention. Where eager attention returns no maps, or other maps than its softmax gave, float64 attention takes its
-place. What is not read must be refused in one line. The tests write this list; `pytest -m ''` prints its counts.
+If the model distinguishes padding, the batch is padded. The attention masses must agree within 1e-5 with the model's
+own eager attention. Where eager attention returns no maps, or other maps than its softmax gave, they must agree with
+float64 attention. A model that is not read must be refused with a one-line error. The tests write this list;
+`pytest -m ''` prints its counts.
 
 | transformers' list | types | read |
 |---|---:|---:|

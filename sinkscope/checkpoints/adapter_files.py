@@ -196,8 +196,9 @@ def _check_settings(name: str, settings: dict[str, Any]) -> None:
     start = settings.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(CHANGES_THE_BASE):
         raise SinkscopeError(
-            f"{name} began by changing its base's weights too (init_lora_weights {start}), which its files do not hold:"
-            " convert it to plain LoRA (peft's save_pretrained, path_initial_model_for_weight_conversion), or merge it"
+            f"{name} also changed its base model's weights when it was initialised (init_lora_weights {start}), and "
+            "its files do not store that change: convert it to plain LoRA (peft's save_pretrained, "
+            "path_initial_model_for_weight_conversion), or merge it"
         )
     _check_kind(name, settings["peft_type"])
     for keys, fits, words in FORMS:

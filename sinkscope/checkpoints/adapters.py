@@ -143,8 +143,8 @@ def _injected(name: str, whole: nn.Module, folder: AdapterFolder) -> Any:
         ) from None
     if puts_tokens_before(config):
         raise SinkscopeError(
-            f"{folder.name} ({folder.kind}) puts tokens of its own before the text, so that the first token is not the "
-            "first key any more, which alpha_0 and BOS mass are about: it is not measured"
+            f"{folder.name} ({folder.kind}) puts tokens of its own before the text, so the first token is no longer "
+            "the first key: alpha_0 and BOS mass would measure another token, so sinkscope does not scan it"
         )
     try:
         with _AdapterBounds(folder):

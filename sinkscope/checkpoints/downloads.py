@@ -170,7 +170,7 @@ def _bar(file: str, transfer: Transfer, most: int | None) -> Any:
             if most is not None and size > most:
                 raise SinkscopeError(f"the hub sends more of {file} than any such file has: the download was ended")
             if self.total and size > 2 * self.total + SLACK:
-                raise SinkscopeError(f"the hub sends more of {file} than the {self.total} bytes that it told of")
+                raise SinkscopeError(f"the hub sends more of {file} than the {self.total} bytes that it announced")
 
     return Bar
 

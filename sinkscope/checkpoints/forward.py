@@ -172,7 +172,7 @@ def written(checkpoint: Checkpoint, prompt: list[int], count: int) -> list[int]:
     """The tokens that the model writes after a prompt: the likeliest at each step, at most `count`; it may end before.
 
     The settings of the checkpoint's own generation_config.json, such as a penalty for repetition or sampling, are left
-    out, but for the tokens at which it ends. Raises SinkscopeError where the model cannot go on.
+    out, except the tokens at which it ends. Raises SinkscopeError where the model cannot go on.
     """
     writer: Any = checkpoint.writer
     ends = getattr(writer.generation_config, "eos_token_id", None)

@@ -23,7 +23,7 @@ class AblationWritten(Written):
             "--out",
             "-o",
             metavar="FOLDER",
-            help=f"{RESULTS} [default: runs/MODEL-SLUG-ablation, with a number where that is there]",
+            help=f"{RESULTS} [default: runs/MODEL-SLUG-ablation, with a number added if that exists]",
         ),
     ] = None
 

@@ -28,14 +28,17 @@ RunFolder = Annotated[
     Path | None,
     typer.Option(
         "--run",
-        help="Run folder of this model: some interventions need its scores; its text is not read again.",
+        help="Run folder of this model. Some interventions need its scores; the loss is measured on other text.",
         metavar="RUN",
     ),
 ]
-Data = Annotated[str, typer.Option(metavar="SPEC", help="Text to measure the loss on, without what the run read.")]
+Data = Annotated[
+    str,
+    typer.Option(metavar="SPEC", help="Text on which the loss is measured; documents that the run read are left out."),
+]
 SeqLen = Annotated[int | None, typer.Option(help="Tokens per sequence. [default: the run's; 256 without one]")]
 NumSequences = Annotated[int, typer.Option(help="Sequences; every arm is measured on the same ones.")]
-Draws = Annotated[int, typer.Option(help="Draws of every random arm, the control.")]
+Draws = Annotated[int, typer.Option(help="Random draws of each control.")]
 Seed = Annotated[int, typer.Option(help="Seed that draws the documents and the random arms.")]
 RESULTS = "Folder of the results."
 
@@ -86,7 +89,7 @@ class Written:
         Path | None,
         typer.Option("--out", "-o", metavar="FOLDER", help=f"{RESULTS} [default: runs/MODEL-SLUG-COMMAND]"),
     ] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted measurement.")] = False
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted measurement.")] = False
     force: Annotated[bool, typer.Option("--force", help="Replace a finished measurement.")] = False
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON alone to stdout.")] = False
     quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only: no progress, warnings or table.")] = False

@@ -21,7 +21,7 @@ def baseline(
     *,
     spot: SpotScan,
 ) -> None:
-    """Write a run's means and standard errors to one small JSON file, which `sinkscope check` judges other runs by.
+    """Write a run's means and standard errors to one small JSON file, against which `sinkscope check` judges runs.
 
     Example: sinkscope baseline runs/gemma -o sinks.json
     """

@@ -18,7 +18,7 @@ PARTS = ("all", "markdown", "yaml")
 def card(
     run: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")],
     part: Annotated[
-        str, typer.Option(help="all; markdown: the block alone; yaml: the model-index alone.", metavar="PART")
+        str, typer.Option(help="all, markdown (only the block) or yaml (only the model-index).", metavar="PART")
     ] = "all",
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write to FILE instead of stdout.")

@@ -30,7 +30,7 @@ def claims(
         typer.Argument(help="Models (hub id, folder, example:NAME) and run folders.", metavar="MODEL_OR_RUN"),
     ] = None,
     claim: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Put this claim alone; may be repeated. [default: all]")
+        list[str] | None, typer.Option(metavar="NAME", help="Test only this claim; may be repeated. [default: all]")
     ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List the claims and their rules.")] = False,
     out: Annotated[
@@ -54,7 +54,7 @@ def claims(
     trust_remote_code: TrustRemoteCode = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.", rich_help_panel=WRITTEN)] = False,
 ) -> None:  # fmt: skip
-    """Put papers' claims about attention sinks to models: verdict by a written rule, deciding number, contrast.
+    """Test papers' claims about attention sinks on models: verdict by a written rule, deciding number, contrast.
 
     A model is scanned, which takes minutes; a saved run is read, and a claim that needs more is not tested.
 

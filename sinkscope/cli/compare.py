@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def compare(
     a: Annotated[
         str,
-        typer.Argument(help="Run folder, or a model to scan on the spot, over B's text where B is a run.", metavar="A"),
+        typer.Argument(help="Run folder, or a model to scan; if B is a run, over B's text.", metavar="A"),
     ],
     b: Annotated[
         str | None,

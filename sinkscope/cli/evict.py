@@ -19,9 +19,13 @@ LAYERS = {"full": "/full", "all": ""}
 def evict(
     model: Model,
     run: RunFolder = None,
-    window: Annotated[str, typer.Option(metavar="W,W,...", help="Last keys that every query sees.")] = "64",
-    sinks: Annotated[str, typer.Option(metavar="S,S,...", help="First keys that stay visible.")] = "0,1,4",
-    layers: Annotated[str, typer.Option(help="full: layers without a window of their own; or all.")] = "full",
+    window: Annotated[
+        str, typer.Option(metavar="W,W,...", help="Window sizes: how many of the last keys a query sees.")
+    ] = "64",
+    sinks: Annotated[str, typer.Option(metavar="S,S,...", help="Numbers of first keys that stay visible.")] = "0,1,4",
+    layers: Annotated[
+        str, typer.Option(help="Layers that forget: full (those without a sliding window) or all.")
+    ] = "full",
     *,
     text: GridLoss,
     written: Written,

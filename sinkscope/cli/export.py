@@ -48,9 +48,9 @@ def export(
     ] = None,
     tokens: Annotated[
         str | None,
-        typer.Option(help="sink, state or massive: write the tokens that are such sinks as JSON, instead of a table."),
+        typer.Option(help="sink, state or massive: write the tokens that are sinks of this kind as JSON, not a table."),
     ] = None,
-    caption: Annotated[str | None, typer.Option(help="LaTeX: put the table into a table with this caption.")] = None,
+    caption: Annotated[str | None, typer.Option(help="LaTeX: put the table into a float with this caption.")] = None,
     label: Annotated[str | None, typer.Option(help="LaTeX: the name that \\ref{NAME} takes.", metavar="NAME")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write to FILE instead of stdout.")

@@ -25,7 +25,7 @@ app = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Folder for the figures and captions.md.")]
 Form = Annotated[str, typer.Option("--format", help="pdf, svg or png.")]
 Size = Annotated[str, typer.Option(help="column (3.35 in wide) or page (6.75 in).")]
-Title = Annotated[str, typer.Option(help="none for figures without titles, own for their own.")]
+Title = Annotated[str, typer.Option(help="none: draw no titles; own: give each figure its own title.")]
 
 
 @app.callback()

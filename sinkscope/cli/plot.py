@@ -55,17 +55,17 @@ def plot(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write: .png, .svg or .pdf.")],
     size: Annotated[str, typer.Option(help="column (3.35 in wide) or page (6.75 in).")] = "column",
     title: Annotated[
-        str | None, typer.Option(help="The figure's title; none for a figure without. [default: model and text]")
+        str | None, typer.Option(help="The figure's title; none draws no title. [default: model and text]")
     ] = None,
     metric: Annotated[
         str | None, typer.Option(help="Heatmap: the column of heads.csv to show. [default: bos_mass]")
     ] = None,
     domain: Annotated[
-        str | None, typer.Option(help="Text to draw where the run has several. [default: the first]")
+        str | None, typer.Option(help="Domain to draw if the run has several. [default: the first]")
     ] = None,
     layer: Annotated[int | None, typer.Option(help="Attention: the layer.")] = None,
     head: Annotated[int | None, typer.Option(help="Attention: the head.")] = None,
-    text: Annotated[str | None, typer.Option(help="Attention, gallery: a text, which the run's model reads.")] = None,
+    text: Annotated[str | None, typer.Option(help="Attention, gallery: the text that the run's model reads.")] = None,
     length: Annotated[
         list[int] | None,
         typer.Option(help="Attention: the first N tokens only; repeat for maps side by side."),

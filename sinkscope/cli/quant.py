@@ -17,7 +17,9 @@ def quant(
     model: Model,
     run: RunFolder = None,
     bits: Annotated[str, typer.Option(metavar="B,B,...", help="Bits of keys and values.")] = "2,3,4,8",
-    kept: Annotated[str, typer.Option(metavar="N,N,...", help="First tokens whose keys and values stay.")] = "0,1,4",
+    kept: Annotated[
+        str, typer.Option(metavar="N,N,...", help="Numbers of first tokens whose keys and values are not rounded.")
+    ] = "0,1,4",
     acts: Annotated[
         str | None,
         typer.Option(metavar="B,B,...", help="Also round activations to these bits, by tensor and token."),

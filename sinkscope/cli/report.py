@@ -29,7 +29,7 @@ def report(
     arms: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="FOLDER", help="What arms, evict, quant or ablate wrote for the model of a run; may be repeated."
+            metavar="FOLDER", help="Folder that arms, evict, quant or ablate wrote for a run's model; may be repeated."
         ),
     ] = None,
     maps: Annotated[

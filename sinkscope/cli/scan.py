@@ -46,8 +46,8 @@ def scan(
             "--out",
             "-o",
             metavar="FOLDER",
-            help="Run folder to write; the parent of all, with several models. [default: runs/MODEL-SLUG, with a "
-            "number where that is there]",
+            help="Run folder to write; with several models, the folder for all their run folders. [default: "
+            "runs/MODEL-SLUG, with a number added if that exists]",
             rich_help_panel=FIRST,
         ),
     ] = None,
@@ -69,7 +69,7 @@ def scan(
         typer.Option("--quiet", help="Print errors only: no progress, warnings or summary.", rich_help_panel=WRITTEN),
     ] = False,
 ) -> None:
-    """Watch every attention head while the model reads text once; write per-head and per-layer tables.
+    """Measure every attention head while the model reads text once; write per-head and per-layer tables.
 
     Example: sinkscope scan example:gemma-3-270m --data prose --data code --out runs/gemma
     """

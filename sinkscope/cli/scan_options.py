@@ -111,7 +111,7 @@ class MoreOfScan:
         int | None,
         typer.Option(
             metavar="N",
-            help="Measure what needs spectra on the first N sequences. [default: as many as are cheap]",
+            help="Measure columns that need spectra on the first N sequences. [default: as many as are cheap]",
             rich_help_panel=MEASURED,
         ),
     ] = None

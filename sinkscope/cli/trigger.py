@@ -69,8 +69,9 @@ def train(
     checkpoints: Annotated[
         int | None,
         typer.Option(
-            help="Keep N checkpoints in folders like step-000100 of --out, dense early: N steps up to --steps as far "
-            "as training goes, the start and the end. Also writes trajectory.csv and its figure.",
+            help="Keep N checkpoints in folders such as step-000100 of --out. They are spread up to --steps, denser "
+            "early. If training ends before, later ones are left out; the start and the end are always kept. Also "
+            "writes trajectory.csv and its figure.",
             metavar="N",
         ),
     ] = None,

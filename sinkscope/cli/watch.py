@@ -29,7 +29,7 @@ def watch(
             "--out",
             "-o",
             metavar="FOLDER",
-            help="Run folder to write; the parent of all, where several models attended.",
+            help="Run folder to write; if several models attend, the folder for all their run folders.",
             rich_help_panel=FIRST,
         ),
     ] = Path("runs/watched"),
@@ -42,7 +42,7 @@ def watch(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a finished run.", rich_help_panel=WRITTEN)] = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", help="Say nothing of what was measured.", rich_help_panel=WRITTEN)
+        bool, typer.Option("--quiet", help="Do not report what was measured.", rich_help_panel=WRITTEN)
     ] = False,
 ) -> None:
     """Run a Python program; measure every model that it runs, and write a run folder for each.

@@ -67,7 +67,7 @@ def attention_maps(
     for length in lengths:
         if not 2 <= length <= ids.shape[1]:
             raise SinkscopeError(
-                f"--length {length}: the text has {ids.shape[1]} tokens, so that 2 to that are possible"
+                f"--length {length}: the text has {ids.shape[1]} tokens; give a length from 2 to that number"
             )
     found = []
     for length in lengths or [ids.shape[1]]:

@@ -106,8 +106,8 @@ def _check(source: DataSource, tokenizer: Any) -> None:
         )
     if not tokenizer.is_fast:
         raise SinkscopeError(
-            f"{type(tokenizer).__name__} does not say which characters a token stands for, so whose words it is "
-            "cannot be told: give a checkpoint with a tokenizer.json"
+            f"{type(tokenizer).__name__} does not say which characters a token stands for, so the message of a "
+            "token is not known: give a checkpoint with a tokenizer.json"
         )
 
 
@@ -118,9 +118,9 @@ def _untold(chats: list[_Chat]) -> list[str]:
         return []
     first = f"{unclear[0].document.name}: {unclear[0].problem}"
     if all((chat.regions <= 0).all() for chat in chats):
-        raise SinkscopeError(f"{first}, so its tokens cannot be told from the template's")
+        raise SinkscopeError(f"{first}, so the tokens of its messages cannot be told from those of the template")
     others = f" (and so in {len(unclear) - 1} more of {len(chats)} conversations)" if len(unclear) > 1 else ""
-    return [f"{first}{others}: tokens of which nobody can tell whose they are have no region"]
+    return [f"{first}{others}: tokens whose message is not known have no region"]
 
 
 def _tokens(document: Document, tokenizer: Any, open_end: bool) -> _Chat:

@@ -185,7 +185,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "no kind": ({"peft_type": None}, "names no peft_type"),
     "code": ({"megatron_config": {"a": 1}, "megatron_core": "antigravity"}, "import Megatron"),
     "a file elsewhere": ({"lora_ga_config": {"cache_file": "/etc/passwd"}}, "names a file of its own"),
-    "another base's start": ({"init_lora_weights": "corda"}, "changing its base's weights too"),
+    "another base's start": ({"init_lora_weights": "corda"}, "changed its base model's weights"),
     "repeated layers": ({"layer_replication": [[0, 2], [0, 2]]}, "repeats layers"),
     "several adapters": ({"peft_type": "XLORA"}, "mixes several adapters"),
     "starts in the text": ({"alora_invocation_tokens": [3]}, "aLoRA"),

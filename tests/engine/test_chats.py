@@ -448,7 +448,7 @@ def test_bad_numbers(words: tuple[object, ...], said: str, tiny_folder: Path, re
 def test_a_model_that_writes_nothing(tokenizer: Any) -> None:
     with pytest.raises(SinkscopeError, match="without a next-token head it predicts no text"):
         sinkscope.scan(tiny("bert"), tokenizer=tokenizer, data="prose", generate=3)
-    with pytest.raises(SinkscopeError, match=r"--generate goes on after text"):
+    with pytest.raises(SinkscopeError, match=r"--generate continues text"):
         sinkscope.scan(make_model(), data=[[1, 2, 3]], generate=3)
 
 

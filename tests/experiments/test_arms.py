@@ -722,7 +722,7 @@ def test_what_the_grammar_refuses(text: str, error: str) -> None:
         ("llama", "window:8+1/honor:50%", "a score of a run chooses these heads: give --run"),
         ("llama", "kv:4+sink-tokens", "sink-tokens: tokens.csv of a run names these tokens: give --run"),
         ("llama", "keys:random40", "only 39 such positions"), ("llama", "first-token:e", "has no tokenizer"),
-        ("gpt_oss", "acts:8/tensor", "multiplies by a matrix that is no linear module's"),
+        ("gpt_oss", "acts:8/tensor", "multiplies by a matrix outside of linear modules"),
         ("gpt_oss", "neuron:1.1", "0 projections from neurons"),
     ],
 )  # fmt: skip

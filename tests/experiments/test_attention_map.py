@@ -83,7 +83,7 @@ def test_each_length_reads_so_many_first_tokens(tiny_folder: Path) -> None:
     np.testing.assert_allclose(short.weights, whole[:5, :5], atol=1e-6)
     np.testing.assert_array_equal(all_of_it.weights, whole)
     for length in (1, len(tokens) + 1):
-        said = f"--length {length}: the text has {len(tokens)} tokens, so that 2 to that are possible"
+        said = f"--length {length}: the text has {len(tokens)} tokens; give a length from 2 to that number"
         with pytest.raises(SinkscopeError, match=said):
             attention_maps(str(tiny_folder), TEXT, [0, 1], [(1, 2)], [5, length])
 

@@ -39,7 +39,7 @@ class InputKind(ABC):
 
     def __init__(self, request: Request, checkpoint: Checkpoint, forward: Forward) -> None:
         if request.generate is not None and not self.continues:
-            raise SinkscopeError(f"--generate goes on after text; {checkpoint.name} reads {self.name} here")
+            raise SinkscopeError(f"--generate continues text, but {checkpoint.name} reads {self.name} here")
         self.request, self.checkpoint, self.forward = request, checkpoint, forward
 
     @classmethod

@@ -27,7 +27,7 @@ class TextsInput(InputKind):
     @classmethod
     def check(cls, request: Request) -> None:
         if request.generate is not None:
-            raise SinkscopeError("generate= goes on after the text of a SPEC: give data=FILE.jsonl")
+            raise SinkscopeError("generate= only continues the texts of a SPEC: give data=FILE.jsonl")
 
     def read(self, positions: int) -> Reading:
         request, checkpoint = self.request, self.checkpoint

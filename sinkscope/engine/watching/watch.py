@@ -66,7 +66,7 @@ class Watch:
 
     def __enter__(self) -> Watch:
         if self._stack is not None:
-            raise SinkscopeError("this watch is in force already: a `with` block of it stands around this one")
+            raise SinkscopeError("this watch is active already: end its `with` block before you enter it again")
         with ExitStack() as stack:
             stack.enter_context(alone(f"a watch of {self._checkpoint.name}", listens=True))
             stack.enter_context(self._listener.listening())

@@ -62,7 +62,7 @@ def ablate(
         fractions: shares of all heads.
         tokens: "first" also measures the model with key 0 hidden from every query but query 0.
         data, seq_len, num_sequences: as for `sinkscope.arms`; what the run has read is left out.
-        draws: number of random draws of as many heads, the control.
+        draws: number of random draws of equally many heads, the control.
         seed: seeds the draws of heads and of documents.
         shards: a folder that keeps every finished batch until the result is saved there. resume: continue from what
             an earlier ablation of the same model, text and heads left there.

@@ -55,23 +55,25 @@ SYMBOLS = {
     ),
     "s_ij": "logit of query i and key j, after scaling, soft-cap and bias",
     "n_k": (
-        "number of queries that may see key k: T-k in causal attention, query k included; T where every query sees "
-        "every key; fewer where the mask hides more, as a window, chunks and a prefix do. Padding is no query"
+        "number of queries that may see key k. In causal attention it is T-k, query k included. It is T where every "
+        "query sees every key, and smaller where the mask hides more (a window, chunks, a prefix). Padding does not "
+        "count as a query"
     ),
     "n_max": "the largest n_k of the sequence in the head: T, or W under a window of W < T keys",
     "alpha_k": (
-        "sum_i A[i,k] / n_k, the mean of A[i,k] over the queries i that may see key k. Gu et al. 2410.10781, who know "
-        "no window, divide by T-k; so divided, no key k could be a sink under a window of W keys once T-k > W/epsilon"
+        "sum_i A[i,k] / n_k, the mean of A[i,k] over the queries i that may see key k. Gu et al. 2410.10781, who "
+        "consider no windows, divide by T-k. Divided by T-k, no key k could be a sink under a window of W keys once "
+        "T-k > W/epsilon"
     ),
     "alpha_0": (
         "sink_score, 1/T sum_i A[i,0], as Gu et al. define it: a query that may not see key 0 counts as 0. Where n_0 = "
-        "T it is alpha_k at k = 0; under a window that is T/n_0 times as large"
+        "T, it equals alpha_k at k = 0. Under a window, alpha_k at k = 0 is T/n_0 times as large as alpha_0"
     ),
-    "median": "the middle value; of an even number, the mean of the two middle ones",
+    "median": "the middle value; for an even number of values, the mean of the two middle ones",
     "epsilon": "threshold of a sink, 0.3 unless `--epsilon` says otherwise",
     "q_i, k_j, v_j": "query, key and value as the softmax sees them, after position encoding and norms",
     "o_i": "sum over j of A[i,j] v_j: what the attention call returns",
-    "w_i": "what the output projection reads of the head: o_i, unless a gate or a norm stands between",
+    "w_i": "what the output projection reads of the head: o_i, unless a gate or a norm lies between",
     "W_O^h": "slice of the output projection that reads head h",
     "x_i": "residual stream that enters the block",
     "z_i": "what the projections of queries, keys and values read: x_i after the norm of the block's input, if any",

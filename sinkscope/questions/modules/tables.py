@@ -114,7 +114,7 @@ def add_modules(streams: dict[str, StreamSummary], table: pd.DataFrame) -> None:
         }  # fmt: skip
         token = "" if pd.isna(worst["amax_token"]) else f" ({worst['amax_token']!r})"
         stream.in_words.append(
-            f"Modules: in 8 bits with one scale a tensor, {worst['module']} loses most: "
+            f"Modules: with per-tensor quantisation to 8 bits, {worst['module']} loses most: "
             f"{100 * worst['underflow_tensor']:.0f} % of its input rounds to 0, with per-token quantisation "
             f"{100 * worst['underflow_token']:.0f} %; its largest entry is at position {worst['amax_position']}{token}."
         )

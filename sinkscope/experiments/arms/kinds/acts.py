@@ -38,7 +38,7 @@ class RoundedActivations(PositionArm):
                 parameter.ndim > 1 for parameter in module.parameters(recurse=False)
             ):
                 raise SinkscopeError(
-                    f"--arm {self.name}: {name} multiplies by a matrix that is no linear module's, so not every "
+                    f"--arm {self.name}: {name} multiplies by a matrix outside of linear modules, so not every "
                     "linear input can be rounded"
                 )
         return self
