@@ -13,7 +13,7 @@ from sinkscope.cli.common import say
 from sinkscope.cli.help import READ, WRITTEN
 from sinkscope.cli.options import Device, Dtype, NumSequences, Revision, SeqLen, TrustRemoteCode, slugs
 from sinkscope.errors import SinkscopeError
-from sinkscope.runs.folder import write_files
+from sinkscope.runs.folder import check_place, write_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -141,6 +141,7 @@ def _check_folder(out: Path, force: bool) -> None:
     there = [name for name in FILES if (out / name).exists()]
     if there and not force:
         raise SinkscopeError(f"{out / there[0]} is there already: give another --out, or --force to replace it")
+    check_place(out)
 
 
 def _listed(chosen: list[Claim]) -> str:

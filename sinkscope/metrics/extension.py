@@ -140,7 +140,8 @@ def _functions(given: Iterable[Any]) -> list[Any]:
 
 
 def _functions_of(module: object) -> list[Callable[..., Any]]:
-    return [value for value in vars(module).values() if declared(value)]
+    """The metrics among what a module, or whatever a package gives for one, holds."""
+    return [value for value in getattr(module, "__dict__", {}).values() if declared(value)]
 
 
 def _check_names(metrics: list[Metric], built_in: MetricSet, reserved: Collection[str]) -> None:

@@ -46,7 +46,7 @@ class FolderKind:
         """
         self.settle(target)
         if not target.exists():
-            _check_writable(target)
+            check_place(target)
             return
         if not target.is_dir():
             raise SinkscopeError(f"{target} is a file: give another --out")
@@ -68,7 +68,7 @@ class FolderKind:
                 f"{target} holds files named like {_with_article(self.name)}'s, but no {self.name} of sinkscope's: "
                 "give another --out"
             )
-        _check_writable(target)
+        check_place(target)
 
     def settle(self, target: Path) -> None:
         """Finishes a write into `target` that was killed after its result was whole; called before every reading.
@@ -152,7 +152,7 @@ def _with_article(name: str) -> str:
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
 
-def _check_writable(target: Path) -> None:
+def check_place(target: Path) -> None:
     """Tests, before anything is measured, that the nearest existing folder can be written to. Raises SinkscopeError."""
     nearest = next(path for path in (target, *target.absolute().parents) if path.exists())
     try:

@@ -52,6 +52,18 @@ def test_models_side_by_side(explicit_models: Path, tmp_path: Path) -> None:
     assert "<h2>Ran-Milo 2603.11487</h2>" in (out / "claims.html").read_text("utf-8")
 
 
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder in which nobody can write")
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(
+    explicit_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sinkscope.cli.claims._put", lambda *_: pytest.fail("it was measured"))
+    done = claims(explicit_models / "one", *TASK, *FEW, "--out", "/proc/claims")
+    assert done.exit_code == 2, done.output
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("sinkscope: error: cannot write to /proc: ")
+    assert line.endswith("; give another --out")
+
+
 @pytest.mark.slow
 def test_what_was_measured_is_read_again(
     explicit_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -133,7 +133,9 @@ def mutated_frame(table: Any, draw: Random) -> Any:
     how = draw.choice(["cell", "cell", "text", "drop", "rows", "double", "sort", "type"])
     if how == "cell":
         table[name] = table[name].astype(object)
-        table.loc[draw.randrange(len(table)), name] = draw.choice([None, -1, 10**15, float("nan"), float("inf"), 0.5])
+        words = table[name].map(type).eq(str).any()  # a file has no column of words and numbers
+        values = [None, "", "x", "nan"] if words else [None, -1, 10**15, float("nan"), float("inf"), 0.5]
+        table.loc[draw.randrange(len(table)), name] = draw.choice(values)
         table[name] = table[name].infer_objects()
     elif how == "text":
         table[name] = draw.choice(["", "x", "nan"])

@@ -246,6 +246,16 @@ def test_an_installed_package_that_brings_none_is_named(
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize("entry", ["nothing", "theirs.__name__", "nothing.upper"])
+def test_what_an_installed_package_gives_for_a_metric_may_be_anything(
+    entry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text, a number or a builtin has no __dict__ to look for metrics in."""
+    install(tmp_path, "outside", monkeypatch, f"x = outside:{entry}")
+    with pytest.raises(SinkscopeError, match=r"^the metrics x: outside declares no metric there$"):
+        metric_set()
+
+
 def test_two_packages_with_one_name_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, "first_one", monkeypatch, "x = first_one:theirs")
     install(tmp_path, "second_one", monkeypatch, "x = second_one:theirs")
