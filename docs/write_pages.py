@@ -47,6 +47,12 @@ value. `NAME_sem` has the standard error of this mean: the standard deviation, w
 "per" says run, there is only one value, for the whole run. Where it says position, the value is a mean over the
 sequences that reach the position, without a standard error.
 
+Standard errors fall with the square root of the number of sequences: 4 times as many halve them. The screen of a scan
+says so where the 95 % interval of alpha_0 (Student's t, n - 1 degrees of freedom) holds epsilon in a tenth of the heads
+or more. Where an intervention cannot be told from its random control, `arms` and `ablate` name a sample that could:
+sequences and draws are both multiplied by (2.8 SE / d)^2, with the difference d and its standard error SE. If d is
+the true difference, 80 % of such samples show it at the 5 % level, for 2.8 = 1.96 + 0.84 standard normal deviations.
+
 ## Symbols
 
 """

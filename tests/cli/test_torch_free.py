@@ -55,7 +55,8 @@ def test_a_saved_run_is_read_without_torch(tmp_path: Path) -> None:
         ["claims", "run", "--claim", "first-token", "--claim", "hard-switch", "--claim", "stays-at-the-first-position"],
         ["plot", "run", "--figure", "heatmap", "--metric", "peak_score", "-o", "peak.svg"],
         ["baseline", "run", "-o", "sinks.json"],
-        ["check", "run", "--baseline", "sinks.json"],
+        ["check", "run", "--baseline", "sinks.json", "--html", "check.html"],
+        ["plot", "run", "run", "--figure", "profile", "-o", "profile.svg"],
     ]
     root = str(Path(__file__).parents[2])
     done = subprocess.run(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from sinkscope.present.colors import CIVIDIS, DIVERGING, color_at, ink, mixed
@@ -43,3 +45,31 @@ def test_ink_is_legible_on_every_shade(scale: tuple[str, ...]) -> None:
     for step in range(101):
         background = mixed(scale, step / 100)
         assert contrast(background, ink(background)) >= 4.5, background
+
+
+def schemes() -> dict[str, dict[str, str]]:
+    """The colours of the pages by name, for light and dark windows and for print."""
+    from sinkscope.present.html.page import TEMPLATES
+
+    css = (TEMPLATES / "page.css").read_text("utf-8")
+    blocks = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
+    light, dark, printed = (dict(re.findall(r"--(\w+): (#\w+)", block)) for block in blocks)
+    return {"light": light, "dark": light | dark, "print": light | printed}
+
+
+def luminance(color: str) -> float:
+    """WCAG 2's relative luminance."""
+    shares = [int(color[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark", "print"])
+def test_words_of_pages_have_the_contrast_that_wcag_asks_for(scheme: str) -> None:
+    """4.5 to 1 for text, 3 to 1 for lines of charts."""
+    colors = {name: color if len(color) == 7 else "#" + "".join(2 * digit for digit in color[1:])
+              for name, color in schemes()[scheme].items()}  # fmt: skip
+    paper = luminance(colors["paper"])
+    for name, least in {"ink": 4.5, "soft": 4.5, "warn": 4.5, "c0": 4.5, "c1": 3, "c2": 3, "c3": 3}.items():
+        pair = sorted((paper, luminance(colors[name])))
+        assert (pair[1] + 0.05) / (pair[0] + 0.05) >= least, name

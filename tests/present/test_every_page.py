@@ -13,8 +13,13 @@ from browser import CHROMIUM, Browser
 from desk import enlarged, hostile, scanned
 
 import sinkscope
+from sinkscope.comparison.baseline import baseline_of
 from sinkscope.comparison.compare_runs import compare
+from sinkscope.comparison.gate import check
+from sinkscope.experiments.attention_map import HeadMap
 from sinkscope.present.html.atlas import render_atlas
+from sinkscope.present.html.attention import AttentionMaps
+from sinkscope.present.html.check import render_check
 from sinkscope.present.html.report import render_report
 from sinkscope.runs.atlas import atlas
 from sinkscope.runs.run import Run
@@ -56,6 +61,17 @@ def compared(folder: Path) -> str:
     return render_report([run, run], compare(run, run))
 
 
+def mapped(folder: Path) -> str:
+    run = scanned()
+    maps = [HeadMap(0, head, np.eye(2), [LONG, "b"]) for head in range(3)]
+    return render_report([run, run], compare(run, run), (), [AttentionMaps(LONG, maps)] * 2)
+
+
+def checked(now: Run, then: Run) -> str:
+    baseline = baseline_of(then)
+    return render_check(check(now, baseline), baseline.facts, now.manifest)
+
+
 def dense(folder: Path) -> str:
     run = hostile(enlarged(scanned(), 8, 128, sequences=2), LONG)
     with pytest.MonkeyPatch.context() as patch:
@@ -67,6 +83,9 @@ PAGES: dict[str, Callable[[Path], str]] = {
     "rich": rich,
     "compared": compared,
     "dense": dense,
+    "with attention maps": mapped,
+    "failed check": lambda folder: checked(hostile(scanned("zero head"), LONG), hostile(scanned(), LONG)),
+    "passed check": lambda folder: checked(scanned(), scanned()),
     "atlas": several,
     "cell of a run": lambda folder: CELL + str(hostile(enlarged(scanned(), 3, 32), LONG)._repr_html_()),
     "cell of a comparison": lambda folder: CELL + str(sinkscope.compare(scanned(), scanned("noise"))._repr_html_()),
@@ -93,3 +112,24 @@ def test_a_page_fits_a_phone_and_a_desk_and_nothing_complains(browser: Browser, 
             assert browser.get("document.documentElement.scrollWidth") <= width, (scheme, width)
             assert browser.get("performance.getEntriesByType('resource').length") == 0
             assert not browser.said
+
+
+SPOKEN = ("button", "link", "textbox", "searchbox", "combobox", "img", "image", "table", "figure", "region")
+"""Roles that a screen reader announces by name."""
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_what_a_screen_reader_announces_has_a_name(browser: Browser, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(PAGES[kind](tmp_path), encoding="utf-8")
+    browser.open(path)
+    browser.wait("!document.getElementById('data') || document.querySelector('rect.chosen') !== null")
+    browser.get("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+    browser.call("Accessibility.enable")
+    nodes = browser.call("Accessibility.getFullAXTree")["nodes"]
+    spoken = [node for node in nodes if not node["ignored"] and node["role"]["value"] in SPOKEN]
+    assert len(spoken) > 1
+    silent = [node["role"]["value"] for node in spoken if not node.get("name", {}).get("value")]
+    assert not [role for role in silent if role != "figure"], "a figure may be named by its heading"
+    levels = browser.get("[...document.querySelectorAll('h1, h2, h3, h4')].map(each => Number(each.tagName[1]))")
+    assert all(after <= before + 1 for before, after in zip([0, *levels], levels, strict=False)), "no level is left out"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from boxes import faults, faults_when_saved
@@ -49,17 +51,20 @@ def test_a_figure_of_one_run(figure: str, shape: tuple[int, int], size: str, mon
     assert not found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", WIDTHS)
-@pytest.mark.parametrize("layers", [12, 30, 80])
-@pytest.mark.parametrize("figure", table_figures())
+@pytest.mark.parametrize(
+    ("figure", "layers", "runs"),
+    slow_but([(figure, *rest) for figure in table_figures() for rest in product((12, 30, 80), (1, 2, 4))],
+             ("cosine", 12, 4)),
+)  # fmt: skip
 def test_a_figure_over_several_runs(
-    figure: str, layers: int, size: str, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+    figure: str, layers: int, runs: int, size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = faults_when_saved(monkeypatch)
-    run = enlarged(smoothed(), layers, 4)
-    draw_several([run], figure, "png", size)
-    draw_several([named(run, LONG), smoothed(1)], figure, "png", size)
+    first = enlarged(smoothed(), layers, 4)
+    if runs > 1:
+        first = named(first, LONG)
+    draw_several([first, *(smoothed(seed) for seed in range(1, runs))], figure, "png", size)
     assert not found
 
 

@@ -183,3 +183,13 @@ def test_a_run_is_one_line_and_shows_a_few_columns_first() -> None:
     assert len(run.show().columns) == 10 < len(run.heads.columns)
     with pytest.raises(SinkscopeError, match="no column of heads"):
         run.show("q_nrm")
+
+
+def test_a_comparison_shows_heads_that_changed_also_where_the_runs_have_one_dataset() -> None:
+    result = sinkscope.compare(scanned(), scanned("noise"), equivalence_margin={"bos_mass": 0.1})
+    result.changes["gained_sink"] = [
+        {"stream": "text", "layer": 1, "head": 2, "metric": "sink_score", "a": 0.2, "b": 0.45, "q": 0.003}
+    ]
+    shown = result._repr_html_()
+    assert "1.2 (0.2 to 0.45, q 0.003)" in shown
+    assert "Equivalence of bos_mass within ±0.1: the mean over all heads is shown to be equivalent" in shown

@@ -197,7 +197,9 @@ def test_the_answer_and_the_maps_come_first() -> None:
     run = scanned()
     text = render_report([run, run], compare(run, run))
     places = [text.index(part) for part in (
-        "From A to B: mean bos_mass", 'class="runs pair"', 'class="answer">No', 'id="heading-0"', "What was measured",
+        "From A to B: mean bos_mass", 'class="runs pair"', 'class="answer">No', 'id="heading-0"',
+        "<h3>More answers</h3>",
+        "What was measured",
         "<h3>Layers</h3>",
     ) if part in text]  # fmt: skip
     assert places == sorted(places)
@@ -348,7 +350,7 @@ def test_tokens_and_switches_stand_where_a_run_has_them() -> None:
 def test_arms_stand_below_their_run(tmp_path: Path) -> None:
     """The one that costs most first; a control is no row of its own; names stay text."""
     run = scanned()
-    assert "under arms" not in render_report([run])
+    assert "under interventions" not in render_report([run])
     folder = write_arms(tmp_path / "arms", run)
     text = render_report([run], None, placed([load_arms(folder)], [run]))
     rows = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', text[text.index('class="nowrap arms"') :])

@@ -29,6 +29,7 @@ from sinkscope.present.figures.series import all_series
 from sinkscope.present.figures.several import by_layer, draw_several, table_figures
 from sinkscope.present.figures.trajectory import draw_trajectories, draw_trajectory
 from sinkscope.runs.run import load_run
+from sinkscope.runs.schema.manifest import FirstToken
 from sinkscope.runs.schema.site import Kind
 
 
@@ -205,6 +206,10 @@ def test_attention_at_several_lengths_and_a_gallery() -> None:
     assert "the first 4, 16 tokens of the text 'a text'" in caption
     heads = gallery_heads(run)
     assert len({(layer, head) for layer, head, _ in heads}) == len(heads) == 4
+    assert heads[0][2].startswith("first token "), "the run had no tokenizer that names a BOS"
+    run.summary.first_token = FirstToken(id=1, text="<bos>", distinct=1, is_bos=True)
+    assert gallery_heads(run)[0][2].startswith("BOS ")
+    assert len(set(gallery_heads(run, 2))) == 8
     own = [HeadMap(layer, head, causal(16), tokens) for layer, head, _ in heads]
     content, caption = draw_gallery([(run, own), (run, own)], "a text", "svg")
     assert content == draw_gallery([(run, own), (run, own)], "a text", "svg")[0]

@@ -211,3 +211,19 @@ def test_a_study_keeps_to_the_terminal() -> None:
     columns += ["published_sinks", *(f"{a}bos_mean_{b}" for a in ("", "published_") for b in ("min", "max"))]
     text = render_study(pd.DataFrame(columns=columns), pd.DataFrame(), "word " * 40, Path("folder/" * 8), width=70)
     assert max(map(len, text.splitlines())) <= 80, "only the table is wider"
+
+
+def test_errors_that_leave_sinks_open_are_named_with_the_sample_that_halves_them() -> None:
+    run = scanned()
+    run.heads["sink_score"], run.heads["sink_score_sem"] = 0.31, 0.001
+    assert "would halve the errors" not in render_run(run)
+    run.heads.loc[:1, "sink_score_sem"] = 0.0043  # x t(0.975, 7) = 2.365: the interval begins at 0.2998
+    screen = " ".join(render_run(run).split())
+    assert (
+        "In 2 of 12 heads the 95 % interval of alpha_0 holds 0.3: whether they have a sink is open. 32 sequences, 4 "
+        "times as many, would halve the errors." in screen
+    )
+    run.heads.loc[:1, "sink_score_sem"] = 0.0042
+    assert "would halve the errors" not in render_run(run)
+    run.heads["sink_score_sem"] = np.nan
+    assert "would halve the errors" not in render_run(run)

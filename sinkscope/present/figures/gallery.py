@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from sinkscope.runs.run import Run
     from sinkscope.runs.schema.site import Kind
 
-CLEAREST = (("bos_mass", "BOS"), ("self_mass", "self"), ("previous_mass", "previous"), ("uniformity", "uniform"))
+CLEAREST = (
+    ("bos_mass", "first token"),
+    ("self_mass", "self"),
+    ("previous_mass", "previous"),
+    ("uniformity", "uniform"),
+)
 """Columns of heads.csv by which the gallery chooses heads, and the patterns that they measure."""
 
 
@@ -28,8 +33,9 @@ def gallery_heads(run: Run, each: int = 1) -> list[tuple[int, int, str]]:
     for column, pattern in CLEAREST:
         taken = {(layer, head) for layer, head, _ in chosen}
         order = rows.dropna(subset=[column]).sort_values(column, ascending=False, kind="stable")
+        name = "BOS" if column == "bos_mass" and run.summary.first_token.is_bos else pattern
         free = [row for row in order.to_dict("records") if (row["layer"], row["head"]) not in taken]
-        chosen += [(int(row["layer"]), int(row["head"]), f"{pattern} {row[column]:.2f}") for row in free[:each]]
+        chosen += [(int(row["layer"]), int(row["head"]), f"{name} {row[column]:.2f}") for row in free[:each]]
     return chosen
 
 

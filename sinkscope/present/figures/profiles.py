@@ -81,9 +81,7 @@ def _panel(axes: Axes, name: str, series: Sequence[Series], over_depth: bool) ->
 
 
 def _mass(series: Sequence[Series]) -> str:
-    """What the attention on the first token is called: the name of every run's first token, where they agree."""
-    names = {first_mass(each.run.summary.first_token) for each in series}
-    return names.pop() if len(names) == 1 else "first-token attention"
+    return first_mass(*(each.run.summary.first_token for each in series))
 
 
 def _caption(series: list[Series], over_depth: bool) -> str:

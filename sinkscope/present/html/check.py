@@ -97,7 +97,10 @@ def _map(tally: Tally, place: str, rows: pd.DataFrame, large: bool) -> list[dict
              marked=bool(row["breach"]))
         for row, change in zip(rows.to_dict("records"), difference, strict=True)
     ]  # fmt: skip
-    caption, bounds = f"{tally.rule.metric}{place}: {int(rows['breach'].sum())} of {len(rows)} heads", (-most, most)
+    caption, bounds = (
+        f"{tally.rule.metric}{place}: {int(rows['breach'].sum())} of {len(rows)} heads moved too far",
+        (-most, most),
+    )
     drawn = heat_map(cells, [str(layer) for layer in layers], int(rows["head"].max()) + 1, bounds, caption, DIVERGING,
                      dense=large)  # fmt: skip
     return [{"caption": caption, "svg": drawn, "legend": legend(bounds, "new run - baseline", DIVERGING)}]

@@ -24,6 +24,7 @@ from sinkscope.present.terminal.table import FEW, ROWS, aligned, as_text, dorman
 from sinkscope.present.terminal.task import render_task
 from sinkscope.present.terminal.tokens import token_rows
 from sinkscope.present.text import next_command, printable
+from sinkscope.runs.statistics import CONFIDENCE, t_half_width
 from sinkscope.runs.words import first_mass, says_nothing
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 
 STRONGEST = 8
+OPEN = 0.1
+"""Share of heads from which the screen says that the errors leave their sinks open."""
 
 
 def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: str | None = None) -> str:
@@ -45,7 +48,7 @@ def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: s
         if run.summary.domains:
             parts += [*domain_answers(run, stream), *domain_rows(run, stream), *contrast_rows(run, stream)]
         else:
-            parts += [_answers(summary), _rates(summary, run.summary.epsilon)]
+            parts += [_answers(summary), _rates(summary, run.summary.epsilon), *undecided(run, heads)]
         parts += _across_domains(summary)
         maps = _domains(heads)
         for domain, rows in maps if len(maps) <= FEW else []:
@@ -120,6 +123,23 @@ def _rates(summary: StreamSummary, epsilon: float) -> Table:
         bold=[f"eps {name}" for name in rates if float(name) == epsilon],
         title_style="",
     )
+
+
+def undecided(run: Run, heads: pd.DataFrame) -> list[Text]:
+    """A line on the errors where they leave open of many heads whether they have a sink; none where they do not."""
+    count, epsilon = run.manifest.data[0].sequences, run.summary.epsilon
+    if count < 2 or "sink_score_sem" not in heads:
+        return []
+    half = t_half_width(CONFIDENCE, count - 1) * heads["sink_score_sem"]
+    still = int(((heads["sink_score"] - epsilon).abs() <= half).sum())
+    if still < OPEN * len(heads):
+        return []
+    return [
+        Text(
+            f"In {still} of {len(heads)} heads the 95 % interval of alpha_0 holds {epsilon:g}: whether they have a "
+            f"sink is open. {4 * count} sequences, 4 times as many, would halve the errors."
+        )
+    ]
 
 
 def _domains(heads: pd.DataFrame) -> list[tuple[str | None, pd.DataFrame]]:

@@ -29,7 +29,7 @@
 
   function render(index, most) {
     const {place, curves} = shown[index], run = data[index], head = run.heads[place];
-    const table = html("table"), drawn = html("div");
+    const table = html("table", null, {"aria-label": `scores of ${head.name}`}), drawn = html("div");
     run.scores.forEach((name, i) => {
       const {unit, what} = run.columns[i];
       const cell = html("th", name, {scope: "row", title: what + (unit ? ` (${unit})` : "")});
@@ -126,7 +126,7 @@
   function tabulate(index) {
     const run = data[index], box = document.getElementById(`all-${index}`);
     const search = html("input", null, {type: "search", placeholder: "layer 5   bos_mass>0.5", autocomplete: "off"});
-    const label = html("label", "Show heads with "), count = html("output"), table = html("table"), body = html("tbody");
+    const label = html("label", "Show heads with "), count = html("output"), table = html("table", null, {"aria-label": "all heads"}), body = html("tbody");
     let order = {at: Math.max(0, run.scores.indexOf("bos_mass")), down: true};
     const more = html("button", null, {type: "button", class: "more"});
     let kept = [], shown = 0;

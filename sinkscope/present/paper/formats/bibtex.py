@@ -32,7 +32,7 @@ def bibtex(table: PaperTable) -> str:
             lines.append(f"% {column.name}: {printable(column.source) or 'no source'}")
     for paper, names in papers.items():
         lines += [f"% defines {', '.join(names)}", _paper(paper)]
-    return "\n".join([*lines, _entry("software", "sinkscope", SOFTWARE | {"version": VERSION}), ""])
+    return "\n".join([*lines, _entry("misc", "sinkscope", SOFTWARE | {"howpublished": f"Version {VERSION}"}), ""])
 
 
 def _paper(paper: Paper) -> str:

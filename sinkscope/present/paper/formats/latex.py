@@ -17,6 +17,8 @@ SIGNS = {
 
 MEANING = "the standard error over sequences"
 """Of the number after the sign."""
+UNPARTED = 4
+"""Most decimals that siunitx prints without a space among them."""
 WIDE = 3
 """Most metrics, each with its error, that fit one column of a page of two."""
 
@@ -81,7 +83,8 @@ def _line(cells: list[str]) -> str:
 def _layout(table: PaperTable, column: Column) -> str:
     """`l` for words; for numbers an S column that fits every cell.
 
-    siunitx leaves out an uncertainty of zero unless told to keep it: 1.000 would read as if no interval were known.
+    siunitx leaves out an uncertainty of zero unless told to keep it: 1.000 would read as if no interval were known. It
+    parts five decimals, as in 1.000 49, unless told not to.
     """
     if not is_number(table, column.name):
         return "l"
@@ -93,11 +96,12 @@ def _layout(table: PaperTable, column: Column) -> str:
     sign = "-" if (values < 0).any() else ""
     form = f"{sign}{whole}" + (f".{deepest}" if deepest else "")
     shown = [f"{sem:.{places_of(float(sem), place)}f}" for sem in sems]
+    whole_digits = ", group-digits=none" if deepest > UNPARTED else ""
     if not column.interval:
-        return f"S[table-format={form}]"
+        return f"S[table-format={form}{whole_digits}]"
     digits = max((len(sem.replace(".", "").lstrip("0")) for sem in shown), default=1)
     keep = ", retain-zero-uncertainty=true" if any(float(sem) == 0 for sem in shown) else ""
-    return f"S[table-format={form}({max(1, digits)}), separate-uncertainty=true{keep}]"
+    return f"S[table-format={form}({max(1, digits)}), separate-uncertainty=true{keep}{whole_digits}]"
 
 
 FORMAT = Format("latex", (".tex",), latex_table)
