@@ -9,6 +9,15 @@ beside the keys of each attention head differs (`sinks` of transformers' GPT-OSS
     softmax1  0: the denominator of the softmax is 1 larger, so that a query may attend to nothing ("off by one")
     learned   a parameter of each head, as in GPT-OSS, which starts at 0
 
+--attention takes two more, without an extra logit and without normalisation: no sum divides a row.
+
+    sigmoid   sigmoid of each logit, divided by nothing
+    relu      ReLU of each logit over the position i, and i = 1 for the first token
+
+--seeds N trains each kind with the seeds 0 .. N-1 and compares them in compare.csv and on the screen: loss and sinks
+side by side, with the 95 % interval of the mean over seeds. --learning-rate, --weight-decay, --data-share, --optimizer
+and --init are what Gu et al. (2410.10781) turn.
+
 A row is BOS, a stretch of text, and the same stretch again: a head that copies from the first time has nothing to do
 there. --plain gives one stretch of the same length instead. Every eighth document is held out; loss and sinks are
 measured on rows of those. The folder of each training gets trajectory.csv (by SinkCallback), loss.csv, emergence.csv
@@ -19,23 +28,46 @@ came out.
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
+from scipy.stats import t
 from transformers import GptOssConfig, GptOssForCausalLM, Trainer, TrainingArguments
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import sinkscope
 from sinkscope.experiments.training.trajectory import emergence
 from sinkscope.present.figures.trajectory import draw_trajectory
 from sinkscope.present.terminal.trajectory import render_trajectory
+from sinkscope.trigger.model import plain_attention
 
 BOS = 256
 """The token ids 0 to 255 are bytes."""
 LENGTH = 65
 CORPORA = ("prose", "code", "multilingual")
 EXTRA_LOGIT = {"softmax": -1e9, "softmax1": 0.0, "learned": 0.0}
+SCORES = ("sigmoid", "relu")
+"""Kinds without normalisation, by their names in sinkscope.capture.scores."""
+OPTIMIZERS = {"adamw": "adamw_torch", "sgd": "sgd"}
+"""By transformers' names."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a training is asked for besides its kind and its seed."""
+
+    steps: int = 800
+    every: int = 40
+    plain: bool = False
+    learning_rate: float = 3e-3
+    weight_decay: float = 0.1
+    data_share: float = 1.0
+    optimizer: str = "adamw"
+    init: float = 0.02
 
 
 def text_of(held_out: bool) -> list[torch.Tensor]:
@@ -55,10 +87,11 @@ def row(text: torch.Tensor, start: int, plain: bool) -> torch.Tensor:
 
 
 class Rows(torch.utils.data.Dataset):
-    """`count` rows from random places of the training text."""
+    """`count` rows from random places of the first `share` of the training text."""
 
-    def __init__(self, count: int, plain: bool) -> None:
+    def __init__(self, count: int, plain: bool, share: float = 1.0) -> None:
         text = torch.cat(text_of(held_out=False))
+        text = text[: max(LENGTH + 1, round(share * len(text)))]
         starts = torch.randint(len(text) - LENGTH, (count,), generator=torch.Generator().manual_seed(0))
         self.rows = [row(text, int(start), plain) for start in starts]
 
@@ -69,7 +102,7 @@ class Rows(torch.utils.data.Dataset):
         return {"input_ids": self.rows[number], "labels": self.rows[number]}
 
 
-def small_model(denominator: str, seed: int) -> GptOssForCausalLM:
+def small_model(kind: str, seed: int, init: float = 0.02) -> GptOssForCausalLM:
     """Two layers of four heads; one expert, so that each layer has a plain MLP."""
     torch.manual_seed(seed)
     model = GptOssForCausalLM(GptOssConfig(
@@ -77,25 +110,48 @@ def small_model(denominator: str, seed: int) -> GptOssForCausalLM:
         num_key_value_heads=4, head_dim=32, num_local_experts=1, num_experts_per_tok=1, attention_bias=False,
         layer_types=["full_attention"] * 2, max_position_embeddings=LENGTH, swiglu_limit=100.0, use_cache=False,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, bos_token_id=BOS, eos_token_id=BOS,
+        initializer_range=init,
     ))  # fmt: skip
+    if kind in SCORES:
+        use_score(model, kind)
+        return model
     for layer in model.model.layers:
-        layer.self_attn.sinks.data.fill_(EXTRA_LOGIT[denominator])
-        layer.self_attn.sinks.requires_grad_(denominator == "learned")
+        layer.self_attn.sinks.data.fill_(EXTRA_LOGIT[kind])
+        layer.self_attn.sinks.requires_grad_(kind == "learned")
     return model
 
 
-def train(denominator: str, out: Path, steps: int, every: int, seed: int = 0, plain: bool = False) -> None:
-    """Trains one model; writes its tables and figure into `out` and prints when its sinks appeared."""
-    held_out = torch.stack([row(text, 0, plain) for text in text_of(held_out=True)])
+def use_score(model: GptOssForCausalLM, score: str) -> None:
+    """Replaces the softmax of every layer by a score, named to the attention function by the keyword `score`."""
+
+    def named(module: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return args, given | {"score": score}
+
+    ALL_ATTENTION_FUNCTIONS.register("scored", plain_attention)
+    model.config._attn_implementation = "scored"
+    for layer in model.model.layers:
+        layer.self_attn.sinks = None
+        layer.self_attn.register_forward_pre_hook(named, with_kwargs=True)
+
+
+def train(kind: str, out: Path, recipe: Recipe, seed: int = 0) -> dict[str, Any]:
+    """Trains one model; writes its tables and figure into `out` and prints when its sinks appeared.
+
+    Returns its last loss, the numbers of heads whose alpha_0, and whose mean share of a row's sum, are above 0.3, and
+    the means over heads of BOS's attention and its share. A raw score has no common scale; its share has.
+    """
+    held_out = torch.stack([row(text, 0, recipe.plain) for text in text_of(held_out=True)])
     arguments = TrainingArguments(
-        output_dir=str(out), max_steps=steps, per_device_train_batch_size=16, per_device_eval_batch_size=16,
-        learning_rate=3e-3, lr_scheduler_type="constant_with_warmup", warmup_steps=100, weight_decay=0.1,
-        adam_beta2=0.95, eval_strategy="steps", eval_steps=every, eval_on_start=True, logging_steps=every,
-        save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True, seed=seed,
+        output_dir=str(out), max_steps=recipe.steps, per_device_train_batch_size=16, per_device_eval_batch_size=16,
+        learning_rate=recipe.learning_rate, lr_scheduler_type="constant_with_warmup", warmup_steps=100,
+        weight_decay=recipe.weight_decay, optim=OPTIMIZERS[recipe.optimizer], adam_beta2=0.95, eval_strategy="steps",
+        eval_steps=recipe.every, eval_on_start=True, logging_steps=recipe.every, save_strategy="no", report_to=[],
+        use_cpu=True, disable_tqdm=True, seed=seed,
     )  # fmt: skip
-    callback = sinkscope.SinkCallback(every=every, data=held_out)
+    callback = sinkscope.SinkCallback(every=recipe.every, data=held_out)
     trainer = Trainer(
-        small_model(denominator, seed), arguments, train_dataset=Rows(16 * steps, plain), callbacks=[callback],
+        small_model(kind, seed, recipe.init), arguments, callbacks=[callback],
+        train_dataset=Rows(16 * recipe.steps, recipe.plain, recipe.data_share),
         eval_dataset=[{"input_ids": ids, "labels": ids} for ids in held_out],
     )  # fmt: skip
     trainer.train()
@@ -107,21 +163,59 @@ def train(denominator: str, out: Path, steps: int, every: int, seed: int = 0, pl
     emerged.to_csv(out / "emergence.csv", index=False)
     callback.run.save(out / "last-step", force=True)
     (out / "trajectory.png").write_bytes(draw_trajectory(trajectory, "png", losses=losses))
-    print(f"\n{denominator}: loss {losses['loss'].iloc[0]:.3f} at first, {losses['loss'].iloc[-1]:.3f} at the end")
+    print(f"\n{kind}: loss {losses['loss'].iloc[0]:.3f} at first, {losses['loss'].iloc[-1]:.3f} at the end")
     print(render_trajectory(trajectory, emerged, sinkscope.runs.defaults.EPSILON, sorted(out.glob("*.*"))))
+    heads = callback.run.heads
+    shares = callback.run.positions.query("position > 0").groupby(["layer", "head"])["bos_share"].mean()
+    epsilon = sinkscope.runs.defaults.EPSILON
+    return {
+        "attention": kind, "seed": seed, "loss": losses["loss"].iloc[-1],
+        "sinks": int((heads["sink_score"] > epsilon).sum()), "share_sinks": int((shares > epsilon).sum()),
+        "largest": heads["sink_score"].max(), "bos": heads["bos_mass"].mean(), "share": shares.mean(),
+    }  # fmt: skip
+
+
+def compared(table: pd.DataFrame) -> str:
+    """One line a kind, in Markdown: means over seeds with 95 % intervals (Student's t), and the range of sinks."""
+
+    def interval(values: pd.Series) -> str:
+        if len(values) < 2:
+            return f"{values.mean():.3f}"
+        half = t.ppf(0.975, len(values) - 1) * values.sem()
+        return f"{values.mean():.3f} ({values.mean() - half:.3f} to {values.mean() + half:.3f})"
+
+    names = ["attention", "seeds", "loss", "alpha_0 > 0.3", "share > 0.3", "largest alpha_0", "BOS, raw", "BOS, share"]
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    for kind, rows in table.groupby("attention", sort=False):
+        counts = [" to ".join(map(str, sorted({rows[n].min(), rows[n].max()}))) for n in ("sinks", "share_sinks")]
+        means = [interval(rows[name]) for name in ("largest", "bos", "share")]
+        lines.append("| " + " | ".join([str(kind), str(len(rows)), interval(rows["loss"]), *counts, *means]) + " |")
+    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/train-sink"), help="folder for the results")
-    parser.add_argument("--denominator", choices=EXTRA_LOGIT, action="append", help="train this one only")
+    parser.add_argument("--attention", choices=[*EXTRA_LOGIT, *SCORES], action="append", help="train this one only")
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--every", type=int, default=40, help="steps between two measurements")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of the order of the rows")
+    parser.add_argument("--seeds", type=int, help="train each kind with the seeds 0 .. N-1", metavar="N")
     parser.add_argument("--plain", action="store_true", help="rows of one stretch of text, not twice the same")
+    parser.add_argument("--learning-rate", type=float, default=Recipe.learning_rate)
+    parser.add_argument("--weight-decay", type=float, default=Recipe.weight_decay)
+    parser.add_argument("--data-share", type=float, default=1.0, help="train on this share of the text")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
+    parser.add_argument("--init", type=float, default=Recipe.init, help="standard deviation of the first weights")
     given = parser.parse_args()
-    for denominator in given.denominator or EXTRA_LOGIT:
-        train(denominator, given.out / denominator, given.steps, given.every, given.seed, given.plain)
+    recipe = Recipe(**{each.name: getattr(given, each.name) for each in fields(Recipe)})
+    rows = []
+    for seed in [given.seed] if given.seeds is None else range(given.seeds):
+        for kind in given.attention or EXTRA_LOGIT:
+            folder = given.out / kind if given.seeds is None else given.out / f"{kind}-seed{seed}"
+            rows.append(train(kind, folder, recipe, seed))
+            pd.DataFrame(rows).to_csv(given.out / "compare.csv", index=False)
+    print(f"\n{compared(pd.DataFrame(rows))}")
 
 
 if __name__ == "__main__":

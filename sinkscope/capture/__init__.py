@@ -3,6 +3,7 @@
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.keywords import attention_keyword
 from sinkscope.capture.plan import Plan, plan
+from sinkscope.capture.scores import attention_score
 from sinkscope.capture.site import Site
 from sinkscope.capture.sites import not_softmax
 from sinkscope.capture.view import LayerView, Missing
@@ -16,6 +17,7 @@ __all__ = [
     "Plan",
     "Site",
     "attention_keyword",
+    "attention_score",
     "not_softmax",
     "plan",
 ]

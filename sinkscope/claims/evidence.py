@@ -112,9 +112,9 @@ class Evidence:
     @property
     def normalised(self) -> bool:
         """Whether every layer divides the rows of its attention by their sum, as a softmax does."""
-        from sinkscope.capture.scores import normalises
+        from sinkscope.trigger.config import AttentionForm
 
-        return all(normalises(site.score) for site in self.run.manifest.attention)
+        return all(AttentionForm(site.score).normalised for site in self.run.manifest.attention)
 
 
 def head_name(row: pd.Series) -> Number:

@@ -19,14 +19,14 @@ def relaxed(
     rank: Annotated[
         list[int] | None, typer.Option(help="r_eta, dimensions of the nuisance; may be repeated. [default: 2, 4]")
     ] = None,
-    width: Annotated[list[int] | None, typer.Option(help="d; may be repeated. [default: 64]")] = None,
+    width: Annotated[list[int] | None, typer.Option(help="d; may be repeated. [default: 64, 4096]")] = None,
     kappa: Annotated[
         list[float] | None,
         typer.Option(help="By how much a right score leads each wrong one; may be repeated. [default: 4]"),
     ] = None,
     delta: Annotated[
         list[float] | None,
-        typer.Option(help="Size of the nuisance, |eta|^2 = delta^2 d; may be repeated. [default: 0.25, 0.5]"),
+        typer.Option(help="Size of the nuisance, |eta|^2 = delta^2 d; may be repeated. [default: 0.5]"),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Number N of random starts of each search.")] = 3,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only: no progress, no summary.")] = False,
@@ -43,7 +43,7 @@ def relaxed(
     from sinkscope.trigger.relaxed import study
     from sinkscope.trigger.relaxed.screen import draw_relaxed, render_relaxed
 
-    planned = study.tasks(groups or (1, 2), rank or (2, 4), width or (64,), kappa or (4.0,), delta or (0.25, 0.5))
+    planned = study.tasks(groups or (1, 2), rank or (2, 4), width or (64, 4096), kappa or (4.0,), delta or (0.5,))
 
     def begin(name: str, number: int) -> None:
         if not quiet:

@@ -21,10 +21,17 @@ One head of the other kinds:
   W x_t would have one direction, and with them what the trigger's row reads.
 - sigmoid: no solution for any default and any number of heads. One more token x_t before the same trigger adds a term
   of x_j and x_t alone to its row; it should add (x_t - the mean so far) / (j + 1), which depends on all the others.
+- relu-norm, sigmoid-norm: a row that sums to 1 is as softmax's, and needs its sink for the same reason. A row of
+  relu-norm may also be empty, since 0 / 0 is 0: zero is solved with all rows but the trigger's empty.
+- exp-free, sigmoid-free: no zero error for zero, but rows as near to empty as asked: logits -b on all keys of rows
+  without a trigger, and in the trigger's row 0 (exp), or b (sigmoid). No sink.
 - softmax1, learned-sink: the extra logit may take the mass; its value is 0. zero: the mass may lie there, on BOS, or on
   both. constant: only BOS can give c, but any mass p > 0 does if its value is c / p. self: no solution, as softmax.
 - gated: zero: the gate can close, under any attention. constant: a channel that is 1 for all tokens, open in rows
   without a trigger, and all others shut, give c under any attention.
+
+Other targets of the trigger's row, with zero elsewhere and one softmax head: x_j itself needs the sink as the mean
+does, since W keeps v. The trigger's mark does not: W is 0 on all other tokens, and a row has to leave its key out.
 
 Two softmax heads need no sink for zero and constant: in ordinary rows both attend alike and their values sum to c, in
 the trigger's row one of them goes to BOS (`explicit`). With two heads self asks for A[i,i] = 1 in the first, and for a

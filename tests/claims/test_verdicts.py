@@ -165,6 +165,23 @@ def test_a_model_that_does_not_solve_the_task_tests_no_need() -> None:
     assert found.figures["largest error"].value > 0.005
 
 
+def test_a_normalised_score_that_is_no_softmax_tests_neither_claim() -> None:
+    """relu-norm with ReLU's weights solves the task with all rows but the trigger's empty: neither a softmax without a
+    sink nor attention without normalisation."""
+    network = deepcopy(explicit("relu"))
+    network.config.attention = "relu-norm"
+    subject = model(network)()
+    reasons = {
+        "softmax-needs-a-sink": "its attention is no softmax", "relu-needs-none": "its attention is normalised",
+        "needs-normalisation": "the rows of its attention are normalised",
+    }  # fmt: skip
+    for name, reason in reasons.items():
+        verdict, told = judged(CLAIMS[name], subject)
+        assert (verdict, told.reason) == (NOT_TESTED, reason)
+        if name == "relu-needs-none":
+            assert told.figures["largest error"].value < 0.005
+
+
 def test_an_encoder_and_a_model_without_bos_need_no_case_of_their_own() -> None:
     """BERT is not causal; token ids have no openings, and no loss without a head. Nothing is an error."""
     subject = Subject("bert", tiny("bert"), reading={"data": random_ids(2, 40)}, loading={"self_check": False})

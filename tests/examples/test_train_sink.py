@@ -41,7 +41,7 @@ def test_the_three_models_differ_in_the_extra_logit_alone(example: dict[str, Any
 def test_it_writes_what_it_measured(
     denominator: str, example: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    example["train"](denominator, tmp_path, steps=2, every=1)
+    example["train"](denominator, tmp_path, example["Recipe"](steps=2, every=1))
     losses, trajectory = pd.read_csv(tmp_path / "loss.csv"), pd.read_csv(tmp_path / "trajectory.csv")
     assert sorted(set(losses["step"])) == sorted(set(trajectory["step"])) == [0, 1, 2]
     assert losses["loss"].iloc[-1] < losses["loss"].iloc[0]
@@ -53,3 +53,52 @@ def test_it_writes_what_it_measured(
     assert heads == pytest.approx(run.heads["sink_score"].to_numpy(), rel=1e-6)
     assert (run.heads["learned_sink_mass"].max() > 0.01) == (denominator == "learned")
     assert f"{denominator}: loss" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("score", ["sigmoid", "relu"])
+def test_a_score_without_normalisation_takes_the_softmax_s_place(score: str, example: dict[str, Any]) -> None:
+    """The same weights but the extra logit's; no row is divided by its sum, and later keys stay hidden."""
+    model, plain = example["small_model"](score, 0).eval(), example["small_model"]("softmax", 0)
+    ids = torch.randint(0, 256, (2, 9), generator=torch.Generator().manual_seed(0))
+    named = dict(plain.named_parameters())
+    assert all(torch.equal(weight, named[name]) for name, weight in model.named_parameters())
+    with torch.no_grad():
+        whole, part = model(ids).logits, model(ids[:, :5]).logits
+    torch.testing.assert_close(whole[:, :5], part)
+    run = sinkscope.scan(model, data=ids, self_check=False)
+    assert {site.score for site in run.manifest.attention} == {score}
+    maps = model(ids, output_attentions=True).attentions
+    raw = torch.stack([layer.detach()[:, :, 1:, 0] for layer in maps]).mean((1, 3)).flatten()
+    assert run.heads["bos_mass"].to_numpy() == pytest.approx(raw.numpy(), rel=1e-4)
+
+
+def test_knobs_change_the_training_s_data_and_weights(example: dict[str, Any]) -> None:
+    few, all_rows = (example["Rows"](50, False, share) for share in (0.01, 1.0))
+    assert len({tuple(each["input_ids"].tolist()) for each in few}) <= 50
+    text = torch.cat(example["text_of"](False))
+    first = bytes(text[: round(0.01 * len(text))].tolist())
+    assert all(bytes(each["input_ids"][1:33].tolist()) in first for each in few)
+    assert not all(bytes(each["input_ids"][1:33].tolist()) in first for each in all_rows)
+    small, large = (example["small_model"]("softmax", 0, init).model.layers[0] for init in (0.02, 0.2))
+    ratio = large.self_attn.q_proj.weight.std() / small.self_attn.q_proj.weight.std()
+    assert float(ratio.detach()) == pytest.approx(10, rel=1e-3)
+
+
+def test_kinds_are_compared_with_intervals_over_seeds(example: dict[str, Any]) -> None:
+    """Student's t with two degrees of freedom: 4.303 standard errors."""
+    rows = [
+        {
+            "attention": "softmax",
+            "seed": seed,
+            "loss": loss,
+            "sinks": seed,
+            "share_sinks": 1,
+            "largest": 0.5,
+            "bos": 0.2,
+            "share": 0.2,
+        }
+        for seed, loss in enumerate((1.0, 1.1, 1.2))
+    ]
+    line = example["compared"](pd.DataFrame(rows)).splitlines()[2]
+    assert line.startswith("| softmax | 3 | 1.100 (0.852 to 1.348) | 0 to 2 | 1 | 0.500")
+    assert "| 1.000 | 0 | 1 |" in example["compared"](pd.DataFrame(rows[:1]))

@@ -32,8 +32,8 @@ CLAIM = Claim(
     rule=Rule("BOS's raw score where no trigger stands, of the head that has most", 0.1, 0.5),
     contrast="BOS's share of the row's sum, of the head that has most (0 in a row of zeros)",
     not_shown=(
-        "A score without normalisation that has no sink differs from softmax in more than that: a normalised ReLU "
-        "and a softmax-like score without its sum would tell."
+        "Whether the sum alone makes the difference: `sinkscope trigger necessity --group normalisation` turns it on "
+        "and off. A model without normalisation that has a sink does not show that it needed one."
     ),
     causal=True,
     place=2,

@@ -214,7 +214,7 @@ ATLAS_TABLE = TableSchema(
         key("first_token", "string", "The first token of the sequences; empty where it differs."),
         ColumnSchema("layers", "integer", "layers", "[1, inf)", "Attention calls of the stream."),
         ColumnSchema("heads", "integer", "heads", "[1, inf)", "Query heads over all layers."),
-        key("attention", "string", "softmax, or the other scores whose rows are no distribution."),
+        key("attention", "string", "softmax, or the names of other scores."),
         number("sink_rate", "%", "[0, 100]", f"Share of (sequence, head) with alpha_0 > 0.3. {UNLESS}"),
         number("sink_rate_64", "%", "[0, 100]", f"The same over the first 64 queries. {UNLESS}"),
         number("sink_rate_0.8", "%", "[0, 100]", f"Share of (sequence, head) with alpha_0 > 0.8. {UNLESS}"),

@@ -29,7 +29,7 @@ class SiteFacts(Record):
     kernel: str | None
     """The kernel that summed the attention; null where the model formed the map itself."""
     score: str
-    """softmax, or another score, whose rows are no distribution."""
+    """softmax, or the name of another score."""
     causal: bool
     """Whether no query sees a later key."""
     hides: bool | None = None

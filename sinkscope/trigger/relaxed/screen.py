@@ -38,19 +38,21 @@ def draw_relaxed(table: pd.DataFrame) -> bytes:
 
     def paint(canvas: Figure) -> None:
         axes = canvas.subplots()
-        for color, (pattern, rows) in zip(LINES, table.groupby("pattern", sort=False), strict=False):
-            place = range(len(rows))
+        for color, side, (pattern, rows) in zip(
+            LINES, (-0.12, 0.12), table.groupby("pattern", sort=False), strict=False
+        ):
+            place = [number + side for number in range(len(rows))]
             upper = rows["upper_qk"] + rows["upper_rest"]
-            axes.fill_between(place, rows["lower"], upper, color=color, alpha=0.15, label=f"{pattern}: L to U")
+            axes.vlines(place, rows["lower"], upper, color=color, alpha=0.3, linewidth=5, label=f"{pattern}: L to U")
             found, written = rows["found_qk"] + rows["found_rest"], rows["written_qk"] + rows["written_rest"]
-            axes.plot(place, found, color=color, marker="o", label=f"{pattern}: found")
-            axes.plot(place, written, color=color, marker="x", linestyle="--", label=f"{pattern}: written down")
+            axes.plot(place, written, color=color, marker="x", linestyle="", label=f"{pattern}: written down")
+            axes.plot(place, found, color=color, marker="o", linestyle="", label=f"{pattern}: found")
         names = table[sizes].drop_duplicates().to_dict("records")
         changing = [name for name in sizes if table[name].nunique() > 1] or ["groups"]
         symbols = {"groups": "C", "rank": "r", "width": "d", "kappa": "κ", "delta": "δ"}
         told = ["\n".join(f"{symbols[name]} {row[name]:g}" for name in changing) for row in names]
         axes.set_xticks(range(len(told)), told)
         axes.set(yscale="log", ylabel="sum of squared Frobenius norms")
-        axes.legend(fontsize="small")
+        axes.legend(fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
 
     return drawn(paint, "sinkscope trigger relaxed, cost of a block by its attention pattern", "png", (6.5, 4))
