@@ -29,8 +29,8 @@ NUMBERS = {
     ),
     "size": (
         "count", "[0, inf)",
-        "How much of a sequence the arm touches, mean over sequences: heads zeroed, keys hidden, tokens kept (window, "
-        "kv, acts), elements replaced.",
+        "How much of a sequence the arm touches, mean over sequences: heads zeroed or mapped, keys hidden, tokens "
+        "kept (window, kv, acts), elements replaced.",
     ),
 }  # fmt: skip
 """Unit, range and meaning of every measure, by its column."""
