@@ -116,7 +116,7 @@ ARMS_TABLES = {
             own=tuple(ColumnSchema(name, "number", *about) for name, about in NUMBERS.items()),
         ),
         TableSchema(
-            "arm_cosines", "arm_cosines.csv", "one (arm, layer), with --cosines; the draws of a random arm together",
+            "arm_cosines", "arm_cosines.csv", "one (arm, layer), with --cosines",
             (ARM, LAYER),
             own=(
                 ColumnSchema("control", "string", "", "", "The random arm that this one is held against."),
