@@ -963,7 +963,7 @@ def test_an_arm_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\n\npackaged:REST: of another package\n\n" in told()
     with pytest.raises(sinkscope.SinkscopeError, match="--arm 'packaged:': no factor; write packaged:REST"):
         read_arm("packaged:")
-    with pytest.raises(sinkscope.SinkscopeError, match=r"no such kind of arm; one of heads, .*, neuron, packaged$"):
+    with pytest.raises(sinkscope.SinkscopeError, match=r"no such kind of arm; one of heads, .*, map, packaged$"):
         read_arm("packed:2")
 
 
@@ -1063,7 +1063,7 @@ def test_a_pipe_in_the_place_of_a_batch_is_refused(make: Callable[[Path], None],
 def test_another_run_is_another_measurement() -> None:
     """Also one of the same text, whose scores were measured in another way."""
     setting = setting_of(causal("llama").float(), IDS)
-    facts: dict[str, Any] = dict.fromkeys(("model", "data", "arms", "draws", "seed"))
+    facts: dict[str, Any] = dict.fromkeys(("model", "data", "arms", "draws", "seed", "cosines"))
     keys = []
     for digest in ("a", "b", "b"):
         setting.run = SimpleNamespace(manifest=SimpleNamespace(files={"streaming.csv": digest}))  # type: ignore[assignment]

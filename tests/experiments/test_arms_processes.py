@@ -75,16 +75,19 @@ class Several(Processes):
 def test_any_number_of_processes_finds_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(engine, "batch_size", lambda model, length: 2)
     setting = setting_of(causal("llama").float(), random_ids(3, 20))
-    arms = [read_arm(name).ready(setting) for name in ("keys:first1", "keys:random1", "kv:2")]
-    alone = measure(setting, arms, 2, lambda *_: None)
+    arms = [read_arm(name).ready(setting) for name in ("keys:first1", "keys:random1", "kv:2", "heads:2.0")]
+    alone = measure(setting, arms, 2, lambda *_: None, cosines=True)
     for count in (2, 3, 8):
         told: list[tuple[str, int, int]] = []
         kept = Finished(tmp_path / str(count), {}, resume=False)
-        shared = measure(setting, arms, 2, lambda *progress, told=told: told.append(progress), kept, Several(count))
+        shared = measure(
+            setting, arms, 2, lambda *progress, told=told: told.append(progress), kept, Several(count), True
+        )
         for one, other in zip(alone, shared, strict=True):
             assert (one.name, one.draw) == (other.name, other.draw)
             assert all((one.values[name] == other.values[name]).all() for name in one.values), (count, one.name)
-        assert told[-1] == max(told) == ("ablating", 15, 15)
+            assert all((one.cosines[layer] == other.cosines[layer]).all() for layer in (0, 1, 2)), (count, one.name)
+        assert told[-1] == max(told) == ("ablating", 18, 18)
         written = sorted(path.name for path in (tmp_path / str(count) / UNFINISHED).iterdir())
         assert written == ["00000000.json", "00000002.json", "key.json"]
 
@@ -93,7 +96,7 @@ def test_triton_s_failure_in_another_process_is_told() -> None:
     class Second(Several):
         def together(self, step: Callable[[], Any]) -> list[Any]:
             found = super().together(step)
-            return [(own, ["Triton failed there"]) for own, _ in found]
+            return [own and (own[0], ["Triton failed there"]) for own in found]
 
     setting = setting_of(causal("llama").float(), random_ids(2, 20))
     measure(setting, [read_arm("kv:2")], 2, lambda *_: None, None, Second(2))

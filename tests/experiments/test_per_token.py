@@ -10,6 +10,7 @@ import torch
 from by_hand import causal, setting_of
 from models import random_ids
 from torch import Tensor
+from watched import hooks
 
 import sinkscope
 from sinkscope.checkpoints import LoadOptions
@@ -17,10 +18,11 @@ from sinkscope.experiments.arms import per_token
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
 from sinkscope.experiments.arms.asked import Text
 from sinkscope.experiments.arms.compared import Reference
-from sinkscope.experiments.arms.engine import run
+from sinkscope.experiments.arms.engine import measure, run
 from sinkscope.experiments.arms.grammar import read_arm
 from sinkscope.experiments.arms.opening import opened
 from sinkscope.experiments.arms.per_token import Sums, groups_of
+from sinkscope.experiments.arms.replay import Layers
 from sinkscope.experiments.arms.sinks import SinkCount
 
 IDS, FURTHER = random_ids(2, 40), random_ids(24, 40, seed=9)
@@ -216,3 +218,18 @@ def test_what_cannot_be_mapped(name: str, error: str) -> None:
 def test_without_further_text_no_map_is_fitted() -> None:
     with pytest.raises(sinkscope.SinkscopeError, match="a map is fitted on further text"):
         mapped(setting_of(causal("llama"), IDS), "map:0.0")
+
+
+def test_a_map_leaves_nothing_and_starts_at_its_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = with_text(causal("llama").float())
+    arm = mapped(setting, "map:2.1")
+    before = hooks(setting.model)
+    with pytest.raises(RuntimeError, match="stop"), arm.applied(Pass(setting, IDS)):
+        assert hooks(setting.model) > before
+        raise RuntimeError("stop")
+    assert hooks(setting.model) == before
+    assert Layers(setting).start(arm, Pass(setting, IDS)) == 2
+    (_, found) = measure(setting, [arm], 2, lambda *_: None)
+    monkeypatch.setattr(Layers, "start", lambda *_: 0)
+    (_, whole) = measure(setting, [arm], 2, lambda *_: None)
+    assert all((found.values[name] == whole.values[name]).all() for name in found.values)

@@ -97,7 +97,7 @@ class Engine:
                 self._tell()
         left = [batch for batch, known in zip(batches, kept, strict=True) if known is None]
         if left:
-            self._starts = starts_of(self._setting, self._layers, self._trials, left)
+            self._starts = self._processes.run(lambda: starts_of(self._setting, self._layers, self._trials, left))
         work = pieces(left, len(self._trials), self._processes.count)
         for first in range(0, len(work), self._processes.count):
             self._round(work[first : first + self._processes.count])

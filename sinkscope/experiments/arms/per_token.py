@@ -22,7 +22,6 @@ from sinkscope.checkpoints.forward import Forward
 from sinkscope.engine.batch_size import chosen_batch
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Setting
-from sinkscope.wiring.parts import stream_in
 
 SEQUENCES = 32
 """Most sequences that maps are fitted on."""
@@ -143,8 +142,8 @@ def read_and_written(setting: Setting, site: Site, change: Callable[[Tensor, Ten
     read: list[Tensor] = []
 
     def keep(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        hidden = stream_in(args, kwargs)
-        read[:] = [] if hidden is None else [hidden]
+        hidden = kwargs.get("hidden_states", args[0] if args else None)
+        read[:] = [hidden] if isinstance(hidden, Tensor) and hidden.dim() == 3 else []
 
     def write(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         y = args[0] if args else None

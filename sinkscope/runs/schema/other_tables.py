@@ -29,8 +29,8 @@ NUMBERS = {
     ),
     "size": (
         "count", "[0, inf)",
-        "How much of a sequence the arm touches, mean over sequences: heads zeroed, keys hidden, tokens kept (window, "
-        "kv, acts), elements replaced.",
+        "How much of a sequence the arm touches, mean over sequences: heads zeroed or mapped, keys hidden, tokens "
+        "kept (window, kv, acts), elements replaced.",
     ),
 }  # fmt: skip
 """Unit, range and meaning of every measure, by its column."""
@@ -116,7 +116,7 @@ ARMS_TABLES = {
             own=tuple(ColumnSchema(name, "number", *about) for name, about in NUMBERS.items()),
         ),
         TableSchema(
-            "arm_cosines", "arm_cosines.csv", "one (arm, layer), with --cosines; the draws of a random arm together",
+            "arm_cosines", "arm_cosines.csv", "one (arm, layer), with --cosines",
             (ARM, LAYER),
             own=(
                 ColumnSchema("control", "string", "", "", "The random arm that this one is held against."),
