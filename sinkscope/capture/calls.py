@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from copy import copy
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any
 
 from torch import Tensor
@@ -84,9 +85,9 @@ class AttentionCall:
 
     def with_visible(self, visible: Visibility) -> AttentionCall:
         """Returns the call with `visible` already set from an equal mask, so that its own mask is not read."""
-        copy = replace(self)
-        _keep(copy, visible)
-        return copy
+        same = copy(self)
+        _keep(same, visible)
+        return same
 
 
 def _keep(call: AttentionCall, visible: Visibility) -> None:

@@ -5,7 +5,8 @@ Every tensor is detached, and kept by reference. Where something was written int
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -45,13 +46,14 @@ class Kept:
 @dataclass(eq=False)
 class Around:
     """One call of a module that attended: what it was given and what it returned, [B, T, D], and the numbers of the
-    attention calls inside it, `first` to before `past`."""
+    attention calls inside it, `first` to before `past`. `joint`: it was given a second text or picture beside."""
 
     path: str
     first: int
     past: int
     given: Kept | None
     returned: Kept | None = None
+    joint: bool = False
 
 
 @dataclass(eq=False)
@@ -103,17 +105,23 @@ class Pass:
 
     Attributes:
         root: path of the module that was called.
-        batch: sequences; None where the inputs do not tell.
+        batch: sequences; None where the inputs do not tell. second: the next axis of the input, which holds the
+            sequences where time comes first.
         ids: the token ids that were given, [B, T].
         mask: the padding mask that was given, [B, >= T], 1 = token.
         cache: transformers' cache that was given, or that came back. before: the tokens it held when the pass began.
         spans: the valid positions of each sequence, for the maps that are read at once; None without padding.
         unmatched, split: as in InlineWatch.
         refused: why the pass cannot be read; None where it can.
+        counts: attention calls of each module so far.
+        entered: paths of the modules that ran in it.
+        idle: where it is a step over a cache whose passes so far all attended through transformers' interface, the
+            modules that ran in them without attention, which need no hook; else None.
     """
 
     root: str
     batch: int | None = None
+    second: int | None = None
     ids: Tensor | None = None
     mask: Tensor | None = None
     cache: Any = None
@@ -124,18 +132,22 @@ class Pass:
     split: set[str] = field(default_factory=set)
     refused: str | None = None
     spans: list[Span] | None = None
+    counts: Counter[str] = field(default_factory=Counter)
+    entered: set[str] = field(default_factory=set)
+    idle: frozenset[str] | None = None
 
     @property
     def given(self) -> dict[str, torch.Size]:
-        """Shape of the hidden states that each attending module was given, by its path."""
-        return {each.path: each.given.tensor.shape for each in self.around if each.given is not None}
+        """Shape of the hidden states that each attending module was given, by its path; without those of joint
+        attention, whose queries are more."""
+        return {each.path: each.given.tensor.shape for each in self.around if each.given is not None and not each.joint}
 
 
 def detached(record: Record) -> Record:
-    """The record of a call with its tensors detached."""
-    tensors = {each.name: getattr(record, each.name) for each in fields(record) if each.init}
-    own: dict[str, Any] = {name: value.detach() for name, value in tensors.items() if isinstance(value, Tensor)}
-    return replace(record, **own)
+    """The record of a call with its tensors detached; itself where no gradient flows."""
+    tensors = {name: value for name, value in vars(record).items() if isinstance(value, Tensor)}
+    own: dict[str, Any] = {name: value.detach() for name, value in tensors.items() if value.requires_grad}
+    return replace(record, **own) if own else record
 
 
 def padding(mask: Tensor | None, length: int) -> list[Span] | None:

@@ -18,6 +18,7 @@ from sinkscope.capture.cuts import Part, Span
 from sinkscope.capture.heard import Around, Heard, Kept, Pass, padding
 from sinkscope.capture.masks.lazy import made_in_strips
 from sinkscope.capture.masks.visibility import Visibility, from_spans
+from sinkscope.capture.plan import INTERFACE
 from sinkscope.capture.sites import stream_of
 from sinkscope.capture.views import Stream
 from sinkscope.errors import SinkscopeError
@@ -66,7 +67,11 @@ class Joined:
         self.passes: list[Pass] = []
         self.length = 0
         self._sites: dict[str, _Site] = {}
-        self._moved: list[Tensor] = []
+        self._moved: list[bool | Tensor] = []
+        self._by_interface = True
+        self._idle: frozenset[str] | None = None
+        self._told: set[str] = set()
+        self._mask: Tensor | None = None
 
     @property
     def ids(self) -> Tensor | None:
@@ -76,6 +81,14 @@ class Joined:
             return None
         ids = torch.cat([each for each in found if each is not None], 1)
         return ids if ids.shape[1] == self.length else None
+
+    @property
+    def idle(self) -> frozenset[str] | None:
+        """The modules that ran without attention, once a prefill and a step were seen whose attention all went through
+        transformers' interface; else None. Of the steps to come no torch call needs to be looked at."""
+        if self._idle is None and len(self.passes) > 1 and self._by_interface:
+            self._idle = frozenset(set().union(*(each.entered for each in self.passes)) - self._told)
+        return self._idle
 
     def add(self, now: Pass) -> None:
         """Adds a pass. Its new rows are copied out of the cache, which goes on changing."""
@@ -95,7 +108,12 @@ class Joined:
             self._check_same(now)
         if now.heard:
             self.length += _tokens(now)
-        now.mask = now.mask if now.mask is None else now.mask.clone()
+        if now.mask is not None:
+            self._mask, now.mask = now.mask.clone(), None
+        if self._idle is None:
+            self._by_interface &= not now.unmatched and all(heard.path == INTERFACE for heard in now.heard)
+            self._told |= {each.path for each in now.around}
+            self._told |= {each.projection for each in now.heard if each.projection is not None}
         self.passes.append(now)
 
     def _add(self, heard: Heard, now: Pass, number: int, masks: MaskReadings) -> None:
@@ -141,7 +159,7 @@ class Joined:
         return ends if min(ends) < self.length else None
 
     def _padded(self, wholes: list[Whole]) -> list[Span] | None:
-        given = next((each.mask for each in reversed(self.passes) if each.mask is not None), None)
+        given = self._mask
         try:
             if given is not None:
                 rest = self.length - given.shape[1]
@@ -156,12 +174,13 @@ class Joined:
 
     def wholes(self) -> list[Whole]:
         """Every attention call over whole sequences, in the order of a pass."""
-        if any(bool(moved) for moved in self._moved):
+        if any(self._moved):
             raise SinkscopeError(
                 "the rows of a cache changed between two passes (beam search reorders them; some caches drop or round "
                 "keys): such sequences are not read"
             )
-        return [site.whole() for site in self._sites.values()]
+        read: dict[tuple[object, ...], Visibility] = {}
+        return [site.whole(read) for site in self._sites.values()]
 
 
 class _Site:
@@ -169,10 +188,12 @@ class _Site:
 
     def __init__(self, heard: Heard, cross: bool) -> None:
         self.cross = cross
-        self.moved: list[Tensor] = []
+        self.moved: list[bool | Tensor] = []
         self._heard: list[Heard] = []
         self._around: list[dict[str, Around]] = []
         self._calls: list[AttentionCall] = []
+        self._first: Tensor | None = None
+        self._nothing: tuple[Tensor, Tensor] | None = None
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         self._visible: list[Visibility] = []
@@ -192,7 +213,8 @@ class _Site:
             call = masks.read(call)
         if call is not None:
             self._calls.append(call)
-        self._heard.append(heard if call is None else replace(heard, call=None, key=None, value=None, versions=()))
+            heard.call, heard.key, heard.value, heard.versions = None, None, None, ()  # every step's keys are T^2
+        self._heard.append(heard)
         self._around.append(around)
         self._rows += heard.queries
 
@@ -226,30 +248,37 @@ class _Site:
             visible = call.visible
         place = before - offset
         if self._keys and place > 0:
-            self.moved.append((call.key[:, :, place - 1] != self._keys[-1][:, :, -1]).any())
-        if self._keys and offset == 0:
-            self.moved.append((call.key[:, :, 0] != self._keys[0][:, :, 0]).any())
+            self.moved.append(_differ(call.key[:, :, place - 1], self._keys[-1][:, :, -1]))
+        if self._first is not None and offset == 0:
+            self.moved.append(_differ(call.key[:, :, 0], self._first))
         fresh = slice(place, place + new)
         whole = not self._keys and keys == new
+        if self._first is None:
+            self._first = call.key[:, :, 0].clone()
         self._keys.append(call.key if whole else call.key[:, :, fresh].clone())
         self._values.append(call.value if whole else call.value[:, :, fresh].clone())
         self._visible.append(visible)
         self._offsets.append(offset)
-        return call if not self._heard else replace(call, key=call.key[:, :, :0], value=call.value[:, :, :0])
+        if not self._heard:
+            return call
+        if self._nothing is None:  # a slice would keep the keys and values that it is of
+            self._nothing = call.key[:, :, :0].clone(), call.value[:, :, :0].clone()
+        return replace(call, key=self._nothing[0], value=self._nothing[1], mask=None)
 
-    def whole(self) -> Whole:
+    def whole(self, read: dict[tuple[object, ...], Visibility]) -> Whole:
+        """The call over whole sequences. `read`: what was joined of masks that other calls share."""
         first = self._heard[0]
         if len(self._heard) == 1:
             call = self._calls[0] if self._calls else None
             key, value = (first.key, first.value) if call is None else (call.key, call.value)
             return Whole(first, call, first.parts, first.query, key, value, first.output, first.projected, self._stream)
-        call = self._joined_call(first)
+        call = self._joined_call(first, read)
         return Whole(
             first, call, None, call.query, call.key, call.value, _along([each.output for each in self._heard], 1),
             _along([each.projected for each in self._heard], 1), self._stream,
         )  # fmt: skip
 
-    def _joined_call(self, first: Heard) -> AttentionCall:
+    def _joined_call(self, first: Heard, read: dict[tuple[object, ...], Visibility]) -> AttentionCall:
         calls = self._calls
         query = torch.cat([call.query for call in calls], 2)
         key, value = (
@@ -263,8 +292,10 @@ class _Site:
                     f"the {what} of {first.name} changes from step to step over a cache, which is not read: run it "
                     "with use_cache=False"
                 )
-        starts, ends = (self._edges(edge) for edge in (0, 1))
-        joined = from_spans(starts, ends, key.shape[2])
+        shared = (*map(id, self._visible), *self._offsets, key.shape[2])
+        if shared not in read:
+            read[shared] = from_spans(self._edges(0), self._edges(1), key.shape[2])
+        joined = read[shared]
         mask = _mask_of(joined, query.shape[0])
         return replace(calls[0], query=query, key=key, value=value, mask=mask, causal=False).with_visible(joined)
 
@@ -295,6 +326,11 @@ def _along(pieces: list[Tensor | None], axis: int) -> Tensor | None:
     if not whole or len(whole) < len(pieces):
         return None
     return whole[0] if len(whole) == 1 else torch.cat(whole, axis)
+
+
+def _differ(one: Tensor, other: Tensor) -> bool | Tensor:
+    """Whether two tensors of one shape differ. On an accelerator the answer is not waited for."""
+    return not torch.equal(one, other) if one.device.type == "cpu" else (one != other).any()
 
 
 def _cut(mask: Tensor | None, keys: int) -> Tensor | None:

@@ -7,8 +7,8 @@ kept until the pass has ended, and measured then.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,8 @@ from sinkscope.capture.alone import measuring
 from sinkscope.capture.attention_names import uncompiled
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.cuts import Cut
+from sinkscope.capture.ears import Ears
 from sinkscope.capture.heard import Around, Heard, Kept, Pass, detached, padding
-from sinkscope.capture.hooks import hooked
 from sinkscope.capture.inline.calls import InlineCall, SdpaCall, mask_of
 from sinkscope.capture.inline.mode import InlineWatch, is_function
 from sinkscope.capture.interface import call_of
@@ -47,6 +47,7 @@ class _Frame:
     path: str
     given: Any
     first: int
+    joint: bool = False
     kept: Kept | None = None
 
 
@@ -67,8 +68,11 @@ class Listener:
         self._inline = InlineWatch(self._found)
         self._projections: dict[tuple[str, int], str | None] = {}
         self._error: BaseException | None = None
-        self.rest: Callable[[], None] = lambda: None
+        self._ears = Ears(model, self._entering, self._leaving)
+
+    def rest(self) -> None:
         """Takes the hooks off the modules before `listening` ends: no later pass is heard, and none costs anything."""
+        self._ears.off()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -78,11 +82,7 @@ class Listener:
             stack.callback(self._reset)
             stack.enter_context(uncompiled(self.model))
             stack.enter_context(overheard(self._wrapped))
-            hooks = stack.enter_context(ExitStack())
-            for name, module in self.model.named_modules():
-                hooks.enter_context(hooked(module, self._entering(name, module), with_kwargs=True, first=True))
-                hooks.enter_context(hooked(module, post=self._leaving(name, module), always=True))
-            self.rest = hooks.close
+            stack.enter_context(self._ears.on())
             yield
 
     def _reset(self) -> None:
@@ -90,8 +90,12 @@ class Listener:
         now, self._now = self._now, None
         self._frames.clear()
         if now is not None:
+            self._leave_torch(now)
+
+    def _leave_torch(self, now: Pass) -> None:
+        if now.idle is None:
             self._inline.__exit__(None, None, None)
-            self._clear_inline()
+        self._clear_inline()
 
     def _clear_inline(self) -> None:
         self._inline.modules[:] = [""]
@@ -112,11 +116,13 @@ class Listener:
             if self._now is None:
                 self._frames.append(_Frame(name, None, 0))
                 return
+            if self._now.idle is None:
+                self._now.entered.add(name)
             if not function:
                 self._inline.modules.append(name)
-            self._frames.append(
-                _Frame(name, kwargs.get("hidden_states", args[0] if args else None), len(self._now.heard))
-            )
+            given = kwargs.get("hidden_states", args[0] if args else None)
+            joint = isinstance(kwargs.get("encoder_hidden_states"), Tensor)
+            self._frames.append(_Frame(name, given, len(self._now.heard), joint))
             if args and isinstance(args[0], Tensor):
                 self._keep_read(name, args[0])
 
@@ -135,7 +141,9 @@ class Listener:
                     self._inline.modules.pop()
                 if len(now.heard) > frame.first:
                     hidden = output[0] if isinstance(output, tuple) and output else output
-                    now.around.append(Around(name, frame.first, len(now.heard), frame.kept, _stream(hidden)))
+                    now.around.append(
+                        Around(name, frame.first, len(now.heard), frame.kept, _stream(hidden), frame.joint)
+                    )
             if not self._frames:
                 self._end(output)
 
@@ -154,17 +162,18 @@ class Listener:
         except ValueError as error:
             now.refused = str(error)
         self._now, self._error = now, sys.exc_info()[1]
+        self._ears.without(now.idle or frozenset())
         self._clear_inline()
-        self._inline.__enter__()
+        if now.idle is None:
+            self._inline.__enter__()
 
     def _end(self, output: Any) -> None:
         now, self._now = self._now, None
         if now is None:
             return
-        self._inline.__exit__(None, None, None)
         now.unmatched = {module for module, count in self._inline.unmatched.items() if count > 0}
         now.split = set(self._inline.split)
-        self._clear_inline()
+        self._leave_torch(now)
         if now.cache is None:
             now.cache = _cache_in(getattr(output, "past_key_values", None))
         self._ended(now, sys.exc_info()[1] is not self._error)
@@ -190,10 +199,12 @@ class Listener:
             module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None,
             *args: Any, **keywords: Any,
         ) -> Any:  # fmt: skip
-            with self._inline.paused():
+            self._inline.pauses += 1
+            try:
                 result = function(module, query, key, value, attention_mask, *args, **keywords)
-            with self._aside():
-                self._interface(module, (query, key, value), attention_mask, keywords, result[0])
+            finally:
+                self._inline.pauses -= 1
+            self._aside(self._interface, module, (query, key, value), attention_mask, keywords, result[0])
             return result
 
         return heard
@@ -216,15 +227,14 @@ class Listener:
         self._keep(path, INTERFACE, call, output.detach(), dropped=bool(keywords.get("dropout")))
 
     def _found(self, found: InlineCall | SdpaCall) -> None:
-        with self._aside():
-            rows = None if self._now is None else self._now.batch
-            if isinstance(found, SdpaCall):
-                heads = self._heads(found.module, found.call.query, rows)
-                call = detached(found.unfolded(heads))
-                output = found.unfolded_output(heads or call.query.shape[1]).detach()
-                self._keep(found.module, INLINE, call, output, found.dropped, found.feeds_projection)
-            else:
-                self._map(found, rows)
+        self._aside(self._sdpa if isinstance(found, SdpaCall) else self._map, found)
+
+    def _sdpa(self, found: SdpaCall) -> None:
+        assert self._now is not None
+        heads = self._heads(found.module, found.call.query, self._now.batch)
+        call = detached(found.unfolded(heads))
+        output = found.unfolded_output(heads or call.query.shape[1]).detach()
+        self._keep(found.module, INLINE, call, output, found.dropped, found.feeds_projection)
 
     def _heads(self, path: str, tensor: Tensor, rows: int | None) -> int | None:
         """The heads of a tensor whose batch and heads may be one axis."""
@@ -235,10 +245,11 @@ class Listener:
             return known[0]
         return tensor.shape[0] // rows if rows and tensor.shape[0] % rows == 0 else None
 
-    def _map(self, found: InlineCall, rows: int | None) -> None:
+    def _map(self, found: InlineCall) -> None:
         """Sums a map that the model formed. A softmax is not taken for attention where its head count is none that the
         model names, or, where it names none, where queries and keys differ in number."""
-        heads = self._heads(found.module, found.seen.probabilities, rows)
+        assert self._now is not None
+        heads = self._heads(found.module, found.seen.probabilities, self._now.batch)
         if heads is None:
             return
         seen = detached(found.unfolded(heads))
@@ -246,7 +257,6 @@ class Listener:
         known = head_counts(self.model, found.module)
         if queries < 2 or (heads not in known if known else queries != keys):
             return
-        assert self._now is not None
         spans = self._now.spans
         cuts = None if spans is None else [Cut(row, span, queries) for row, span in enumerate(spans)]
         parts = self._views.of_map(found.module, seen, cuts)
@@ -271,11 +281,12 @@ class Listener:
         tensors = (record.query, record.key, record.value, output)
         kept = tuple(Kept.of(each) for each in tensors if each is not None)
         heard = Heard(
-            module, sum(each.module == module for each in now.heard), path, call, None, *tensors,
+            module, now.counts[module], path, call, None, *tensors,
             shape[0], shape[1], shape[2], keys, dropped, self._projection(module, width),
             output if feeds else None, kept,
         )  # fmt: skip
         now.heard.append(heard)
+        now.counts[module] += 1
         return heard
 
     def _projection(self, module: str, width: int | None) -> str | None:
@@ -293,47 +304,55 @@ class Listener:
         heard = self._now.heard[-1]
         if heard.projection != name or heard.output is None or read.numel() != heard.output.numel():
             return
-        with self._aside():
-            kept = Kept.of(read.reshape(heard.output.shape))
-            # The interface fixes the layout (B, T, H * dv). A model's own code may use another, so values are compared.
-            if heard.path != INLINE or torch.allclose(kept.tensor, heard.output, rtol=1e-3, atol=1e-6):
-                heard.projected = kept.tensor
-                heard.versions = (*heard.versions, kept)
+        self._aside(self._keep_projected, heard, heard.output, read)
+
+    def _keep_projected(self, heard: Heard, output: Tensor, read: Tensor) -> None:
+        kept = Kept.of(read.reshape(output.shape))
+        # The interface fixes the layout (B, T, H * dv). A model's own code may use another, so values are compared.
+        if heard.path != INLINE or torch.allclose(kept.tensor, output, rtol=1e-3, atol=1e-6):
+            heard.projected = kept.tensor
+            heard.versions = (*heard.versions, kept)
 
     def _refuse(self, why: str) -> None:
         if self._now is not None and self._now.refused is None:
             self._now.refused = why
 
-    @contextmanager
-    def _aside(self) -> Iterator[None]:
+    def _aside(self, work: Callable[..., None], *given: Any) -> None:
         """Our own work in the middle of a pass: without gradients, in full precision, unheard. What fails in it is the
         pass's `refused`, never the model's error."""
+        self._inline.pauses += 1
         try:
-            with self._inline.paused(), undisturbing():
-                yield
+            with undisturbing():
+                work(*given)
         except (SinkscopeError, ValueError, RuntimeError, TypeError, IndexError, AttributeError) as error:
             self._refuse(first_line(error))
+        finally:
+            self._inline.pauses -= 1
 
 
-@contextmanager
-def undisturbing() -> Iterator[None]:
+def undisturbing() -> AbstractContextManager[Any]:
     """Computes without gradients and without autocast until the block ends."""
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        for kind in ("cpu", "cuda", "mps"):
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
+    kinds = [kind for kind in ("cpu", "cuda", "mps") if torch.is_autocast_enabled(kind)]
+    if not kinds:
+        return torch.no_grad() if torch.is_grad_enabled() else nullcontext()
+    stack = ExitStack()
+    stack.enter_context(torch.no_grad())
+    for kind in kinds:
+        stack.enter_context(torch.autocast(kind, enabled=False))
+    return stack
 
 
 def _facts(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass:
     now = Pass(name)
+    for each in args:  # sentence-transformers hands its features over as one dict
+        kwargs = {**each, **kwargs} if isinstance(each, Mapping) else kwargs
     first = next((each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), None)
-    given = kwargs.get("input_ids", args[0] if args else first)
+    given = kwargs.get("input_ids", args[0] if args and isinstance(args[0], Tensor) else first)
     if isinstance(given, Tensor) and given.dim() == 2 and not given.is_floating_point():
         now.ids = given.detach()
     main = given if isinstance(given, Tensor) else kwargs.get("inputs_embeds", first)
     now.batch = main.shape[0] if isinstance(main, Tensor) and main.dim() > 1 else None
+    now.second = main.shape[1] if isinstance(main, Tensor) and main.dim() > 1 else None
     for names, hides in ((PADDING, False), (HIDDEN, True)):
         mask = next((kwargs[each] for each in names if isinstance(kwargs.get(each), Tensor)), None)
         if mask is not None and mask.dim() == 2 and mask.shape[0] == now.batch:

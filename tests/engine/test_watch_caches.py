@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,8 @@ import pytest
 import torch
 from models import _COMMON, _OWN, VOCABULARY
 from same_runs import assert_same
-from torch import Tensor
+from torch import Tensor, nn
+from torch._C import _len_torch_function_stack
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 import sinkscope
@@ -188,3 +191,82 @@ def test_half_precision_is_joined_too() -> None:
         written = generate(model, given)
     one = in_one_pass(model, written, given)
     np.testing.assert_allclose(seen.run().heads["bos_mass"], one.heads["bos_mass"], atol=0.02)
+
+
+def test_steps_hold_what_grows_with_the_tokens_alone() -> None:
+    """Neither the keys nor the mask that each step was given are kept: those of all steps together grow with T^2."""
+    model, ids, cache = writer("llama"), prompt()["input_ids"], DynamicCache()
+    held = []
+    with torch.no_grad(), sinkscope.watch(model):
+        model(ids, past_key_values=cache, attention_mask=torch.ones_like(ids))
+        for step in range(1, 121):
+            mask = torch.ones(2, 12 + step, dtype=torch.int64)
+            model(ids[:, :1], past_key_values=cache, attention_mask=mask)
+            if step % 40 == 0:
+                held.append(_bytes_held())
+    first, second = (after - before for before, after in pairwise(held))
+    assert second < 1.3 * first
+
+
+def _bytes_held() -> int:
+    gc.collect()
+    storages = [each.untyped_storage() for each in gc.get_objects() if type(each) is Tensor]
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+
+
+def test_steps_look_at_attention_alone() -> None:
+    """After a prefill and a step, modules without attention have no hook and torch calls pass by; a new sequence and
+    the end of the block have them all again, or none."""
+    model, ids, cache = writer("llama"), prompt()["input_ids"], DynamicCache()
+    mlp, attention = model.model.layers[0].mlp, model.model.layers[0].self_attn
+    modes = []
+    attention.k_proj.register_forward_pre_hook(lambda *_: modes.append(_len_torch_function_stack()))
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(ids, past_key_values=cache)
+        model(ids[:, :1], past_key_values=cache)
+        assert mlp._forward_hooks
+        model(ids[:, :1], past_key_values=cache)
+        assert not mlp._forward_hooks
+        assert attention._forward_hooks
+        model(ids, use_cache=False)
+        assert mlp._forward_hooks
+        model(ids[:, :1], past_key_values=cache)
+        seen.rest()
+        assert not attention._forward_hooks
+    assert modes == [1, 1, 0, 1, 0]
+    assert not mlp._forward_pre_hooks
+
+
+def test_padding_in_a_dict_of_features_is_seen() -> None:
+    """As sentence-transformers hands them to its modules; each text is measured without its padding."""
+    model, given = writer("llama"), prompt(left=4)
+
+    class Features(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, features: dict[str, Tensor]) -> Tensor:
+            return self.inner(**features, use_cache=False).logits
+
+    with torch.no_grad(), sinkscope.watch(Features()) as seen:
+        seen.model(given)
+    np.testing.assert_allclose(
+        seen.run().heads["bos_mass"], sinkscope.scan(model, data=given, self_check=False).heads["bos_mass"], atol=1e-5
+    )
+
+
+def test_windows_folded_into_the_batch_are_no_sequences() -> None:
+    class Windows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, pixels: Tensor) -> Tensor:
+            x = pixels.unflatten(1, (4, 4)).flatten(0, 1)
+            return self.attention(x, x, x)[0]
+
+    with torch.no_grad(), sinkscope.watch(Windows()) as seen:
+        seen.model(torch.randn(2, 16, 8))
+    with pytest.raises(SinkscopeError, match="no map of queries and keys"):
+        seen.run()

@@ -160,9 +160,14 @@ def plan_of(every: list[Calls], failures: list[str], keywords: dict[str, str]) -
 
 
 def _rows(joined: Joined, wholes: list[Whole]) -> int:
-    """The sequences of the batch: what was given, or, where that puts time first, what attended."""
-    told = joined.passes[0].batch
-    found = [whole.heard.rows for whole in wholes]
+    """The sequences of the batch: what was given, or, where that puts time first, what attended.
+
+    Where every call has a multiple of what was given, windows were folded into the batch, which are no sequences.
+    """
+    first = joined.passes[0]
+    told, found = first.batch, [whole.heard.rows for whole in wholes]
+    if told is not None and first.second not in found and all(rows % told == 0 for rows in found):
+        return told
     return told if told in found else max(set(found), key=found.count)
 
 

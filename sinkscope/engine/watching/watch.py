@@ -146,6 +146,7 @@ class Watch:
                     self._leave_out("a cache that was filled outside the watch was not read")
                 return False
             self._current = known[1]
+            now.idle = None if known[1] is None else known[1].idle
             return known[1] is not None
         if now.cache is not None:
             self._close(id(now.cache))  # it was emptied
