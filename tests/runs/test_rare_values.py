@@ -13,6 +13,7 @@ from desk import scanned
 
 from sinkscope import SinkscopeError, load_run
 from sinkscope.metrics.extension import code_sha256
+from sinkscope.runs.folder import sha256_of
 from sinkscope.runs.per_sequence import cells
 from sinkscope.runs.request import make_request
 from sinkscope.runs.schema.base import plain
@@ -35,6 +36,20 @@ def test_a_run_whose_manifest_forgets_a_table(tmp_path: Path) -> None:
     del data["tables"]["layers"]
     path.write_text(json.dumps(data), "utf-8")
     with pytest.raises(SinkscopeError, match="is damaged: its manifest names no table layers"):
+        load_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(("table", "column"), [("layers", "stream"), ("heads", "head")])
+def test_a_table_without_the_column_that_tells_its_rows_apart(table: str, column: str, tmp_path: Path) -> None:
+    """Its manifest agrees with it, as where both were made by another tool."""
+    scanned().save(tmp_path / "run")
+    path, file = tmp_path / "run" / "manifest.json", tmp_path / "run" / f"{table}.csv"
+    pd.read_csv(file).drop(columns=column).to_csv(file, index=False)
+    data: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    data["files"][file.name] = sha256_of(file)
+    del data["tables"][table]["columns"][column]
+    path.write_text(json.dumps(data), "utf-8")
+    with pytest.raises(SinkscopeError, match=f"is damaged: {table}.csv has no column {column}"):
         load_run(tmp_path / "run")
 
 
