@@ -14,8 +14,8 @@ from sinkscope.cli import app
 from sinkscope.comparison.baseline import baseline_of, baseline_text
 from sinkscope.comparison.gate import check
 from sinkscope.comparison.policy import Policy, Rule
-from sinkscope.present.ci import by_size, headline, where
 from sinkscope.present.html.check import LISTED, render_check
+from sinkscope.present.verdict import by_size, headline, where
 from sinkscope.runs.run import Run
 
 EVIL = "</title></style><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\x1b[1m"

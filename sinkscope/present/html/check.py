@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sinkscope.present.ci import allowed_by, by_size, headline, times_allowed, where
 from sinkscope.present.colors import DIVERGING
 from sinkscope.present.html.heat_map import Cell, heat_map
 from sinkscope.present.html.page import render_page
 from sinkscope.present.html.svg import Line, legend, line_chart
 from sinkscope.present.numbers import MISSING, probability, signed, significant
 from sinkscope.present.text import shortened
+from sinkscope.present.verdict import allowed_by, by_size, headline, times_allowed, where
 
 if TYPE_CHECKING:
     import pandas as pd
