@@ -22,11 +22,15 @@ def relaxed(
     width: Annotated[list[int] | None, typer.Option(help="d; may be repeated. [default: 64, 4096]")] = None,
     kappa: Annotated[
         list[float] | None,
-        typer.Option(help="By how much a right score leads each wrong one; may be repeated. [default: 4]"),
+        typer.Option(
+            metavar="<number>", help="By how much a right score leads each wrong one; may be repeated. [default: 4]"
+        ),
     ] = None,
     delta: Annotated[
         list[float] | None,
-        typer.Option(help="Size of the nuisance, |eta|^2 = delta^2 d; may be repeated. [default: 0.5]"),
+        typer.Option(
+            metavar="<number>", help="Size of the nuisance, |eta|^2 = delta^2 d; may be repeated. [default: 0.5]"
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Number N of random starts of each search.")] = 3,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only: no progress, no summary.")] = False,
