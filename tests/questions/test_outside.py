@@ -118,7 +118,7 @@ def test_it_is_shown_by_every_command(run: Path, tmp_path: Path) -> None:
 
 def test_it_is_documented_by_every_command() -> None:
     usage = re.sub(r"\s+", " ", sinkscope("scan", "--help").stdout)
-    assert "steadiness (do all sequences agree on a head's sink?)" in usage
+    assert "steadiness do all sequences agree on a head's sink?" in usage
     assert "--bar B Least alpha_0 of a sequence that counts. For --measure steadiness." in usage
     told = sinkscope("metrics", "steady_share").stdout
     assert "steadiness.csv (scan --measure steadiness): one row per (stream, layer, head)" in told
