@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from sinkscope.claims.subject import Subject
 
 FILES = ("claims.csv", "claims.md", "claims.html")
+RUNS = "runs"
+"""The folder beside the page that keeps the runs of models."""
 
 
 def claims(
@@ -90,7 +92,7 @@ def _subjects(names: list[str], reading: dict[str, Any], loading: dict[str, Any]
     models = [name for name in names if not is_run(name)]
     if models:
         check_early(models, **reading, **loading)
-    folders = {name: None if out is None else out / "runs" / folder for name, folder in slugs(models).items()}
+    folders = {name: None if out is None else out / RUNS / folder for name, folder in slugs(models).items()}
     return [
         Subject(name, name, reading=reading, loading=loading, folder=folders[name])
         if name in folders
@@ -141,6 +143,9 @@ def _check_folder(out: Path, force: bool) -> None:
     there = [name for name in FILES if (out / name).exists()]
     if there and not force:
         raise SinkscopeError(f"{out / there[0]} is there already: give another --out, or --force to replace it")
+    others = sorted(path.name for path in out.iterdir()) if out.is_dir() and not there else []
+    if set(others) - {RUNS}:
+        raise SinkscopeError(f"{out} is not empty and holds no page of claims: give another --out")
     check_place(out)
 
 
