@@ -255,6 +255,7 @@ def test_print_is_dark_on_white(browser: Browser, tmp_path: Path) -> None:
 
 def test_a_thousand_heads_answer_at_once(browser: Browser, tmp_path: Path) -> None:
     browser.open(written(tmp_path, enlarged(scanned(), 32, 32)))
+    browser.wait("document.querySelector('rect.chosen') !== null")  # the script unpacks the data first
     last = "[...document.querySelectorAll('rect[data-head]')].at(-1)"
     browser.get(f"{last}.dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")
     browser.wait(f"{HEADLINE} === 'layer 31 head 31'")
