@@ -131,7 +131,7 @@ def test_every_command_can_be_typed(page: Path) -> None:
 
 def test_commands_are_found_and_judged() -> None:
     assert len(typed(ROOT / "docs" / "commands" / "scan.md")) >= 7
-    assert len(typed(ROOT / "docs" / "many-gpus.md")) == 4
+    assert len(typed(ROOT / "docs" / "many-gpus.md")) == 6
     assert unknown(["scam", "x"]) == ["scam"]
     assert unknown(["trigger", "trian"]) == ["trian"]
     assert unknown(["scan", "x", "--sequences", "3"]) == ["--sequences"]
