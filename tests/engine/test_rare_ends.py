@@ -161,7 +161,7 @@ def test_an_interrupted_scan_does_not_replace_a_finished_run(
     calls = iter(range(1, 1000))
 
     def before(ids: torch.Tensor) -> None:
-        if next(calls) == 7:
+        if next(calls) == 8:
             raise KeyboardInterrupt
 
     patch_forward(before)
