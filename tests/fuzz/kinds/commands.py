@@ -22,7 +22,7 @@ ODD_TARGETS = (
     "", ".", "nowhere/x", "deep/er/run", "a", "x" * 300, "a\nb", "~nobody/x", "é", "\udcff", "x.html", "x.svg", "x.csv",
     "x.", "a/heads.csv",
 )  # fmt: skip
-WRITTEN = {"out", "csv", "junit"}
+WRITTEN = {"out", "csv", "html", "junit"}
 SOUND: dict[str, list[str]] = {
     "scan": ["{tiny}", *SHORT, "--data", "random", "--out", "run"],
     "ablate": ["{tiny}", "--run", "{a}", "--seq-len", "16", "--num-sequences", "2", "--draws", "2", "--fraction", "0.2",
