@@ -113,11 +113,11 @@ class Evidence:
     def normalised(self) -> bool:
         """Whether every layer divides the rows of its attention by their sum, as a softmax does."""
         scores = {site.score for site in self.run.manifest.attention} - {"softmax"}
-        if not scores:
+        if not scores:  # what knows of others needs torch, which a saved run of softmax must not load
             return True
-        from sinkscope.capture.scores import normalises  # needs torch, which a saved run of softmax must not load
+        from sinkscope.trigger.config import AttentionForm
 
-        return all(map(normalises, scores))
+        return all(AttentionForm(score).normalised for score in scores)
 
 
 def head_name(row: pd.Series) -> Number:
