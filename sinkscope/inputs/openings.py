@@ -93,13 +93,11 @@ def read_opened(
     Raises SinkscopeError as `read_corpus` and `opening_tokens` do, and for data that are token ids, whose beginning is
     given.
     """
+    # Asked before any is drawn, which 10^9 tokens would need memory for.
+    _check_room(seq_len, max(each.prepend for each in opened))
     before = [opening_tokens(each, tokenizer, rules, num_sequences, seed) for each in opened]
     most, least = (choose(tokens.shape[1] for tokens in before) + len(rules.suffix) for choose in (max, min))
-    if seq_len <= most:
-        raise SinkscopeError(
-            f"--seq-len {seq_len} leaves no room for text beside the {most} tokens that --first, --prepend and the "
-            "tokenizer add"
-        )
+    _check_room(seq_len, most)
     taken = _taken(spec, tokenizer, rules, seq_len - least, num_sequences, seed)
     if not taken:
         raise too_short(spec, seq_len)
@@ -118,6 +116,14 @@ def read_opened(
         warn_of_count(corpus, num_sequences)  # what stands first was asked for
         corpora.append(corpus)
     return corpora
+
+
+def _check_room(seq_len: int, added: int) -> None:
+    if seq_len <= added:
+        raise SinkscopeError(
+            f"--seq-len {seq_len} leaves no room for text beside the {added} tokens that --first, --prepend and the "
+            "tokenizer add"
+        )
 
 
 def _taken(spec: str, tokenizer: Any, rules: TokenRules, length: int, wanted: int, seed: int) -> list[Stretch]:

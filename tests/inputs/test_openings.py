@@ -108,6 +108,9 @@ def test_data_that_begin_as_they_do(tokenizer: Any, rules: TokenRules, tmp_path:
         read_opened(str(tmp_path / "ids.jsonl"), tokenizer, rules, 4, 2, [Opening("none")])
     with pytest.raises(SinkscopeError, match=r"--seq-len 8 leaves no room for text beside the 8 tokens"):
         read_opened("prose", tokenizer, rules, 8, 2, [Opening("none"), Opening("bos", 7)])
+    for prepended in (8, 10**12):  # the second is more than any memory holds
+        with pytest.raises(SinkscopeError, match=rf"--seq-len 8 leaves no room for text beside the {prepended} tokens"):
+            read_opened("prose", tokenizer, rules, 8, 2, [Opening("none", prepended)])
     (tmp_path / "short.txt").write_text("a few words")
     with pytest.raises(SinkscopeError, match="too short"):
         read_opened(str(tmp_path / "short.txt"), tokenizer, rules, 60, 2, [Opening("none")])
