@@ -110,6 +110,7 @@ def test_any_number_of_threads_gives_the_same_bytes(monkeypatch: pytest.MonkeyPa
         assert same_bytes(sums, results[0][1])
 
 
+@pytest.mark.slow
 def test_the_loop_as_python_is_the_loop_as_compiled() -> None:
     """Also where queries see no key, as in padding: their rows are 0 and nothing outside the block is written."""
     generator = torch.Generator().manual_seed(1)

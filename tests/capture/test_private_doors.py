@@ -257,6 +257,7 @@ def test_the_module_inside_a_compiled_one() -> None:
     assert doors.compiled_from(layer) is None
 
 
+@pytest.mark.slow
 def test_a_weak_table_lets_its_tensors_go() -> None:
     table, kept, gone = doors.weak_tensor_table(), torch.zeros(2), torch.zeros(2)
     table[kept], table[gone] = "kept", "gone"

@@ -196,6 +196,7 @@ def test_a_zero_vector_has_no_unit_vector() -> None:
     assert added.units.change.tolist() == [[0]] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_loops_as_python_are_the_loops_as_compiled(causal: bool) -> None:
     x, query, key = draw(0, 3, 6, 5), draw(1, 2, 6, 3, 2, 5), draw(2, 2, 6, 3, 5)

@@ -174,6 +174,7 @@ def test_the_parts_of_a_block_are_not_those_of_another_thread_s_pass() -> None:
     assert find_parts(model, found, lambda: elsewhere(lambda: output(model, ids))) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", ["modules", "spikes"])
 def test_a_measurement_s_hooks_do_not_feel_another_thread_s_pass(measure: str) -> None:
     """The other thread runs the same model when our own pass has ended its last block."""

@@ -111,6 +111,7 @@ def same_tables(run: sinkscope.Run, other: sinkscope.Run) -> None:
         pd.testing.assert_frame_equal(own.select_dtypes(exclude="number"), theirs.select_dtypes(exclude="number"))
 
 
+@pytest.mark.slow
 def test_the_adapted_model_measures_as_the_merged_one(tiny_folder: Path, lora: Path, tmp_path: Path) -> None:
     """Every table: what is read from weights (value norms, smoothing) sees the adapter as well as what is captured.
 

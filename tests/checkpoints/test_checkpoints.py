@@ -500,6 +500,7 @@ def test_a_router_that_chooses_more_experts_than_there_are(tmp_path: Path) -> No
             scan(given, data=[[1, 2, 3]])
 
 
+@pytest.mark.slow
 def test_device_map_gives_the_same_numbers(tiny_folder: Path, scan_cli: Scan) -> None:
     mapped, plain = scan_cli(tiny_folder, "--device-map", "cpu", name="a"), scan_cli(tiny_folder, name="b")
     assert mapped.code == 0, mapped.stderr

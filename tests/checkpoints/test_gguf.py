@@ -74,6 +74,7 @@ def same_weights(one: Any, other: Any) -> None:
         assert torch.allclose(weight, theirs[name], atol=1e-6), name
 
 
+@pytest.mark.slow
 @with_its_tokenizer
 def test_a_gguf_is_scanned_with_its_own_tokenizer(gemma: Any, tmp_path: Path, scan_cli: Scan) -> None:
     path = write_gguf(gemma, tmp_path / "tiny.gguf")
@@ -86,6 +87,7 @@ def test_a_gguf_is_scanned_with_its_own_tokenizer(gemma: Any, tmp_path: Path, sc
     assert outcome.json("summary")["first_token"]["is_bos"] is True
 
 
+@pytest.mark.slow
 def test_an_earlier_transformers_makes_no_tokenizer_of_a_gguf(
     gemma: Any, tmp_path: Path, scan_cli: Scan, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:

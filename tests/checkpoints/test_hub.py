@@ -635,6 +635,7 @@ def test_a_configuration_that_unpacks_into_far_more(
     assert sum(map(len, files_of(cache / "blobs").values())) <= 3 * 2**24
 
 
+@pytest.mark.slow
 @pytest.mark.enable_socket
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_description_without_end_is_not_read_to_it(
@@ -706,6 +707,7 @@ def test_a_hub_that_offers_pieces_is_read_without_the_package_for_them(
     assert not any("xet-read-token" in path for _, path in hub.asked)
 
 
+@pytest.mark.slow
 @pytest.mark.enable_socket
 @pytest.mark.parametrize("service", ["none", "gone", "empty"])
 def test_a_service_of_pieces_that_gives_none_is_one_line(

@@ -98,6 +98,7 @@ def test_packed_layers_are_read_as_the_plain_ones() -> None:
     assert theirs.smoothing[RANKS].notna().all(axis=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", [in_eight_bits, in_bfloat16])
 def test_a_layer_that_rounds_what_it_reads_still_has_a_weight(inner: Any) -> None:
     """Its outputs are its weight's up to half a percent, and the identity is read without rounding."""

@@ -35,6 +35,7 @@ def explicit_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 TASK = ("--claim", "softmax-needs-a-sink", "--claim", "relu-needs-none", "--claim", "heads-compensate")
 
 
+@pytest.mark.slow
 def test_models_side_by_side(explicit_models: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = claims(*(explicit_models / name for name in ("one", "two", "relu")), *TASK, *FEW, "--out", out)

@@ -182,6 +182,7 @@ def test_a_normalised_score_that_is_no_softmax_tests_neither_claim() -> None:
             assert told.figures["largest error"].value < 0.005
 
 
+@pytest.mark.slow
 def test_an_encoder_and_a_model_without_bos_need_no_case_of_their_own() -> None:
     """BERT is not causal; token ids have no openings, and no loss without a head. Nothing is an error."""
     subject = Subject("bert", tiny("bert"), reading={"data": random_ids(2, 40)}, loading={"self_check": False})

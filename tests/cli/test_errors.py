@@ -426,6 +426,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "shards"}
 
 
+@pytest.mark.slow
 def test_full_disk_leaves_no_file_of_a_run_and_resumes(
     tiny_folder: Path, scan_cli: Scan, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -539,6 +540,7 @@ def test_incomplete_run_may_be_replaced(option: str, tiny_folder: Path, scan_cli
     assert listing(outcome.folder.parent) == ["run"]
 
 
+@pytest.mark.slow
 def test_part_of_a_run_equals_the_run(tiny_folder: Path, scan_cli: Scan, patch_forward: Patch) -> None:
     whole = load_run(scan_cli(tiny_folder, *SIX, name="whole").folder).sequences
     patch_forward(interrupt_at(8))

@@ -105,6 +105,7 @@ def test_the_same_scan_twice_and_resumed(tiny_folder: Path, tmp_path: Path, monk
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["tiny", "tiny-2"]
 
 
+@pytest.mark.slow
 def test_a_scan_has_a_display_name(tmp_path: Path, tiny_folder: Path) -> None:
     """The name is in every table and page, and a scan of another name is the same scan."""
     words = ["scan", str(tiny_folder), "--seq-len", "16", "--num-sequences", "2", "--no-self-check"]

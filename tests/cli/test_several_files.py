@@ -15,6 +15,7 @@ from sinkscope.cli import app
 RUN = Path(__file__).parents[1] / "fixtures" / "v0_1" / "smoothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [

@@ -156,6 +156,7 @@ def test_two_columns_of_one_file_are_paired(tiny_folder: Path, tmp_path: Path) -
     assert run.domains["paired"].all()
 
 
+@pytest.mark.slow
 def test_the_table_is_written_and_read_again(scan_cli: Scan, tiny_folder: Path) -> None:
     result = scan_cli(tiny_folder, "--data", "prose", "--data", "random")
     again = load_run(result.folder)

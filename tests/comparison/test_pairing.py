@@ -92,6 +92,7 @@ def test_layers_that_differ_in_their_heads_are_counted_in_all() -> None:
     assert describe_shape(run) == "3 layers, 11 heads in all"
 
 
+@pytest.mark.slow
 def test_a_metric_that_neither_run_nor_baseline_holds() -> None:
     policy = Policy.model_validate({"rules": [{"metric": "bos_mass", "level": "head", "max_change": 0.1}]})
     run = scanned()

@@ -43,6 +43,7 @@ def same_tables(run: Run, other: Run) -> None:
         pd.testing.assert_frame_equal(run.tables()[name], table, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", slow_but(FAMILIES, "gpt_oss"))
 def test_a_model_on_a_device(family: str) -> None:
     model, ids = tiny(family).requires_grad_(False), random_ids(3, LENGTH)

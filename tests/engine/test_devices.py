@@ -65,6 +65,7 @@ def test_layers_on_the_disk_give_the_same_tables(
     assert run.smoothing["rank_w"].notna().all()
 
 
+@pytest.mark.slow
 def test_the_offload_folder_goes_with_the_model(model: Path, cache: Path) -> None:
     checkpoint = open_checkpoint(str(model), LoadOptions(device_map=SOME, dtype="float64"))
     assert [path.name.startswith(".offload-") for path in cache.iterdir()] == [True]

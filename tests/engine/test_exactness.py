@@ -26,6 +26,7 @@ def test_every_column_in_float64(family: str) -> None:
     compare(run, measure(model, ids, epsilon=EPSILON), 1e-6, 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", slow_but(FAMILIES, "gpt_oss"))
 def test_every_column_in_float32(family: str) -> None:
     model, ids = tiny(family), random_ids(3, 100, seed=SEEDS.get(family, 0))

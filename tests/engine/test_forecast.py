@@ -150,6 +150,7 @@ def test_the_sums_take_the_bytes_that_are_told(queries: int, keys: int) -> None:
     assert attention_flops(call) == 2 * 2 * 3 * queries * keys * 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [40, 100])
 def test_what_is_kept_takes_the_bytes_that_are_told(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     counted_bytes = []

@@ -118,6 +118,7 @@ def test_a_measurement_may_read_the_tables_alone(monkeypatch: pytest.MonkeyPatch
     assert run.summary.streams["text"].measured == {"count": {"heads": 12}}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("echo")
 def test_a_scan_resumes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = tiny("llama"), random_ids(4, 20)

@@ -193,6 +193,7 @@ def test_half_precision_is_joined_too() -> None:
     np.testing.assert_allclose(seen.run().heads["bos_mass"], one.heads["bos_mass"], atol=0.02)
 
 
+@pytest.mark.slow
 def test_steps_hold_what_grows_with_the_tokens_alone() -> None:
     """Neither the keys nor the mask that each step was given are kept: those of all steps together grow with T^2."""
     model, ids, cache = writer("llama"), prompt()["input_ids"], DynamicCache()

@@ -70,6 +70,7 @@ def test_the_manifest_defines_it(run: sinkscope.Run) -> None:
         assert run.manifest.conventions[name] == column.formula
 
 
+@pytest.mark.slow
 def test_from_the_command_line_through_every_command(tiny_folder: Path, tmp_path: Path) -> None:
     out, sinks, policy = tmp_path / "run", tmp_path / "sinks.json", tmp_path / "policy.toml"
     short = ("--seq-len", 16, "--num-sequences", 2, "--no-self-check", "--quiet")

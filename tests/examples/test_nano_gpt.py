@@ -14,6 +14,7 @@ import sinkscope
 EXAMPLE = Path(__file__).parents[2] / "examples" / "nano_gpt.py"
 
 
+@pytest.mark.slow
 def test_it_prints_a_column_for_each_step_that_it_watched(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     head, *rows = capsys.readouterr().out.splitlines()
@@ -21,6 +22,7 @@ def test_it_prints_a_column_for_each_step_that_it_watched(capsys: pytest.Capture
     assert len(rows) == 1 + 3 * 4
 
 
+@pytest.mark.slow
 def test_a_scan_reads_it_too() -> None:
     model = runpy.run_path(str(EXAMPLE))["GPT"]().eval()
     ids = torch.randint(256, (1, 40), generator=torch.Generator().manual_seed(0))

@@ -313,6 +313,7 @@ def test_words(shift: float, verdict: str) -> None:
 # The command
 
 
+@pytest.mark.slow
 def test_command_writes_a_folder(
     tiny_folder: Path, tiny_run: Path, run_cli: Callable[..., Result], tmp_path: Path
 ) -> None:
@@ -457,6 +458,7 @@ def texts(path: Path, documents: list[str]) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["plain.jsonl", "a + b.jsonl"], "a + b.jsonl"))
 @pytest.mark.parametrize("bos", slow_but(["auto", ["always", "never"]], ["always", "never"]))
 def test_the_loss_is_measured_on_documents_that_the_run_has_not_read(

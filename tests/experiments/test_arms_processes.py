@@ -72,6 +72,7 @@ class Several(Processes):
             self.index = 0
 
 
+@pytest.mark.slow
 def test_any_number_of_processes_finds_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(engine, "batch_size", lambda model, length: 2)
     setting = setting_of(causal("llama").float(), random_ids(3, 20))

@@ -95,6 +95,7 @@ def test_a_model_without_tokenizer_is_refused(tmp_path: Path) -> None:
             attention_map(model, TEXT, [0, 1, 2], 0, 0)
 
 
+@pytest.mark.slow
 def test_the_command_draws_it(tiny_folder: Path, scan_cli: Scan, tmp_path: Path) -> None:
     run = scan_cli(tiny_folder).folder
     out = tmp_path / "head.svg"

@@ -46,6 +46,7 @@ def track(checkpoints: list[Path], out: Path, *more: str) -> Result:
     return CliRunner().invoke(app, ["track", *map(str, reversed(checkpoints)), *SHORT, "--out", str(out), *more])
 
 
+@pytest.mark.slow
 def test_one_folder_a_step_and_the_tables_of_all(checkpoints: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = track(checkpoints, out)
@@ -97,6 +98,7 @@ def refused(result: Result, said: str) -> None:
 # Which steps the tables hold, and whose files are replaced
 
 
+@pytest.mark.slow
 def test_the_tables_hold_every_step_that_stands_there(checkpoints: list[Path], tracked: Path, tmp_path: Path) -> None:
     """Also those that are not named again, because the training has removed their checkpoints, and those that fail."""
     out = tmp_path / "out"
@@ -312,6 +314,7 @@ def test_heads_that_appeared_come_before_those_that_were_there_and_the_next_step
     assert "next: sinkscope plot out --figure trajectory -o trajectory.pdf" in text
 
 
+@pytest.mark.slow
 def test_another_text_is_refused_by_name(checkpoints: list[Path], tmp_path: Path) -> None:
     track(checkpoints[:2], tmp_path / "out")
     result = track(checkpoints[:2], tmp_path / "out", "--seed", "1")

@@ -54,6 +54,7 @@ def test_training_is_the_same_to_the_last_bit(tmp_path: Path, checkpointing: boo
     assert watched.model.training
 
 
+@pytest.mark.slow
 def test_it_logs_what_a_scan_of_the_model_measures(tmp_path: Path) -> None:
     own = callback()
     trainer = trained(tmp_path, [own])
@@ -190,6 +191,7 @@ def test_numpy_s_whole_numbers_are_numbers_of_steps() -> None:
     assert callback(every=np.int64(3)).every == 3
 
 
+@pytest.mark.slow
 def test_a_log_that_raises_ends_no_training(tmp_path: Path) -> None:
     """It is told of once, and gets the values of every measurement."""
     seen: list[dict[str, float]] = []
@@ -267,6 +269,7 @@ def test_adapters_are_measured_with_the_model() -> None:
     assert own.measure(0, adapted) != before
 
 
+@pytest.mark.slow
 def test_a_setting_that_cannot_work_ends_the_training_before_its_first_step(tmp_path: Path) -> None:
     with pytest.raises(sinkscope.SinkscopeError, match="every=0"):
         callback(every=0)
@@ -301,6 +304,7 @@ def test_a_training_that_resumes_keeps_the_rows_before_it(tmp_path: Path) -> Non
     assert (tmp_path / "trajectory.csv").read_text().splitlines() == first
 
 
+@pytest.mark.slow
 def test_a_file_that_is_no_trajectory_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "trajectory.csv").write_text("step,mine\n1,2\n")
     with pytest.raises(sinkscope.SinkscopeError, match="no trajectory"):

@@ -226,6 +226,7 @@ def test_a_write_that_cannot_be_held_off_ends_the_scan() -> None:
         measured(declared_as("own", by_a_thread))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory. ")])
 def test_out_of_memory_halves_the_batch(error: Exception, plain: sinkscope.Run) -> None:
     def large(view: LayerView) -> Tensor:
@@ -324,6 +325,7 @@ def test_strict_keeps_the_batches_before_it_for_a_scan_that_is_not_strict(
     assert not any(stopped.folder.iterdir())
 
 
+@pytest.mark.slow
 def test_resumed_without_strict_the_scan_is_finished_without_the_metric(
     tmp_path: Path, tiny_folder: Path, scan_cli: Scan
 ) -> None:
@@ -376,6 +378,7 @@ def test_resumed_it_stays_left_out(tmp_path: Path, plain: sinkscope.Run) -> None
     assert scan(False, resume=True).path == tmp_path / "run"  # finished: the same scan
 
 
+@pytest.mark.slow
 def test_a_metric_that_takes_long_draws_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guests, "SLOW_SECONDS", 0.5)
     run = measured(declared_as("own", then(lambda view: time.sleep(0.3))), declared_as("quick", good))

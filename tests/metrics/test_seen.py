@@ -132,6 +132,7 @@ def test_a_map_without_logits_is_read_by_its_order() -> None:
     assert map_sums(AttentionMap(maps, None)).seen_by[0, 0].tolist() == [80] * 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", slow_but(["gemma3", "gpt_oss", "mistral"], "gemma3"))
 def test_a_window_is_measured_as_the_reference_does(family: str) -> None:
     """float32, so long that layers without learned sinks are read by the compiled loop."""

@@ -66,6 +66,7 @@ def test_a_domain_that_lacks_a_stream_is_left_out_of_its_tables(domains: Run) ->
     assert "code" not in table
 
 
+@pytest.mark.slow
 def test_dormant_heads_of_more_domains_than_are_listed_are_counted(domains: Run) -> None:
     run = copy.deepcopy(domains)
     entry = run.summary.domains["prose"]

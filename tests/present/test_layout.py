@@ -40,6 +40,7 @@ def test_words_that_are_cut_or_run_together_are_found() -> None:
     assert found[1] == "'one' runs into 'other'"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", WIDTHS)
 @pytest.mark.parametrize(
     ("figure", "shape"),
@@ -51,6 +52,7 @@ def test_a_figure_of_one_run(figure: str, shape: tuple[int, int], size: str, mon
     assert not found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", WIDTHS)
 @pytest.mark.parametrize(
     ("figure", "layers", "runs"),

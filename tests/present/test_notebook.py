@@ -75,6 +75,7 @@ def test_a_figure_is_the_one_that_plot_draws(tmp_path: Path) -> None:
     assert not (tmp_path / "map.jpg").exists()
 
 
+@pytest.mark.slow
 def test_a_figure_over_runs_is_drawn_of_one() -> None:
     run = scanned()
     place = {"stream": "text", "layer": [0, 0, 1, 1], "position": [0, 1, 0, 1]}

@@ -52,6 +52,7 @@ def test_models_of_different_depth_stand_over_relative_depth(saved: list[Figure]
     assert [text.get_text() for text in saved[0].legends[0].get_texts()] == ["three", "five"]
 
 
+@pytest.mark.slow
 def test_models_of_one_depth_stand_over_layers(saved: list[Figure]) -> None:
     content, caption = draw_profiles([scanned(), scanned("noise")], "svg")
     assert content == draw_profiles([scanned(), scanned("noise")], "svg")[0]
@@ -65,6 +66,7 @@ def test_more_profiles_than_can_be_told_apart_are_refused() -> None:
         draw_profiles([scanned()] * (MOST + 1), "svg")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", WIDTHS)
 @pytest.mark.parametrize(
     ("layers", "runs"),
@@ -77,6 +79,7 @@ def test_no_word_runs_into_another(layers: int, runs: int, size: str, monkeypatc
     assert not found
 
 
+@pytest.mark.slow
 def test_the_command_takes_one_run_or_several(tmp_path: Path) -> None:
     scanned().save(tmp_path / "a")
     scanned(layers=5).save(tmp_path / "b")

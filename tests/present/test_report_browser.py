@@ -187,6 +187,7 @@ HEADINGS = "[...document.querySelectorAll('.run')].map(run => [...run.querySelec
            "[h.textContent, h.getBoundingClientRect().top]))"  # fmt: skip
 
 
+@pytest.mark.slow
 def test_two_runs_stand_side_by_side_where_there_is_room(browser: Browser, tmp_path: Path) -> None:
     """And every part of one beside the same part of the other, on one scale."""
     other = enlarged(scanned("noise"), 5, 4)
@@ -255,6 +256,7 @@ def test_print_is_dark_on_white(browser: Browser, tmp_path: Path) -> None:
     assert colors == ["rgb(255, 255, 255)", "rgb(0, 0, 0)", "rgb(0, 103, 165)"]
 
 
+@pytest.mark.slow
 def test_a_thousand_heads_answer_at_once(browser: Browser, tmp_path: Path) -> None:
     browser.open(written(tmp_path, enlarged(scanned(), 32, 32)))
     browser.wait("document.querySelector('rect.chosen') !== null")  # the script unpacks the data first

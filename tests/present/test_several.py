@@ -39,6 +39,7 @@ def picture(content: bytes) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(content)).convert("L"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("figure", slow_but(table_figures(), "smoothing"))
 def test_the_same_bytes_twice_with_text_as_text(figure: str) -> None:
     content, caption = draw_several([smoothed()], figure, "svg", "page")

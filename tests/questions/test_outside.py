@@ -70,6 +70,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_its_tables_hold_what_it_declares(run: Path) -> None:
     table, heads = pd.read_csv(run / "steadiness.csv"), pd.read_csv(run / "heads.csv")
     assert list(table) == ["stream", "layer", "head", "module", "steady_alpha", "steady_alpha_sem", "steady_share"]
@@ -90,6 +91,7 @@ def test_its_option_and_its_code_stand_in_the_manifest(run: Path) -> None:
     assert manifest["conventions"]["steady_share"] == "Share of sequences whose alpha_0 is above B."
 
 
+@pytest.mark.slow
 def test_its_option_is_checked_as_those_of_sinkscope(run: Path) -> None:
     model = run.parent / "tiny"
     for words, told in (
@@ -103,6 +105,7 @@ def test_its_option_is_checked_as_those_of_sinkscope(run: Path) -> None:
         assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_it_is_shown_by_every_command(run: Path, tmp_path: Path) -> None:
     assert "Steadiness: all sequences agree" in sinkscope("show", run).stdout
     report = sinkscope("report", run, "-o", tmp_path / "report.html")
@@ -116,6 +119,7 @@ def test_it_is_shown_by_every_command(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "steady.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_it_is_documented_by_every_command() -> None:
     usage = re.sub(r"\s+", " ", sinkscope("scan", "--help").stdout)
     assert "steadiness do all sequences agree on a head's sink?" in usage
@@ -130,6 +134,7 @@ def test_it_is_documented_by_every_command() -> None:
     assert " steady," in re.sub(r"\s+", " ", sinkscope("plot", "--help").stdout)
 
 
+@pytest.mark.slow
 def test_without_the_package_the_run_says_what_is_missing(run: Path) -> None:
     done = sinkscope("show", run, outside=False)
     assert done.returncode == 2

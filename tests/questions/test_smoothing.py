@@ -435,6 +435,7 @@ def test_products_in_float32_are_as_exact_as_in_float64(family: str, monkeypatch
         assert_close(ours[name].to_numpy(), exact[name].to_numpy(), name, 0.0, bound)
 
 
+@pytest.mark.slow
 def test_spectra_are_measured_on_the_first_sequences_alone() -> None:
     """Whatever the batches and the padding; the costs are compared over these sequences, all other columns over all."""
     model, ids = with_sink("gpt2"), random_ids(5, 28)

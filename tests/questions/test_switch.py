@@ -70,6 +70,7 @@ def test_every_column_in_float64(family: str) -> None:
     compare(measured(model, ids, batch_size=2), model, ids, 1e-6, 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", slow_but(FAMILIES, "gemma3"))
 def test_every_column_in_float32(family: str) -> None:
     model, ids = tiny(family), random_ids(3, 24)

@@ -135,6 +135,7 @@ def test_leftovers_go_and_what_is_held_stays(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["fcntl", "fcntl msvcrt"])
 def test_a_system_without_locks_keeps_leftovers_and_writes(missing: str, tmp_path: Path) -> None:
     """Outside Windows msvcrt is missing too; there as on a file system without locks."""

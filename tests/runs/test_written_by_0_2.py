@@ -57,6 +57,7 @@ def test_a_new_run_records_what_its_masks_hide(runs: dict[str, sinkscope.Run]) -
         assert [site.hides for site in run.manifest.attention] == [name == "windowed"]
 
 
+@pytest.mark.slow
 def test_compare_leaves_out_or_refuses_what_moved(runs: dict[str, sinkscope.Run]) -> None:
     old = {name: load_run(OLD / name) for name in FAMILIES}
     for pair in ((old["windowed"], runs["windowed"]), (runs["windowed"], old["windowed"])):
@@ -92,6 +93,7 @@ def test_the_gate_refuses_what_moved(runs: dict[str, sinkscope.Run], tmp_path: P
     assert check(old["plain"], baseline_of(runs["plain"]), ALPHA).passed
 
 
+@pytest.mark.slow
 def test_no_table_of_several_runs_mixes_what_moved(runs: dict[str, sinkscope.Run], tmp_path: Path) -> None:
     """By one rule: old runs with a window beside new runs, whatever these are; old runs by themselves agree."""
     from sinkscope.present.dataset import dataset_files

@@ -50,18 +50,19 @@ def _is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
-def run_time_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those under `if TYPE_CHECKING`."""
+def run_time_statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """All statements but those under `if TYPE_CHECKING`; expressions, which hold none, are passed over."""
     for node in ast.iter_child_nodes(tree):
-        if not _is_type_checking(node):
+        if not isinstance(node, ast.expr) and not _is_type_checking(node):
             yield node
-            yield from run_time_nodes(node)
+            yield from run_time_statements(node)
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """Dotted names that a module imports while the program runs, absolute ones; `from a import b` gives a.b."""
     found = set()
-    for node in run_time_nodes(parsed(path)):
+    for node in run_time_statements(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

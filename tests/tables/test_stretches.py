@@ -102,6 +102,7 @@ def test_the_largest_value_of_one_sequence_keeps_its_position(run: Run, alone: l
             assert getattr(row, f"{column}_max_position") == row.first + values.max(0).argmax()
 
 
+@pytest.mark.slow
 def test_all_other_tables_stay_as_they_are(run: Run, whole: Run, tmp_path: Path) -> None:
     """Also peak_position and the summary's top positions, which are read from every position."""
     run.save(tmp_path / "run")
