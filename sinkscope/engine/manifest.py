@@ -6,6 +6,7 @@ import datetime
 import hashlib
 import platform
 from dataclasses import asdict
+from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -229,6 +230,7 @@ def resume_key(manifest: Manifest, checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
+@cache
 def measuring_code() -> str:
     """The first 16 digits of the SHA-256 over the source of every module that decides what a batch measures."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()

@@ -119,7 +119,9 @@ class Request(Record):
     @classmethod
     def _measures(cls, names: Any) -> Any:
         """Puts the measurements into their order, so that a scan resumes however they were listed."""
-        return questions_asked(names) if isinstance(names, str | list | tuple) else names
+        listed = [names] if isinstance(names, str) else names
+        is_names = isinstance(listed, list | tuple) and all(isinstance(name, str) for name in listed)
+        return questions_asked(listed) if is_names else names  # what is none is refused by its type
 
     @field_validator("lengths", mode="after")
     @classmethod

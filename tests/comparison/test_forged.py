@@ -103,6 +103,21 @@ def test_forged_runs(name: str, run_folder: Path, monkeypatch: pytest.MonkeyPatc
         file.write_text(whole)
 
 
+@pytest.mark.parametrize("value", [[{}], [[]], [{"": None}, "switch"]], ids=str)
+def test_no_setting_of_a_run_is_a_list_of_tables(value: Any, run_folder: Path) -> None:
+    """What cannot be hashed must not be put into a set before its type is asked."""
+    file = run_folder / "manifest.json"
+    whole = file.read_text()
+    data = json.loads(whole)
+    try:
+        for name in data["request"]:
+            file.write_text(json.dumps({**data, "request": {**data["request"], name: value}}))
+            with pytest.raises(SinkscopeError, match=r"manifest\.json of the run"):
+                load_run(run_folder)
+    finally:
+        file.write_text(whole)
+
+
 POLICY = {
     "significance": 0.01,
     "same_precision": 0.1,

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 CLEAN, FAILED_CHECK, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -104,7 +105,9 @@ def _of_the_lines(case: Case, outcome: Outcome) -> list[str]:
 
 def _lines_of(case: Case) -> int:
     """How many lines may say what is wrong: one; of `track` one a step that failed, and one that counts them."""
-    return 1 if case.words[:1] != ["track"] else 1 + sum(word.startswith("checkpoint") for word in case.words)
+    if case.words[:1] != ["track"]:
+        return 1
+    return 1 + len(list(takewhile(lambda word: not word.startswith("--"), case.words[1:])))
 
 
 def _of_the_files(case: Case, outcome: Outcome, folder: Path, before: Files) -> list[str]:
@@ -113,7 +116,7 @@ def _of_the_files(case: Case, outcome: Outcome, folder: Path, before: Files) -> 
 
     after = files_of(folder)
     kept = "--resume" in outcome.stderr  # shards that the error line names
-    target = str(Path(case.target)) if case.target else None
+    target = None if case.target is None else str(Path(case.target))
     changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
     strange = [name for name in changed if target is None or name.rstrip("/") not in _with_parents(target)]
     strange = [name for name in strange if target is None or not (target == "." or name.startswith(f"{target}/"))]

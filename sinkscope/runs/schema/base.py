@@ -72,6 +72,8 @@ def read_record(kind: type[R], data: Any, where: str) -> R:
     """Reads a record from `data`. Raises SinkscopeError that names the first wrong field; `where` names the file."""
     try:
         return kind.model_validate(data)
+    except SinkscopeError as error:  # a check of the record's own, which does not know the file
+        raise SinkscopeError(f"{where}: {error}") from None
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
