@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from drawn import make_call
+from tiers import slow_but
 
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.attend import attend_in_blocks as attend
@@ -53,7 +54,7 @@ def naive(call: AttentionCall, given: torch.Tensor | None, mask: str, score: str
 
 
 @pytest.mark.parametrize("score", WEIGHTS)
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", slow_but(MASKS, *list(MASKS)[:2]))
 @pytest.mark.parametrize("sizes", SIZES[:2])
 def test_walk_against_the_whole_matrix(sizes: tuple[int, int, int, int, int], mask: str, score: str) -> None:
     call, seen = make_call(sizes, mask, score)

@@ -729,7 +729,7 @@ def test_a_service_of_pieces_that_gives_none_is_one_line(
 
 
 @pytest.mark.enable_socket
-@pytest.mark.parametrize("where", ["config.json", INDEX, WEIGHTS, DESCRIBED])
+@pytest.mark.parametrize("where", slow_but(["config.json", INDEX, WEIGHTS, DESCRIBED], WEIGHTS))
 def test_a_trickle_without_end_is_given_up(
     where: str, hub: Hub, files: Files, sharded: Files, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

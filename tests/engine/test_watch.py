@@ -12,6 +12,7 @@ import torch
 from models import VOCABULARY, tiny
 from plain_models import WAYS, Plain, plain, tokens
 from same_runs import assert_same
+from tiers import slow_but
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface
@@ -36,7 +37,7 @@ def test_any_module_is_measured_as_a_scan_measures_it(way: str) -> None:
     assert_same(seen.run(), sinkscope.scan(model, data=ids))
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "gpt_oss", "bert"])
+@pytest.mark.parametrize("family", slow_but(["llama", "gemma2", "gpt2", "gpt_oss", "bert"], "gemma2", "bert"))
 def test_transformers_models_are_measured_as_a_scan_measures_them(family: str) -> None:
     model = tiny(family)
     ids = torch.randint(3, VOCABULARY, (2, 70), generator=torch.Generator().manual_seed(1))

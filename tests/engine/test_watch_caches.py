@@ -11,6 +11,7 @@ import pytest
 import torch
 from models import _COMMON, _OWN, VOCABULARY
 from same_runs import assert_same
+from tiers import slow_but
 from torch import Tensor, nn
 from torch._C import _len_torch_function_stack
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
@@ -55,7 +56,7 @@ def in_one_pass(model: Any, written: Tensor, given: dict[str, Tensor]) -> sinksc
 
 @pytest.mark.parametrize("left", [0, 4])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral", "gpt2", "gpt_oss"])
+@pytest.mark.parametrize("family", slow_but(["llama", "gemma3", "mistral", "gpt2", "gpt_oss"], "gemma3"))
 def test_generation_gives_the_numbers_of_one_pass(family: str, cache: str, left: int) -> None:
     if cache == "static" and family in ("gpt2", "gpt_oss"):
         pytest.skip("the same code as for the others")

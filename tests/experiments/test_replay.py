@@ -14,6 +14,7 @@ import torch
 from by_hand import causal, setting_of
 from families import tiny_model
 from models import random_ids
+from tiers import slow_but
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from watched import find
@@ -60,8 +61,8 @@ def run_twice(setting: Setting, arms: list[Arm], monkeypatch: pytest.MonkeyPatch
         return found, numbers(setting, arms)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3"])
-@pytest.mark.parametrize("size", [2, 16])
+@pytest.mark.parametrize("family", slow_but(["llama", "gpt2", "gemma3"], "gemma3"))
+@pytest.mark.parametrize("size", slow_but([2, 16], 2))
 def test_every_kind_of_arm_has_the_numbers_of_a_whole_pass(
     family: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
