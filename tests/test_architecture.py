@@ -87,6 +87,7 @@ def test_no_file_stands_twice_in_a_walk(title: str) -> None:
     assert len(set(files)) == len(files)
 
 
+@pytest.mark.slow
 def test_from_q_k_and_v_to_a_cell(tiny_folder: Path, tmp_path: Path) -> None:
     """Steps repeat for every layer and batch: the first calls are in the page's order."""
     with calls_of(walk(CELL)) as made:
@@ -94,6 +95,7 @@ def test_from_q_k_and_v_to_a_cell(tiny_folder: Path, tmp_path: Path) -> None:
     assert list(dict.fromkeys(made)) == walk(CELL)
 
 
+@pytest.mark.slow
 def test_from_a_command_line_to_the_request(tiny_folder: Path, tmp_path: Path) -> None:
     with calls_of(walk(OUT)) as made:
         sinkscope("scan", tiny_folder, *SHORT, "--quiet", "--out", tmp_path / "run")

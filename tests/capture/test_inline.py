@@ -121,6 +121,7 @@ def test_logits_hidden_by_a_window_are_not_guessed(inline: Callable[[Style], Non
         assert_close(found.heads[name].to_numpy(), expected.heads[name].to_numpy(), name, 2e-4, 2e-5)
 
 
+@pytest.mark.slow
 def test_learned_sinks_behind_the_keys(inline: Callable[[Style], None]) -> None:
     """A learned sink computed inline: one more logit, whose probability is dropped before the values."""
 

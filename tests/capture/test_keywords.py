@@ -145,6 +145,7 @@ def test_a_keyword_that_the_model_passes_later_is_named_once(monkeypatch: pytest
     ]
 
 
+@pytest.mark.slow
 def test_strict_measures_nothing_where_a_keyword_is_unknown(
     tiny_folder: Path, scan_cli: Scan, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -250,6 +250,7 @@ def test_tensors_inside_a_tensor() -> None:
     assert doors.inner_tensors(torch.ones(2)) == []
 
 
+@pytest.mark.slow
 def test_the_module_inside_a_compiled_one() -> None:
     layer = nn.Linear(2, 2)
     compiled: Any = torch.compile(layer, backend="eager")

@@ -460,6 +460,7 @@ def test_absent_tokenizer(copied: Path, refused: Refused, scan_cli: Scan, tmp_pa
     assert "no tokenizer" in refused(copied, "--data", text, name="text")
 
 
+@pytest.mark.slow
 def test_damaged_tokenizer(copied: Path, refused: Refused, scan_cli: Scan) -> None:
     (copied / "tokenizer.json").write_text("{", "utf-8")
     assert "no usable tokenizer" in refused(copied)

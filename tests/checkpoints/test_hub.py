@@ -190,6 +190,7 @@ def test_what_was_scanned_once_is_read_without_the_hub(
     assert gone.warnings == []
 
 
+@pytest.mark.slow
 @pytest.mark.enable_socket
 def test_the_tables_are_the_same_without_the_hub(
     hub: Hub, sharded: Files, offline: Callable[[], None], scan_cli: Scan
@@ -604,6 +605,7 @@ def test_names_that_lead_elsewhere_are_not_asked_for(hub: Hub, files: Files, cac
     assert {path.name for path in cache.parent.iterdir()} <= {cache.name, ".locks", "CACHEDIR.TAG"}
 
 
+@pytest.mark.slow
 @pytest.mark.enable_socket
 @pytest.mark.parametrize("told", [True, False])
 def test_a_configuration_that_unpacks_into_far_more(

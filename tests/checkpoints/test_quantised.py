@@ -88,6 +88,7 @@ def measured(model: Any) -> Any:
     return sinkscope.scan(model, data=ids, smoothing=True, self_check=False)
 
 
+@pytest.mark.slow
 def test_packed_layers_are_read_as_the_plain_ones() -> None:
     ours, theirs = map(measured, packed())
     for table in ("heads", "smoothing", "layers"):
@@ -167,6 +168,7 @@ def headless_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LlamaModel, "from_pretrained", refuse)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("headless_fails")
 def test_where_the_headless_class_fails_the_named_one_is_loaded(tiny_folder: Path, tmp_path: Path) -> None:
     run = sinkscope.scan(str(tiny_folder), seq_len=24, num_sequences=2)

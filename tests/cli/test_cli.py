@@ -214,6 +214,7 @@ def test_closed_pipe_is_no_error(command: str) -> None:
     assert done.returncode in (0, 141)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("command", slow_but(["examples", "--help", "scan --help", "--version"], "--version"))
 def test_stdout_that_cannot_be_written(command: str) -> None:

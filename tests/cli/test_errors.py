@@ -448,6 +448,7 @@ def test_full_disk_keeps_the_run_that_was_to_be_replaced(
     assert contents(folder) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", slow_but(["exchange", "sync_tree"], "exchange"))
 def test_a_failing_disk_keeps_the_run_that_was_to_be_replaced(
     step: str, tiny_folder: Path, scan_cli: Scan, refused: Refused, monkeypatch: pytest.MonkeyPatch

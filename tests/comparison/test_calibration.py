@@ -218,6 +218,7 @@ def drawn_domain(name: str, values: np.ndarray, same_text: bool) -> Domain:
     return Domain(corpus, {"attention": SiteValues(declared, {"heads": heads}, [4], count, True, 4, 4)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", slow_but([50, 1_000], 50))
 @pytest.mark.parametrize("paired", [True, False])
 def test_false_alarms_of_domains(paired: bool, count: int, tell: Tell) -> None:

@@ -36,6 +36,7 @@ def test_a_linear_profile_is_interpolated_exactly() -> None:
     assert relative_depths(1).tolist() == [0]
 
 
+@pytest.mark.slow
 def test_every_depth_is_tested_on_the_sequences_own_profiles() -> None:
     a, b = with_mass(scanned(layers=3), [0.1, 0.3, 0.5]), with_mass(scanned(layers=5), [0.1, 0.2, 0.7, 0.4, 0.5])
     result = compare(a, b, metrics=["bos_mass"])
@@ -71,6 +72,7 @@ def test_the_stretch_ends_where_the_difference_halves_or_turns() -> None:
     assert parting(rows.assign(q=0.5)) is None
 
 
+@pytest.mark.slow
 def test_screen_report_and_json_say_where_they_part() -> None:
     a, b = with_mass(scanned(layers=3), [0.1, 0.3, 0.5]), with_mass(scanned(layers=5), [0.1, 0.2, 0.7, 0.4, 0.5])
     result = compare(a, b)
@@ -88,6 +90,7 @@ def test_runs_of_one_shape_are_compared_layer_by_layer() -> None:
     assert partings(result) == []
 
 
+@pytest.mark.slow
 def test_profiles_that_chance_explains_do_not_part() -> None:
     a, b = with_mass(scanned(layers=3), [0.2] * 3), with_mass(scanned(layers=5, text=1), [0.2] * 5)
     (said,) = partings(compare(a, b, metrics=["bos_mass"], paired=False))

@@ -43,6 +43,7 @@ def both_bos(tiny_folder: Path) -> Run:
     return sinkscope.scan(str(tiny_folder), data="prose", bos=["always", "never"], seq_len=64, num_sequences=6)
 
 
+@pytest.mark.slow
 def test_unlike_texts_are_tested_as_separate_samples(domains: Run) -> None:
     table = domains.domains
     assert table is not None
@@ -146,6 +147,7 @@ def test_a_domain_against_itself_differs_nowhere(tiny_folder: Path, tmp_path: Pa
     assert not run.domains["differs"].any()
 
 
+@pytest.mark.slow
 def test_two_columns_of_one_file_are_paired(tiny_folder: Path, tmp_path: Path) -> None:
     frame = pd.DataFrame(
         {name: [f"{name} {n} wrote a long plain letter home. " * 12 for n in range(5)] for name in "xy"}
@@ -167,6 +169,7 @@ def test_the_table_is_written_and_read_again(scan_cli: Scan, tiny_folder: Path) 
     assert load_run(alone.folder).domains is None
 
 
+@pytest.mark.slow
 def test_sink_heads_are_counted_over_the_sequences_of_all_domains(domains: Run, tiny_folder: Path) -> None:
     """Half the heads lie above the median, however many each domain counts for itself."""
     rows = domains.sequences[domains.sequences["head"].notna()]
@@ -176,6 +179,7 @@ def test_sink_heads_are_counted_over_the_sequences_of_all_domains(domains: Run, 
     assert run.summary.streams["text"].sink_heads == len(scores) // 2 == 4
 
 
+@pytest.mark.slow
 def test_a_head_dormant_in_one_domain_is_named_with_it(domains: Run, tiny_folder: Path) -> None:
     """A rule that one head of one domain meets: the pooled answer must not say `none` and stop there."""
     lowest, second = domains.heads["honor"].nsmallest(2)

@@ -158,6 +158,7 @@ def test_a_policy_that_is_no_table_is_not_passed_over(text: str, tmp_path: Path)
     assert read_policy(folder=tmp_path) == DEFAULT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", ["a = " + "[" * 5000 + "]" * 5000, "a = " + "{b = " * 5000, "a" + ".a" * 5000 + " = 1"]
 )

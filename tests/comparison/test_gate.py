@@ -59,6 +59,7 @@ def test_exit_codes(tmp_path: Path) -> None:
     assert missing.exit_code == 2
 
 
+@pytest.mark.slow
 def test_file_and_run_give_the_same_verdict() -> None:
     exact = baseline_of(scanned())
     path = Path("b.json")
@@ -269,6 +270,7 @@ def test_counts_of_values_survive_the_file() -> None:
         assert level.counts("entropy").tolist() == [8.0] * 12
 
 
+@pytest.mark.slow
 def test_other_shapes_and_other_data_are_bad_input() -> None:
     with pytest.raises(SinkscopeError, match="other layers or heads"):
         check(scanned(layers=2), baseline_of(scanned()))

@@ -234,6 +234,7 @@ def test_the_time_of_a_conversation_is_that_of_its_length(talker: Any, tmp_path:
     assert steps_of(400, talker, tmp_path) < 5 * steps_of(100, talker, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_columns_against_the_model_s_own_maps(chats: str, talker: Any) -> None:
     model = make_model().double()
     run = sinkscope.scan(model, tokenizer=talker, data=chats, batch_size=2)
@@ -270,6 +271,7 @@ def test_the_columns_against_the_model_s_own_maps(chats: str, talker: Any) -> No
     pd.testing.assert_frame_equal(run.measured["regions"], whole, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", slow_but(["bloom", "t5"], "t5"))
 def test_the_text_s_own_queries_are_read_in_other_families(family: str, chats: str, talker: Any) -> None:
     """Bloom multiplies its maps itself. T5's decoder reads the text one place later, so its queries are of nobody."""

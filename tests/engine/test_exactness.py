@@ -146,6 +146,7 @@ def test_batch_size_changes_nothing(family: str) -> None:
         assert_close(eight.heads[name].to_numpy(), one.heads[name].to_numpy(), name, 1e-5, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", slow_but([1, 3], 3))
 def test_spectra_of_the_first_sequences_only(batch_size: int) -> None:
     """The others' matrix_entropy is missing, and so left out of the mean; no other column changes."""

@@ -340,6 +340,7 @@ def test_the_page_s_families_are_what_these_tests_read() -> None:
     assert written == record()
 
 
+@pytest.mark.slow
 def test_padding_that_an_attention_cannot_tell_is_refused() -> None:
     ids, mask = batch(SHORT)
     model = tiny_model(transformers.AutoModelForCausalLM, "blt")

@@ -269,11 +269,13 @@ class Second(Processes):
         return [own, replace(own, batch=None, failures=["Triton failed there"], failed={"own": "no"})]
 
 
+@pytest.mark.slow
 def test_triton_s_failure_in_another_process_is_told(folder: Path) -> None:
     run = alone(folder / "llama", processes=Second())
     assert run.manifest.warnings.count("Triton failed there") == 1
 
 
+@pytest.mark.slow
 def test_a_guest_that_fails_in_another_process_is_left_out(folder: Path, tmp_path: Path) -> None:
     """With the values of the batches that this process measured; a run that is resumed too."""
     path = tmp_path / "own.py"

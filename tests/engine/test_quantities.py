@@ -86,6 +86,7 @@ def break_off(folder: Path) -> None:
     assert len(list((folder / UNFINISHED).iterdir())) == 2, "the key and one batch"
 
 
+@pytest.mark.slow
 def test_declared_quantities_survive_a_resume(tmp_path: Path) -> None:
     declare()
     measure().save(tmp_path / "whole")
@@ -289,6 +290,7 @@ def last_row_again(view: LayerView, length: int) -> torch.Tensor:
     return last_row(view, length)
 
 
+@pytest.mark.slow
 def test_a_metric_declared_after_a_scan_is_measured_by_the_next() -> None:
     """The names of the columns were once fixed by the first scan of the process: later ones were dropped."""
     before = measure()

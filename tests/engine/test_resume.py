@@ -504,6 +504,7 @@ def test_several_models_each_have_their_folder(scan_cli: Scan, tiny_folder: Path
     assert again.stderr.count("already finished") == 2
 
 
+@pytest.mark.slow
 def test_another_seed_is_named_though_the_data_were_left_to_the_default(tiny_folder: Path, tmp_path: Path) -> None:
     """No --data and `--data prose` ask for the same text; the seed alone decides which documents are read."""
     words = (tiny_folder, "--out", tmp_path / "run")

@@ -151,6 +151,7 @@ def test_sound_in_text_is_read_like_pictures() -> None:
             assert_masses(run, site.module, number, probabilities)
 
 
+@pytest.mark.slow
 def test_image_tokens_in_other_places_give_no_mass() -> None:
     given = inputs("llava")
     given["input_ids"][1] = given["input_ids"][1].roll(2)
@@ -171,6 +172,7 @@ def test_pictures_that_belong_to_no_sequence_are_refused(family: str, change: di
         sinkscope.scan(see(family), data=inputs(family) | change)
 
 
+@pytest.mark.slow
 def test_smoothing_beside_pictures_is_the_text_s() -> None:
     """W_V is looked for in a pass without pictures: the vision stream's columns stay empty."""
     run = sinkscope.scan(see("llava"), data=inputs("llava"), smoothing=True)
@@ -222,6 +224,7 @@ def test_a_folder_of_pictures_with_a_prompt(llava: Path, pictures: Path, scan_cl
     assert other.json("manifest")["data"][0]["seq_len"] != manifest["data"][0]["seq_len"]
 
 
+@pytest.mark.slow
 @with_image_processors
 def test_a_vision_model_reads_the_folder_alone(
     tmp_path: Path, pictures: Path, scan_cli: Scan, refused: Refused

@@ -103,6 +103,7 @@ def test_a_folder_of_sound_is_no_text_with_sound(tmp_path: Path, recordings: Pat
     assert told == "--audio: this model reads sound with text; give its processor's tensors in Python"
 
 
+@pytest.mark.slow
 def test_a_start_token_alone_is_one_query_and_named(whisper: Path, recordings: Path, scan_cli: Scan) -> None:
     outcome = scan_cli(whisper, "--audio", recordings, seq_len=False)
     assert outcome.code == 0, outcome.stderr

@@ -164,6 +164,7 @@ def test_sequences_of_several_lengths_give_the_tables_of_one_scan() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_run_of_a_watch_is_saved_compared_and_checked(tmp_path: Any) -> None:
     model = plain()
     with sinkscope.watch(model) as seen:

@@ -169,6 +169,7 @@ def test_an_encoder_decoder_writes_with_all_three_kinds_of_attention() -> None:
     assert "over a cache, which is not read" in " ".join(seen.left_out)
 
 
+@pytest.mark.slow
 def test_a_sequence_ends_with_its_text_while_others_go_on() -> None:
     """The second row's padding after its end-of-text token is no text, though the model attends to it."""
     model, given = writer("llama"), prompt()

@@ -90,6 +90,7 @@ def test_from_the_command_line_through_every_command(tiny_folder: Path, tmp_path
     assert judged.startswith("passed")
 
 
+@pytest.mark.slow
 def test_the_gate_catches_it_when_it_moves(run: sinkscope.Run) -> None:
     policy = Policy(rules=[Rule(metric="local_mass", level="head", max_change=0.01)])
     baseline = sinkscope.baseline_of(run)

@@ -429,6 +429,7 @@ def test_a_run_of_another_model(tiny_run: Path, run_cli: Callable[..., Result], 
     refuse(run_cli(other, tiny_run), f"whose weights are not those of {other}: scan this model first")
 
 
+@pytest.mark.slow
 def test_no_run_and_nothing_left_to_read(tiny_folder: Path, run_cli: Callable[..., Result], tmp_path: Path) -> None:
     refuse(run_cli(tiny_folder, tmp_path), "is not a run folder")
     text = tmp_path / "mine.jsonl"

@@ -131,6 +131,7 @@ def test_the_table_is_that_of_paired_tests() -> None:
     assert "behind 1 of 3 layers and less alike behind 1" in sentence
 
 
+@pytest.mark.slow
 def test_a_command_writes_and_shows_them(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["arms", str(tiny_folder), "keys:first1", "--cosines", "--out", "found", "--seq-len", "32"]

@@ -46,6 +46,7 @@ def test_each_contender_runs_in_each_round(llama: Any) -> None:
     assert result.ratios[PLAIN][PLAIN] == (1.0, 1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_a_model_without_a_next_token_head_has_no_plain_pass() -> None:
     result = bench(tiny_model(transformers.AutoModel, "bert"), seq_len=32, rounds=1)
     assert list(result.costs) == [BACKBONE, SCAN, LATER, EAGER]
@@ -80,6 +81,7 @@ def test_a_model_of_pictures_is_refused() -> None:
         bench(tiny_model(transformers.AutoModel, "vit"))
 
 
+@pytest.mark.slow
 def test_a_peak_is_what_was_held_at_once() -> None:
     def work() -> None:
         for _ in range(3):

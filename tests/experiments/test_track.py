@@ -162,6 +162,7 @@ def test_a_callback_s_table_over_the_steps_of_an_interrupted_track(
     assert contents(out) == before
 
 
+@pytest.mark.slow
 def test_the_files_are_replaced_together_or_not_at_all(
     checkpoints: list[Path], tracked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +201,7 @@ def test_steps_of_another_training_are_not_mixed_in(checkpoints: list[Path], tra
     assert not (out / "step-00000100").exists()
 
 
+@pytest.mark.slow
 def test_checkpoints_of_other_sizes_make_no_table(checkpoints: list[Path], tracked: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(tracked, out)

@@ -154,6 +154,7 @@ def test_a_trajectory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_a_step_that_is_measured_again_is_replaced(tmp_path: Path) -> None:
     """By the same callback, and by another one over the same file."""
     path, model = tmp_path / "t.csv", causal_llama()

@@ -74,6 +74,7 @@ def test_a_result_cut_short_is_no_result(tmp_path: Path) -> None:
     assert run_parts("a", tmp_path, Machine(tmp_path, a=[DONE])) == []
 
 
+@pytest.mark.slow
 def test_a_part_out_of_time_takes_its_children_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child = tmp_path / "child"
     script = f"sleep 60 & echo $! > {child}; echo begun; wait"

@@ -199,6 +199,7 @@ def test_json_lines_of_another_field(read: Read, tokenizer: Any, tmp_path: Path)
     assert read(f"{path}#body", 32, 1).ids.tolist() == [[BOS, *plain_ids(tokenizer, "but this " * 40)[:31]]]
 
 
+@pytest.mark.slow
 def test_token_ids_are_taken_as_they_are(tiny_folder: Path, scan_cli: Scan, read: Read, tmp_path: Path) -> None:
     rows = [list(range(10, 10 + length)) for length in (40, 32, 31, 5)]
     path = write_lines(tmp_path / "x.jsonl", [{"input_ids": row} for row in rows])
@@ -340,6 +341,7 @@ def test_doubled_bos_is_warned_of(read: Read, tmp_path: Path) -> None:
     assert not any("BOS" in warning for warning in read(path, 32, 1, bos="never").warnings)
 
 
+@pytest.mark.slow
 def test_bos_warning_reaches_the_summary(tiny_folder: Path, scan_cli: Scan) -> None:
     outcome = scan_cli(tiny_folder, "--bos", "never")
     assert any("BOS is not first" in warning for warning in outcome.warnings)

@@ -348,6 +348,7 @@ def test_resumed_without_strict_the_scan_is_finished_without_the_metric(
     assert "left out" in finished.json("manifest")["warnings"][0]
 
 
+@pytest.mark.slow
 def test_resumed_it_stays_left_out(tmp_path: Path, plain: sinkscope.Run) -> None:
     """It failed in the first batch; the scan that goes on never calls it, and shows nothing of it."""
     calls = []

@@ -285,6 +285,7 @@ def test_a_dormant_rule_may_name_a_metric_of_ones_own(tmp_path: Path) -> None:
     assert run.heads["dormant"].all()
 
 
+@pytest.mark.slow
 def test_the_code_is_part_of_what_a_scan_goes_on_by(tmp_path: Path) -> None:
     path, out = written(tmp_path, GOOD), tmp_path / "run"
     model, ids = tiny("llama", num_hidden_layers=1), random_ids(3, 16)

@@ -83,6 +83,7 @@ def test_sequences_of_unequal_length_count_one_by_one(family: str) -> None:
     assert pytest.approx(stream.sink_score.mean, rel=1e-5) == stream.uniform_alpha_0.T
 
 
+@pytest.mark.slow
 def test_cross_attention_is_spread_over_the_encoder_s_keys() -> None:
     model = without_keys(tiny_model(AutoModel, "whisper"))
     given = speech_inputs("whisper", model.config) | {"decoder_input_ids": [[1, 4, 7], [1, 5, 8]]}
@@ -116,6 +117,7 @@ def test_uniform_mass_on_image_tokens_is_the_double_loop_s(kind: AttentionKind) 
     assert uniform_mass(places, kind) == pytest.approx(np.mean(rows), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_nothing_is_said_about_sinks_where_uniform_attention_passes_the_threshold() -> None:
     """At T = 2 uniform attention gives alpha_0 = 0.75; at T = 16 H_16 / 16 = 0.211, above 0.2 and below 0.3."""
     short = sinkscope.scan(tiny("llama"), data=random_ids(2, 2), self_check=False)

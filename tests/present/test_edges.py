@@ -39,6 +39,7 @@ def domains(tiny_folder: Path) -> Run:
     return sinkscope.scan(str(tiny_folder), data=["prose", "code"], seq_len=32, num_sequences=4, self_check=False)
 
 
+@pytest.mark.slow
 def test_a_map_of_differences_that_is_too_narrow_for_numbers() -> None:
     """A character a head: from a tenth of the largest difference on, and from half of it."""
     run, other = enlarged(scanned(), 1, 40), enlarged(scanned(), 1, 40)
@@ -50,6 +51,7 @@ def test_a_map_of_differences_that_is_too_narrow_for_numbers() -> None:
     assert "    0 ..+-▲▼?" + "." * 33 in text
 
 
+@pytest.mark.slow
 def test_domains_are_compared_on_the_page(domains: Run) -> None:
     page = render_report([domains], None)
     assert "text, prose" not in page, "one stream is not named"

@@ -92,6 +92,7 @@ def test_models_down_metrics_across() -> None:
     assert table.frame["norm_other"][1] == pytest.approx(runs[1].layers["norm_other"].mean())
 
 
+@pytest.mark.slow
 def test_runs_of_one_model_are_told_apart() -> None:
     runs = [scanned(), scanned(dtype="bfloat16"), scanned("noise")]
     assert paper_table(runs[:2]).frame["model"].tolist() == ["tiny (float32)", "tiny (bfloat16)"]
@@ -125,6 +126,7 @@ def test_escape() -> None:
     assert escape("[1]\\") == r"{[}1{]}\textbackslash{}"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not at hand")
 def test_latex_compiles(tmp_path: Path) -> None:
     tables = "\n".join(latex_table(paper_table([hostile(scanned(), EVIL)] * 2, level)) for level in ("layer", "model"))

@@ -31,6 +31,7 @@ from sinkscope.trigger.figure import attention, forced_mass, trajectory
 STARTS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("figure", slow_but(["heatmap", "profile", "length", "scatter"], "heatmap"))
 def test_every_figure_twice_the_same_with_the_runs_id(figure: str) -> None:
     run = scanned()
@@ -193,6 +194,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "--layer" in refused.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("figure", slow_but(["heatmap", "profile", "length", "scatter"], "length"))
 def test_a_domain_is_drawn_by_name(figure: str) -> None:
     """The first where none is named; the title says which."""

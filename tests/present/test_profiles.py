@@ -40,6 +40,7 @@ def named(run: Run, name: str) -> Run:
     return run
 
 
+@pytest.mark.slow
 def test_models_of_different_depth_stand_over_relative_depth(saved: list[Figure]) -> None:
     runs = [named(scanned(), "three"), named(scanned(layers=5), "five")]
     _, caption = draw_profiles(runs, "svg")

@@ -57,6 +57,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, columns: int = 100) -> Iterator[Sh
             os.close(ours)
 
 
+@pytest.mark.slow
 def test_the_bar_names_the_stage_the_count_and_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal(monkeypatch) as shown:
         with progress_bar(False) as report:

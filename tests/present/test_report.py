@@ -157,6 +157,7 @@ def test_a_thousand_heads_stay_under_five_megabytes() -> None:
     assert len(data_of(Page(page))[0]["heads"]) == 1024
 
 
+@pytest.mark.slow
 def test_changes_stand_with_q_and_those_within_noise_are_counted() -> None:
     run = scanned()
     result = compare(run, run)
@@ -171,6 +172,7 @@ def test_changes_stand_with_q_and_those_within_noise_are_counted() -> None:
     assert "<strong>Gained a sink:</strong> 1.2 (0.2 to 0.45, q 0.003)" in render_report([run, run], result)
 
 
+@pytest.mark.slow
 def test_two_runs_have_one_scale() -> None:
     runs = [scanned(), scanned("noise", layers=4)]
     runs[1].layers["norm_other"] *= 1000

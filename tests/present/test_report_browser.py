@@ -166,6 +166,7 @@ def test_names_and_tokens_stay_text(browser: Browser, tmp_path: Path) -> None:
     assert EVIL in browser.get("document.body.innerText")
 
 
+@pytest.mark.slow
 def test_light_and_dark_and_nothing_complains(browser: Browser, tmp_path: Path) -> None:
     browser.said.clear()
     path = written(tmp_path, scanned(), scanned("noise"))
@@ -209,6 +210,7 @@ def test_two_runs_stand_side_by_side_where_there_is_room(browser: Browser, tmp_p
     browser.call("Emulation.clearDeviceMetricsOverride")
 
 
+@pytest.mark.slow
 def test_a_head_of_one_run_opens_that_of_the_other_and_both_have_one_scale(browser: Browser, tmp_path: Path) -> None:
     runs = [scanned(), scanned("noise")]
     runs[1].length_curve["sink_score"] *= 1.5

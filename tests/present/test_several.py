@@ -68,6 +68,7 @@ def test_a_single_layer_has_one_number_below_it() -> None:
     assert [tick for tick in axes.get_xticks() if low <= tick <= high] == [3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", slow_but(WIDTHS, "page"))
 def test_nothing_is_cut_off_at_the_left_or_above(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
     edges, tops = [], []
@@ -217,6 +218,7 @@ def test_attention_at_several_lengths_and_a_gallery() -> None:
     assert "'a text'" in caption
 
 
+@pytest.mark.slow
 def test_a_run_with_fewer_maps_than_another_leaves_places_empty() -> None:
     """A score that no head of the second run has: its row ends early, and all marks are still drawn."""
     run, other = scanned(), scanned(text=1)

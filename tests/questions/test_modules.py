@@ -200,6 +200,7 @@ class CountedTokens(nn.Linear):
         return input * 2
 
 
+@pytest.mark.slow
 def test_tokens_in_one_row_are_those_of_the_sequences_and_whole_numbers_are_no_tokens() -> None:
     ids = random_ids(3, 18)
     expected = modules(loud("llama"), ids)

@@ -105,6 +105,7 @@ def test_heads_that_share_rows_have_every_column(family: str) -> None:
     assert found[["rank_w", "rank_qk"]].notna().all(axis=None)
 
 
+@pytest.mark.slow
 def test_costs_are_there_where_a_head_has_a_sink_and_nowhere_else() -> None:
     found = compare_tables("gpt2", with_sink("gpt2").double(), 3e-6, 1e-9)
     sinks = found[found["cost_sink_lower"].notna()]
@@ -307,6 +308,7 @@ def test_no_hook_and_no_change_stays() -> None:
     assert "smoothing" not in plain.summary.streams["text"]
 
 
+@pytest.mark.slow
 def test_written_and_read_again(tiny_folder: Any, scan_cli: Scan) -> None:
     outcome = scan_cli(tiny_folder, "--smoothing")
     assert outcome.code == 0, outcome.stderr

@@ -155,6 +155,7 @@ def test_a_causal_model_reads_no_further_than_the_spike(monkeypatch: pytest.Monk
                                           short[name].tolist())  # fmt: skip
 
 
+@pytest.mark.slow
 def test_spikes_at_the_first_token_take_no_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     read, once = lengths_read(tiny("llama"), 0)
     assert read == [16, 40], "the first is the dry run"
@@ -191,6 +192,7 @@ def test_shares_before_the_peak_add_up_to_1_and_padding_changes_nothing(tmp_path
     assert read["super_weight"].tolist() == found["super_weight"].tolist()
 
 
+@pytest.mark.slow
 def test_no_spike_and_no_parts_are_said_in_words(tmp_path: Any) -> None:
     plain, blind = spikes(tiny("llama"), random_ids(1, 12)), spikes(tiny("bert"), random_ids(1, 12))
     for run, words in ((plain, "Spikes: no massive activation."), (blind, "Spikes: the blocks do not add")):

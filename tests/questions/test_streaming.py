@@ -194,6 +194,7 @@ def test_a_gate_after_attention_leaves_distant_write_empty() -> None:
     assert gated["distant_mass"].equals(plain["distant_mass"])
 
 
+@pytest.mark.slow
 def test_what_keeps_no_cache_is_empty_and_says_so() -> None:
     short = streaming(tiny("llama"), random_ids(1, WINDOW + SINKS))
     assert short.measured["streaming"][NAMES].isna().all(axis=None)

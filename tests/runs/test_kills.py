@@ -92,6 +92,7 @@ def test_a_kill_at_every_step_of_a_save(
     tell(f"kills at every step of a save ({old}, {shards}, {plain}): {len(steps)} steps, {seen}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plain", slow_but([False, True], False))
 def test_an_interrupt_at_every_step_of_a_save(plain: bool, runs: Path, tmp_path: Path) -> None:
     """Ctrl-C: no next command is needed for the folder to hold one run, with or without an exchange."""

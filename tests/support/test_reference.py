@@ -244,6 +244,7 @@ def test_t64_of_bert_divides_by_64() -> None:
 # Closed forms
 
 
+@pytest.mark.slow
 def test_zero_queries_give_uniform_attention() -> None:
     model = tiny("llama")
     with torch.no_grad():

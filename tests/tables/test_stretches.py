@@ -92,6 +92,7 @@ def test_stretches_sum_up_what_every_position_has(run: Run, whole: Run) -> None:
             assert getattr(row, column) == pytest.approx(np.mean(inside), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_largest_value_of_one_sequence_keeps_its_position(run: Run, alone: list[pd.DataFrame]) -> None:
     assert run.stretches is not None
     for column in ("alpha", "bos_mass"):

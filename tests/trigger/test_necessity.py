@@ -218,6 +218,7 @@ def test_one_s_own_attention_trains(tmp_path: Path) -> None:
         sinkscope.scan(str(tmp_path / "model"))
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = ("--out", str(tmp_path / "out"), "--group", "anchor", "--seeds", "2", "--steps", "2", "--quiet")
     first = CliRunner().invoke(app, ["necessity", *out])

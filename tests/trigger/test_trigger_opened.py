@@ -351,6 +351,7 @@ def test_explicit_command(tmp_path: Path) -> None:
 # --- lengths ---
 
 
+@pytest.mark.slow
 def test_the_explicit_sink_at_other_lengths() -> None:
     """Its error grows as the number of keys that it holds out."""
     table = by_length(explicit("softmax", error=1e-3), [16, 128], count=200)
@@ -433,6 +434,7 @@ def test_impossible_numbers_of_checkpoints(number: int, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_checkpoints_leave_the_training_as_it_was(tmp_path: Path) -> None:
     """Same weights with and without; every folder holds the weights of its step, and scan reads it."""
     plain = train(SMALL, tmp_path / "plain")
