@@ -10,12 +10,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from sinkscope.capture.marks import row_marks
 from sinkscope.errors import SinkscopeError
 
 HELD = torch.iinfo(torch.int64).max
 """The end of a key that is still there."""
-
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class StillCached:
@@ -93,11 +92,4 @@ def newest(held: StillCached, slots: int) -> bool:
 def marks(keys: Tensor, values: Tensor) -> Int[Tensor, "batch group token"]:
     """A number for each token and KV head that is the same for the same bits of key and value, and for others with a
     chance of about 2**-60."""
-    return _mark(keys, 0) + _mark(values, 1)
-
-
-def _mark(rows: Tensor, seed: int) -> Tensor:
-    bits = rows.detach().contiguous().view(_BITS[rows.element_size()]).long()
-    draw = torch.Generator().manual_seed(seed)
-    weights = torch.randint(-(2**62), 2**62, (rows.shape[-1],), generator=draw) * 2 + 1
-    return (bits * weights.to(rows.device)).sum(-1)
+    return row_marks(keys, 0) + row_marks(values, 1)

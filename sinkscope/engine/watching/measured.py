@@ -94,8 +94,6 @@ class Measurer:
         except BaseException:
             collector.drop()
             raise
-        finally:
-            self.views.forget_weights()
 
     def _add(
         self, collector: Collector, site: Site, whole: Whole, masks: MaskReadings, spans: list[Span] | None, length: int

@@ -58,7 +58,7 @@ class Watch:
         measured = metric_set(metrics).asked(())
         check_rule(dormant_rule, measured.names("heads"))
         self._quantities = quantity_set(measured, self._request.lengths)
-        self._views = Views(self._checkpoint.model, epsilon)
+        self._views = Views(self._checkpoint.model, epsilon, weights_change=True)
         self._measurer = Measurer(self._checkpoint.model, self._views, self._quantities, spectra)
         self._listener = Listener(self._checkpoint.model, self._wants, self._ended, self._views)
         self._every, self._limit = every, limit
