@@ -30,7 +30,7 @@ class Kept:
     @classmethod
     def of(cls, tensor: Tensor) -> Kept:
         """Keeps a tensor as it is; torch counts no writes in inference mode."""
-        return cls(tensor.detach(), times_written(tensor))
+        return cls(tensor.detach() if tensor.requires_grad else tensor, times_written(tensor))
 
     @classmethod
     def safe(cls, tensor: Tensor) -> Kept:

@@ -63,13 +63,16 @@ def _reads(module: nn.Module, width: int) -> bool:
 
 
 def head_factors(projection: nn.Module, heads: int, head_dim: int) -> Float[Tensor, "head rank dim"]:
+    """`factors_of` the projection's weight. The bias belongs to no head and is left out."""
+    return factors_of(projection_weight(projection, heads * head_dim), heads, head_dim)
+
+
+def factors_of(weight: Float[Tensor, "out width"], heads: int, head_dim: int) -> Float[Tensor, "head rank dim"]:
     """R_h with norm(R_h w) = norm(W_O^h w) for every w, from the QR factorisation of each head's slice of W_O.
 
     The d x d factor costs as much as the Gram matrix and stays accurate near W_O's null space, where the Gram matrix
-    loses half the digits. Float32 (float64 for a float64 weight), on the projection's device. The bias belongs to no
-    head and is left out.
+    loses half the digits. Float32 (float64 for a float64 weight), on the weight's device.
     """
-    weight = projection_weight(projection, heads * head_dim)
     exact = weight if weight.dtype == torch.float64 else weight.float()
     slices = exact.unflatten(1, (heads, head_dim)).transpose(0, 1)
     device = slices.device

@@ -71,6 +71,21 @@ def set_interface_lookup(lookup: Callable[..., Any]) -> None:
     AttentionInterface.get_interface = lookup
 
 
+def cache_methods(name: str) -> dict[type[Any], Callable[..., Any]]:
+    """A method of transformers' caches, by the class that has one of its own: `reorder_cache(cache, beam_idx)` or
+    `crop(cache, -tokens)`."""
+    from transformers import cache_utils
+
+    kinds = [_part("transformers", cache_utils, f"cache_utils.{kind}") for kind in ("Cache", "EncoderDecoderCache")]
+    return {kind: _part("transformers", kind, f"{kind.__name__}.{name}") for kind in kinds}
+
+
+def set_cache_method(kind: type[Any], name: str, method: Callable[..., Any]) -> None:
+    """Gives every cache of this class another method."""
+    cache_methods(name)  # raises where the method moved: setting a new one would have no effect
+    setattr(kind, name, method)
+
+
 def shared_registries() -> dict[str, Mapping[str, Any]]:
     """The two registries as most models see them, with what was assigned to the shared instances alone."""
     from transformers import masking_utils, modeling_utils
@@ -201,7 +216,12 @@ def empty_wrapper(kind: type[Any], shape: list[int], dtype: torch.dtype, device:
 
 def times_written(tensor: Tensor) -> int:
     """How often a tensor has been written into; 0 where torch does not count (inference mode)."""
-    return 0 if tensor.is_inference() else _part("torch", tensor, "Tensor._version")
+    if tensor.is_inference():
+        return 0
+    try:  # `_part` takes five times as long, and a watched step asks this a dozen times in every layer
+        return tensor._version
+    except AttributeError:
+        raise moved("torch", "Tensor._version") from None
 
 
 def writes(operator: Any) -> bool:

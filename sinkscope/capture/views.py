@@ -11,7 +11,8 @@ from sinkscope.capture.calls import AttentionCall, MaskReadings
 from sinkscope.capture.cuts import Cut, Part, Pending, Readers, readings
 from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.kernels.map_walk import AttentionMap, map_sums
-from sinkscope.capture.output_projection import head_factors
+from sinkscope.capture.marks import mark
+from sinkscope.capture.output_projection import factors_of, projection_weight
 from sinkscope.capture.site import Site
 from sinkscope.capture.view import LayerView
 
@@ -31,7 +32,8 @@ class Views:
     """Makes LayerViews of the attention calls of `model`.
 
     `readers` read each call, or each sequence's part of a padded one. `head_mean`, `layer_heads`: see LayerView.
-    `failures` gets a line where Triton fails.
+    `failures` gets a line where Triton fails. `weights_change`: what is derived from the model's weights is derived
+    anew where their bits changed since, as in training.
     """
 
     model: nn.Module
@@ -40,7 +42,8 @@ class Views:
     head_mean: Callable[[Site, Tensor], Tensor] | None = None
     readers: Readers = field(default_factory=dict)
     layer_heads: Callable[[Site], int] | None = None
-    _factors: dict[str, Tensor] = field(default_factory=dict)
+    weights_change: bool = False
+    _factors: dict[str, tuple[object, Tensor]] = field(default_factory=dict)
 
     def of_call(
         self, name: str, call: AttentionCall, masks: MaskReadings, cuts: list[Cut] | None
@@ -103,14 +106,15 @@ class Views:
     def _head_factors(self, site: Site) -> Tensor | None:
         if site.projection is None or site.value_dim is None:
             return None
-        if site.projection not in self._factors:
-            projection = self.model.get_submodule(site.projection)
-            self._factors[site.projection] = head_factors(projection, site.heads, site.value_dim)
-        return self._factors[site.projection]
-
-    def forget_weights(self) -> None:
-        """Forgets what was derived from the model's weights, which training changes."""
-        self._factors.clear()
+        known = self._factors.get(site.projection)
+        if known is not None and not self.weights_change:
+            return known[1]
+        weight = projection_weight(self.model.get_submodule(site.projection), site.heads * site.value_dim)
+        bits = mark(weight) if self.weights_change else None
+        if known is None or known[0] != bits:
+            known = bits, factors_of(weight, site.heads, site.value_dim)
+            self._factors[site.projection] = known
+        return known[1]
 
 
 def _cut_map(name: str, seen: AttentionMap, cuts: list[Cut] | None) -> Iterator[tuple[slice, Cut | None, AttentionMap]]:

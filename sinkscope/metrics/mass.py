@@ -1,7 +1,8 @@
 """Attention mass: how much of each query's attention goes to the first token, to itself, and how spread it is.
 
-All values are per query head. In layers with a sliding window or chunks, queries that cannot reach key 0 give it mass 0
-and stay in every mean of A[i,0]; only `sink_margin`, a logarithm, leaves them out. alpha_k is the mean over the n_k
+All values are per query head. In layers with a sliding window or chunks, and over a cache that dropped key 0, queries
+that cannot reach key 0 give it mass 0 and stay in every mean of A[i,0]; only `sink_margin`, a logarithm, leaves them
+out. `first_visible` says how many can reach it. alpha_k is the mean over the n_k
 queries that may see key k: T - k in a causal layer and T in a bidirectional one, fewer where the mask hides keys.
 """
 
@@ -120,6 +121,14 @@ def learned_sink_mass(view: LayerView) -> HeadValues:
 def tail_mass(view: LayerView) -> HeadValues:
     """Mean over the last 64 queries of A[i,0]; over i = 1..T-1 where T <= 64."""
     return mean_rows(view.attention.first[..., max(1, view.queries - TAIL) :])
+
+
+@head_metric(unit="share", range="[0, 1]", source="ours")
+def first_visible(view: LayerView) -> HeadValues:
+    """Share of queries i >= 1 that may see key 0: no mask or window hides it, and no cache has dropped it. The others
+    count as 0 in bos_mass, so bos_mass / first_visible is the mean of A[i,0] over the queries that may see key 0."""
+    seen = mean_rows(view.attention.sees_first[..., 1:].float())
+    return seen.expand(view.batch, view.heads)
 
 
 @once_per_view

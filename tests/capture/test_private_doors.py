@@ -24,6 +24,9 @@ from transformers import (
     AttentionInterface,
     AutoConfig,
     AutoModel,
+    Cache,
+    DynamicCache,
+    EncoderDecoderCache,
     Gemma3Config,
     LlamaConfig,
     PreTrainedModel,
@@ -87,6 +90,24 @@ def test_models_look_their_attention_function_up_through_the_interface() -> None
     finally:
         doors.set_interface_lookup(before)
     assert doors.interface_lookup() is before
+
+
+@pytest.mark.parametrize("name", ["reorder_cache", "crop"])
+def test_caches_are_changed_through_their_methods(name: str) -> None:
+    called, before = [], doors.cache_methods(name)
+    inner, outer = DynamicCache(), EncoderDecoderCache(DynamicCache(), DynamicCache())
+    try:
+        for kind, method in before.items():
+            doors.set_cache_method(
+                kind, name, lambda cache, what, method=method: (called.append(cache), method(cache, what))
+            )
+        getattr(inner, name)(torch.tensor([0]) if name == "reorder_cache" else 0)
+        getattr(outer, name)(torch.tensor([0]) if name == "reorder_cache" else 0)
+    finally:
+        for kind, method in before.items():
+            doors.set_cache_method(kind, name, method)
+    assert called[:2] == [inner, outer]
+    assert doors.cache_methods(name) == before
 
 
 def test_mask_functions_are_those_that_models_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,6 +415,8 @@ GONE: list[tuple[str, str, Break, Callable[[], Any]]] = [
      lambda: doors.set_attention_name(bare_config(), "eager")),
     ("transformers", "AutoModel._model_mapping", lambda patch: remove(patch, AutoModel, "_model_mapping"),
      lambda: doors.base_class(LlamaConfig())),
+    ("transformers", "Cache.reorder_cache", lambda patch: remove(patch, Cache, "reorder_cache"),
+     lambda: doors.cache_methods("reorder_cache")),
     ("transformers", "PreTrainedModel._supports_sdpa",
      lambda patch: remove(patch, PreTrainedModel, "_supports_sdpa"), lambda: doors.has_sdpa(None)),
     ("transformers", "modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",

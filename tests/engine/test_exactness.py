@@ -98,6 +98,7 @@ def test_uniform_attention_has_its_closed_forms() -> None:
         "uniformity": 1.0,
         "self_mass": (harmonic - 1) / (length - 1),
         "first_argmax": 1.0,
+        "first_visible": 1.0,
         "learned_sink_mass": 0.0,
         "logit_gap": 0.0,
         "sink_margin": -np.log(np.arange(1, length)).mean(),

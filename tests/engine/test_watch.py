@@ -270,3 +270,24 @@ def test_what_fails_in_measuring_is_no_error_of_the_model() -> None:
 def test_a_name_and_a_number_are_refused_in_one_line() -> None:
     with pytest.raises(SinkscopeError, match=r"a model \(torch.nn.Module\) is needed, not str"):
         sinkscope.watch("llama")
+
+
+def test_what_is_derived_from_weights_is_kept_until_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where they change behind torch's back: writing through `.data` does not count as a write."""
+    model, ids = tiny("llama"), torch.randint(3, VOCABULARY, (1, 12), generator=torch.Generator().manual_seed(0))
+    projections = [layer.self_attn.o_proj.weight for layer in model.layers]
+    own, factorised = torch.linalg.qr, list[Tensor]()
+    monkeypatch.setattr(torch.linalg, "qr", lambda each, **given: factorised.append(each) or own(each, **given))
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(ids, use_cache=False)
+        model(ids, use_cache=False)
+        assert len(factorised) == len(projections)
+        seen.label("changed")
+        projections[0].data[:, 0] *= 3
+        model(ids, use_cache=False)
+    assert len(factorised) == len(projections) + 1
+    run = seen.run()
+    changed = run.heads[run.heads["domain"] == "changed"]
+    expected = sinkscope.scan(model, data=ids, self_check=False).heads
+    np.testing.assert_allclose(changed["ftvvn"], expected["ftvvn"], rtol=1e-5)
+    assert not np.allclose(changed["ftvvn"], run.heads[run.heads["domain"] != "changed"]["ftvvn"])

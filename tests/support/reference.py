@@ -406,6 +406,7 @@ def mass_columns(probs: Array, visible: Array, epsilon: float = 0.3) -> dict[str
         "uniformity": mean([row_entropy(probs[i]) / np.log(visible[i].sum()) for i in later if visible[i].sum() > 1]),
         "learned_sink_mass": mean([1.0 - probs[i].sum() for i in range(length)]),
         "tail_mass": mean([probs[i, 0] for i in range(length - tail, length)]),
+        "first_visible": mean([float(visible[i, 0]) for i in later]),
         "awft": score,
         "first4_mass": mean([probs[i, :4].sum() for i in range(length)]),
     }

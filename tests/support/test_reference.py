@@ -44,6 +44,7 @@ HEAD_COLUMNS = {
     "uniformity",
     "learned_sink_mass",
     "tail_mass",
+    "first_visible",
     "qk_cos_first",
     "qk_cos_other",
     "q_norm",
@@ -263,6 +264,7 @@ def test_zero_queries_give_uniform_attention() -> None:
         "uniformity": 1.0,
         "sink_margin": -np.mean([math.log(i) for i in range(1, LENGTH)]),
         "first_argmax": 1.0,
+        "first_visible": 1.0,
         "sink_rate": 0.0,
         "sinks_per_sequence": 0.0,
         "logit_gap": 0.0,
@@ -339,6 +341,7 @@ def test_hand_made_map() -> None:
         "uniformity": (second / math.log(2) + third / math.log(3)) / 2,
         "learned_sink_mass": 0.0,
         "tail_mass": 0.625,
+        "first_visible": 1.0,
         "first4_mass": 1.0,
         "first4_boost": 1.0,
         "sink_elsewhere": math.nan,  # three rows are too few
@@ -360,6 +363,7 @@ def test_hand_made_window_of_two() -> None:
     columns = mass_columns(probs, visible)
     assert columns["uniformity"] == pytest.approx(1.0)
     assert columns["first_argmax"] == 0.5
+    assert columns["first_visible"] == 0.5
     assert columns["bos_mass"] == 0.25
     logits = np.array([[9.0, 9.0, 9.0], [2.0, 1.0, 9.0], [50.0, 0.0, 0.0]])
     assert sink_margin(logits, visible) == pytest.approx(1.0)

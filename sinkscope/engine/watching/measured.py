@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from sinkscope.capture import Site
 from sinkscope.capture.calls import MaskReadings
 from sinkscope.capture.cuts import Cut, Pending, Span
-from sinkscope.capture.joined import Joined, Whole
+from sinkscope.capture.joined import Joined
 from sinkscope.capture.kernels.attend import TORCH, kernel_of
 from sinkscope.capture.plan import Plan, sites_of
+from sinkscope.capture.steps import Whole
 from sinkscope.capture.unreadable import Seen, no_maps
 from sinkscope.capture.views import Views
 from sinkscope.engine.collector import Collector, Parts
@@ -93,8 +94,6 @@ class Measurer:
         except BaseException:
             collector.drop()
             raise
-        finally:
-            self.views.forget_weights()
 
     def _add(
         self, collector: Collector, site: Site, whole: Whole, masks: MaskReadings, spans: list[Span] | None, length: int

@@ -11,9 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from sinkscope.capture.alone import alone
+from sinkscope.capture.cache_changes import cache_changes
 from sinkscope.capture.heard import Pass
 from sinkscope.capture.joined import Joined
 from sinkscope.capture.listening import Listener, undisturbing
@@ -57,7 +58,7 @@ class Watch:
         measured = metric_set(metrics).asked(())
         check_rule(dormant_rule, measured.names("heads"))
         self._quantities = quantity_set(measured, self._request.lengths)
-        self._views = Views(self._checkpoint.model, epsilon)
+        self._views = Views(self._checkpoint.model, epsilon, weights_change=True)
         self._measurer = Measurer(self._checkpoint.model, self._views, self._quantities, spectra)
         self._listener = Listener(self._checkpoint.model, self._wants, self._ended, self._views)
         self._every, self._limit = every, limit
@@ -70,6 +71,7 @@ class Watch:
         with ExitStack() as stack:
             stack.enter_context(alone(f"a watch of {self._checkpoint.name}", listens=True))
             stack.enter_context(self._listener.listening())
+            stack.enter_context(cache_changes(self._changed))
             self._stack = stack.pop_all()
         return self
 
@@ -184,6 +186,20 @@ class Watch:
             self._forget(now)
         now.cache = None  # its end is the sequence's: nothing here keeps it alive
         self._seconds += time.perf_counter() - began
+
+    def _changed(self, cache: Any, what: Tensor | int) -> None:
+        known, joined, _ = self._open.get(id(cache), (None, None, ""))
+        if joined is None or known is None or known() is not cache:
+            return
+        try:
+            with undisturbing():
+                if isinstance(what, int):
+                    joined.take_back(what)
+                else:
+                    joined.move(what.detach().clone())
+        except Exception as error:  # whatever it is, the cache is somebody else's and goes on
+            self._leave_out(in_one_line(error))
+            self._open[id(cache)] = known, None, self._label
 
     def _forget(self, now: Pass) -> None:
         if now.cache is not None:

@@ -1,0 +1,331 @@
+"""One attention call over all passes of a batch of sequences: its rows are kept, and put together at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from sinkscope.capture.calls import AttentionCall, MaskReadings
+from sinkscope.capture.cuts import Part
+from sinkscope.capture.heard import Around, Heard, Kept
+from sinkscope.capture.masks.lazy import made_in_strips
+from sinkscope.capture.masks.visibility import Visibility, from_spans, read_mask
+from sinkscope.capture.still_cached import StillCached, newest
+from sinkscope.capture.taken import Taken, Taking, joined
+from sinkscope.capture.views import Stream
+from sinkscope.errors import SinkscopeError
+
+JOINED = frozenset({"query", "key", "value", "mask", "causal", "scaling", "softcap", "sinks", "window", "score"})
+"""The fields of a call whose rows can be put together."""
+
+
+@dataclass(eq=False)
+class Whole:
+    """One attention call over whole sequences: `call`, or the `parts` of a map that the model formed.
+
+    The other tensors are as in AttentionMap, with every row. `stream` gives the residual stream around the call, from
+    the path of the block that holds it.
+    """
+
+    heard: Heard
+    call: AttentionCall | None
+    parts: list[Part] | None
+    query: Tensor | None
+    key: Tensor | None
+    value: Tensor | None
+    output: Tensor | None
+    projected: Tensor | None
+    stream: Callable[[str | None], Stream]
+
+    @property
+    def queries(self) -> int:
+        """Rows of the whole call."""
+        return self.heard.queries if self.query is None else self.query.shape[2]
+
+    @property
+    def keys(self) -> int:
+        """Keys of the whole call."""
+        return self.heard.keys if self.key is None else self.key.shape[2]
+
+
+class Steps:
+    """The rows of one attention call so far. `cross`: its keys are another text's."""
+
+    def __init__(self, heard: Heard, cross: bool) -> None:
+        self.name, self.cross = heard.name, cross
+        self.changed: list[bool | Tensor] = []
+        self._heard: list[Heard] = []
+        self._around: list[dict[str, Around]] = []
+        self._calls: list[AttentionCall] = []
+        self._edge: tuple[Tensor, Tensor] | None = None
+        self._nothing: tuple[Tensor, Tensor] | None = None
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._visible: list[Visibility] = []
+        self._offsets: list[int] = []
+        self._held: StillCached | None = None
+        self._rolling: int | None = None
+        self._slots = self._rows = 0
+
+    def add(self, heard: Heard, around: dict[str, Around], masks: MaskReadings, cached: bool, before: Taking) -> None:
+        """Adds the rows of a pass. `before`: the passes before it. Raises SinkscopeError where it does not go on where
+        they ended."""
+        call = heard.call
+        if self._heard and (call is None or not self._calls):
+            raise SinkscopeError(
+                f"{heard.name} computes attention in its own code, whose steps over a cache are not read: run "
+                "it with use_cache=False"
+            )
+        if call is not None and cached:
+            call = self._of_cache(heard, call, masks, before)
+        elif call is not None:
+            call = masks.read(call)
+        if call is not None:
+            self._calls.append(call)
+            heard.call, heard.key, heard.value, heard.versions = None, None, None, ()  # every step's keys are T^2
+        self._heard.append(heard)
+        self._around.append(around)
+        self._rows += heard.queries
+
+    def take_back(self, taken: list[Taken]) -> None:
+        """Goes on with what is taken of the passes so far: the newest tokens left the cache."""
+        if not self._keys or self.cross:
+            return
+        keys = joined(self._keys, taken, 2)
+        gone, self._rows = self._rows - keys.shape[2], keys.shape[2]
+        self._slots -= gone
+        oldest = keys[:, :, 0] if self._held is None or self._edge is None else self._edge[0]
+        self._edge = (oldest, keys[:, :, -1]) if self._rows else None
+        if self._held is not None:
+            self._held.cut(self._rows)
+
+    def move(self, rows: Tensor) -> None:
+        """Goes on with the sequences at `rows` of the last pass."""
+        if self._edge is not None:
+            first, last = self._edge
+            rows = rows.to(first.device)
+            self._edge = first.index_select(0, rows), last.index_select(0, rows)
+        if self._held is not None:
+            self._held.move(rows)
+
+    def _of_cache(self, heard: Heard, call: AttentionCall, masks: MaskReadings, passes: Taking) -> AttentionCall:
+        """The call without the keys that a static cache has still to fill; keeps its new keys and their place."""
+        before, new, keys = self._rows, heard.queries, heard.keys
+        call = masks.read(call)
+        visible = call.visible
+        if not self._heard and not self.cross and keys != new:
+            self.cross = not (keys > new and int(visible.reach[3].max()) <= new)
+        if self.cross:
+            if self._keys and keys != self._keys[0].shape[2]:
+                raise SinkscopeError(
+                    f"{heard.name} attends to {keys} keys after {self._keys[0].shape[2]} of another text"
+                )
+            if not self._keys:
+                self._keys, self._values = [call.key], [call.value]
+            self._visible.append(visible)
+            self._offsets.append(0)
+            return call
+        total = before + new
+        if keys > total:
+            if visible.mask is not None or int(visible.reach[3].max()) > total:
+                raise SinkscopeError(f"{heard.name} attends to {keys} keys where its cache holds {total} tokens")
+            call = replace(
+                call, key=call.key[:, :, :total], value=call.value[:, :, :total], mask=_cut(call.mask, total)
+            )
+            assert visible.spans is not None
+            call = call.with_visible(from_spans(*visible.spans, total))
+        self._keep(call, passes, own=not self._keys and heard.keys == new)
+        if not self._heard:
+            return call
+        if self._nothing is None:  # a slice would keep the keys and values that it is of
+            self._nothing = call.key[:, :, :0].clone(), call.value[:, :, :0].clone()
+        return replace(call, key=self._nothing[0], value=self._nothing[1], mask=None)
+
+    def _keep(self, call: AttentionCall, passes: Taking, own: bool) -> None:
+        """Keeps the new keys of a pass, and which keys its queries see. `own`: the call holds new keys alone, which
+        nothing writes into."""
+        new, keys = call.lengths
+        past, offset, visible = keys - new, self._rows - (keys - new), call.visible
+        dropped = offset > 0 and past != self._rolling and not _windowed(call, self._rows)
+        found = (self._held is not None or dropped) and self._find(call, past, passes)
+        if self._held is not None:
+            ends = torch.arange(self._rows + 1, self._rows + new + 1, device=call.query.device).view(1, 1, -1)
+            offset, visible = 0, from_spans(torch.zeros_like(ends), ends, self._rows + new)
+        if self._edge is not None and past > 0 and not found:
+            first, last = self._edge
+            self.changed.append(_differ(call.key[:, :, past - 1], last))
+            if offset == 0:
+                self.changed.append(_differ(call.key[:, :, 0], first))
+        fresh = [tensor if own else tensor[:, :, past:].clone() for tensor in (call.key, call.value)]
+        if self._held is not None:
+            self._held.grow(*fresh)
+        oldest = call.key[:, :, 0].clone() if self._edge is None or self._held is not None else self._edge[0]
+        self._edge = oldest, fresh[0][:, :, -1]
+        self._slots = keys
+        self._keys.append(fresh[0])
+        self._values.append(fresh[1])
+        self._visible.append(visible)
+        self._offsets.append(offset)
+
+    def _find(self, call: AttentionCall, past: int, passes: Taking) -> bool:
+        """Finds out whose keys the `past` slots of a cache hold, where these may be others than before.
+
+        Returns whether it did.
+        """
+        first = _first_seen(call.visible, past, self.name)
+        if self._held is not None and past == self._slots and not bool((first > 0).any()):
+            return False
+        fresh = self._held is None
+        if self._held is None:
+            taken = passes.of_next()
+            tokens, values = joined(self._keys, taken, 2), joined(self._values, taken, 2)
+            self._held = StillCached(tokens, values, self._ever_seen(taken))
+        self._held.keep(call.key[:, :, :past], call.value[:, :, :past], first, self.name)
+        if fresh and newest(self._held, past):  # a sliding window that the model does not name
+            self._held, self._rolling = None, past
+        return True
+
+    def _ever_seen(self, taken: list[Taken]) -> Tensor:
+        """(B | 1, T): whether any query so far saw the key of each token."""
+        starts, ends = (self._edges(edge, taken) for edge in (0, 1))
+        spans = from_spans(starts, ends, self._rows)
+        return (spans.seen_by > 0).any(1)
+
+    def whole(self, read: dict[tuple[object, ...], Visibility], taken: list[Taken]) -> Whole:
+        """The call over whole sequences. `read`: what was joined of masks that other calls share. `taken`: what belongs
+        to the sequences of each pass."""
+        first = self._heard[0]
+        cut = taken[0].tokens is not None
+        if not self._calls and cut:
+            raise SinkscopeError(f"{self.name} computes attention in its own code, of tokens that its cache took back")
+        if len(self._heard) == 1 and not cut:
+            call = self._calls[0] if self._calls else None
+            key, value = (first.key, first.value) if call is None else (call.key, call.value)
+            stream = partial(self._stream, taken)
+            return Whole(first, call, first.parts, first.query, key, value, first.output, first.projected, stream)
+        call = self._joined_call(read, taken)
+        output, read_next = (
+            _along([getattr(each, name) for each in self._heard], taken, 1) for name in ("output", "projected")
+        )
+        return Whole(
+            first, call, None, call.query, call.key, call.value, output, read_next, partial(self._stream, taken)
+        )
+
+    def _joined_call(self, read: dict[tuple[object, ...], Visibility], taken: list[Taken]) -> AttentionCall:
+        calls = self._calls
+        query = joined([call.query for call in calls], taken, 2)
+        if self.cross:
+            key, value = (taken[0].batch(each[0]) for each in (self._keys, self._values))
+        else:
+            key, value = joined(self._keys, taken, 2), joined(self._values, taken, 2)
+        for call, visible in zip(calls, self._visible, strict=True):
+            beyond = [name for name in call.beyond(JOINED) if getattr(call, name) is not None]
+            if visible.spans is None or beyond or (call.sinks is not None and call.sinks.shape[2] != 1):
+                what = beyond[0] if beyond else "mask" if visible.spans is None else "sinks"
+                raise SinkscopeError(
+                    f"the {what} of {self.name} changes from step to step over a cache, which is not read: run it "
+                    "with use_cache=False"
+                )
+        shared: tuple[object, ...] = (*map(id, self._visible), *self._offsets, key.shape[2])
+        if self._held is not None:
+            end = _ends_of_heads(self._held.end, query.shape[1])
+            shared = (end.shape, end.cpu().numpy().tobytes(), key.shape[2])
+        if shared not in read:
+            joint = from_spans(self._edges(0, taken), self._edges(1, taken), key.shape[2])
+            read[shared] = joint if self._held is None else _without(joint, end, query.shape[0])
+        visible = read[shared]
+        mask = _mask_of(visible, query.shape[0]) if visible.mask is None else visible.mask
+        return replace(calls[0], query=query, key=key, value=value, mask=mask, causal=False).with_visible(visible)
+
+    def _edges(self, edge: int, taken: list[Taken]) -> Tensor:
+        """First keys (0) or ends (1) of every query, counted from the first token; 0 for a query that sees nothing."""
+        rows = []
+        for visible, offset, each in zip(self._visible, self._offsets, taken, strict=True):
+            assert visible.spans is not None
+            rows.append(each.shared(torch.where(visible.counts > 0, visible.spans[edge] + offset, 0), 2))
+        sizes = [max(row.shape[axis] for row in rows) for axis in (0, 1)]
+        return torch.cat([row.expand(*sizes, -1) for row in rows], 2)
+
+    def _stream(self, taken: list[Taken], block: str | None) -> Stream:
+        module = self._heard[0].module
+        return Stream(
+            self._over(block, taken, lambda each: each.given), self._over(module, taken, lambda each: each.given),
+            self._over(block, taken, lambda each: each.returned),
+        )  # fmt: skip
+
+    def _over(self, path: str | None, taken: list[Taken], of: Callable[[Around], Kept | None]) -> Tensor | None:
+        found = [None if path not in each else of(each[path]) for each in self._around if path is not None]
+        return _along([None if kept is None else kept.unwritten for kept in found], taken, 1) if found else None
+
+
+def _along(pieces: list[Tensor | None], taken: list[Taken], axis: int) -> Tensor | None:
+    """The pieces of all passes joined along an axis; None where one is missing."""
+    whole = [piece for piece in pieces if piece is not None]
+    return joined(whole, taken, axis) if whole and len(whole) == len(pieces) else None
+
+
+def _differ(one: Tensor, other: Tensor) -> bool | Tensor:
+    """Whether two tensors differ. On an accelerator the answer is not waited for."""
+    if one.shape != other.shape:
+        return True
+    return not torch.equal(one, other) if one.device.type == "cpu" else (one != other).any()
+
+
+def _windowed(call: AttentionCall, before: int) -> bool:
+    """Whether a cache holds as many keys as the model's sliding window needs, so that it dropped none that are seen."""
+    new, keys = call.lengths
+    return call.window is not None and keys == min(before, call.window - 1) + new
+
+
+def _first_seen(visible: Visibility, past: int, name: str) -> Tensor:
+    """(B | 1): the first slot that the queries of a pass see, of the `past` ones before their own.
+
+    Raises SinkscopeError where it is not the same for all of them, or where they do not see each other in causal order.
+    """
+    if visible.spans is not None and visible.spans[0].shape[1] == 1:
+        first, end = visible.spans
+        order = torch.arange(past + 1, past + 1 + end.shape[2], device=end.device)
+        if bool((end == order).all()) and bool((first == first[..., :1]).all()) and bool((first < order).all()):
+            return first[:, 0, 0].clamp(max=past)
+    raise SinkscopeError(f"{name} hides keys from some queries over a cache that dropped others: it is not read")
+
+
+def _ends_of_heads(end: Tensor, heads: int) -> Tensor:
+    """(b | 1, h | 1, T), from the ends of KV heads; one row where all sequences, or all heads, have the same."""
+    end = end[:1] if bool((end == end[:1]).all()) else end
+    return end[:, :1] if bool((end == end[:, :1]).all()) else end.repeat_interleave(heads // end.shape[1], 1)
+
+
+def _without(joint: Visibility, end: Tensor, batch: int) -> Visibility:
+    """The same visibility, less the keys that queries from `end` on do not see; (b | 1, h | 1, T)."""
+    assert joint.spans is not None
+    starts, ends = joint.spans
+
+    def part(start: int, stop: int, low: int, high: int) -> Tensor:
+        columns = torch.arange(low, high, device=starts.device)
+        rows = torch.arange(start, stop, device=starts.device)[:, None]
+        inside = (columns >= starts[..., start:stop, None]) & (columns < ends[..., start:stop, None])
+        return inside & (rows < end[..., None, low:high])
+
+    queries = starts.shape[2]
+    return read_mask(made_in_strips(part, batch, queries, joint.keys), False, queries, joint.keys, starts.device)
+
+
+def _cut(mask: Tensor | None, keys: int) -> Tensor | None:
+    return None if mask is None else mask[..., :keys]
+
+
+def _mask_of(visible: Visibility, batch: int) -> Tensor:
+    """A mask that says the same as the spans, made in strips."""
+    assert visible.spans is not None
+    starts, ends = visible.spans
+
+    def part(start: int, stop: int, low: int, high: int) -> Tensor:
+        columns = torch.arange(low, high, device=starts.device)
+        return (columns >= starts[..., start:stop, None]) & (columns < ends[..., start:stop, None])
+
+    return made_in_strips(part, batch, starts.shape[2], visible.keys)

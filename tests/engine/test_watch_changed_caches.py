@@ -1,0 +1,326 @@
+"""sinkscope.watch over caches that change between two passes: beams in another order, tokens taken back, keys dropped.
+
+What the model saw is read naively in float64: each pass's own maps, with the tokens whose keys the cache held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from same_runs import assert_same
+from test_watch_caches import generate, in_one_pass, prompt, writer
+from torch import Tensor
+from transformers import Cache, DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+import sinkscope
+from sinkscope import SinkscopeError
+
+pytestmark = pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning")
+PROMPT, WRITTEN = 12, 20
+
+
+# beams
+
+
+@contextmanager
+def beams_read(model: Any) -> Iterator[list[Tensor]]:
+    """The whole sequences of the beams that each step goes on with, as beam search itself hands them over."""
+    found: list[Tensor] = []
+    own = model.prepare_inputs_for_generation
+
+    @wraps(own)
+    def prepare(input_ids: Tensor, **given: Any) -> Any:
+        found.append(input_ids.clone())
+        return own(input_ids, **given)
+
+    model.prepare_inputs_for_generation = prepare
+    try:
+        yield found
+    finally:
+        del model.prepare_inputs_for_generation
+
+
+@pytest.mark.parametrize("left", [0, 4])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
+def test_each_beam_has_the_rows_of_its_own_ancestors(family: str, left: int) -> None:
+    model, given = writer(family), prompt(left)
+    given = {name: each.repeat_interleave(3, 0) for name, each in given.items()}
+    settings = {"num_beams": 3, "num_return_sequences": 3}
+    one = {name: each[::3] for name, each in given.items()}
+    unwatched = generate(model, one, **settings)
+    with beams_read(model) as beams, sinkscope.watch(model) as seen:
+        written = generate(model, one, **settings)
+    assert torch.equal(unwatched, written)
+    half, last = beams[len(beams) // 2], beams[-1]
+    assert any(not bool((last[:, : half.shape[1]] == row).all(1).any()) for row in half)  # some beams were dropped
+    alive = torch.nn.functional.pad(beams[-1], (0, 1))  # its last token is read by the last step
+    assert_same(seen.run(), in_one_pass(model, alive, given))
+
+
+def test_an_encoder_decoders_beams_keep_their_own_text() -> None:
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = BartConfig(
+            d_model=32, encoder_layers=1, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
+            encoder_ffn_dim=48, decoder_ffn_dim=48, vocab_size=97, pad_token_id=0, decoder_start_token_id=1,
+            forced_eos_token_id=None,
+        )  # fmt: skip
+        model = BartForConditionalGeneration(config).eval()
+    ids = prompt()["input_ids"]
+    with beams_read(model) as beams, sinkscope.watch(model) as seen:
+        generate(model, {"input_ids": ids}, num_beams=3, do_sample=False, eos_token_id=None)
+    run = seen.run()
+    with torch.no_grad(), sinkscope.watch(model) as once:
+        model(input_ids=ids.repeat_interleave(3, 0), decoder_input_ids=beams[-1], use_cache=False)
+    expected = once.run()
+    for stream in ("decoder", "cross"):
+        mine, theirs = (each.heads[each.heads["stream"] == stream] for each in (run, expected))
+        np.testing.assert_allclose(mine["bos_mass"], theirs["bos_mass"], atol=1e-5)
+        np.testing.assert_allclose(mine["entropy"], theirs["entropy"], atol=1e-5)
+
+
+def test_the_methods_of_caches_are_put_back() -> None:
+    before = Cache.reorder_cache, Cache.crop
+    with sinkscope.watch(writer("llama")):
+        assert Cache.reorder_cache is not before[0]
+    assert (Cache.reorder_cache, Cache.crop) == before
+
+
+# tokens taken back
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_assisted_generation_gives_the_numbers_of_one_pass(family: str) -> None:
+    """Candidates that the model turned down are no part of the sequence, also those of the last pass."""
+    model, given = writer(family), {name: each[:1] for name, each in prompt().items()}
+    with sinkscope.watch(model) as seen:
+        written = generate(model, given, prompt_lookup_num_tokens=3)
+    assert_same(seen.run(), in_one_pass(model, written, given))
+
+
+def test_a_crop_takes_the_newest_tokens_back() -> None:
+    model, ids, cache = writer("llama"), prompt()["input_ids"], DynamicCache()
+    other = ids.flip(1)
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(ids[:, :8], past_key_values=cache)
+        model(ids[:, 8:], past_key_values=cache)
+        cache.crop(-6)  # over both passes
+        model(other[:, 6:10], past_key_values=cache)
+        cache.crop(-1)
+    whole = torch.cat([ids[:, :6], other[:, 6:9]], 1)
+    assert_same(seen.run(), sinkscope.scan(model, data=whole, self_check=False))
+
+
+# keys dropped
+
+
+class StreamingLayer(DynamicLayer):
+    """Keeps the first `sinks` keys and the newest `window`, as StreamingLLM does."""
+
+    def __init__(self, sinks: int = 2, window: int = 8) -> None:
+        super().__init__()
+        self.sinks, self.window, self.read = sinks, window, 0
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        whole = super().update(key_states, value_states)
+        self.read += key_states.shape[2]
+        self.keys, self.values = (self.shortened(each) for each in whole)
+        return whole
+
+    def shortened(self, rows: Tensor) -> Tensor:
+        if rows.shape[2] <= self.sinks + self.window:
+            return rows
+        return torch.cat([rows[:, :, : self.sinks], rows[:, :, -self.window :]], 2)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return super().get_seq_length() + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.read
+
+
+def streaming(sinks: int = 2, window: int = 8) -> Cache:
+    return Cache(layer_class_to_replicate=lambda: StreamingLayer(sinks, window))
+
+
+class Press:
+    """Prunes the cache of each attention layer after the prefill, as kvpress' hooks do.
+
+    `choose` takes a layer and its keys (B, G, T, d) and gives the slots that stay, (B, G, n), in any order. `kept`: the
+    tokens of every layer's slots.
+    """
+
+    def __init__(self, model: Any, choose: Callable[[int, Tensor], Tensor]) -> None:
+        self.choose, self.kept = choose, dict[int, Tensor]()
+        self.layers = [layer.self_attn for layer in model.model.layers]
+
+    def prune(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        if kwargs["hidden_states"].shape[1] == 1:
+            return
+        layer = kwargs["past_key_values"].layers[module.layer_idx]
+        kept = self.kept[module.layer_idx] = self.choose(module.layer_idx, layer.keys)
+        index = kept[..., None].expand(-1, -1, -1, layer.keys.shape[-1])
+        layer.keys, layer.values = layer.keys.gather(2, index), layer.values.gather(2, index)
+
+    @contextmanager
+    def pressing(self) -> Iterator[None]:
+        hooks = [layer.register_forward_hook(self.prune, with_kwargs=True) for layer in self.layers]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def steps(model: Any, ids: Tensor, cache: Cache, **given: Any) -> list[Any]:
+    """A prefill of the prompt, then a token at a time; positions are those of the tokens."""
+    places = torch.arange(ids.shape[1])[None]
+    pieces = [(0, PROMPT), *((step, step + 1) for step in range(PROMPT, ids.shape[1]))]
+    with torch.no_grad():
+        return [
+            model(ids[:, a:b], past_key_values=cache, position_ids=places[:, a:b], **given) for a, b in pieces
+        ]  # fmt: skip
+
+
+def as_seen(model: Any, ids: Tensor, cache: Cache, held: Callable[[int, int], Tensor]) -> list[Tensor]:
+    """The maps (B, H, T, T) of what the model saw, in float64: `held` gives the tokens (B, G, n) of a layer's slots at
+    the step whose query is a token. A key that the cache does not hold has no attention."""
+    eager = model.double()
+    eager.set_attn_implementation("eager")
+    passes = steps(eager, ids, cache, output_attentions=True)
+    batch, length = ids.shape
+    found = []
+    for layer in range(len(model.model.layers)):
+        first = passes[0].attentions[layer]
+        whole = first.new_zeros(batch, first.shape[1], length, length)
+        whole[:, :, :PROMPT, :PROMPT] = first
+        for query in range(PROMPT, length):
+            row = passes[query - PROMPT + 1].attentions[layer][:, :, 0]
+            tokens = held(layer, query)
+            tokens = tokens.repeat_interleave(row.shape[1] // tokens.shape[1], 1)
+            whole[:, :, query].scatter_(2, tokens, row)
+        found.append(whole)
+    return found
+
+
+def assert_reads(run: sinkscope.Run, maps: list[Tensor]) -> None:
+    """The run's numbers are those of these maps."""
+    length = maps[0].shape[-1]
+    whole = torch.cat(maps, 1)
+    seen = (whole > 0).double()
+    columns = whole.sum(2) / seen.sum(2)
+    enough = 4 * seen.sum(2) >= seen.sum(2).amax(-1, keepdim=True)
+    entropy = -(whole * whole.clamp(min=1e-300).log()).sum(-1)
+    expected = {
+        "bos_mass": whole[..., 1:, 0].mean(-1),
+        "sink_score": whole[..., 0].mean(-1),
+        "first_visible": seen[..., 1:, 0].mean(-1),
+        "first_argmax": (whole.argmax(-1) == 0)[..., 1:].double().mean(-1),
+        "self_mass": whole.diagonal(dim1=-2, dim2=-1)[..., 1:].mean(-1),
+        "previous_mass": whole.diagonal(-1, dim1=-2, dim2=-1).mean(-1),
+        "entropy": entropy.mean(-1),
+        "uniformity": (entropy[..., 1:] / seen[..., 1:, :].sum(-1).log()).mean(-1),
+        "sinks_per_sequence": ((columns > 0.3) & enough).double().sum(-1),
+        "tail_mass": whole[..., max(1, length - 64) :, 0].mean(-1),
+    }
+    for name, values in expected.items():
+        np.testing.assert_allclose(run.heads[name], values.mean(0).numpy(), atol=1e-5, err_msg=name)
+
+
+def text() -> Tensor:
+    return torch.randint(3, 97, (2, PROMPT + WRITTEN), generator=torch.Generator().manual_seed(2))
+
+
+def test_sinks_and_a_window_are_read_as_the_model_saw_them() -> None:
+    model, ids = writer("llama"), text()
+    with sinkscope.watch(model) as seen:
+        steps(model, ids, streaming())
+    run = seen.run()
+
+    def held(layer: int, query: int) -> Tensor:
+        return torch.tensor([0, 1, *range(query - 8, query + 1)])[None, None].expand(2, 1, -1)
+
+    assert_reads(run, as_seen(model, ids, streaming(), held))
+    assert (run.heads["first_visible"] == 1).all()
+    assert not run.summary.warnings
+
+
+def test_a_cache_that_drops_the_oldest_loses_the_first_token() -> None:
+    """Without sinks it is a window of 9 tokens, though no part of the model says so."""
+    model, ids = writer("llama"), text()
+    with sinkscope.watch(model) as seen:
+        steps(model, ids, streaming(sinks=0))
+    run = seen.run()
+
+    def held(layer: int, query: int) -> Tensor:
+        return torch.arange(query - 8, query + 1)[None, None].expand(2, 1, -1)
+
+    assert_reads(run, as_seen(model, ids, streaming(sinks=0), held))
+    np.testing.assert_allclose(run.heads["first_visible"], (PROMPT - 1) / (PROMPT + WRITTEN - 1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("lost", ["lowest", "the first token"])
+def test_a_press_is_read_as_the_model_saw_it(lost: str) -> None:
+    """Half of the prompt's keys stay, other ones in each sequence, layer and KV head, in the order of their scores."""
+    model, ids = writer("llama"), text()
+
+    def choose(layer: int, keys: Tensor) -> Tensor:
+        scores = keys.norm(dim=-1)
+        scores[..., -2:] = torch.tensor([1e3, 2e3])  # the newest stay
+        scores[..., 0] = -1.0 if lost == "the first token" else scores[..., 0]
+        return scores.topk(6, -1).indices
+
+    press = Press(model, choose)
+    with press.pressing(), sinkscope.watch(model) as seen:
+        steps(model, ids, DynamicCache())
+    run, kept = seen.run(), press.kept
+    assert not torch.equal(kept[0], kept[1])
+    assert not torch.equal(kept[0][:, 0], kept[0][:, 1])
+
+    def held(layer: int, query: int) -> Tensor:
+        new = torch.arange(PROMPT, query + 1).expand(2, kept[layer].shape[1], -1)
+        return torch.cat([kept[layer], new], 2)
+
+    with Press(model, lambda layer, _: kept[layer]).pressing():
+        maps = as_seen(model, ids, DynamicCache(), held)
+    assert_reads(run, maps)
+    if lost == "the first token":
+        np.testing.assert_allclose(run.heads["first_visible"], (PROMPT - 1) / (PROMPT + WRITTEN - 1), rtol=1e-6)
+
+
+def test_a_cache_that_changes_keys_is_refused() -> None:
+    """A merged key is no token's."""
+    model, ids, cache = writer("llama"), text(), DynamicCache()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(ids[:, :PROMPT], past_key_values=cache)
+        for layer in cache.layers:
+            layer.keys = torch.cat([layer.keys[:, :, :3], layer.keys[:, :, 3:5].mean(2, True), layer.keys[:, :, 5:]], 2)
+            layer.values = torch.cat([layer.values[:, :, :4], layer.values[:, :, 5:]], 2)
+        model(ids[:, PROMPT : PROMPT + 1], past_key_values=cache)
+    with pytest.raises(SinkscopeError, match="keys or values that no token had") as refused:
+        seen.run()
+    assert "\n" not in str(refused.value)
+
+
+def test_keys_that_come_back_are_refused() -> None:
+    model, ids, cache = writer("llama"), text(), DynamicCache()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(ids[:, :PROMPT], past_key_values=cache)
+        whole = [(layer.keys, layer.values) for layer in cache.layers]
+        for shown, new in (([0, 5, 11], 0), ([0, 4, 5, 11], 1)):
+            for layer, (keys, values) in zip(cache.layers, whole, strict=True):
+                last = layer.keys.shape[2] - new
+                layer.keys = torch.cat([keys[:, :, shown], layer.keys[:, :, last:]], 2)
+                layer.values = torch.cat([values[:, :, shown], layer.values[:, :, last:]], 2)
+            model(ids[:, PROMPT : PROMPT + 1], past_key_values=cache)
+    with pytest.raises(SinkscopeError, match="came back"):
+        seen.run()
