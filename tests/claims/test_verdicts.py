@@ -94,6 +94,7 @@ SHORT_KEY = {"sink_score": 0.9, "qk_cos_other": 0.1, "k_norm_first": 1.0, "k_nor
 FIRST = {"alpha_0_bos_first": 0.9, "alpha_0_other_first": 0.5, "alpha_bos_later": 0.5, "alpha_0_bos_later": 0.5}
 COSTS = {"sink_margin_pairs": 1.0, "cost_sink_lower_qk": 0.1, "cost_sink_upper_qk": 1.0, "cost_sink_upper_value": 9.0,
          "cost_diagonal_lower_qk": 5.0, "cost_diagonal_lower_paper": 4.0, "token_span": 3.0}  # fmt: skip
+CHEAPER = {"cheaper_qk": "sink", "cheaper_block": "undecided"}
 CASES: dict[str, tuple[Callable[[], Subject], Callable[[], Subject]]] = {
     "softmax-needs-a-sink": (model(explicit("softmax")), model(explicit("softmax", heads=2))),
     "relu-needs-none": (model(explicit("relu")), model(relu_with_a_sink())),
@@ -227,6 +228,42 @@ def test_only_sigmoid_is_put_to_the_claim_about_sigmoid(score: str) -> None:
     verdict, told = judged(CLAIMS["needs-normalisation"], scored(score, 0.9))
     reason = f"the claim is about sigmoid attention without normalisation, not {score}"
     assert (verdict, told.reason) == (NOT_TESTED, reason)
+
+
+def test_the_walk_is_judged_by_the_condition_of_each_head() -> None:
+    """Of the made run's heads every second one should smooth, the others sharpen."""
+    columns = smoothing(["smooths", "sharpens"], [0.1, -0.1]) | {
+        "spread_path": np.resize(["falls", "falls", "turns", "rises"], 8),
+        "avgcos_identity": np.resize([0.1, 0.3], 8), "avgcos_half": 0.2,
+        "avgcos_uniform": np.resize([0.3, 0.1, 0.15, 0.1], 8),
+    }  # fmt: skip
+    figures = judged(CLAIMS["dense-smooths-more"], made(smoothing=columns))[1].figures
+    walk = "from each token's own value to uniform attention the spread"
+    assert figures[f"{walk} falls all along, of heads that should smooth"].shown == "2 of 4"
+    assert figures[f"{walk} rises all along, of heads that should sharpen"].shown == "2 of 4"
+    assert figures[f"{walk} falls, then rises, of heads that meet neither condition"].shown == "0 of 0"
+    assert figures["there the mean cosine rises in both halves, of heads that should smooth"].shown == "2 of 4"
+    assert figures["there the mean cosine falls in both halves, of heads that should sharpen"].shown == "4 of 4"
+
+
+def test_clusters_have_a_share_of_their_own() -> None:
+    columns = COSTS | CHEAPER | {"token_groups": np.resize([1.0, 7.5], 8)}
+    columns |= {"cheaper_groups": np.resize(["sink", "undecided"], 8)}
+    found = judged(CLAIMS["sink-is-cheaper"], made(COSTS, smoothing=columns))[1]
+    assert found.deciding is not None
+    assert found.deciding.shown == "8 of 8"
+    assert found.figures["the deciding share with C as clusters (`token_groups`)"].shown == "4 of 8"
+    assert found.figures["largest `token_groups`, mean of a layer"].shown == "7.5"
+
+
+def test_a_run_without_the_newer_columns_is_read() -> None:
+    run = made(COSTS, smoothing=smoothing(["smooths", "sharpens"], [0.1, -0.1]) | COSTS | CHEAPER).given
+    gone = ["spread_path", "cheaper_groups"]
+    old = replace(run, measured=run.measured | {"smoothing": run.measured["smoothing"].drop(columns=gone)})
+    for name in ("dense-smooths-more", "sink-is-cheaper"):
+        verdict, found = judged(CLAIMS[name], Subject("old", given=old))
+        assert verdict == HOLDS
+        assert not [each for each in found.figures if "walk" in each or "clusters" in each or "spread" in each]
 
 
 def test_a_model_of_the_task_is_no_language_model() -> None:
