@@ -15,8 +15,9 @@ beside the keys of each attention head differs (`sinks` of transformers' GPT-OSS
     relu      ReLU of each logit over the position i, and i = 1 for the first token
 
 --seeds N trains each kind with the seeds 0 .. N-1 and compares them in compare.csv and on the screen: loss and sinks
-side by side, with the 95 % interval of the mean over seeds. --learning-rate, --weight-decay, --data-share, --optimizer
-and --init are what Gu et al. (2410.10781) turn.
+side by side, with the 95 % interval of the mean over seeds. --learning-rate, --weight-decay, --data-share, --optimizer,
+--init and --loss-from are what Gu et al. (2410.10781) turn: the last counts the loss from a position on. --knobs turns
+each of them alone, and prints one line a training (knobs.csv).
 
 A row is BOS, a stretch of text, and the same stretch again: a head that copies from the first time has nothing to do
 there. --plain gives one stretch of the same length instead. Every eighth document is held out; loss and sinks are
@@ -28,8 +29,9 @@ came out.
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.resources import files
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +50,29 @@ from sinkscope.trigger.model import plain_attention
 BOS = 256
 """The token ids 0 to 255 are bytes."""
 LENGTH = 65
+UNCOUNTED = -100
+"""A label that the loss of transformers leaves out."""
 CORPORA = ("prose", "code", "multilingual")
 EXTRA_LOGIT = {"softmax": -1e9, "softmax1": 0.0, "learned": 0.0}
 SCORES = ("sigmoid", "relu")
 """Kinds without normalisation, by their names in sinkscope.capture.scores."""
 OPTIMIZERS = {"adamw": "adamw_torch", "sgd": "sgd"}
 """By transformers' names."""
+KNOBS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "learning rate 0.0003": {"learning_rate": 3e-4},
+    "learning rate 0.01": {"learning_rate": 1e-2},
+    "weight decay 0": {"weight_decay": 0.0},
+    "weight decay 1": {"weight_decay": 1.0},
+    "a tenth of the text": {"data_share": 0.1},
+    "a hundredth of the text": {"data_share": 0.01},
+    "first weights of 0.005": {"init": 0.005},
+    "first weights of 0.1": {"init": 0.1},
+    "SGD, rate 0.3": {"optimizer": "sgd", "learning_rate": 0.3},
+    "loss from position 33 on": {"loss_from": 33},
+    "rows of one stretch": {"plain": True},
+}
+"""What is changed in the recipe, one thing at a time."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +87,7 @@ class Recipe:
     data_share: float = 1.0
     optimizer: str = "adamw"
     init: float = 0.02
+    loss_from: int = 1
 
 
 def text_of(held_out: bool) -> list[torch.Tensor]:
@@ -87,19 +107,22 @@ def row(text: torch.Tensor, start: int, plain: bool) -> torch.Tensor:
 
 
 class Rows(torch.utils.data.Dataset):
-    """`count` rows from random places of the first `share` of the training text."""
+    """`count` rows from random places of the first `share` of the training text. The loss counts the tokens from
+    position `loss_from` on."""
 
-    def __init__(self, count: int, plain: bool, share: float = 1.0) -> None:
+    def __init__(self, count: int, plain: bool, share: float = 1.0, loss_from: int = 1) -> None:
         text = torch.cat(text_of(held_out=False))
         text = text[: max(LENGTH + 1, round(share * len(text)))]
         starts = torch.randint(len(text) - LENGTH, (count,), generator=torch.Generator().manual_seed(0))
         self.rows = [row(text, int(start), plain) for start in starts]
+        self.uncounted = torch.arange(LENGTH) < loss_from
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
-        return {"input_ids": self.rows[number], "labels": self.rows[number]}
+        ids = self.rows[number]
+        return {"input_ids": ids, "labels": ids.masked_fill(self.uncounted, UNCOUNTED)}
 
 
 def small_model(kind: str, seed: int, init: float = 0.02) -> GptOssForCausalLM:
@@ -138,7 +161,8 @@ def train(kind: str, out: Path, recipe: Recipe, seed: int = 0) -> dict[str, Any]
     """Trains one model; writes its tables and figure into `out` and prints when its sinks appeared.
 
     Returns its last loss, the numbers of heads whose alpha_0, and whose mean share of a row's sum, are above 0.3, and
-    the means over heads of BOS's attention and its share. A raw score has no common scale; its share has.
+    the means over heads of BOS's attention and its share. A raw score has no common scale; its share has. The loss is
+    that of all positions. `elsewhere` counts heads whose largest alpha_k is above 0.3 at another position than BOS's.
     """
     held_out = torch.stack([row(text, 0, recipe.plain) for text in text_of(held_out=True)])
     arguments = TrainingArguments(
@@ -151,7 +175,7 @@ def train(kind: str, out: Path, recipe: Recipe, seed: int = 0) -> dict[str, Any]
     callback = sinkscope.SinkCallback(every=recipe.every, data=held_out)
     trainer = Trainer(
         small_model(kind, seed, recipe.init), arguments, callbacks=[callback],
-        train_dataset=Rows(16 * recipe.steps, recipe.plain, recipe.data_share),
+        train_dataset=Rows(16 * recipe.steps, recipe.plain, recipe.data_share, recipe.loss_from),
         eval_dataset=[{"input_ids": ids, "labels": ids} for ids in held_out],
     )  # fmt: skip
     trainer.train()
@@ -171,6 +195,7 @@ def train(kind: str, out: Path, recipe: Recipe, seed: int = 0) -> dict[str, Any]
     return {
         "attention": kind, "seed": seed, "loss": losses["loss"].iloc[-1],
         "sinks": int((heads["sink_score"] > epsilon).sum()), "share_sinks": int((shares > epsilon).sum()),
+        "elsewhere": int(((heads["peak_score"] > epsilon) & (heads["peak_position"] > 0)).sum()),
         "largest": heads["sink_score"].max(), "bos": heads["bos_mass"].mean(), "share": shares.mean(),
     }  # fmt: skip
 
@@ -193,6 +218,33 @@ def compared(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
+def turned(table: pd.DataFrame) -> str:
+    """One line for each thing that was changed, in Markdown: ranges over seeds."""
+
+    def span(values: pd.Series, digits: int) -> str:
+        return " to ".join(dict.fromkeys(f"{each:.{digits}f}" for each in (values.min(), values.max())))
+
+    lines = ["| changed | seeds | loss | alpha_0 > 0.3 | largest alpha_0 | alpha_k > 0.3, k > 0 |", "|" + "---|" * 6]
+    for change, rows in table.groupby("changed", sort=False):
+        found = [span(rows[name], digits) for name, digits in SHOWN]
+        lines.append("| " + " | ".join([str(change), str(len(rows)), *found]) + " |")
+    return "\n".join(lines)
+
+
+SHOWN = (("loss", 3), ("sinks", 0), ("largest", 3), ("elsewhere", 0))
+"""Columns of compare.csv that `turned` shows, and their digits."""
+
+
+def turn_knobs(recipe: Recipe, kinds: list[str], seeds: list[int], out: Path) -> pd.DataFrame:
+    """Trains each kind and seed once for each of KNOBS; the table grows in knobs.csv."""
+    rows = []
+    for (change, changes), kind, seed in product(KNOBS.items(), kinds, seeds):
+        folder = out / f"{change.replace(' ', '-')}-{kind}-seed{seed}"
+        rows.append({"changed": change} | train(kind, folder, replace(recipe, **changes), seed))
+        pd.DataFrame(rows).to_csv(out / "knobs.csv", index=False)
+    return pd.DataFrame(rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/train-sink"), help="folder for the results")
@@ -207,11 +259,19 @@ def main() -> None:
     parser.add_argument("--data-share", type=float, default=1.0, help="train on this share of the text")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
     parser.add_argument("--init", type=float, default=Recipe.init, help="standard deviation of the first weights")
+    parser.add_argument("--loss-from", type=int, default=1, help="count the loss from this position on", metavar="N")
+    parser.add_argument("--knobs", action="store_true", help="change one thing of the recipe at a time")
     given = parser.parse_args()
     recipe = Recipe(**{each.name: getattr(given, each.name) for each in fields(Recipe)})
+    seeds, kinds = [given.seed] if given.seeds is None else list(range(given.seeds)), given.attention or [*EXTRA_LOGIT]
+    if given.knobs:
+        table = turn_knobs(recipe, kinds, seeds, given.out)
+        for kind, own in table.groupby("attention", sort=False):
+            print(f"\n{kind}\n{turned(own)}")
+        return
     rows = []
-    for seed in [given.seed] if given.seeds is None else range(given.seeds):
-        for kind in given.attention or EXTRA_LOGIT:
+    for seed in seeds:
+        for kind in kinds:
             folder = given.out / kind if given.seeds is None else given.out / f"{kind}-seed{seed}"
             rows.append(train(kind, folder, recipe, seed))
             pd.DataFrame(rows).to_csv(given.out / "compare.csv", index=False)

@@ -110,9 +110,14 @@ class Evidence:
         return all(site.causal for site in self.run.manifest.attention)
 
     @property
+    def scores(self) -> set[str]:
+        """What the layers turn logits into attention by: softmax, or names of `capture.scores`."""
+        return {site.score for site in self.run.manifest.attention}
+
+    @property
     def normalised(self) -> bool:
         """Whether every layer divides the rows of its attention by their sum, as a softmax does."""
-        scores = {site.score for site in self.run.manifest.attention} - {"softmax"}
+        scores = self.scores - {"softmax"}
         if not scores:  # what knows of others needs torch, which a saved run of softmax must not load
             return True
         from sinkscope.trigger.config import AttentionForm

@@ -11,6 +11,7 @@ import pandas as pd
 from sinkscope.claims.claim import NOT_TESTED, Claim, Found, NotTested, Number
 from sinkscope.claims.needs import TEXT
 from sinkscope.claims.subject import Subject
+from sinkscope.present.paper.formats.csv import with_formulas
 
 VERDICT, DECIDING, CONTRAST, FIGURE = "verdict", "deciding", "contrast", "figure"
 """What a row of the table holds; a row `verdict` stands for each claim and subject, the others where there is one."""
@@ -72,6 +73,7 @@ def to_csv(table: pd.DataFrame) -> str:
 
 
 def read_csv(path: Any) -> pd.DataFrame:
-    """claims.csv, as `to_csv` wrote it."""
-    return pd.read_csv(path, dtype={"shown": "str", "quantity": "str"}, keep_default_na=False,
-                       na_values={name: [""] for name in ("value", "low", "high", "sem", "n")})  # fmt: skip
+    """claims.csv as the table, without the apostrophes that keep a spreadsheet from taking -0.4 for a formula."""
+    table = pd.read_csv(path, dtype={"shown": "str", "quantity": "str"}, keep_default_na=False,
+                        na_values={name: [""] for name in ("value", "low", "high", "sem", "n")})  # fmt: skip
+    return with_formulas(table)

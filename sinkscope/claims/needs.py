@@ -113,13 +113,22 @@ class Solved:
         return self.result.error < 0.005
 
     @property
-    def softmax(self) -> bool:
-        return self.config.kind.softmax
+    def plain_softmax(self) -> bool:
+        """Whether its attention is a softmax alone, without an extra logit or a gate."""
+        kind = self.config.kind
+        return kind.softmax and kind.sink is None and not kind.gated
 
     @property
-    def normalised(self) -> bool:
-        """Whether rows of attention are divided by their sum, an extra logit's share included."""
-        return self.config.kind.normalised
+    def relu(self) -> bool:
+        """Whether its attention is ReLU that no sum divides."""
+        return bool(self.config.kind.score == "relu")
+
+    @property
+    def other_task(self) -> str:
+        """What it was trained for in place of the paper's task; empty for the paper's own."""
+        if self.config.off.kind != "zero":
+            return f"--default {self.config.off.kind}"
+        return "" if self.config.target == "mean" else f"--target {self.config.target}"
 
 
 @dataclass(frozen=True)

@@ -92,14 +92,40 @@ class Added:
     def units(self) -> Units:
         values, out = self.values, self.values_out
         units = [self._units(values[:, 1:], out[:, 1:], self.around + self.along)]
-        if self.causal:
-            units.append(self._units(running_mean(values)[:, 1:], running_mean(out)[:, 1:]))
-        else:
-            means = (each.mean(1, keepdim=True).expand_as(each)[:, 1:] for each in (values, out))
-            units.append(self._units(*means))
+        units.append(self._units(self._even(values), self._even(out)))
         if self.attended is not None and self.attended_out is not None:
             units.append(self._units(self.attended, self.attended_out))
         return Units(*(torch.stack(each) for each in zip(*units, strict=True)))
+
+    def _even(self, rows: Mixed) -> Mixed:
+        """The mean over the tokens that each token i >= 1 sees under uniform attention."""
+        return running_mean(rows)[:, 1:] if self.causal else rows.mean(1, keepdim=True).expand_as(rows)[:, 1:]
+
+    @property
+    def half(self) -> tuple[Rows, PerHead]:
+        """As `units`, of the mix half way between IDENTITY and UNIFORM."""
+        values, out = self.values, self.values_out
+        return self._units((values[:, 1:] + self._even(values)) / 2, (out[:, 1:] + self._even(out)) / 2)
+
+    @cached_property
+    def _out_change(self) -> Written:
+        """R_h of what uniform attention changes in each token's mix, around its mean over tokens."""
+        change = self._even(self.values_out) - self.values_out[:, 1:]
+        return change - change.mean(1, keepdim=True)
+
+    @cached_property
+    def towards(self) -> PerHead:
+        """The mean over tokens of (p_i - pbar).(q_i - p_i) for p_i = x_i + W_O^h u_i and q_i = x_i + W_O^h y_i, y
+        uniform: below 0 where the first step towards uniform attention brings tokens together."""
+        own = self.values_out[:, 1:]
+        through = dots(self.read[:, :-1], self._even(self.values) - self.values[:, 1:])
+        inside = as_float64(((own - own.mean(1, keepdim=True)) * self._out_change).sum(-1))
+        return (through + inside).mean(-1)
+
+    @cached_property
+    def moved(self) -> PerHead:
+        """The mean over tokens of |q_i - p_i|^2 around their mean, p and q as in `towards`."""
+        return squares(self._out_change).mean(-1)
 
     def _units(self, mixed: Mixed, out: Written, inside: Rows | None = None) -> tuple[Rows, PerHead]:
         """`inside`: x_i.W_O^h y_i, where it is known."""

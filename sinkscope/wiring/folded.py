@@ -23,6 +23,7 @@ from sinkscope.capture.precision import as_float64
 from sinkscope.capture.token_sums import inverse
 from sinkscope.capture.view import Missing
 from sinkscope.wiring.added import ATTENTION, IDENTITY, UNIFORM, Added, read_added
+from sinkscope.wiring.groups import TokenGroups, group_tokens
 from sinkscope.wiring.largest import largest_square
 from sinkscope.wiring.mixes import OutputWeights, Tokens, dots, share, squares
 
@@ -205,16 +206,30 @@ class FoldedHeads:
         return exact - exact.mean(0)
 
     @cached_property
+    def span_bound(self) -> Float[Tensor, ""]:
+        """max(n, D) 2^-23 times the largest singular value of the rows z_i - zbar, squared: what rounding in float32
+        leaves of a value that is 0."""
+        return (max(self.exact_centred.shape) * SINGLE) ** 2 * self._token_values[-1]
+
+    @property
     def token_span(self) -> Float[Tensor, ""]:
-        """Dimension of the span of the tokens around their mean: the number of singular values of the rows z_i - zbar
-        above max(n, D) 2^-23 times the largest, which is what rounding in float32 leaves of a value that is 0."""
-        rows = self.exact_centred
-        gram = rows @ rows.mT if len(rows) <= rows.shape[1] else rows.mT @ rows
-        if not gram.isfinite().all():
-            return gram.new_tensor(torch.nan)
-        values = torch.linalg.eigvalsh(gram.cpu()).clamp(min=0.0)  # squares of the singular values
-        bound = (max(rows.shape) * SINGLE) ** 2 * values[-1]
-        return (values > bound).sum().to(gram)
+        """Dimension of the span of the tokens around their mean: the number of squared singular values above
+        span_bound."""
+        return _span(self._token_values, self.span_bound)
+
+    @cached_property
+    def _token_values(self) -> Float[Tensor, " value"]:
+        return _square_values(self.exact_centred)
+
+    @cached_property
+    def groups(self) -> TokenGroups:
+        """The tokens' groups of alike ones."""
+        return group_tokens(as_float64(self.normalised))
+
+    @property
+    def group_span(self) -> Float[Tensor, ""]:
+        """As token_span, of the tokens around the mean of their group; the bound is the same."""
+        return _span(_square_values(self.groups.inside), self.span_bound)
 
     @cached_property
     def smallest_gap(self) -> Float[Tensor, ""]:
@@ -256,6 +271,21 @@ class FoldedHeads:
         weights, change = self.added.units
         return _mean_cosine(weights, squares(weights @ self.exact_tokens) + change)
 
+    @property
+    def cos_half(self) -> Float[Tensor, " head"]:
+        """As cos_added, half way between identity and uniform attention."""
+        weights, change = self.added.half
+        return _mean_cosine(weights, squares(weights @ self.exact_tokens) + change)
+
+    @cached_property
+    def path_slopes(self) -> Float[Tensor, "end head"]:
+        """D'(0) / D(0) and D'(1) / D(0) of D(lam), the spread of x_i + W_O^h y_i around its mean, with y = (1 - lam)
+        identity + lam uniform; NaN where D(0) is 0."""
+        added = self.added
+        start = self.tokens_spread + 2 * added.around.mean(-1) + added.out_spread
+        slopes = 2 * torch.stack([added.towards, added.towards + added.moved]) / start
+        return torch.where(start > 0, slopes, torch.nan)
+
     @cached_property
     def exact_tokens(self) -> Tokens:
         """x_i in float64: where a head adds little to x, cosines under two mixes differ by less than float32 rounds."""
@@ -271,6 +301,18 @@ class FoldedHeads:
         if self.weights is None:
             raise Missing
         return self.weights
+
+
+def _square_values(rows: Tokens) -> Float[Tensor, " value"]:
+    """The squared singular values, from the smallest on; NaN for rows with NaN or infinity."""
+    gram = rows @ rows.mT if len(rows) <= rows.shape[1] else rows.mT @ rows
+    if not gram.isfinite().all():
+        return gram.new_full((1,), torch.nan)
+    return torch.linalg.eigvalsh(gram.cpu()).clamp(min=0.0).to(gram)
+
+
+def _span(values: Float[Tensor, " value"], bound: Float[Tensor, ""]) -> Float[Tensor, ""]:
+    return torch.where(values.isnan().any() | bound.isnan(), torch.nan, (values > bound).sum().to(values))
 
 
 def _mean_cosine(norms: Float[Tensor, "*batch token"], unit_square: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:

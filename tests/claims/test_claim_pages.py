@@ -13,6 +13,7 @@ from sinkscope.claims.catalogue import CLAIMS, chosen_claims
 from sinkscope.claims.findings import COLUMNS, read_csv, to_csv
 from sinkscope.claims.page import in_html, in_markdown, make_page, parts
 from sinkscope.claims.screen import render_claims
+from sinkscope.present.paper.formats.csv import without_formulas
 
 HARMFUL = "<script>x</script>|`y`\x1b[31m"
 
@@ -115,3 +116,14 @@ def test_the_csv_holds_the_page() -> None:
     claims = chosen_claims(["hard-switch", "first-token"])
     assert in_markdown(make_page(again, claims)) == in_markdown(make_page(found, claims))
     assert render_claims(again, claims) == render_claims(found, claims)
+
+
+def test_a_page_s_csv_is_read_without_its_apostrophes() -> None:
+    """A negative number is guarded against spreadsheets in the file, and shown bare; other apostrophes stay."""
+    found = table(rows("it's"))
+    found["shown"] = ["-", "-0.43", "'quoted'", "3 of 12"]
+    written = to_csv(without_formulas(found))
+    assert ",'-0.43," in written
+    again = read_csv(io.StringIO(written))
+    assert again["shown"].tolist() == found["shown"].tolist()
+    assert again["subject"].tolist() == ["it's"] * 4

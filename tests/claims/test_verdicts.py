@@ -23,7 +23,9 @@ from sinkscope.claims.subject import Subject
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.run import Run
 from sinkscope.trigger import task
+from sinkscope.trigger.config import TriggerConfig
 from sinkscope.trigger.explicit import explicit
+from sinkscope.trigger.model import TriggerModel
 
 
 @cache
@@ -74,6 +76,15 @@ def losing(first: float, other: float) -> Subject:
     return subject
 
 
+def scored(score: str, mass: float) -> Subject:
+    """A language model of that score, whose heads give the first token `mass`."""
+    subject = made({"bos_mass": mass})
+    manifest = subject.given.manifest
+    sites = [site.model_copy(update={"score": score}) for site in manifest.attention]
+    run = replace(subject.given, manifest=manifest.model_copy(update={"attention": sites}))
+    return Subject("made", given=run)
+
+
 def smoothing(verdict: list[str], change: list[float]) -> dict[str, Any]:
     return {"verdict": np.resize(verdict, 8), "uniform_minus_attention": np.resize(change, 8)}
 
@@ -83,6 +94,7 @@ SHORT_KEY = {"sink_score": 0.9, "qk_cos_other": 0.1, "k_norm_first": 1.0, "k_nor
 FIRST = {"alpha_0_bos_first": 0.9, "alpha_0_other_first": 0.5, "alpha_bos_later": 0.5, "alpha_0_bos_later": 0.5}
 COSTS = {"sink_margin_pairs": 1.0, "cost_sink_lower_qk": 0.1, "cost_sink_upper_qk": 1.0, "cost_sink_upper_value": 9.0,
          "cost_diagonal_lower_qk": 5.0, "cost_diagonal_lower_paper": 4.0, "token_span": 3.0}  # fmt: skip
+CHEAPER = {"cheaper_qk": "sink", "cheaper_block": "undecided"}
 CASES: dict[str, tuple[Callable[[], Subject], Callable[[], Subject]]] = {
     "softmax-needs-a-sink": (model(explicit("softmax")), model(explicit("softmax", heads=2))),
     "relu-needs-none": (model(explicit("relu")), model(relu_with_a_sink())),
@@ -125,7 +137,7 @@ CASES: dict[str, tuple[Callable[[], Subject], Callable[[], Subject]]] = {
         lambda: made(SHORT_KEY | {"qk_cos_first": 0.0}),
     ),
     "value-is-not-needed": (lambda: losing(0.01, 0.02), lambda: losing(2.7, 0.02)),
-    "needs-normalisation": (model(explicit("relu")), model(relu_with_a_sink())),
+    "needs-normalisation": (lambda: scored("sigmoid", 0.1), lambda: scored("sigmoid", 0.9)),
 }  # fmt: skip
 
 
@@ -165,21 +177,98 @@ def test_a_model_that_does_not_solve_the_task_tests_no_need() -> None:
     assert found.figures["largest error"].value > 0.005
 
 
+def renamed(attention: str, of: Any) -> Any:
+    """The model with another kind of attention, and the weights of `of`."""
+    network = deepcopy(of)
+    network.config.attention = attention
+    return network
+
+
 def test_a_normalised_score_that_is_no_softmax_tests_neither_claim() -> None:
     """relu-norm with ReLU's weights solves the task with all rows but the trigger's empty: neither a softmax without a
-    sink nor attention without normalisation."""
-    network = deepcopy(explicit("relu"))
-    network.config.attention = "relu-norm"
-    subject = model(network)()
-    reasons = {
-        "softmax-needs-a-sink": "its attention is no softmax", "relu-needs-none": "its attention is normalised",
-        "needs-normalisation": "the rows of its attention are normalised",
-    }  # fmt: skip
-    for name, reason in reasons.items():
+    sink nor ReLU that no sum divides."""
+    subject = model(renamed("relu-norm", explicit("relu")))()
+    for name, kind in (("softmax-needs-a-sink", "softmax"), ("relu-needs-none", "ReLU")):
         verdict, told = judged(CLAIMS[name], subject)
-        assert (verdict, told.reason) == (NOT_TESTED, reason)
-        if name == "relu-needs-none":
-            assert told.figures["largest error"].value < 0.005
+        assert (verdict, told.reason) == (NOT_TESTED, f"the claim is about {kind} attention, not relu-norm")
+        assert told.figures["largest error"].value < 0.005
+
+
+@pytest.mark.parametrize("attention", ["exp-free", "sigmoid", "sigmoid-free", "relu-norm", "sigmoid-norm", "softmax"])
+def test_only_relu_is_put_to_the_claim_about_relu(attention: str) -> None:
+    """Whatever mass such a model puts on BOS, and whether it solves the task or not."""
+    verdict, told = judged(CLAIMS["relu-needs-none"], model(renamed(attention, explicit("relu")))())
+    assert (verdict, told.reason) == (NOT_TESTED, f"the claim is about ReLU attention, not {attention}")
+
+
+@pytest.mark.parametrize("attention", ["softmax1", "learned-sink", "gated", "exp-free", "relu"])
+def test_only_a_plain_softmax_is_put_to_the_claim_about_softmax(attention: str) -> None:
+    """An extra logit or a gate may rest without a sink, and the theorem does not speak of them."""
+    network = explicit("relu") if attention == "relu" else TriggerModel(TriggerConfig(attention)).eval()
+    verdict, told = judged(CLAIMS["softmax-needs-a-sink"], model(network)())
+    assert (verdict, told.reason) == (NOT_TESTED, f"the claim is about softmax attention, not {attention}")
+
+
+PAPERS_TASK = "the claim is about the mean at the trigger and 0 elsewhere"
+
+
+def test_another_task_tests_neither_claim() -> None:
+    """A constant where no trigger stands, or another target at it, is not the task that the theorems speak of."""
+    constant = explicit("softmax", default=task.draw_default("constant", 16, 0))
+    verdict, told = judged(CLAIMS["softmax-needs-a-sink"], model(constant)())
+    assert (verdict, told.reason) == (NOT_TESTED, f"{PAPERS_TASK}, not --default constant")
+    mark = deepcopy(explicit("relu"))
+    mark.config.target = "mark"
+    verdict, told = judged(CLAIMS["relu-needs-none"], model(mark)())
+    assert (verdict, told.reason) == (NOT_TESTED, f"{PAPERS_TASK}, not --target mark")
+
+
+@pytest.mark.parametrize("score", ["relu", "exp-free", "sigmoid-free", "relu-norm", "softmax"])
+def test_only_sigmoid_is_put_to_the_claim_about_sigmoid(score: str) -> None:
+    verdict, told = judged(CLAIMS["needs-normalisation"], scored(score, 0.9))
+    reason = f"the claim is about sigmoid attention without normalisation, not {score}"
+    assert (verdict, told.reason) == (NOT_TESTED, reason)
+
+
+def test_the_walk_is_judged_by_the_condition_of_each_head() -> None:
+    """Of the made run's heads every second one should smooth, the others sharpen."""
+    columns = smoothing(["smooths", "sharpens"], [0.1, -0.1]) | {
+        "spread_path": np.resize(["falls", "falls", "turns", "rises"], 8),
+        "avgcos_identity": np.resize([0.1, 0.3], 8), "avgcos_half": 0.2,
+        "avgcos_uniform": np.resize([0.3, 0.1, 0.15, 0.1], 8),
+    }  # fmt: skip
+    figures = judged(CLAIMS["dense-smooths-more"], made(smoothing=columns))[1].figures
+    walk = "from each token's own value to uniform attention the spread"
+    assert figures[f"{walk} falls all along, of heads that should smooth"].shown == "2 of 4"
+    assert figures[f"{walk} rises all along, of heads that should sharpen"].shown == "2 of 4"
+    assert figures[f"{walk} falls, then rises, of heads that meet neither condition"].shown == "0 of 0"
+    assert figures["there the mean cosine rises in both halves, of heads that should smooth"].shown == "2 of 4"
+    assert figures["there the mean cosine falls in both halves, of heads that should sharpen"].shown == "4 of 4"
+
+
+def test_clusters_have_a_share_of_their_own() -> None:
+    columns = COSTS | CHEAPER | {"token_groups": np.resize([1.0, 7.5], 8)}
+    columns |= {"cheaper_groups": np.resize(["sink", "undecided"], 8)}
+    found = judged(CLAIMS["sink-is-cheaper"], made(COSTS, smoothing=columns))[1]
+    assert found.deciding is not None
+    assert found.deciding.shown == "8 of 8"
+    assert found.figures["the deciding share with C as clusters (`token_groups`)"].shown == "4 of 8"
+    assert found.figures["largest `token_groups`, mean of a layer"].shown == "7.5"
+
+
+def test_a_run_without_the_newer_columns_is_read() -> None:
+    run = made(COSTS, smoothing=smoothing(["smooths", "sharpens"], [0.1, -0.1]) | COSTS | CHEAPER).given
+    gone = ["spread_path", "cheaper_groups"]
+    old = replace(run, measured=run.measured | {"smoothing": run.measured["smoothing"].drop(columns=gone)})
+    for name in ("dense-smooths-more", "sink-is-cheaper"):
+        verdict, found = judged(CLAIMS[name], Subject("old", given=old))
+        assert verdict == HOLDS
+        assert not [each for each in found.figures if "walk" in each or "clusters" in each or "spread" in each]
+
+
+def test_a_model_of_the_task_is_no_language_model() -> None:
+    verdict, told = judged(CLAIMS["needs-normalisation"], model(renamed("sigmoid", explicit("relu")))())
+    assert (verdict, told.reason) == (NOT_TESTED, "the claim is about language models")
 
 
 @pytest.mark.slow

@@ -93,6 +93,7 @@ def test_kinds_are_compared_with_intervals_over_seeds(example: dict[str, Any]) -
             "loss": loss,
             "sinks": seed,
             "share_sinks": 1,
+            "elsewhere": 0,
             "largest": 0.5,
             "bos": 0.2,
             "share": 0.2,
@@ -102,3 +103,38 @@ def test_kinds_are_compared_with_intervals_over_seeds(example: dict[str, Any]) -
     line = example["compared"](pd.DataFrame(rows)).splitlines()[2]
     assert line.startswith("| softmax | 3 | 1.100 (0.852 to 1.348) | 0 to 2 | 1 | 0.500")
     assert "| 1.000 | 0 | 1 |" in example["compared"](pd.DataFrame(rows[:1]))
+
+
+def test_the_loss_counts_from_a_position_on(example: dict[str, Any]) -> None:
+    """Token 33 begins the second time of the stretch. All but the labels stays."""
+    late, whole = (example["Rows"](4, False, 1.0, first)[0] for first in (33, 1))
+    assert torch.equal(late["input_ids"], whole["input_ids"])
+    assert (late["labels"] == -100).tolist() == [True] * 33 + [False] * 32
+    assert torch.equal(late["labels"][33:], whole["input_ids"][33:])
+    model = example["small_model"]("softmax", 0).eval()
+    with torch.no_grad():
+        own = model(late["input_ids"][None], labels=late["labels"][None])
+    scores = own.logits[0, 32:-1].log_softmax(-1)
+    expected = -scores.gather(1, late["input_ids"][33:, None]).mean()
+    assert float(own.loss) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_each_knob_is_turned_alone(example: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every option that Gu et al. turn is turned once or more, and one thing at a time."""
+    asked = []
+
+    def train(kind: str, out: Path, recipe: Any, seed: int) -> dict[str, Any]:
+        asked.append(recipe)
+        return {"attention": kind, "seed": seed, "loss": 1.0 + seed, "sinks": seed, "largest": 0.5, "elsewhere": 0}
+
+    own = example["turn_knobs"]
+    monkeypatch.setitem(own.__globals__, "train", train)
+    table = own(example["Recipe"](steps=7), ["softmax"], [0, 1], tmp_path)
+    plain = example["Recipe"](steps=7)
+    changed = [{name for name in vars(plain) if getattr(recipe, name) != getattr(plain, name)} for recipe in asked]
+    assert changed[:2] == [set(), set()]
+    assert all(len(names - {"learning_rate"}) <= 1 and names for names in changed[2:])
+    options = {"learning_rate", "weight_decay", "data_share", "optimizer", "init", "loss_from", "plain"}
+    assert set().union(*changed) == options
+    assert len(pd.read_csv(tmp_path / "knobs.csv")) == len(table) == 2 * len(example["KNOBS"])
+    assert "| weight decay 0 | 2 | 1.000 to 2.000 | 0 to 1 | 0.500 | 0 |" in example["turned"](table)

@@ -316,6 +316,25 @@ def test_heads_that_appeared_come_before_those_that_were_there_and_the_next_step
     assert "next: sinkscope plot out --figure trajectory -o trajectory.pdf" in text
 
 
+def test_without_a_sink_no_head_is_listed() -> None:
+    """emergence.csv has a row for each head all the same."""
+    steps = pd.DataFrame([
+        {"step": step, "domain": "d", "stream": "text", "level": "model", "metric": metric, "value": 1.0, "sem": 0.1}
+        for step in (0, 1) for metric in ("sink_rate", "sink_score", "bos_mass", "dormant")
+    ])  # fmt: skip
+    heads = [(layer, head) for layer in range(2) for head in range(4)]
+    rows = [
+        {"step": step, "domain": "d", "stream": "text", "level": "head", "layer": layer, "head": head,
+         "metric": "sink_score", "value": 0.1, "sem": 0.0}
+        for step in (0, 1) for layer, head in heads
+    ]  # fmt: skip
+    trajectory = pd.concat([steps, pd.DataFrame(rows)]).astype({"layer": "Int64", "head": "Int64"})
+    text = render_trajectory(trajectory, emergence(trajectory, 0.3), 0.3)
+    assert "No head has a sink at the last step" in text
+    assert "nan" not in text
+    assert "from step" not in text
+
+
 @pytest.mark.slow
 def test_another_text_is_refused_by_name(checkpoints: list[Path], tmp_path: Path) -> None:
     track(checkpoints[:2], tmp_path / "out")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sinkscope.questions.smoothing.columns import cost_diagonal_lower, cost_sink_lower
-from sinkscope.questions.smoothing.tables import cheaper, cheaper_block, cheaper_qk
+from sinkscope.questions.smoothing.tables import cheaper, cheaper_block, cheaper_groups, cheaper_qk
 from sinkscope.wiring.folded import FoldedHeads
 from sinkscope.wiring.linear_maps import Projection
 from sinkscope.wiring.weights import one_factor
@@ -92,6 +92,13 @@ def test_which_is_cheaper_by_queries_and_keys_and_by_the_block() -> None:
     run = SimpleNamespace(means={name: np.array(values, float) for name, values in means.items()})
     assert list(cheaper_qk(run)) == ["sink", "diagonal", "sink", "undecided", None]  # type: ignore[arg-type]
     assert list(cheaper_block(run)) == ["sink", "undecided", "undecided", "undecided", None]  # type: ignore[arg-type]
+
+
+def test_which_is_cheaper_with_clusters() -> None:
+    nan = np.nan
+    means = {"cost_sink_upper_groups": [2, 20, nan, 5], "cost_diagonal_lower_groups": [3, 1, 2, 5]}
+    run = SimpleNamespace(means={name: np.array(values, float) for name, values in means.items()})
+    assert list(cheaper_groups(run)) == ["sink", "undecided", None, "undecided"]  # type: ignore[arg-type]
 
 
 def test_a_factor_of_the_model_is_found_and_a_norm_is_not_one() -> None:

@@ -15,7 +15,15 @@ import numpy as np
 import pytest
 import torch
 
-from sinkscope.questions.smoothing.columns import cost_diagonal_lower_paper, cost_diagonal_lower_qk
+from sinkscope.questions.smoothing.columns import (
+    cost_diagonal_lower_groups,
+    cost_diagonal_lower_paper,
+    cost_diagonal_lower_qk,
+    cost_sink_upper_groups,
+    cost_sink_upper_qk,
+    group_span,
+    token_groups,
+)
 from sinkscope.wiring.folded import FoldedHeads
 
 LAMBDA, ETA = 1.0, 0.5
@@ -179,3 +187,43 @@ def test_the_columns_take_the_paper_s_symbols(task: Task) -> None:
     assert float(folded.token_span) == task.rank
     assert 2 * float(folded.smallest_gap) == pytest.approx(task.gap)
     assert float(cost_diagonal_lower_qk(folded)) <= factored(one.diagonal())
+
+
+@pytest.mark.parametrize("groups", [1, 2, 5])
+def test_clusters_are_the_task_s_groups(groups: int) -> None:
+    """All dormant tokens: their groups, the nuisance's dimension without the groups' signals, and a bound of the
+    diagonal by pairs of one group. There |B_g|_2 is that of one group's nuisance, delta^2 d / rank by the simplex."""
+    task = Task(groups, 64, 3.0, 4)
+    rows = torch.from_numpy(task.tokens["dormant"])
+    margin = torch.full((1, len(rows)), task.kappa, dtype=torch.float64)
+    folded = FoldedHeads(1, x=rows, z=rows, pair_margin=margin, scale=task.width**-0.5)
+    assert token_groups(folded).tolist() == [groups]
+    assert group_span(folded).tolist() == [task.rank]
+    assert float(folded.token_span) == task.rank + groups - 1
+    assert cost_sink_upper_groups(folded) == groups * cost_sink_upper_qk(folded)
+    top = ETA * task.width / task.rank
+    inside = 2 * task.kappa * task.width**0.5 / top * task.rank / (task.rank + 1)
+    assert float(cost_diagonal_lower_groups(folded)) == pytest.approx(
+        max(inside, float(cost_diagonal_lower_qk(folded)))
+    )
+    assert inside > float(cost_diagonal_lower_qk(folded)) or groups == 1
+    assert float(cost_diagonal_lower_groups(folded)) <= factored(task.diagonal())
+
+
+def test_tokens_that_stand_alone_or_twice_have_no_bound_of_their_own() -> None:
+    """Orthogonal tokens are as many groups; a token and its copy are one group, in which nothing has to be told apart.
+    A zero vector is a group of its own."""
+    alone = torch.eye(6, dtype=torch.float64)[:4]
+    for rows, count in ((alone, 4), (torch.cat([alone, alone]), 4), (torch.cat([alone, 0 * alone[:1]]), 5)):
+        margin = torch.ones(1, len(rows), dtype=torch.float64)
+        folded = FoldedHeads(1, x=rows, z=rows, pair_margin=margin, scale=0.5)
+        assert (token_groups(folded).item(), group_span(folded).item()) == (count, 0)
+        assert cost_diagonal_lower_groups(folded) == cost_diagonal_lower_qk(folded)
+
+
+def test_a_chain_of_alike_tokens_is_one_group() -> None:
+    """Neighbours are 50 degrees apart, the ends 100."""
+    angles = torch.deg2rad(torch.tensor([0.0, 50.0, 100.0], dtype=torch.float64))
+    rows = torch.stack([angles.cos(), angles.sin()], 1)
+    assert token_groups(FoldedHeads(1, x=rows, z=rows)).tolist() == [1]
+    assert token_groups(FoldedHeads(1, x=rows[::2], z=rows[::2])).tolist() == [2]

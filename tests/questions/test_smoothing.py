@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ import sinkscope
 from sinkscope.capture import loops
 from sinkscope.metrics import registered
 from sinkscope.questions.smoothing import columns, measure
+from sinkscope.questions.smoothing.tables import spread_path
 from sinkscope.tables.columns import RUN_COLUMNS
 from sinkscope.wiring.folded import FoldedHeads
 from sinkscope.wiring.mixes import OutputWeights
@@ -181,6 +183,36 @@ def test_the_derivative_of_the_interpolation(sign: float, k: int) -> None:
     assert signs == {-sign}
 
 
+@pytest.mark.parametrize(("share", "path"), [(0.5, "falls"), (-0.3, "rises"), (-2.5, "turns")])
+def test_the_walk_has_the_slopes_of_the_derivation(share: float, path: str) -> None:
+    """W = share x the slope of x on z. Where the mean of all tokens is 0, the walk to uniform attention has D'(0) = -2
+    (beta tr(BW) + tr(BW^T W)) and D'(1) = -2 beta tr(BW) exactly; where token i sees i + 1 keys, independent tokens
+    come near to it. x is 2 z, so that D(0) = (2 + 2 share)^2 tr B, and D'(0) = -8 share (1 + share) tr B."""
+    folded = synthetic(12, 2000, 2 * share * np.eye(12), 2.0, 0.0)
+    own, dense = -2 * share / (1 + share), -2 * share / (1 + share) ** 2
+    for causal, exact in ((False, 1e-9), (True, 0.02)):
+        walk = replace(folded, causal=causal)
+        assert float(columns.path_slope_own(walk)[0]) == pytest.approx(own, rel=exact)
+        assert float(columns.path_slope_dense(walk)[0]) == pytest.approx(dense, rel=exact)
+    run = SimpleNamespace(means={"path_slope_own": np.array([own]), "path_slope_dense": np.array([dense])})
+    assert list(spread_path(run)) == [path]  # type: ignore[arg-type]
+
+
+def test_what_the_spread_does_on_the_walk() -> None:
+    nan = np.nan
+    means = {"path_slope_own": [-2, 1, -1, 1, nan], "path_slope_dense": [-1, 2, 1, nan, 1]}
+    run = SimpleNamespace(means={name: np.array(values, float) for name, values in means.items()})
+    assert list(spread_path(run)) == ["falls", "rises", "turns", None, None]  # type: ignore[arg-type]
+
+
+def test_a_walk_from_nothing_has_no_slope() -> None:
+    """x + Wz is 0 for every token."""
+    folded = synthetic(9, 30, -0.5 * np.eye(9), 0.5, 0.0)
+    folded.x = folded.x * 0
+    folded.values = folded.values * 0
+    assert columns.path_slope_own(folded).isnan().all()
+
+
 def test_sum_trick_is_the_double_loop() -> None:
     draw = np.random.default_rng(1)
     for number in range(5):
@@ -189,6 +221,9 @@ def test_sum_trick_is_the_double_loop() -> None:
         x, z = folded.tokens.numpy(), folded.normalised.numpy()
         assert float(columns.avgcos_identity(folded)[0]) == pytest.approx(average_cosine(x + z @ whole.T), abs=1e-10)
         assert float(columns.avgcos_residual(folded)[0]) == pytest.approx(average_cosine(x), abs=1e-10)
+        uniform = np.cumsum(np.vstack([0 * z[:1], z]), 0)[1:] / np.arange(2, len(z) + 2)[:, None]
+        half = x + (z + uniform) / 2 @ whole.T
+        assert float(columns.avgcos_half(folded)[0]) == pytest.approx(average_cosine(half), abs=1e-10)
 
 
 def test_costs_need_the_factor_of_the_logits() -> None:

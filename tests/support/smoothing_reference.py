@@ -71,6 +71,7 @@ def head_columns(
         "uniform": np.array([z[: i + 1].mean(axis=0) for i in range(1, len(z))]),
     }
     found = {f"avgcos_{name}": average_cosine(xs + mix @ whole.T) for name, mix in mixes.items()}
+    found |= path(xs, zs, mixes["uniform"], whole)
     found |= {"beta": beta, "tr_bw": tr_bw, "tr_bwtw": tr_bwtw, "beta_tr_bw": beta * tr_bw}
     found["avgcos_residual"] = average_cosine(xs)
     change = found["avgcos_attention"] - found["avgcos_identity"]
@@ -90,7 +91,55 @@ def head_columns(
             pairs.append(call.logits[h, i, 0] - max(others))
     found["sink_margin_pairs"] = float(np.mean(pairs)) if pairs else np.nan
     found |= costs(probs, zs, m, covariance, scale)
+    found |= costs_of_groups(found["sink_margin_pairs"], zs, m, scale)
     return found | costs_in_parts(found["sink_margin_pairs"], zs, m, scale)
+
+
+def path(xs: Array, zs: Array, uniform: Array, whole: Array) -> dict[str, float]:
+    """The walk from each token's own value to uniform attention, whose spread is a quadratic function of lam."""
+
+    def walked(lam: float) -> Array:
+        return xs + ((1 - lam) * zs + lam * uniform) @ whole.T
+
+    def spread(lam: float) -> float:
+        rows = walked(lam)
+        return float(np.mean([(row - rows.mean(axis=0)) @ (row - rows.mean(axis=0)) for row in rows]))
+
+    slopes = [(spread(lam + 0.5) - spread(lam - 0.5)) / spread(0.0) for lam in (0.0, 1.0)]
+    half = average_cosine(walked(0.5))
+    return {"path_slope_own": slopes[0], "path_slope_dense": slopes[1], "avgcos_half": half}
+
+
+def groups_of(zs: Array) -> list[list[int]]:
+    """Tokens that a chain of pairs of cosine above 1/2 joins, found by merging lists."""
+    groups = [[i] for i in range(len(zs))]
+    for i in range(len(zs)):
+        for j in range(i):
+            if zs[i] @ zs[j] / np.sqrt((zs[i] @ zs[i]) * (zs[j] @ zs[j])) > 0.5:
+                one, other = (next(group for group in groups if each in group) for each in (i, j))
+                if one is not other:
+                    groups.remove(other)
+                    one += other
+    return groups
+
+
+def costs_of_groups(kappa: float, zs: Array, m: Array, s: float) -> dict[str, float]:
+    groups, width = groups_of(zs), zs.shape[1]
+    inside = np.concatenate([zs[group] - zs[group].mean(axis=0) for group in groups])
+    bound = max(zs.shape) * 2.0**-23 * np.linalg.svd(zs - m, compute_uv=False)[0]
+    span = int((np.linalg.svd(inside, compute_uv=False) > bound).sum())
+    pairs = [(zs[i], zs[j]) for group in groups for i in group for j in group if i != j]
+    tops = [np.linalg.svd(zs - m, compute_uv=False)[0] ** 2 / (len(zs) - 1)]
+    if span:
+        within = sum(np.outer(a - b, a - b) for a, b in pairs) / (2 * len(pairs))
+        tops.append(np.linalg.eigvalsh(within)[-1])
+    kappa = kappa if kappa > 0 else np.nan
+    return {
+        "token_groups": len(groups),
+        "group_span": span,
+        "cost_sink_upper_groups": 12 * kappa * len(groups) / (s * width),
+        "cost_diagonal_lower_groups": 2 * kappa / (s * min(tops)),
+    }
 
 
 def costs_in_parts(kappa: float, zs: Array, m: Array, s: float) -> dict[str, float]:

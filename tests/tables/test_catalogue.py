@@ -32,8 +32,9 @@ def test_the_command_writes_the_catalogue_in_its_place(monkeypatch: pytest.Monke
 def test_the_columns_of_a_table_are_all_there_whoever_asks() -> None:
     assert {"peak_position", "peak_score", "pattern", "dormant"} <= set(columns("heads"))
     assert {"first_constancy", "max_abs", "sink_heads", "dormant_heads"} <= set(columns("layers"))
-    assert list(columns("smoothing"))[-8:-3] == ["verdict", "rank_w", "rank_qk", "cost_actual", "cheaper"]
-    assert list(columns("smoothing"))[-3:] == ["cost_qk", "cheaper_qk", "cheaper_block"]
+    assert list(columns("smoothing"))[-10:-5] == ["verdict", "rank_w", "rank_qk", "cost_actual", "cheaper"]
+    assert list(columns("smoothing"))[-5:-2] == ["cost_qk", "cheaper_qk", "cheaper_block"]
+    assert list(columns("smoothing"))[-2:] == ["spread_path", "cheaper_groups"]
     for table in registered().tables:
         assert {column.name for column in catalogue() if column.table == table} == set(columns(table))
 

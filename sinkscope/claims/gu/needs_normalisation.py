@@ -13,8 +13,12 @@ from sinkscope.claims.subject import Subject
 
 def find(run: Evidence, subject: Subject) -> Found:
     figures = {"mean raw score on the first token": run.of_heads("bos_mass")}
-    if run.normalised:
-        return not_tested("the rows of its attention are normalised", figures)
+    if (run.run.summary.task or {}).get("name"):
+        return not_tested("the claim is about language models", figures)
+    if others := sorted(run.scores - {"sigmoid"}):
+        return not_tested(
+            f"the claim is about sigmoid attention without normalisation, not {', '.join(others)}", figures
+        )
     positions = run.run.positions
     shares = positions.loc[positions["position"] > 0, "bos_share"] if "bos_share" in positions else []
     return Found(rate(run.sequences, "bos_mass"), number(float(np.mean(shares))) if len(shares) else None, figures)
@@ -24,15 +28,16 @@ CLAIM = Claim(
     name="needs-normalisation",
     paper="2410.10781",
     by="Gu et al.",
-    title="without normalisation no sink emerges",
+    title="with sigmoid attention without normalisation no sink emerges",
     says=(
         "Sinks stem at least partly from softmax's normalisation: with sigmoid attention without normalisation "
         "none emerge in models of up to a billion parameters."
     ),
     source="abstract.",
     assumes=(
-        f"A head has a sink where its mean raw score on the first token is above {EPSILON}; the share of the row "
-        "says something else, and is the contrast."
+        "The abstract's words name sigmoid, so that no other score is put to the claim. A head has a sink where its "
+        f"mean raw score on the first token is above {EPSILON}; the share of the row says something else, and is the "
+        "contrast."
     ),
     needs=TEXT,
     find=find,

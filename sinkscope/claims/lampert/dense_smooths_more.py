@@ -21,6 +21,8 @@ def find(run: Evidence, subject: Subject) -> Found:
     figures["heads whose cosines are positive under all three, as the paper assumes"] = share(
         (table[["avgcos_identity", "avgcos_attention", "avgcos_uniform"]] > 0).all(axis=1)
     )
+    if "spread_path" in table:  # runs of 0.1 have no such column
+        figures |= _walked(by)
     if by["smooths"].empty:
         return not_tested("no head meets the condition", figures)
     others = pd.concat([by["sharpens"], by["neither"]])
@@ -37,6 +39,24 @@ def _signs(words: str, column: str, by: dict[str, pd.DataFrame]) -> dict[str, Nu
     return found | {f"{words}, median": number(float(all_rows[column].median()), 6)}
 
 
+def _walked(by: dict[str, pd.DataFrame]) -> dict[str, Number]:
+    """How many heads of each condition go the way that the derivatives say, from own values to uniform attention."""
+    named = {
+        "smooths": ("falls all along, of heads that should smooth", "falls"),
+        "sharpens": ("rises all along, of heads that should sharpen", "rises"),
+        "neither": ("falls, then rises, of heads that meet neither condition", "turns"),
+    }
+    found = {
+        f"from each token's own value to uniform attention the spread {words}": share(by[name]["spread_path"] == path)
+        for name, (words, path) in named.items()
+    }
+    for name, words, sign in (("smooths", "rises in both halves, of heads that should smooth", 1),
+                              ("sharpens", "falls in both halves, of heads that should sharpen", -1)):  # fmt: skip
+        walk = by[name][["avgcos_identity", "avgcos_half", "avgcos_uniform"]].diff(axis=1).iloc[:, 1:]
+        found[f"there the mean cosine {words}"] = share((sign * walk > 0).all(axis=1))
+    return found
+
+
 CLAIM = Claim(
     name="dense-smooths-more",
     paper="2605.08453",
@@ -48,8 +68,9 @@ CLAIM = Claim(
     ),
     source="the derivatives D'_k(0) and D'_k(1); figures 8 and 9 by their captions.",
     assumes=(
-        "Uniform attention, the head's own and none stand for the path in lambda, which is not walked. Numerator "
-        "and denominator of the cosine are positive."
+        "The path in lambda goes from each token's own value to the mean of all that it sees. The rule compares its "
+        "end with the head's own attention, and the rows on the spread walk it. Numerator and denominator of the "
+        "cosine are positive."
     ),
     needs=TEXT.with_tables("smoothing"),
     find=find,

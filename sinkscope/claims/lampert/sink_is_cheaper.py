@@ -37,6 +37,12 @@ def find(run: Evidence, subject: Subject) -> Found:
         "heads with `bos_mass` above 0.5": share(table["bos_mass"] > 0.5),
         "heads with `self_mass` above 0.5": share(table["self_mass"] > 0.5),
     }
+    if "cheaper_groups" in known:
+        figures |= {
+            "the deciding share with C as clusters (`token_groups`)": share(known["cheaper_groups"].dropna() == "sink"),
+            "heads whose first token leads, in layers whose tokens are one cluster": share(known["token_groups"] == 1),
+            "largest `token_groups`, mean of a layer": number(float(known["token_groups"].max()), 1),
+        }
     return Found(share(known["cheaper_qk"] == "sink"), share(known["cheaper_block"] == "sink"), figures)
 
 
@@ -60,8 +66,8 @@ CLAIM = Claim(
     ),
     assumes=(
         "Terms with kappa pay for queries and keys, r_eta + C for values and MLP. kappa is the head's own mean "
-        "margin over each other key; C = 1, given; r_eta the numerical rank of the tokens around their mean; the "
-        "diagonal's lower bound is ours, 2 kappa / (s |B'|_2)."
+        "margin over each other key; C = 1, given, but where clusters are named; r_eta the numerical rank of the "
+        "tokens around their mean; the diagonal's lower bound is ours, 2 kappa / (s |B'|_2)."
     ),
     needs=TEXT.with_tables("smoothing"),
     find=find,

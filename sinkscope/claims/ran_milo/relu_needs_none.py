@@ -5,16 +5,16 @@ from __future__ import annotations
 from sinkscope.claims.claim import Claim, Found, Rule, mean
 from sinkscope.claims.evidence import not_tested
 from sinkscope.claims.needs import TASK, Solved
-from sinkscope.claims.ran_milo.softmax_needs_a_sink import largest_mass, task_figures
+from sinkscope.claims.ran_milo.softmax_needs_a_sink import largest_mass, task_figures, unlike_the_task
 from sinkscope.claims.subject import Subject
 
 
 def find(model: Solved, subject: Subject) -> Found:
     figures = task_figures(model)
-    if model.normalised:
-        return not_tested("its attention is normalised", figures)
-    if not model.solved:
-        return not_tested(f"the model does not solve the task (largest error {model.result.error:.3g})", figures)
+    if not model.relu:
+        return not_tested(f"the claim is about ReLU attention, not {model.config.attention}", figures)
+    if reason := unlike_the_task(model):
+        return not_tested(reason, figures)
     shares = [row["share_mean"] for row in model.result.heads]
     return Found(largest_mass(model), mean([max(shares)]), figures)
 
@@ -23,17 +23,20 @@ CLAIM = Claim(
     name="relu-needs-none",
     paper="2603.11487",
     by="Ran-Milo",
-    title="attention without normalisation solves it with no sink",
+    title="ReLU attention solves it with no sink",
     says="ReLU attention solves the same task without a sink: normalisation is the fundamental driver.",
     source="abstract.",
-    assumes="Any score that is not normalised is put to the claim, not ReLU alone.",
+    assumes=(
+        "The paper's words name ReLU, so that no other score without normalisation is put to the claim, an exponential "
+        "or a sigmoid, nor ReLU over its sum. ReLU is divided by the position."
+    ),
     needs=TASK,
     find=find,
     rule=Rule("BOS's raw score where no trigger stands, of the head that has most", 0.1, 0.5),
     contrast="BOS's share of the row's sum, of the head that has most (0 in a row of zeros)",
     not_shown=(
         "Whether the sum alone makes the difference: `sinkscope trigger necessity --group normalisation` turns it on "
-        "and off. A model without normalisation that has a sink does not show that it needed one."
+        "and off. A ReLU model that has a sink does not show that it needed one."
     ),
     causal=True,
     place=2,

@@ -12,11 +12,18 @@ from sinkscope.claims.subject import Subject
 
 def find(model: Solved, subject: Subject) -> Found:
     figures = task_figures(model)
-    if not model.softmax:
-        return not_tested("its attention is no softmax", figures)
-    if not model.solved:
-        return not_tested(f"the model does not solve the task (largest error {model.result.error:.3g})", figures)
+    if not model.plain_softmax:
+        return not_tested(f"the claim is about softmax attention, not {model.config.attention}", figures)
+    if reason := unlike_the_task(model):
+        return not_tested(reason, figures)
     return Found(largest_mass(model), largest_mass(two_heads()), figures)
+
+
+def unlike_the_task(model: Solved) -> str:
+    """Why the model says nothing of the paper's task; empty where it solves it."""
+    if model.other_task:
+        return f"the claim is about the mean at the trigger and 0 elsewhere, not {model.other_task}"
+    return "" if model.solved else f"the model does not solve the task (largest error {model.result.error:.3g})"
 
 
 def task_figures(model: Solved) -> dict[str, Number]:

@@ -25,7 +25,7 @@ def render_trajectory(
 ) -> str:
     """A line per step (first domain and stream), then when sinks appeared, in words and by head."""
     lines = [*_steps(trajectory, epsilon), "", *textwrap.wrap(_answer(emerged, epsilon), WIDTH)]
-    found = emerged[emerged["emerged"].notna()].assign(there=emerged["shape"] == "start")
+    found = emerged[emerged["emerged"].notna()].assign(there=lambda rows: rows["shape"] == "start")
     found = found.sort_values(["there", "emerged", "layer", "head"])  # those that appeared, then those that were there
     if len(found):
         rows = [

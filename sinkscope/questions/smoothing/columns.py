@@ -28,8 +28,11 @@ EQ2 = f"{LAMPERT} eq. 2, our reconstruction"
 COSTS = f"{LAMPERT} section 7; our reading of kappa, C, r and Delta"
 PARTS = f"{LAMPERT} section 7; which terms pay for which weights, and the symbols' readings, are ours"
 OWN_BOUND = f"ours, in place of the paper's ({LAMPERT} section 7)"
+WALKED = f"ours, after D_k(lambda) of {LAMPERT}"
+CLUSTERS = f"ours, for C and r_eta of {LAMPERT} section 7"
 GROUPS = 1.0
-"""C, the number of groups of tokens: given, not found. All tokens of a text count as one group."""
+"""C, the number of groups of tokens: given, not found. All tokens of a text count as one group. Columns that end in
+_groups take clusters."""
 
 HeadValues = Float[Tensor, " head"]
 
@@ -258,6 +261,77 @@ def cost_diagonal_upper_value(folded: FoldedHeads) -> HeadValues:
     """3 (r + C), r = token_span: what values and MLP of such a diagonal pattern cost at most, whatever its margin.
     Empty where cost_sink_upper_qk is."""
     return 3 * (token_span(folded) + GROUPS) + 0 * _pairs(folded)
+
+
+@smoothing_metric(unit="ratio", range="(-inf, inf)", source=WALKED, sampled=True)
+def path_slope_own(folded: FoldedHeads) -> HeadValues:
+    """D'(0) / D(0) of D(lam) = mean |y_i - ybar|^2 over i >= 1, ybar the mean of the y_i. y_i(lam) = x_i + (1 - lam) W
+    z_i + lam W mean_{k<=i} z_k is the path from each token's own value (lam = 0) to uniform attention (lam = 1), whose
+    cosines are avgcos_identity and avgcos_uniform; key 0 is in the mean, as there. With p_i = y_i(0) and q_i = y_i(1),
+    D'(0) = 2 mean (p_i - pbar).(q_i - p_i). Below 0, the first step brings tokens together. Measured on the first n
+    sequences only, as matrix_entropy is.
+
+    For tokens drawn independently it is -2 (1 - 1/k) (beta tr(B W) + tr(B W^T W)) / D(0), k the tokens in the mean.
+    """
+    return folded.path_slopes[0]
+
+
+@smoothing_metric(unit="ratio", range="(-inf, inf)", source=WALKED, sampled=True)
+def path_slope_dense(folded: FoldedHeads) -> HeadValues:
+    """D'(1) / D(0) of the path in path_slope_own: D'(1) = D'(0) + 2 mean |d_i - dbar|^2, d_i = q_i - p_i, never smaller
+    than D'(0). Below 0, tokens come together all along the path. The sequences are those of path_slope_own.
+
+    For tokens drawn independently it is -2 (1 - 1/k) beta tr(B W) / D(0).
+    """
+    return folded.path_slopes[1]
+
+
+@smoothing_metric(unit="cosine", range="[-1, 1]", source=WALKED, sampled=True)
+def avgcos_half(folded: FoldedHeads) -> HeadValues:
+    """Mean cosine over pairs i != j, both >= 1, of y_i(1/2), half way between avgcos_identity and avgcos_uniform on the
+    path of path_slope_own. The sequences are those of path_slope_own."""
+    return folded.cos_half
+
+
+@smoothing_metric(unit="groups", range="[1, T - 1]", source=CLUSTERS, sampled=True)
+def token_groups(folded: FoldedHeads) -> HeadValues:
+    """C as clusters: the number of connected components of the graph that joins tokens i, j >= 1 where the cosine of
+    z_i and z_j is above 1/2. In the paper's tokens these are the groups where the signal is longer than the nuisance
+    and nuisances are orthogonal. Only the columns that end in _groups take this C, the others C = 1; constant within a
+    layer. Measured on the first n sequences only, as matrix_entropy is."""
+    return folded.spread.new_full((folded.heads,), folded.groups.count)
+
+
+@smoothing_metric(unit="dimension", range="[0, min(T - 1, D)]", source=CLUSTERS, sampled=True)
+def group_span(folded: FoldedHeads) -> HeadValues:
+    """The dimension of the span of z_i less the mean of its group of token_groups: the number of singular values above
+    max(n, D) 2^-23 times the largest of z_i - zbar. It stands for the paper's dimension of the nuisance with C =
+    token_groups, as token_span does with C = 1; constant within a layer."""
+    return folded.group_span.expand(folded.heads)
+
+
+@smoothing_metric(unit="cost", range="(0, inf)", source=CLUSTERS, sampled=True)
+def cost_sink_upper_groups(folded: FoldedHeads) -> HeadValues:
+    """12 kappa C / (s D) with C = token_groups: cost_sink_upper_qk, whose C is 1, times that. The paper takes groups
+    whose signals are orthogonal, as these need not be. kappa, s, D as in cost_sink_lower_qk."""
+    return folded.groups.count * cost_sink_upper_qk(folded)
+
+
+@smoothing_metric(
+    unit="cost", range="(0, inf)", source="ours, in place of Lampert et al. 2605.08453 section 7", sampled=True
+)
+def cost_diagonal_lower_groups(folded: FoldedHeads) -> HeadValues:
+    """The larger of cost_diagonal_lower_qk and 2 kappa / (s |B_g|_2), both lower bounds on |W_Q|_F^2 + |W_K|_F^2 of a
+    diagonal pattern. B_g is the mean of (z_i - z_j) (z_i - z_j)^T / 2 over the pairs i != j of one group of
+    token_groups; without such pairs, and where group_span is 0, the first alone. kappa and s as in cost_sink_lower_qk.
+
+    A diagonal has to keep both tokens of every pair apart, so that the argument of cost_diagonal_lower holds for any
+    choice of pairs.
+    """
+    whole, top = cost_diagonal_lower_qk(folded), folded.groups.top
+    if not folded.group_span > 0:
+        return whole
+    return torch.maximum(whole, 2 * _pairs(folded) / (_scale(folded) * top))
 
 
 def _theory(mean: Tensor, variance: Tensor) -> Tensor:

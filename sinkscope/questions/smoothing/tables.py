@@ -9,7 +9,7 @@ import pandas as pd
 from torch import Tensor
 
 from sinkscope.capture import Site
-from sinkscope.questions.smoothing.columns import LAMPERT, PARTS
+from sinkscope.questions.smoothing.columns import CLUSTERS, LAMPERT, PARTS, WALKED
 from sinkscope.runs.schema.stream import StreamSummary
 from sinkscope.tables.columns import run_column
 from sinkscope.tables.frames import measured_table
@@ -17,6 +17,7 @@ from sinkscope.tables.values import Domain
 from sinkscope.wiring.trace import Wiring
 
 VERDICTS = ("smooths", "sharpens", "neither")
+PATHS = ("falls", "rises", "turns")
 PATTERNS = ("sink", "diagonal")
 NOTHING = Wiring(None, None, None, None)
 
@@ -107,6 +108,30 @@ def cheaper_block(run: SmoothingRun) -> np.ndarray:
     the upper bounds. The lower bounds have no such part."""
     upper = {name: run.means[f"cost_{name}_upper_qk"] + run.means[f"cost_{name}_upper_value"] for name in PATTERNS}
     return _cheaper(run, upper["sink"], upper["diagonal"])
+
+
+@run_column("smoothing", unit="name", range="falls, rises, turns", source=WALKED)
+def spread_path(run: SmoothingRun) -> np.ndarray:
+    """What the spread D(lam) of path_slope_own does from lam = 0 to 1: falls if mean path_slope_dense < 0; rises if
+    mean path_slope_own > 0; otherwise it turns, first falling, then rising. Empty where a mean is missing. For tokens
+    drawn independently it falls where verdict is smooths, rises where it is sharpens, and turns where it is neither."""
+    own, dense = run.means["path_slope_own"], run.means["path_slope_dense"]
+    with np.errstate(invalid="ignore"):
+        names = np.select([dense < 0, own > 0], PATHS[:2], PATHS[2]).astype(object)
+    names[np.isnan(own) | np.isnan(dense)] = None
+    return names
+
+
+@run_column("smoothing", unit="name", range="sink, undecided", source=CLUSTERS)
+def cheaper_groups(run: SmoothingRun) -> np.ndarray:
+    """As cheaper_qk, with C = token_groups: sink if the mean of cost_sink_upper_groups is below that of
+    cost_diagonal_lower_groups; otherwise undecided, for no upper bound of a diagonal lies below the sink's lower one.
+    Empty where the head has no cost."""
+    high, low = run.means["cost_sink_upper_groups"], run.means["cost_diagonal_lower_groups"]
+    with np.errstate(invalid="ignore"):
+        names = np.where(high < low, "sink", "undecided").astype(object)
+    names[np.isnan(high) | np.isnan(low)] = None
+    return names
 
 
 def _cheaper(run: SmoothingRun, sink: np.ndarray, diagonal: np.ndarray) -> np.ndarray:

@@ -27,9 +27,22 @@ def without_formulas(table: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
+def with_formulas(table: pd.DataFrame) -> pd.DataFrame:
+    """The table that `without_formulas` was given."""
+    frame = table.copy()
+    for name in frame.select_dtypes(exclude="number"):
+        frame[name] = frame[name].map(_bare)
+    return frame
+
+
 def _plain(cell: Any) -> Any:
     harmful = isinstance(cell, str) and (cell.startswith(FORMULA) or cell.lstrip().startswith(COMMAND))
     return f"'{cell}" if harmful else cell
+
+
+def _bare(cell: Any) -> Any:
+    """Without the apostrophe that `_plain` puts before a cell."""
+    return cell[1:] if isinstance(cell, str) and cell and _plain(cell[1:]) == cell else cell
 
 
 FORMAT = Format("csv", (".csv",), csv_table)
