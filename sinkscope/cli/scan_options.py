@@ -119,7 +119,7 @@ class MoreOfScan:
         str | None,
         typer.Option(
             metavar="A,B,...",
-            help="Prefixes of length_curve.csv, from one pass. [default: 64,128,256,...]",
+            help="Measure alpha_0 over the first A, B, ... tokens too, for length_curve.csv. [default: 64,128,256,...]",
             rich_help_panel=MEASURED,
         ),
     ] = None
