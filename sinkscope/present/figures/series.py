@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MADE_BY = {table.name: question.name for question in QUESTIONS.values() for table in question.tables}
 """The question that writes each table on request."""
-ENOUGH = 4
+ENOUGH = 3
 """Points that a curve over length needs to look like one."""
 
 
