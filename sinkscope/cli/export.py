@@ -189,7 +189,7 @@ def list_of(
     (only,) = found.values()
     if apart := len(only["ids_at_position_0_only"]):
         say(
-            f"left out: {apart} token{'s' * (apart > 1)} that were sinks at position 0 only; without --format, the "
-            "JSON has them"
+            f"left out: {'1 token that was a sink' if apart == 1 else f'{apart} tokens that were sinks'} at position 0 "
+            "only; without --format, the JSON has them"
         )
     return "".join(f"{token}\n" for token in only["ids"])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 HEADER = ("heads zeroed", "heads", "loss", "increase", "versus random")
-WIDTH = 100
+WIDTH = 80
 
 
 def render_ablation(ablation: Ablation, written: Iterable[Path] = ()) -> str:

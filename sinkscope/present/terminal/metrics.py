@@ -81,7 +81,7 @@ SYMBOLS = {
 }
 """What the letters of the formulas stand for."""
 FACTS = ("name", "table", "unit", "range", "formula", "source", "per", "measure")
-WIDTH = 100
+WIDTH = 80
 
 
 def metric_list(names: list[str], manifest: Manifest | None = None) -> list[dict[str, Any]]:
