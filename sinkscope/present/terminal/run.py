@@ -56,7 +56,7 @@ def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: s
             parts += [_strongest(rows, mass, run.summary.epsilon)]
             parts += token_rows(run, stream, domain)
         if len(maps) > FEW:
-            parts.append(Text(f"\nno maps of so many domains ({len(maps)}): heads.csv has every head", style="bold"))
+            parts.append(Text(f"\nno maps of so many datasets ({len(maps)}): heads.csv has every head", style="bold"))
         parts.append(dormant_rows(run, stream) if run.summary.domains else _dormant(summary))
     if run.summary.task is not None:
         parts.append(Text(render_task(run.summary.task, width, meanings=False), style="not bold"))
@@ -77,7 +77,7 @@ def _title(run: Run) -> Text:
         text.append(f"{printable(data.domain)}: {data.sequences} sequences of {data.seq_len} tokens", style="not bold")
         text.append(f", {data.joined} joined\n" if data.joined else "\n", style="not bold")
     if len(run.manifest.data) > ROWS:
-        text.append(f"and {len(run.manifest.data) - ROWS} more domains (manifest.json)\n", style="not bold")
+        text.append(f"and {len(run.manifest.data) - ROWS} more datasets (manifest.json)\n", style="not bold")
     if run.manifest.decoder_input is not None:
         text.append(f"decoder reads {printable(run.manifest.decoder_input)}\n", style="not bold")
     shown = "differs between sequences" if first.id is None else f"'{printable(str(first.text))}' (id {first.id})"
