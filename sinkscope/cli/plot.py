@@ -61,7 +61,8 @@ def plot(
         str | None, typer.Option(help="With --figure heatmap: the column of heads.csv to show. [default: bos_mass]")
     ] = None,
     domain: Annotated[
-        str | None, typer.Option(help="Dataset to draw if the run has several: a name of the column domain. [default: the first]")
+        str | None,
+        typer.Option(help="Dataset to draw if the run has several: a name of the column domain. [default: the first]"),
     ] = None,
     layer: Annotated[int | None, typer.Option(help="With --figure attention: the layer.")] = None,
     head: Annotated[int | None, typer.Option(help="With --figure attention: the head.")] = None,
