@@ -96,7 +96,7 @@ def sunk_not_off(view: LayerView) -> HeadValues:
     return _share(sunk(view) & ~off(view), openness(view))
 
 
-@measured_metric(NAME, unit="share", range="[0, inf)")
+@measured_metric(NAME, unit="ratio", range="[0, inf)")
 def from_sink(view: LayerView) -> HeadValues:
     """Sum over i >= 1 of norm(W_O^h A[i,0] v_0)^2, over sum norm(W_O^h o_i)^2. It may exceed 1, and from_sink,
     from_self and communication need not sum to 1: the parts need not be orthogonal."""
@@ -104,7 +104,7 @@ def from_sink(view: LayerView) -> HeadValues:
     return energy * as_widest(view.written_value_norms[..., 0]).square() / written_energy(view)
 
 
-@measured_metric(NAME, unit="share", range="[0, inf)")
+@measured_metric(NAME, unit="ratio", range="[0, inf)")
 def from_self(view: LayerView) -> HeadValues:
     """Sum over i >= 1 of norm(W_O^h A[i,i] v_i)^2, over sum norm(W_O^h o_i)^2; may exceed 1. Empty in
     cross-attention."""
@@ -113,7 +113,7 @@ def from_self(view: LayerView) -> HeadValues:
 
 
 @measured_metric(
-    NAME, unit="share", range="[0, inf)", source=f"{LAMPERT} (a head without it is an MLP); estimator ours"
+    NAME, unit="ratio", range="[0, inf)", source=f"{LAMPERT} (a head without it is an MLP); estimator ours"
 )
 def communication(view: LayerView) -> HeadValues:
     """Sum over i >= 1 of norm(W_O^h (o_i - A[i,0] v_0 - A[i,i] v_i))^2, over sum norm(W_O^h o_i)^2: what the head
