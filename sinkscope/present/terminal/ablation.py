@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sinkscope.runs.saved.ablation import Ablation
 
 
-HEADER = ("heads zeroed", "heads", "loss", "increase", "versus random")
+HEADER = ("intervention", "heads", "loss", "increase", "versus random")
 WIDTH = 80
 
 
