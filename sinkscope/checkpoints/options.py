@@ -37,14 +37,16 @@ class LoadOptions:
 
 
 def _refuse_slip(name: str) -> None:
-    """Raises SinkscopeError for a name without an owner that is nearly that of a folder beside it: the hub would be
-    asked for long before it said no."""
+    """Raises SinkscopeError for a name that is nearly that of a folder beside it, or of a run if the name has a slash:
+    the hub would be asked for long before it said no."""
     path = Path(name)
     try:
         beside = [each.name for each in path.parent.iterdir() if each.is_dir() and not each.name.startswith(".")]
     except OSError:
         return
-    near = did_you_mean(path.name, beside) if "/" not in name and path.name else ""
+    if "/" in name:  # as in OWNER/NAME of the hub, unless runs stand there
+        beside = [f"{path.parent}/{each}" for each in beside if (path.parent / each / "manifest.json").is_file()]
+    near = did_you_mean(str(path), beside) if path.name else ""
     if near:
         raise SinkscopeError(f"no folder {name!r}{near} A model of the hub is named with its owner, OWNER/NAME")
 

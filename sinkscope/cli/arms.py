@@ -44,7 +44,9 @@ def arms(
     named: Annotated[
         list[str] | None, typer.Argument(metavar="ARM", help="An intervention; --kinds says how each is written.")
     ] = None,
-    arm: Annotated[list[str] | None, typer.Option(metavar="ARM", help="The same; may be repeated.")] = None,
+    arm: Annotated[
+        list[str] | None, typer.Option(metavar="ARM", help="An intervention, as ARM is; may be repeated.")
+    ] = None,
     kinds: Annotated[
         bool,
         typer.Option(

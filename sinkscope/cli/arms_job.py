@@ -36,7 +36,9 @@ Data = Annotated[
     str,
     typer.Option(metavar="SPEC", help="Text on which the loss is measured; documents that the run read are left out."),
 ]
-SeqLen = Annotated[int | None, typer.Option(help="Tokens per sequence. [default: the run's; 256 without one]")]
+SeqLen = Annotated[
+    int | None, typer.Option(help="Tokens per sequence. [default: the run's, or 256 if no --run is given]")
+]
 NumSequences = Annotated[int, typer.Option(help="Sequences; every arm is measured on the same ones.")]
 Draws = Annotated[int, typer.Option(help="Random draws of each control.")]
 Seed = Annotated[int, typer.Option(help="Seed that draws the documents and the random arms.")]
@@ -70,7 +72,10 @@ class ArmsLoss(TextLoss):
 
     cosines: Annotated[
         bool,
-        typer.Option("--cosines", help="Also how alike tokens are behind each layer, under every intervention."),
+        typer.Option(
+            "--cosines",
+            help="Also measure how similar tokens are after each layer, under every intervention (arm_cosines.csv).",
+        ),
     ] = False
 
 

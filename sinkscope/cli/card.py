@@ -25,7 +25,7 @@ def card(
     ] = None,
     badge: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Write a badge for a README, too.")] = None,
 ) -> None:
-    """Print a run for a model card: a Markdown block, below the model-index of the card's YAML head.
+    """Print what a model card says of a run: the model-index for its YAML head, then a Markdown block.
 
     Example: sinkscope card runs/gemma -o card.md
     """

@@ -47,7 +47,8 @@ def check(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Save the run of a model that is scanned here.")
+        Path | None,
+        typer.Option("--out", "-o", metavar="DIR", help="If a model is scanned: save its run in this folder."),
     ] = None,
     as_json: AsJson = False,
     *,

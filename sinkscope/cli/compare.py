@@ -35,7 +35,7 @@ def compare(
         typer.Option(help="Metric to compare; may be repeated. [default: bos_mass, sink_score, entropy, honor]"),
     ] = None,
     unpaired: Annotated[
-        bool, typer.Option("--unpaired", help="Allow runs over different text: separate samples, Welch's test.")
+        bool, typer.Option("--unpaired", help="Allow runs that read different texts; Welch's test then compares them.")
     ] = False,
     equivalence_margin: Annotated[
         list[str] | None,
@@ -52,7 +52,8 @@ def compare(
 ) -> None:
     """Compare two runs head by head, paired by sequence: differences, standard errors, intervals, p and q values.
 
-    --adapter is put into B, or into A where B is a run. With it A alone is compared with A and its adapter.
+    --adapter is put into B, or into A if B is a run. With --adapter and without B, A is compared with A plus the
+    adapter.
 
     Example: sinkscope compare runs/base runs/finetuned --metric bos_mass --csv changes.csv
     """

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from sinkscope.errors import SinkscopeError
+
 if TYPE_CHECKING:
     from sinkscope.runs.request import Request
 
@@ -26,12 +28,15 @@ def check_early(
     from sinkscope.checkpoints.options import check_dtype, check_model
     from sinkscope.engine.requested import requested
     from sinkscope.inputs import check_spec
+    from sinkscope.runs.openings import no_verdict
 
     asked = {"bos": "auto", "first": (), "prepend": (), "images": None, "audio": None, "adapter": None} | options
     extended = bool(asked.pop("metrics", None))  # such a file may also declare kinds of data
     asked["measures"] = (*measure, *(["smoothing"] if smoothing else []))
     request = requested(models[0], data, asked)
     check_dtype(request.dtype)
+    if "first" in measure and (why := no_verdict(request.first, request.prepend)):
+        raise SinkscopeError(f"--measure first can give no verdict: {why}")
     for spec in () if extended else request.data or ():
         if spec != TASK:
             check_spec(spec)

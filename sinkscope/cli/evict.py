@@ -22,9 +22,9 @@ def evict(
     window: Annotated[
         str, typer.Option(metavar="W,W,...", help="Window sizes: how many of the last keys a query sees.")
     ] = "64",
-    sinks: Annotated[str, typer.Option(metavar="S,S,...", help="Numbers of first keys that stay visible.")] = "0,1,4",
+    sinks: Annotated[str, typer.Option(metavar="S,S,...", help="How many of the first keys stay visible.")] = "0,1,4",
     layers: Annotated[
-        str, typer.Option(help="Layers that forget: full (those without a sliding window) or all.")
+        str, typer.Option(help="Layers whose cache is limited: full (those without a sliding window) or all.")
     ] = "full",
     *,
     text: GridLoss,
@@ -33,7 +33,8 @@ def evict(
 ) -> None:
     """Measure what a model loses where its cache keeps only a window and a few first tokens (StreamingLLM).
 
-    The control keeps as many random tokens. Masks stand for the cache, so that one pass measures every position.
+    The control keeps equally many random tokens. Attention masks take the place of a cache, so that one pass measures
+    every position.
 
     Example: sinkscope evict example:gemma-3-270m --window 64,256 --sinks 0,1,4 --seq-len 1024
     """

@@ -48,7 +48,10 @@ def export(
     ] = None,
     tokens: Annotated[
         str | None,
-        typer.Option(help="sink, state or massive: write the tokens that are sinks of this kind as JSON, not a table."),
+        typer.Option(
+            help="Write tokens as JSON, instead of a table: attention sinks (sink), tokens similar to the first "
+            "one's state (state), or tokens with massive activations (massive)."
+        ),
     ] = None,
     caption: Annotated[str | None, typer.Option(help="LaTeX: put the table into a float with this caption.")] = None,
     label: Annotated[str | None, typer.Option(help="LaTeX: the name that \\ref{NAME} takes.", metavar="NAME")] = None,
@@ -56,7 +59,7 @@ def export(
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write to FILE instead of stdout.")
     ] = None,
 ) -> None:
-    """Print runs as a table for a paper, or the sources of their metrics, or a list of heads or of tokens.
+    """Print runs as a table for a paper, the sources of their metrics as BibTeX, or a list of heads or tokens.
 
     Example: sinkscope export runs/gemma --format latex --metric bos_mass --metric entropy -o table.tex
     """
@@ -186,7 +189,7 @@ def list_of(
     (only,) = found.values()
     if apart := len(only["ids_at_position_0_only"]):
         say(
-            f"left out: {apart} token{'s' * (apart > 1)} that were sinks at position 0 only; without --format, the "
-            "JSON has them"
+            f"left out: {'1 token that was a sink' if apart == 1 else f'{apart} tokens that were sinks'} at position 0 "
+            "only; without --format, the JSON has them"
         )
     return "".join(f"{token}\n" for token in only["ids"])

@@ -21,7 +21,7 @@ Data = Annotated[
     typer.Option(
         metavar="SPEC",
         help="Text: prose, code, multilingual, random, repeated, a .txt/.jsonl/.parquet[#FIELD] file, or "
-        "hf:NAME[:CONFIG]/SPLIT#FIELD. Repeat to compare domains. [default: prose]",
+        "hf:NAME[:CONFIG]/SPLIT#FIELD. Repeat to compare several texts. [default: prose]",
         rich_help_panel=FIRST,
     ),
 ]
@@ -68,7 +68,11 @@ TRUST = "Run Python code that comes with the model."
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help=TRUST, rich_help_panel=LOADED)]
 AllowPickle = Annotated[
     bool,
-    typer.Option("--allow-pickle", help="Load pickled weights where a model has no others.", rich_help_panel=LOADED),
+    typer.Option(
+        "--allow-pickle",
+        help="Load pickled weights, which can run code, if a model has no others.",
+        rich_help_panel=LOADED,
+    ),
 ]
 ADAPTER = "Folder of a PEFT adapter (LoRA, IA3, ...) to put into the model."
 Adapter = Annotated[Path | None, typer.Option(metavar="DIR", help=ADAPTER, rich_help_panel=LOADED)]

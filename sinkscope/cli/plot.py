@@ -47,7 +47,7 @@ TEXT = (
 
 
 def plot(
-    run: Annotated[list[Path], typer.Argument(help="Run folders; several where the figure takes them.", metavar="RUN")],
+    run: Annotated[list[Path], typer.Argument(help="Run folder; some figures take several.", metavar="RUN")],
     figure: Annotated[
         str,
         typer.Option(help=f"Of one run: {', '.join(SINGLE)}. Over several: {', '.join((*SEVERAL, PROFILE))}."),
@@ -58,17 +58,23 @@ def plot(
         str | None, typer.Option(help="The figure's title; none draws no title. [default: model and text]")
     ] = None,
     metric: Annotated[
-        str | None, typer.Option(help="Heatmap: the column of heads.csv to show. [default: bos_mass]")
+        str | None, typer.Option(help="With --figure heatmap: the column of heads.csv to show. [default: bos_mass]")
     ] = None,
     domain: Annotated[
-        str | None, typer.Option(help="Domain to draw if the run has several. [default: the first]")
+        str | None,
+        typer.Option(help="Dataset to draw if the run has several: a name of the column domain. [default: the first]"),
     ] = None,
-    layer: Annotated[int | None, typer.Option(help="Attention: the layer.")] = None,
-    head: Annotated[int | None, typer.Option(help="Attention: the head.")] = None,
-    text: Annotated[str | None, typer.Option(help="Attention, gallery: the text that the run's model reads.")] = None,
+    layer: Annotated[int | None, typer.Option(help="With --figure attention: the layer.")] = None,
+    head: Annotated[int | None, typer.Option(help="With --figure attention: the head.")] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(
+            help="With --figure attention or gallery: the text that the run's model, which is loaded again, reads."
+        ),
+    ] = None,
     length: Annotated[
         list[int] | None,
-        typer.Option(help="Attention: the first N tokens only; repeat for maps side by side."),
+        typer.Option(help="With --figure attention: draw the first N tokens only; repeat for maps side by side."),
     ] = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:

@@ -18,11 +18,14 @@ def quant(
     run: RunFolder = None,
     bits: Annotated[str, typer.Option(metavar="B,B,...", help="Bits of keys and values.")] = "2,3,4,8",
     kept: Annotated[
-        str, typer.Option(metavar="N,N,...", help="Numbers of first tokens whose keys and values are not rounded.")
+        str, typer.Option(metavar="N,N,...", help="How many of the first tokens keep their keys and values unrounded.")
     ] = "0,1,4",
     acts: Annotated[
         str | None,
-        typer.Option(metavar="B,B,...", help="Also round activations to these bits, by tensor and token."),
+        typer.Option(
+            metavar="B,B,...",
+            help="Also round activations to these bits, with a scale per tensor and with a scale per token.",
+        ),
     ] = None,
     *,
     text: GridLoss,
@@ -31,7 +34,7 @@ def quant(
 ) -> None:
     """Measure what a model loses where its KV cache, or its activations, are rounded to few bits.
 
-    Some first tokens stay in 16 bits; the control keeps as many random ones.
+    Some first tokens are not rounded; the control leaves equally many random tokens unrounded.
 
     Example: sinkscope quant example:gemma-3-270m --bits 3,4 --kept 0,1,4 --acts 8
     """

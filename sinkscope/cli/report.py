@@ -36,12 +36,14 @@ def report(
         str | None,
         typer.Option(
             metavar="HEADS",
-            help="Add attention maps, which the run's own model is loaded for: LAYER.HEAD,... or clearest, the two "
-            "heads with the most attention on the first token, on themselves, on the token before, and spread evenly.",
+            help="Add attention maps of these heads. A run stores no maps: its model is loaded again, and reads "
+            f"--text. LAYER.HEAD,... names heads. {CLEAREST} chooses eight: the two that attend most to the first "
+            "token, to their own token and to the token before, and the two nearest to uniform attention.",
         ),
     ] = None,
     text: Annotated[
-        str | None, typer.Option(help="With --maps: the text that the model reads, at most 64 tokens.")
+        str | None,
+        typer.Option(help="With --maps: the text that the model reads, at most 64 tokens. [default: one sentence]"),
     ] = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
@@ -65,6 +67,8 @@ def report(
             result = compared(*loaded)
         except SinkscopeError as error:
             say(f"warning: the runs are not compared: {error}")
+    for run in loaded:
+        check_heads(run, heads)
     shown = [] if maps is None else [maps_of_run(run, heads, text, trust_remote_code) for run in loaded]
     page = render_report(loaded, result, saved, shown)
     write_file(out, page)
@@ -84,6 +88,18 @@ def chosen_heads(asked: str | None) -> list[tuple[int, int]]:
     if len(heads) > MOST_HEADS:
         raise SinkscopeError(f"--maps names {len(heads)} heads: a report shows at most {MOST_HEADS} of a run")
     return list(dict.fromkeys(heads))
+
+
+def check_heads(run: Run, heads: list[tuple[int, int]]) -> None:
+    """Raises SinkscopeError for a head that the run has not, before its model is loaded."""
+    there = set(zip(run.heads["layer"], run.heads["head"], strict=True))
+    for layer, head in heads:
+        if (layer, head) not in there:
+            last = max(there)
+            raise SinkscopeError(
+                f"--maps {layer}.{head}: {run.path or run.manifest.model.shown} has no such head; its heads go from "
+                f"{'.'.join(map(str, min(there)))} to {'.'.join(map(str, last))}"
+            )
 
 
 def maps_of_run(run: Run, heads: list[tuple[int, int]], text: str | None, trust: bool) -> AttentionMaps:

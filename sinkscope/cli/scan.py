@@ -114,7 +114,7 @@ def chosen_folder(job: ScanJob, name: str, asked: dict[str, Any]) -> Path:
     base = Path("runs") / name
     chosen = run_folder(base, asked, job.resume, job.force)
     if chosen != base and not job.resume and not job.quiet:
-        say(f"{base} is there already: this run goes to {chosen} (--force replaces, --resume goes on)")
+        say(f"{base} is there already: this run goes to {chosen} (--force replaces it, --resume continues it)")
     return chosen
 
 

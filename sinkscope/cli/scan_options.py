@@ -25,8 +25,8 @@ class MoreOfScan:
         list[str] | None,
         typer.Option(
             metavar="TOKEN",
-            help="What stands first instead: bos, bosxN (N times), none, random, or a text of one token. Repeat to "
-            "compare: the same text begins with each.",
+            help="Put this before the text, in place of BOS: bos, bosxN (N times), none, random, or a text of "
+            "one token. Repeat to compare: the same text follows each.",
             rich_help_panel=READ,
         ),
     ] = None
@@ -111,7 +111,8 @@ class MoreOfScan:
         int | None,
         typer.Option(
             metavar="N",
-            help="Measure columns that need spectra on the first N sequences. [default: as many as are cheap]",
+            help="Measure columns that need singular values (ranks, matrix entropy) on the first N sequences "
+            "only. [default: as many as are cheap]",
             rich_help_panel=MEASURED,
         ),
     ] = None
@@ -119,7 +120,8 @@ class MoreOfScan:
         str | None,
         typer.Option(
             metavar="A,B,...",
-            help="Prefixes of length_curve.csv, from one pass. [default: 64,128,256,...]",
+            help="Also measure alpha_0 over the first A, B, ... tokens, in the same pass (length_curve.csv). "
+            "[default: 64,128,256,...]",
             rich_help_panel=MEASURED,
         ),
     ] = None

@@ -54,7 +54,7 @@ def track(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.", rich_help_panel=WRITTEN)] = False,
 ) -> None:
-    """Scan the checkpoints of one training; write how sinks grew, and at which step each head's appeared.
+    """Scan the checkpoints of one training; write how sinks grew, and the step at which each head's appeared.
 
     Steps that are already scanned are not scanned again, so an interrupted command goes on where it stopped.
 

@@ -19,18 +19,18 @@ def relaxed(
     rank: Annotated[
         list[int] | None, typer.Option(help="r_eta, dimensions of the nuisance; may be repeated. [default: 2, 4]")
     ] = None,
-    width: Annotated[list[int] | None, typer.Option(help="d; may be repeated. [default: 64, 4096]")] = None,
+    width: Annotated[
+        list[int] | None, typer.Option(help="Width d of a token; may be repeated. [default: 64, 4096]")
+    ] = None,
     kappa: Annotated[
         list[float] | None,
         typer.Option(
-            metavar="<number>", help="By how much a right score leads each wrong one; may be repeated. [default: 4]"
+            metavar="X", help="By how much the right score exceeds each wrong one; may be repeated. [default: 4]"
         ),
     ] = None,
     delta: Annotated[
         list[float] | None,
-        typer.Option(
-            metavar="<number>", help="Size of the nuisance, |eta|^2 = delta^2 d; may be repeated. [default: 0.5]"
-        ),
+        typer.Option(metavar="X", help="Size of the nuisance, |eta|^2 = delta^2 d; may be repeated. [default: 0.5]"),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Number N of random starts of each search.")] = 3,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only: no progress, no summary.")] = False,

@@ -51,10 +51,13 @@ def explicit(
     heads: Annotated[int, typer.Option(help="Heads: 1, or 2 for the solutions that need two.")] = 1,
     default: Annotated[str, typer.Option(help="Target in rows without a trigger: zero or constant.")] = "zero",
     dim: Annotated[int, typer.Option(help="Width d of a token, at least 4.")] = 16,
-    length: Annotated[int, typer.Option(help="Positions L up to which a softmax keeps its error.")] = 16,
+    length: Annotated[int, typer.Option(help="Positions L up to which the softmax solution keeps --error.")] = 16,
     seed: Annotated[int, typer.Option(help="Seed that draws the constant.")] = 0,
     error: Annotated[
-        float, typer.Option(help="Largest absolute error of a softmax, on any input of the length or shorter.")
+        float,
+        typer.Option(
+            help="Largest absolute error of the softmax solution, on any input of at most --length positions."
+        ),
     ] = 1e-3,
 ) -> None:
     """Write a solution of the task in closed form, without training, as a folder that `sinkscope scan` reads.

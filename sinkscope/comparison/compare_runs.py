@@ -193,7 +193,7 @@ def _matched(a: Run, b: Run, paired: bool) -> tuple[list[Pair], list[str]]:
             return [(of_a[0].domain, of_b[0].domain, None)], notes
         shared = [data.domain for data in of_a if data.domain in {other.domain for other in of_b}]
         if not shared:
-            raise SinkscopeError(f"the runs share no domain: {_names(of_a)} against {_names(of_b)}")
+            raise SinkscopeError(f"the runs share no dataset: {_names(of_a)} against {_names(of_b)}")
         return [(name, name, None) for name in shared], notes
     prints = {data.fingerprint: data.domain for data in of_b}
     pairs = []

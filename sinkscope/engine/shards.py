@@ -234,7 +234,8 @@ def first_difference(own: Any, theirs: Any, names: list[str]) -> str:
         inner = [key for key in {**first, **second} if first.get(key) != second.get(key)]
         rest = first_difference(first, second, inner)
         return rest if name in ("request", "text") else f"{name}.{rest}"
-    shown = [text if len(text) <= 40 else f"{text[:18]}...{text[-18:]}" for text in (str(second), str(first))]
+    told = ["the default" if each is None else str(each) for each in (second, first)]
+    shown = [text if len(text) <= 40 else f"{text[:18]}...{text[-18:]}" for text in told]
     return f"{name} ({shown[0]} there, {shown[1]} now)"
 
 

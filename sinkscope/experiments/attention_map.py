@@ -44,16 +44,19 @@ def attention_maps(
 
     `lengths`: each reads so many first tokens of the text in a pass of its own; none reads the whole text. The
     tokenizer adds its usual special tokens. `layers`: the numbers of the layers that have attention, in order, as a
-    run's manifest lists them; hybrid models have layers without attention. Raises SinkscopeError where there is no
-    tokenizer, the text has no token, more than 256 or fewer than a length, more than the model has positions, a layer
-    or head does not exist, or the model does not return one map per layer.
+    run's manifest lists them; hybrid models have layers without attention. Raises SinkscopeError where the model cannot
+    be loaded or has no tokenizer, the text has no token, more than 256 or fewer than a length, more than the model has
+    positions, a layer or head does not exist, or the model does not return one map per layer.
     """
     from sinkscope.checkpoints import LoadOptions, open_checkpoint
 
     options = LoadOptions(
         revision=revision, device=device, dtype=dtype, trust_remote_code=trust_remote_code, adapter=adapter
     )
-    checkpoint = open_checkpoint(model, options)
+    try:
+        checkpoint = open_checkpoint(model, options)
+    except SinkscopeError as error:
+        raise SinkscopeError(f"no run stores attention maps: the model must be loaded to draw them. {error}") from None
     if not callable(checkpoint.tokenizer):  # None, or the KindNames of a model that reads vectors
         raise SinkscopeError(f"{model} has no tokenizer: it cannot read a text")
     ids = checkpoint.tokenizer(text, return_tensors="pt")["input_ids"]

@@ -224,7 +224,7 @@ def warn(corpus: Corpus, rules: TokenRules, wanted: int) -> None:
     if not first.all():
         corpus.warnings.append(
             f"{corpus.domain}: in {int((~first).sum())} of {count} sequences the tokenizer's BOS is not first; "
-            f"bos_mass is the mass on whatever comes first{_remedy(corpus, first)}"
+            f"bos_mass is then the attention on another token{_remedy(corpus, first)}"
         )
     elif corpus.ids.shape[1] > 1 and (corpus.ids[:, 1] == rules.bos_id).any():
         corpus.warnings.append(f"{corpus.domain}: BOS stands twice at the start of a sequence")

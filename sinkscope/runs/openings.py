@@ -52,6 +52,20 @@ def openings(first: Sequence[str], prepend: Sequence[int]) -> list[Opening]:
     return [Opening(*each) for each in product(first or ("auto",), prepend or (0,))]
 
 
+def no_verdict(first: Sequence[str], prepend: Sequence[int]) -> str | None:
+    """Why `--measure first` can give no verdict over these openings, whatever the tokenizer; None where it may.
+
+    A verdict compares BOS at a later position with another token at position 0. `auto` may be either.
+    """
+    opened = openings(first, prepend)
+    may_be_bos = [each for each in opened if each.first == "auto" or repeats(each.first) is not None]
+    if all(repeats(each.first) is not None for each in opened):
+        return "every text begins with BOS; add --first random"
+    if not any(each.prepend or (repeats(each.first) or 1) > 1 for each in may_be_bos):
+        return "BOS never stands at a later position; add --first bos --prepend 0 --prepend 8"
+    return None
+
+
 def repeats(first: str) -> int | None:
     """How many times `first` puts BOS at the start; None for any other opening."""
     found = re.fullmatch(r"bos(?:x(\d{1,4}))?", first)

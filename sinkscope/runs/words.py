@@ -95,7 +95,7 @@ def dormant_words(dormant: DormantHeads, heads: int) -> str:
     """How many of a stream's heads are dormant, and in how many that is not known."""
     if dormant.unknown == heads:
         return "unknown, since its column is missing in every head"
-    some = f" in every domain, {dormant.in_some_domains} in some domains only" if dormant.in_some_domains else ""
+    some = f" in every dataset, {dormant.in_some_domains} in some datasets only" if dormant.in_some_domains else ""
     unknown = f", unknown in {dormant.unknown} more" if dormant.unknown else ""
     return f"{dormant.count or 'none'} of {heads - dormant.unknown} heads{some}{unknown}"
 

@@ -10,6 +10,7 @@ import pytest
 from conftest import SHORT
 from typer.testing import CliRunner
 
+from sinkscope.checkpoints.options import check_model
 from sinkscope.cli import app
 from sinkscope.cli.scan_job import free_folder, run_folder
 from sinkscope.runs.folder import KEY, UNFINISHED
@@ -80,6 +81,22 @@ def test_a_name_that_is_nearly_a_folder_s_is_not_looked_for_at_the_hub(
     refused = CliRunner().invoke(app, ["scan", "bad-wvv"])
     assert refused.exit_code == 2
     assert "no folder 'bad-wvv'; did you mean bad-wv? A model of the hub is named with its owner" in refused.stderr
+    (tmp_path / "runs" / "gemma").mkdir(parents=True)
+    (tmp_path / "runs" / "gemma" / "manifest.json").write_text("{}")
+    refused = CliRunner().invoke(app, ["scan", "runs/gemmma"])
+    assert refused.exit_code == 2
+    assert "no folder 'runs/gemmma'; did you mean runs/gemma?" in refused.stderr
+
+
+def test_a_model_of_the_hub_beside_a_folder_of_its_owner_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked: list[object] = []
+    monkeypatch.setattr("sinkscope.checkpoints.options.find_source", lambda *words: asked.append(words[0]))
+    (tmp_path / "google" / "gemma-3-1b").mkdir(parents=True)
+    check_model("google/gemma-3-1b-pt")
+    assert asked == ["google/gemma-3-1b-pt"]
 
 
 def test_a_damaged_key_is_no_match(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def test_a_head_dormant_in_one_domain_is_named_with_it(domains: Run, tiny_folder
     run = sinkscope.scan(str(tiny_folder), dormant_rule=rule, **options)
     stream = run.summary.streams["text"]
     assert (stream.dormant.count, stream.dormant.in_some_domains) == (0, 1)
-    assert f"Dormant by {rule}: none of 8 heads in every domain, 1 in some domains only." in stream.in_words
+    assert f"Dormant by {rule}: none of 8 heads in every dataset, 1 in some datasets only." in stream.in_words
     lines = render_run(run).splitlines()
     other = "code" if row["domain"] == "prose" else "prose"
     assert f"{row['domain']}: {row['layer']}.{row['head']}" in lines
@@ -223,7 +223,7 @@ def test_fifty_domains_fit_on_a_screen(domains: Run) -> None:
     assert len(lines) < 60
     assert "layers down" not in text
     assert "and 1219 more pairs (domains.csv)" in lines
-    assert "and 38 more domains (summary.json)" in lines
+    assert "and 38 more datasets (summary.json)" in lines
     pairs = [line.split()[:2] for line in lines if " Welch " in line]
     assert pairs[0] == ["d48", "d49"]
     assert len(pairs) == 6

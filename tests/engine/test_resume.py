@@ -520,6 +520,10 @@ def test_long_values_that_differ_are_told_apart() -> None:
     assert told == "data (['a-long-name-of-a...a-folder/a.jsonl'] there, ['a-long-name-of-a...a-folder/b.jsonl'] now)"
 
 
+def test_a_setting_that_was_left_out_is_called_the_default() -> None:
+    assert first_difference({"seq_len": 32}, {"seq_len": None}, ["seq_len"]) == "seq_len (the default there, 32 now)"
+
+
 def scan_several(*words: object) -> Result:
     few = ("--seq-len", "16", "--num-sequences", "2", "--no-self-check")
     return CliRunner().invoke(app, ["scan", *map(str, words), *few])

@@ -129,3 +129,12 @@ def test_a_display_name_and_a_folder_s_own_name_stand_for_long_paths() -> None:
     assert run.manifest.model.shown == "SmolLM2"
     run.manifest.model.id, run.manifest.model.name = "owner/smol", None
     assert run.manifest.model.shown == "owner/smol"
+
+
+@pytest.mark.slow
+@without_chromium
+def test_a_wide_screen_shows_columns_and_no_margins(browser: Browser, page: Path, tmp_path: Path) -> None:
+    """At 2,000 pixels the page kept 300 of them empty, and scrolled its last columns."""
+    browser.open(page)
+    browser.picture(tmp_path / "page.png", 2000)
+    assert browser.get("document.querySelector('main').getBoundingClientRect().width") > 1950

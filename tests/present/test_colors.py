@@ -7,6 +7,7 @@ import re
 import pytest
 
 from sinkscope.present.colors import CIVIDIS, DIVERGING, color_at, ink, mixed
+from sinkscope.present.html.svg import legend
 
 
 @pytest.mark.parametrize("scale", [CIVIDIS, DIVERGING])
@@ -73,3 +74,13 @@ def test_words_of_pages_have_the_contrast_that_wcag_asks_for(scheme: str) -> Non
     for name, least in {"ink": 4.5, "soft": 4.5, "warn": 4.5, "c0": 4.5, "c1": 3, "c2": 3, "c3": 3}.items():
         pair = sorted((paper, luminance(colors[name])))
         assert (pair[1] + 0.05) / (pair[0] + 0.05) >= least, name
+
+
+def test_a_legend_has_room_for_its_words() -> None:
+    """`first-token attention (probability)` was cut at 350 pixels."""
+    for label in ("layer", "first-token attention of a layer", "first-token attention (probability)"):
+        drawn = legend((0, 1), label)
+        found = re.search(r'viewBox="0 0 (\d+) .*<text x="(\d+)" y="14" class="tick">1 ', drawn)
+        assert found
+        width, start = map(int, found.groups())
+        assert width - start >= 6.5 * len(f"1 {label}")

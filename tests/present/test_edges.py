@@ -63,7 +63,7 @@ def test_a_domain_that_lacks_a_stream_is_left_out_of_its_tables(domains: Run) ->
     run = copy.deepcopy(domains)
     run.summary.domains["code"].streams = {"cross": run.summary.domains["code"].streams["text"]}
     text = render_run(run, width=100)
-    table = text[text.index("by domain: sink rate") : text.index("BOS mass, prose against")]
+    table = text[text.index("by dataset: sink rate") : text.index("BOS mass, prose against")]
     assert "prose" in table
     assert "code" not in table
 
@@ -77,7 +77,7 @@ def test_dormant_heads_of_more_domains_than_are_listed_are_counted(domains: Run)
     text = render_run(run, width=100)
     part = text[text.index("dormant heads (") :]
     assert part.count(": 0.2\n") == ROWS
-    assert "and in 3 more domains (heads.csv)" in part
+    assert "and in 3 more datasets (heads.csv)" in part
 
 
 def test_published_numbers_stand_below_the_run_s_own() -> None:
@@ -167,7 +167,7 @@ def test_runs_that_cannot_be_compared_stand_side_by_side(tmp_path: Path) -> None
     words = ["report", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(tmp_path / "page.html")]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
-    assert "warning: the runs are not compared: the runs share no domain: x, y against z, w" in result.stderr
+    assert "warning: the runs are not compared: the runs share no dataset: x, y against z, w" in result.stderr
     assert (tmp_path / "page.html").is_file()
 
 

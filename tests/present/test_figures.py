@@ -23,6 +23,7 @@ from sinkscope.present.figures import ablation as ablation_figure
 from sinkscope.present.figures.canvas import WIDTHS
 from sinkscope.present.figures.gallery import draw_attention
 from sinkscope.present.figures.run import _heatmap, draw
+from sinkscope.present.figures.series import caption
 from sinkscope.present.text import run_id
 from sinkscope.runs.run import Run
 from sinkscope.runs.saved.ablation import Ablation
@@ -210,6 +211,43 @@ def test_a_domain_is_drawn_by_name(figure: str) -> None:
     assert draw(run, figure, "svg") == draw(run, figure, "svg", domain="a") != draw(run, figure, "svg", domain="b")
     with pytest.raises(SinkscopeError, match="--domain 'c': the run has a, b"):
         draw(run, figure, "svg", domain="c")
+
+
+@pytest.mark.parametrize(
+    ("lengths", "asked", "said"),
+    [
+        ([64, 128], None, "n = 64, 128, all from one pass"),
+        ([64, 128], None, "It has 2 points because a scan measures 64, 128, 256, ... tokens unless --lengths"),
+        ([12], None, "It has one point because"),
+        ([64, 128, 256], None, ""),
+        ([8, 16], (8,), ""),
+    ],
+)
+def test_the_caption_of_a_short_curve_says_how_to_measure_more(
+    lengths: list[int], asked: tuple[int, ...] | None, said: str
+) -> None:
+    run = scanned()
+    one = run.length_curve.drop_duplicates(["stream", "layer", "head"])
+    run.length_curve = pd.concat([one.assign(length=length) for length in lengths], ignore_index=True)
+    run.manifest.request = run.manifest.request.model_copy(update={"lengths": asked})
+    told = caption(run, "length")
+    assert said in told
+    assert ("--lengths" in told) == (len(lengths) < 3 and asked is None)
+
+
+@pytest.mark.parametrize("size", WIDTHS)
+def test_a_heat_map_names_every_head_that_has_room_and_leaves_no_gap_above(
+    size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k)))
+    from PIL import Image
+
+    content = draw(enlarged(scanned(), 18, 4), "heatmap", "png", size)
+    assert [label.get_text() for label in drawn[0].axes[0].get_yticklabels()] == ["0", "1", "2", "3"]
+    image = np.asarray(Image.open(io.BytesIO(content)).convert("L"))
+    assert np.flatnonzero((image < 128).any(1))[0] < 0.1 * 300, "a line of white above the title"
 
 
 def test_the_thresholds_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

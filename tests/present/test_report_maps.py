@@ -129,6 +129,7 @@ def test_the_command_draws_what_the_run_s_own_model_does(tiny_folder: Path, tmp_
         (("--maps", "1.2,3"), "name heads as LAYER.HEAD"),
         (("--maps", ",".join(f"0.{head}" for head in range(13))), "at most 12"),
         (("--text", "a"), "--text belongs to --maps"),
+        (("--maps", "0.1,9.7"), "has no such head; its heads go from 0.0 to "),
     ],
 )
 def test_what_asks_for_no_map_is_refused(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
@@ -137,3 +138,21 @@ def test_what_asks_for_no_map_is_refused(words: tuple[str, ...], said: str, tmp_
     assert result.exit_code == 2
     assert said in result.stderr
     assert not (tmp_path / "r.html").exists()
+
+
+def test_maps_say_that_the_model_is_loaded_again(tmp_path: Path) -> None:
+    """A run stores no maps: the help says so, and a model that is gone is named with the reason it is needed."""
+    shown = " ".join(CliRunner().invoke(app, ["report", "--help"]).stdout.split())
+    assert "A run stores no maps: its model is loaded again, and reads --text" in shown
+    run = scanned()
+    run.manifest.model = run.manifest.model.model_copy(update={"id": str(tmp_path / "gone")})
+    run.save(tmp_path / "run")
+    for words in (
+        ("report", tmp_path / "run", "--maps", "clearest"),
+        ("plot", tmp_path / "run", "--figure", "gallery"),
+    ):
+        refused = CliRunner().invoke(app, [*map(str, words), "-o", str(tmp_path / "out.svg")])
+        assert refused.exit_code == 2
+        assert "no run stores attention maps: the model must be loaded to draw them" in refused.stderr
+        assert str(tmp_path / "gone") in refused.stderr.replace("\n", "")
+        assert not (tmp_path / "out.svg").exists()

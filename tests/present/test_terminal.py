@@ -58,6 +58,21 @@ next: sinkscope report runs/tiny -o tiny.html
 def test_the_screen_at_80_columns() -> None:
     files = [Path("runs/tiny/heads.csv"), Path("runs/tiny/layers.csv")]
     assert render_run(make_run(), files, width=80) == SCREEN
+    assert render_run(make_run(), width=80) == SCREEN.partition("\nwritten to")[0], "no blank line at its end"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_bos", "said"),
+    [
+        ("<bos>", True, "the tokenizer's BOS\n"),
+        ("[CLS]", True, "the tokenizer's CLS, which stands for its BOS\n"),
+        ("The", False, "not the tokenizer's BOS\n"),
+    ],
+)
+def test_the_first_token_is_called_what_it_is(text: str, is_bos: bool, said: str) -> None:
+    run = make_run()
+    run.summary.first_token = run.summary.first_token.model_copy(update={"text": text, "is_bos": is_bos})
+    assert f"first token: '{text}' (id 1), {said}" in render_run(run, width=80)
 
 
 @pytest.mark.parametrize("heads", [1, 8, 24, 32, 64, 200])
@@ -123,7 +138,7 @@ def test_no_text_of_a_run_folder_reaches_the_terminal_as_it_is() -> None:
 def test_heads_without_a_sink_are_not_called_sinks() -> None:
     run = make_run()
     run.heads["sink_score"] = 0.02
-    assert "most BOS mass, none with a sink" in render_run(run, width=80)
+    assert "most BOS mass, no sink (" in render_run(run, width=80)
     run.heads["sink_score"] = 0.9
     assert "strongest sinks" in render_run(run, width=80)
 
@@ -161,6 +176,7 @@ def test_examples_name_licence_and_package() -> None:
     assert "example:gemma-3-270m" in text
     assert "Gemma Terms of Use" in text
     assert "example:minilm" in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_printable() -> None:

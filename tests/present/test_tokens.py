@@ -36,10 +36,12 @@ def with_tokens(*rows: dict[str, Any]) -> Run:
 
 
 TABLE = """
-tokens that are sinks: alpha_k > 0.3; share: of all that sinks get
+tokens that are sinks: alpha_k > 0.3 in some head
 token  region   place  sinks  of   rate  heads  layers  alpha_k  share
 <s>    special  first      4   4  1.000      6     0-1    0.600  0.875
 .      text     later     10  40  0.250      2     0-1    0.400  0.125
+sinks: occurrences that are sinks; of: all occurrences; heads: in which any is a
+sink; share: part of the attention on all sinks
 
 dormant"""
 

@@ -17,6 +17,7 @@ import sinkscope
 from sinkscope.questions.first import QUESTION
 from sinkscope.questions.first.tables import bos_place, verdict
 from sinkscope.runs.catalogue import table_columns
+from sinkscope.runs.openings import no_verdict
 
 ASKED: dict[str, Any] = {"first": ["bos", "random"], "prepend": [0, 6], "seq_len": 40, "num_sequences": 3}
 
@@ -98,7 +99,7 @@ def test_the_command_says_which(tiny_folder: Path, scan_cli: Scan) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "said"),
-    [({"first": "random", "prepend": ()}, "BOS stood nowhere but first"),
+    [({"first": "random", "prepend": ()}, "BOS never stood at a later position"),
      ({"first": "bos", "prepend": [0, 6]}, "no text began with another token than BOS")],
 )  # fmt: skip
 def test_what_is_missing_is_said(asked: dict[str, Any], said: str, tokenizer: Any) -> None:
@@ -118,6 +119,27 @@ def test_what_is_missing_is_said(asked: dict[str, Any], said: str, tokenizer: An
 )  # fmt: skip
 def test_bad_openings_are_one_line(words: tuple[object, ...], said: str, tiny_folder: Path, refused: Refused) -> None:
     assert said in refused(tiny_folder, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [((), "BOS never stands at a later position"),
+     (("--first", "random"), "BOS never stands at a later position"),
+     (("--first", "random", "--first", "none", "--prepend", 8), "BOS never stands at a later position"),
+     (("--first", "bos", "--first", "bosx4", "--prepend", 0, "--prepend", 8), "every text begins with BOS")],
+)  # fmt: skip
+def test_openings_without_a_verdict_are_refused_before_the_model_is_loaded(
+    words: tuple[object, ...], said: str, tiny_folder: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModel
+
+    monkeypatch.setattr(AutoModel, "from_pretrained", lambda *_, **__: pytest.fail("the model was loaded"))
+    assert f"--measure first can give no verdict: {said}" in refused(tiny_folder, "--measure", "first", *words)
+
+
+def test_openings_that_may_give_a_verdict_are_not_refused() -> None:
+    for first, prepend in (((), (8,)), (("bos", "random"), (0, 8)), (("bosx4", "none"), ()), (("auto",), (4,))):
+        assert no_verdict(first, prepend) is None
 
 
 def test_a_model_that_reads_its_own_task(refused: Refused) -> None:

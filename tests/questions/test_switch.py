@@ -32,7 +32,7 @@ from sinkscope.questions.switch import columns as switch
 from sinkscope.questions.switch.measure import TokenPlaces
 from sinkscope.questions.switch.tables import COUNTS, OPENED, TokenTests, _needed, token_table, token_tests
 from sinkscope.questions.switch.words import _of_tokens
-from sinkscope.runs.catalogue import table_columns
+from sinkscope.runs.catalogue import catalogue, table_columns
 from sinkscope.runs.questions import tables_of_questions
 from sinkscope.runs.run import Run, load_run
 from sinkscope.tables.values import Domain, SiteValues
@@ -357,3 +357,10 @@ def test_a_run_without_such_tokens_is_saved_and_read(tmp_path: Any) -> None:
     assert read.measured["switch_tokens"].empty
     for name, own in run.measured.items():
         pd.testing.assert_frame_equal(read.measured[name], own, rtol=1e-8)
+
+
+def test_energies_over_the_energy_of_the_whole_are_ratios_that_may_exceed_1() -> None:
+    """A share would be drawn on a scale from 0 to 1, and communication reaches 1.04."""
+    found = {column.name: column for column in catalogue() if column.table == "switch"}
+    for name in ("from_sink", "from_self", "communication"):
+        assert (found[name].unit, found[name].range) == ("ratio", "[0, inf)")

@@ -47,91 +47,95 @@ class ArmKind:
 BUILT_IN = (
     ArmKind(
         "heads", "heads:SCORE:5%, heads:SCORE:low5%, heads:3.1+4.0 or heads:randomN",
-        "Heads set to 0 where the output projection reads them, the same in every sequence: the share of all heads, "
-        "rounded half up, that a score of the run calls most dormant (in a tie the earlier layer and head), those "
-        "listed as LAYER.HEAD, or N random ones.",
+        "Sets heads to 0 where the output projection reads them; the same heads in every sequence. The heads are the "
+        "given share of all heads (rounded to the nearest whole number, halves up) that a score of the run ranks as "
+        "most dormant, with ties going to the earlier layer and head; or the heads listed as LAYER.HEAD; or N random "
+        "heads.",
         "Sandoval-Segura et al. 2504.03889", "heads:read_heads",
         "heads:honor:5%", "heads set to 0, the same in every sequence",
     ),
     ArmKind(
         "dynamic", "dynamic:SCORE:5% or dynamic:SCORE:low5%",
-        "In each sequence, the heads set to 0 whose score there is at or beyond a quantile of the run, so that other "
-        "heads go in other sequences. The quantile is that of the scores of all pairs of a sequence and a head, "
-        "between two values the straight line: heads go that are at most the 5 % quantile where low values mean "
-        "dormant, at least the 95 % quantile where high ones do. Scores are taken without any head zeroed, in a scan "
-        "of the held-out text. The published shares of dormant heads are of this kind.",
+        "Sets heads to 0 in the sequences in which they are dormant, so that the heads differ between sequences. A "
+        "head counts as dormant in a sequence if its score there is at most the 5 % quantile of the run, or at least "
+        "the 95 % quantile if high values mean dormant. The quantile is taken over all pairs of a sequence and a "
+        "head, with linear interpolation. The scores come from a scan of the held-out text in which no head is "
+        "zeroed. Published shares of dormant heads are defined in this way.",
         "Sandoval-Segura et al. 2504.03889", "dynamic:read_dynamic",
         "dynamic:honor:5%", "heads set to 0 in the sequences where they are dormant",
     ),
     ArmKind(
         "value", "value:POSITIONS",
-        "Values at some positions set to 0 in all heads: queries go on attending there, and get nothing.",
+        "Sets the values at some positions to 0 in all heads. Queries still attend to these positions, but get "
+        "nothing from them.",
         "Gu et al. 2410.10781", "value:read_value",
         "value:first1", "values at some positions set to 0",
     ),
     ArmKind(
         "keys", "keys:POSITIONS",
-        "Keys at some positions hidden from all later queries, in every layer. A key's own query still sees "
-        "it. The option --tokens of ablate is keys:first1.",
+        "Hides the keys at some positions from all later queries, in every layer. A query still sees the key at its "
+        "own position. The option --tokens of ablate is keys:first1.",
         "ours", "keys:read_keys",
         "keys:first1", "keys at some positions hidden from later queries",
     ),
     ArmKind(
         "window", "window:W+S, window:W+randomS, either with /full, then with /SCORE:50% or /randomN",
-        "Every query sees the last W keys and the first S (or S random ones): what a cache that evicts all others "
-        "would see. With /full only in layers that have no window of their own. With a plan only in some KV heads: "
-        "those that a score of the run calls most dormant, or N random ones; the others keep their cache.",
+        "Lets every query see only the last W keys and the first S (or S random keys), as if a cache had evicted all "
+        "others. With /full, only layers without a window of their own are changed. With a plan, only some KV heads "
+        "are changed: those that a score of the run ranks as most dormant, or N random ones. The other KV heads keep "
+        "their whole cache.",
         "Xiao et al. 2309.17453 (StreamingLLM), 2410.10819 (DuoAttention: the plan)", "window:read_window",
         "window:256+4", "queries see the last 256 keys and the first 4",
     ),
     ArmKind(
         "kv", "kv:BITS or kv:BITS+POSITIONS",
-        "Keys and values rounded to the nearest of 2^BITS levels, evenly spaced from the smallest to the largest "
-        "number (the ends), those of some positions kept in 16 bits. Each KV head has ends of its own: for keys those "
-        "of each channel over the sequence, after rotary embeddings, for values those of each token over its channels. "
-        "The ends are computed without the tokens that are kept. 16 bits change nothing.",
+        "Rounds keys and values to the nearest of 2^BITS levels, which are evenly spaced from the smallest to the "
+        "largest number. With POSITIONS, the keys and values at these positions stay in 16 bits, and do not count for "
+        "the smallest and largest number. Each KV head has levels of its own: for keys, one set per channel over the "
+        "sequence, after rotary embeddings; for values, one set per token over its channels. 16 bits change nothing.",
         "KVSink 2508.04257", "kv:read_kv",
         "kv:4+first1", "keys and values rounded to 4 bits, except at position 0",
     ),
     ArmKind(
         "acts", "acts:BITS/tensor or acts:BITS/token, either with +POSITIONS",
-        "The inputs of all linear modules but the next-token head rounded to the nearest whole number of steps. A step "
-        "is the largest |x| of the sequence (tensor) or of the token, over 2^(BITS-1) - 1, so that as many levels lie "
-        "on each side of 0. The rows of some positions stay in 16 bits and have no part in the step: the largest |x| "
-        "is that of the other rows. An arm without positions also measures itself with the sinks in 16 bits: the "
-        "difference is d_sink.",
+        "Rounds the inputs of all linear modules, except the next-token head, to the nearest whole number of steps. A "
+        "step is the largest |x| of the sequence (tensor) or of the token, divided by 2^(BITS-1) - 1, so that equally "
+        "many levels lie on each side of 0. With POSITIONS, the rows at these positions stay in 16 bits, and do not "
+        "count for the largest |x|. Without POSITIONS, the same intervention is also measured with the sinks in 16 "
+        "bits; the difference is d_sink.",
         "ours", "acts:read_acts",
         "acts:8/tensor", "inputs of linear modules rounded to 8 bits",
     ),
     ArmKind(
         "massive", "massive:zero or massive:mean, either with /first or /others",
-        "Massive elements set to 0, or to the mean of the massive elements of that channel in the other sequences "
-        "(first tokens and later ones apart; an element stays where they have none). They lie in the channels that the "
-        "run found massive, and are read and set at the input of the block where the channel is first massive. Only "
-        "elements go whose abs is > 100 and > 1000 x the median abs of the sequence there: at all positions, with "
-        "/first only at position 0, with /others only at later ones.",
+        "Sets massive elements to 0, or to the mean of the massive elements of that channel in the other sequences. "
+        "This mean is taken over first tokens for first tokens, and over later tokens for later ones; without such a "
+        "mean the element is left unchanged. Only channels in which the run found massive activations are changed, at "
+        "the input of the block in which the channel is first massive. An element is massive if its absolute value is "
+        "> 100 and > 1000 x the median absolute value of the sequence there. All positions are changed, with /first "
+        "only position 0, with /others only later positions.",
         "Sun et al. 2402.17762", "massive:read_massive",
         "massive:zero", "massive activations set to 0, or to their mean",
     ),
     ArmKind(
         "first-token", "first-token:TEXT or first-token:random",
-        "What stands at position 0 replaced by the one token that TEXT is, or by one drawn from the vocabulary.",
+        "Replaces the token at position 0 by TEXT, which must be one token, or by a token drawn from the vocabulary.",
         "Barbero et al. 2504.02732", "first_token:read_first_token",
         "first-token:random", "another token at position 0",
     ),
     ArmKind(
         "neuron", "neuron:L.N or neuron:L.random",
-        "Neuron N of the MLP of layer L set to 0 at every position, or one drawn from that layer.",
+        "Sets neuron N of the MLP of layer L to 0 at every position, or a neuron drawn from that layer.",
         "Guo et al. 2410.13835, Yu et al. 2411.07191 (which neurons)", "neuron:read_neuron",
         "neuron:11.1229", "one neuron of an MLP set to 0",
     ),
     ArmKind(
         "map", "map:3.1+4.0 or map:layerL, either with /ridgeR",
-        "The outputs of heads listed as LAYER.HEAD, or of all heads of a layer, replaced where the output projection "
-        "reads them by the best affine map, token by token, of what the layer's attention reads: what is lost is what "
-        "they move between tokens. Least squares on up to 32 more sequences of the same data, none of which is "
-        "measured; the smallest map where several fit alike. With /ridgeR R times the squared size of the map counts "
-        "beside the mean squared error.",
+        "Replaces the outputs of heads, where the output projection reads them, by the best affine map of what the "
+        "layer's attention reads, token by token. The heads are listed as LAYER.HEAD, or are all heads of a layer. "
+        "The loss that this adds comes from what these heads move between tokens. The map is fitted by least squares "
+        "on up to 32 other sequences of the same data, none of which is measured. If several maps fit equally well, "
+        "the smallest is taken. With /ridgeR, R times the squared size of the map is added to the mean squared error.",
         "ours", "per_token:read_map",
         "map:3.1+4.0", "heads replaced by the best map of single tokens",
     ),

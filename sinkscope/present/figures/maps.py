@@ -72,13 +72,15 @@ def draw_maps(
     def paint(canvas: Figure) -> None:
         grid = canvas.subplots(len(tiles), columns, squeeze=False)
         image: Any = None
+        own = (width - room) / columns
+        letters = min(_letters(tile.name, own) for row in tiles for tile in row)
         for row, places in zip(tiles, grid, strict=True):
             for axes in places[len(row) :]:
                 axes.set_visible(False)  # the colour bar takes its room from all of them
             for tile, axes in zip(row, places, strict=False):
-                own = (width - room) / columns
                 image = paint_map(axes, tile, most, epsilon, 72 * (own - 0.6) if columns <= WIDE else 0.0)
-                _fit(axes, tile.name, own)
+                name = "\n".join(map(printable, tile.name.splitlines()))
+                axes.set_title(name, parse_math=False, fontsize=letters, pad=3)
         if own_title:
             headline(canvas, fitting(own_title, width))
         for number, places in enumerate(grid):
@@ -168,11 +170,10 @@ def _box(axes: Axes, mark: str, x: int, y: int, width: int, height: int) -> None
     )
 
 
-def _fit(axes: Axes, name: str, width: float) -> None:
-    """Names a map in letters so small that the name fits above it."""
-    lines = [printable(line) for line in name.splitlines()]
-    points = max(3.5, min(8.0, 100 * width / max(1, *map(len, lines), 0)))
-    axes.set_title("\n".join(lines), parse_math=False, fontsize=points, pad=3)
+def _letters(name: str, width: float) -> float:
+    """Points of letters so small that a map's name fits above it. All maps of a figure have those of the longest."""
+    longest = max((len(printable(line)) for line in name.splitlines()), default=1)
+    return max(3.5, min(8.0, 100 * width / max(1, longest)))
 
 
 def _legend(canvas: Figure) -> None:

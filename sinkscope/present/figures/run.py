@@ -32,8 +32,11 @@ PROFILES = ("mean_bos_mass", "cos_first_residual", "norm_ratio")
 PANELS = ("heatmap", "length", "scatter")
 """The figures that `draw_on` draws."""
 STRONGEST = 6
-ASIDE, AROUND = 0.45, 1.3
-"""Inches that a heat map leaves to words: beside its cells, and above and below them without the colour bar."""
+ASIDE, AROUND, TITLED = 0.45, 0.9, 0.135
+"""Inches that a heat map leaves to words: beside its cells, above and below them without the colour bar and the title,
+and for each line of the title."""
+GAPS = 1.02
+"""A heat map's height with the gap that the colour bar keeps, which grows with it, over its own."""
 BAR = 40
 """Length of a colour bar, over its height."""
 LETTER, LINE = 0.07, 0.13
@@ -117,11 +120,15 @@ def _first(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _title(axes: Axes, run: Run, text: str) -> None:
-    """Titles the axes: the model's name above `text`, and the text that was read where the run has several."""
+    axes.set_title(_titled(run, text), loc="left", parse_math=False)
+
+
+def _titled(run: Run, text: str) -> str:
+    """The model's name above `text`, and the text that was read where the run has several."""
     if "domain" in run.heads and not text.endswith(shown := _end(str(_first(run.heads)["domain"].iloc[0]))):
         text = f"{text}\non {shown}"
     name = run.manifest.model.shown.rstrip("/").rpartition("/")[2]
-    axes.set_title(f"{_end(name)}\n{text}", loc="left", parse_math=False)
+    return f"{_end(name)}\n{text}"
 
 
 def _end(text: str) -> str:
@@ -149,10 +156,10 @@ def _heatmap(canvas: Any, run: Run, metric: str, axes: Axes | None = None) -> No
     grid = rows.pivot_table(index="layer", columns="head", values=metric, dropna=False)
     grid = grid.T if _lies(grid.shape) else grid
     values, unit = grid.to_numpy(float), _unit(run, metric)
+    own = canvas.get_figwidth() * (1 if axes is None else axes.get_position().width)
     axes = axes or canvas.subplots()
     image = axes.imshow(values, **_scale(values, unit), interpolation="nearest")
     axes.set(xlabel=grid.columns.name, ylabel=grid.index.name)
-    own = canvas.get_figwidth() * (1 if axes is None else axes.get_position().width)
     cell = (own - ASIDE) / len(grid.columns)
     across = LETTER * (1 + len(str(grid.columns[-1])))
     for axis, names, room in ((axes.xaxis, grid.columns, across), (axes.yaxis, grid.index, LINE)):
@@ -173,8 +180,8 @@ def _map_ratio(run: Run, size: str) -> float:
     """The height of a heat map of square cells, over its width."""
     rows, width = _first(run.heads), inches(size, 1)[0]
     shape = sorted((rows["layer"].nunique(), rows["head"].nunique()))
-    bar = width / BAR
-    return ((width - ASIDE) * shape[0] / shape[1] + AROUND + bar) / width
+    title = TITLED * len(_titled(run, _measured(run, rows)).splitlines())
+    return ((width - ASIDE) * shape[0] / shape[1] * GAPS + AROUND + title + width / BAR) / width
 
 
 def _scale(values: np.ndarray, unit: str) -> dict[str, Any]:

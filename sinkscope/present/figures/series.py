@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MADE_BY = {table.name: question.name for question in QUESTIONS.values() for table in question.tables}
 """The question that writes each table on request."""
+ENOUGH = 3
+"""Points that a curve over length needs to look like one."""
 
 
 @dataclass(frozen=True)
@@ -93,18 +95,29 @@ def measured(series: list[Series]) -> str:
 def caption(run: Run, figure: str, metric: str | None = None, domain: str | None = None) -> str:
     """The caption of a figure that `present.figures.run.draw` draws."""
     request, mass = run.manifest.request, sentence(first_mass(run.summary.first_token))
+    drawn = [each for each in all_series([run]) if domain in (None, each.data.domain)]
+    lengths = sorted(drawn[0].rows("length_curve")["length"].unique()) if figure == "length" else []
     what = {
         "heatmap": f"{_said(run, metric or 'bos_mass')} One cell a head, mean over sequences.",
         "profile": f"{mass}, alignment and norm of the first token, by layer: mean attention of queries 1.. on the "
         "first token over the layer's heads, mean cosine of the first token's residual stream with that of every "
         "other token, and its norm over theirs. Bands: standard error over sequences.",
-        "length": "Sink score alpha_0 of prefixes of the sequence, all from one pass: the strongest sinks, the mean of "
-        "all heads, and what uniform attention would give. Bands: standard error over sequences.",
+        "length": f"Sink score alpha_0 over the first n tokens of the sequences, n = {', '.join(map(str, lengths))}, "
+        "all from one pass: the strongest sinks, the mean of all heads, and what uniform attention would give. Bands: "
+        f"standard error over sequences.{_few(len(lengths), request.lengths is None)}",
         "scatter": f"{mass} against HONOR, one dot a head. Circled: heads that the rule {request.dormant_rule} "
         "calls dormant.",
     }[figure]
-    drawn = [each for each in all_series([run]) if domain in (None, each.data.domain)]
     return f"{what} {measured(drawn[:1])}"
+
+
+def _few(points: int, usual: bool) -> str:
+    """Why a curve over length has so few points, and how to measure more; empty where they show a curve, or were asked
+    for."""
+    if points >= ENOUGH or not usual:
+        return ""
+    counted = "one point" if points == 1 else f"{points} points"
+    return f" It has {counted} because a scan measures 64, 128, 256, ... tokens unless --lengths names others."
 
 
 def _said(run: Run, metric: str) -> str:

@@ -13,6 +13,8 @@ from sinkscope.present.numbers import significant
 from sinkscope.present.text import printable
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 460, 220, 58, 34, 8
+LETTER = 7
+"""Pixels that a letter of a legend takes at most, on average."""
 
 Point = tuple[float, float, str | int]
 """A place in a drawing, and what stands there: words, or the row of a head in the embedded data."""
@@ -26,14 +28,17 @@ def number(value: float | None) -> str:
 def legend(bounds: tuple[float, float], label: str, scale: Sequence[str] = CIVIDIS) -> Markup:
     """The colours from lowest to highest."""
     steps = 24
-    parts = ['<svg class="legend" viewBox="0 0 350 24" width="350" height="24" role="img" aria-label="colour scale">']
+    text = f"{significant(bounds[1], 3)} {printable(label)}"
+    width = max(350, 68 + steps * 6 + LETTER * len(text))
+    parts = [
+        f'<svg class="legend" viewBox="0 0 {width} 24" width="{width}" height="24" role="img" '
+        'aria-label="colour scale">'
+    ]
     for step in range(steps):
         fill = mixed(scale, step / (steps - 1))
         parts.append(f'<rect x="{64 + step * 6}" y="4" width="6" height="12" fill="{fill}"/>')
     parts.append(f'<text x="60" y="14" class="tick end">{significant(bounds[0], 3)}</text>')
-    parts.append(
-        f'<text x="{68 + steps * 6}" y="14" class="tick">{significant(bounds[1], 3)} {escape(printable(label))}</text>'
-    )
+    parts.append(f'<text x="{68 + steps * 6}" y="14" class="tick">{escape(text)}</text>')
     return Markup("".join([*parts, "</svg>"]))
 
 

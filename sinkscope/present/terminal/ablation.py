@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from sinkscope.runs.saved.ablation import Ablation
 
 
-HEADER = ("heads zeroed", "heads", "loss", "increase", "versus random")
-WIDTH = 100
+HEADER = ("intervention", "heads", "loss", "increase", "versus random")
+WIDTH = 80
 
 
 def render_ablation(ablation: Ablation, written: Iterable[Path] = ()) -> str:

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from sinkscope.runs.saved.arms import Arms
 
 HEADER = ("intervention", "size", "increase", "versus random", "KL", "top 1", "sinks")
-WIDTH = 100
+WIDTH = 80
 NOTE = (
-    "increase: nats a token over the unablated model. top 1: share of positions with the same most probable token.\n"
-    "sinks: share of heads with a sink. size: heads, tokens or bits that it changes. ±: standard error."
+    "increase: nats per token over the unablated model. top 1: share of positions\n"
+    "with the same most probable token. sinks: share of heads with a sink.\n"
+    "size: heads, tokens or bits that it changes. ±: standard error."
 )
 
 

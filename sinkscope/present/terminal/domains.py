@@ -67,14 +67,14 @@ def domain_rows(run: Run, stream: str) -> list[RenderableType]:
             printable(domain), rate, fixed(rates.t64, 1), fixed(summary.sink_score.mean, 3),
             fixed(summary.uniform_alpha_0.T, 3), fixed(massive.max_abs, 1), place,
         ))  # fmt: skip
-    title = f"by domain: sink rate in % at eps {name}, largest activation and its place"
-    return [table(title, headers, rows[:ROWS], left=[""]), *more(len(rows) - ROWS, "domain", "summary.json")]
+    title = f"by dataset: sink rate in % at eps {name}, largest activation and its place"
+    return [table(title, headers, rows[:ROWS], left=[""]), *more(len(rows) - ROWS, "dataset", "summary.json")]
 
 
 def dormant_rows(run: Run, stream: str) -> Text:
     """The dormant heads of each domain: a head may be dormant in one and active in another."""
     rule = printable(run.summary.streams[stream].dormant.rule)
-    text = Text(f"\ndormant heads ({rule}), by domain\n", style="bold")
+    text = Text(f"\ndormant heads ({rule}), by dataset\n", style="bold")
     entries = {domain: entry.streams for domain, entry in run.summary.domains.items() if stream in entry.streams}
     found = {domain: streams[stream].dormant for domain, streams in entries.items()}
     none = [domain for domain, dormant in found.items() if not dormant.count and not dormant.unknown]
@@ -83,9 +83,9 @@ def dormant_rows(run: Run, stream: str) -> Text:
         text.append(f"{printable(domain)}: ", style="bold")
         text.append(f"{dormant_heads(found[domain], entries[domain][stream].heads)}\n", style="not bold")
     if len(some) > ROWS:
-        text.append(f"and in {len(some) - ROWS} more domains (heads.csv)\n", style="not bold")
+        text.append(f"and in {len(some) - ROWS} more datasets (heads.csv)\n", style="not bold")
     if none:
-        shown = ", ".join(map(printable, none)) if len(none) <= FEW else f"{len(none)} domains"
+        shown = ", ".join(map(printable, none)) if len(none) <= FEW else f"{len(none)} datasets"
         text.append(f"{shown}: ", style="bold")
         text.append("none\n", style="not bold")
     return text
@@ -122,7 +122,7 @@ def _strongest_pairs(run: Run, stream: str) -> list[RenderableType]:
     differing = sorted((pair for pair in found if pair[1]), key=lambda pair: -abs(pair[1][0].difference or 0))
     rate = f"{compared[0].false_discovery_rate:g}"
     text = Text(
-        f"\n{first_mass(run.summary.first_token)}, {len(compared)} pairs of domains (t-tests; difference = b - a)\n",
+        f"\n{first_mass(run.summary.first_token)}, {len(compared)} pairs of datasets (t-tests; difference = b - a)\n",
         style="bold",
     )
     text.append(

@@ -104,7 +104,7 @@ def _time(found: Forecast) -> list[str]:
         return ["The time cannot be estimated from the configuration alone."]
     time = found.time
     rate = f"{time.rate / 1e12:.3g} TFLOP/s"
-    source = f"{time.utilisation:.0%} of {'a matrix product, measured' if time.measured else 'the peak'}"
+    source = f"{time.utilisation:.0%} of {'the rate measured for a matrix product' if time.measured else 'the peak'}"
     return _wrapped(
         f"An estimate: {found.flops:.3g} FLOP on {printable(time.machine)} at {rate} ({source}) take about "
         f"{duration(time.seconds)}, without loading; it may be off by a factor of {time.factor:g} "

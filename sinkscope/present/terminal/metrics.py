@@ -81,7 +81,7 @@ SYMBOLS = {
 }
 """What the letters of the formulas stand for."""
 FACTS = ("name", "table", "unit", "range", "formula", "source", "per", "measure")
-WIDTH = 100
+WIDTH = 80
 
 
 def metric_list(names: list[str], manifest: Manifest | None = None) -> list[dict[str, Any]]:
@@ -153,10 +153,11 @@ def render_examples(examples: Iterable[Example]) -> str:
     """Each example's name, description and licence, and how to install it where it is absent."""
     lines = []
     for example in examples:
+        what = textwrap.fill(example.what, 80, initial_indent="    ", subsequent_indent="    ")
         state = "installed" if example.installed else f"not installed: {example.install}"
         lines += [
             f"example:{example.name}",
-            f"    {example.what}",
+            what,
             f"    licence: {example.licence}",
             f"    {state}",
             "",

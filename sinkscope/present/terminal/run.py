@@ -56,13 +56,13 @@ def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: s
             parts += [_strongest(rows, mass, run.summary.epsilon)]
             parts += token_rows(run, stream, domain)
         if len(maps) > FEW:
-            parts.append(Text(f"\nno maps of so many domains ({len(maps)}): heads.csv has every head", style="bold"))
+            parts.append(Text(f"\nno maps of so many datasets ({len(maps)}): heads.csv has every head", style="bold"))
         parts.append(dormant_rows(run, stream) if run.summary.domains else _dormant(summary))
     if run.summary.task is not None:
         parts.append(Text(render_task(run.summary.task, width, meanings=False), style="not bold"))
     parts += published_rows(run)
-    parts.append(_files(written))
-    return as_text(parts, width, color)
+    parts += _files(written)
+    return as_text(parts, width, color).rstrip("\n") + "\n"
 
 
 def _title(run: Run) -> Text:
@@ -77,12 +77,13 @@ def _title(run: Run) -> Text:
         text.append(f"{printable(data.domain)}: {data.sequences} sequences of {data.seq_len} tokens", style="not bold")
         text.append(f", {data.joined} joined\n" if data.joined else "\n", style="not bold")
     if len(run.manifest.data) > ROWS:
-        text.append(f"and {len(run.manifest.data) - ROWS} more domains (manifest.json)\n", style="not bold")
+        text.append(f"and {len(run.manifest.data) - ROWS} more datasets (manifest.json)\n", style="not bold")
     if run.manifest.decoder_input is not None:
         text.append(f"decoder reads {printable(run.manifest.decoder_input)}\n", style="not bold")
     shown = "differs between sequences" if first.id is None else f"'{printable(str(first.text))}' (id {first.id})"
     whose = "task" if run.summary.task is not None else "tokenizer"
-    kind = {True: f", the {whose}'s BOS", False: f", not the {whose}'s BOS", None: ""}[first.is_bos]
+    called = "CLS, which stands for its BOS" if "CLS" in str(first.text) else "BOS"
+    kind = {True: f", the {whose}'s {called}", False: f", not the {whose}'s BOS", None: ""}[first.is_bos]
     text.append(f"first token: {shown}{kind if first.id is not None else ''}\n", style="not bold")
     return text
 
@@ -192,7 +193,9 @@ def _strongest(heads: pd.DataFrame, mass: str, epsilon: float) -> Table:
         for row in order.to_dict("records")
     ]  # fmt: skip
     sinks = int((order["sink_score"] > epsilon).sum())
-    what = "strongest sinks" if sinks == len(order) else f"most {mass}, {sinks or 'none'} with a sink"
+    what = (
+        "strongest sinks" if sinks == len(order) else f"most {mass}, {f'{sinks} with a sink' if sinks else 'no sink'}"
+    )
     return table(f"{what} (mean ± standard error over sequences)", headers, rows, left=("layer.head", "pattern"))
 
 
@@ -202,17 +205,17 @@ def _dormant(summary: StreamSummary) -> Text:
     return text.append(f"{dormant_heads(dormant, summary.heads)}\n", style="not bold")
 
 
-def _files(written: Iterable[Path]) -> Text:
+def _files(written: Iterable[Path]) -> list[Text]:
     paths = list(written)
     if not paths:
-        return Text()
+        return []
     names = ", ".join(path.name for path in paths)
     text = Text("written to ", style="bold")
     folder = printable(str(paths[0].parent))
     text.append(f"{folder}: {names}\n", style="not bold")
     text.append("next: ", style="bold")
     text.append(next_command("report", paths[0].parent, "-o", f"{paths[0].parent.name}.html"), style="not bold")
-    return text
+    return [text]
 
 
 def render_models(runs: Sequence[Run]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
+from rich.text import Text
 
 from sinkscope.present.numbers import fixed, is_missing
 from sinkscope.present.terminal.table import more, table
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 SHOWN, WIDEST = 6, 20
 """Most tokens that are shown, and most characters of each."""
+MEANS = (
+    "sinks: occurrences that are sinks; of: all occurrences; heads: in which any is a sink; share: part of the "
+    "attention on all sinks"
+)
 
 
 def token_rows(run: Run, stream: str, domain: str | None = None) -> list[RenderableType]:
@@ -35,5 +40,9 @@ def token_rows(run: Run, stream: str, domain: str | None = None) -> list[Rendera
         for row in found.head(SHOWN).to_dict("records")
     ]  # fmt: skip
     where = f" on {printable(domain)}" if domain else ""
-    title = f"\ntokens that are sinks{where}: alpha_k > {run.summary.epsilon:g}; share: of all that sinks get"
-    return [table(title, headers, rows, left=headers[:3]), *more(len(found) - SHOWN, "token", "tokens.csv")]
+    title = f"\ntokens that are sinks{where}: alpha_k > {run.summary.epsilon:g} in some head"
+    return [
+        table(title, headers, rows, left=headers[:3]),
+        *more(len(found) - SHOWN, "token", "tokens.csv"),
+        Text(MEANS),
+    ]

@@ -86,7 +86,7 @@ def _words(rows: pd.DataFrame, sinks: pd.DataFrame, counts: dict[str, int]) -> s
     if rows["alpha_0_other_first"].isna().all():
         return "Position or token: no text began with another token than BOS; add --first random."
     if rows["alpha_bos_later"].isna().all():
-        return "Position or token: BOS stood nowhere but first; add --first bos --prepend 0 --prepend 8."
+        return "Position or token: BOS never stood at a later position; add --first bos --prepend 0 --prepend 8."
     heads, whose = rows, "heads"
     if rows["alpha_0_bos_first"].notna().any():
         heads, whose = sinks, "heads with a sink on BOS at position 0"

@@ -28,7 +28,7 @@ QUESTION = Question(
         ),
     ),
     notation="o_i is the head's output before W_O, i >= 1. m is the mean over j >= 1 of norm(W_O^h v_j). Row i is off "
-    "where norm(W_O^h o_i) < 0.1 m, and sunk where A[i,0] >= 0.9.",
+    "where norm(W_O^h o_i) < 0.1 m, and on the sink where A[i,0] >= 0.9.",
     place=2,
     figures=("alignment", "switch"),
     head_scores=("sink_rows", "off_rate", "switch_phi", "communication", "from_sink"),

@@ -4,7 +4,7 @@ After Lampert et al. 2605.08453: a sink is a switch that turns the head off (its
 whose rows attend to themselves is an MLP. Queries i >= 1 count. o_i is what the attention call returns, before a gate
 or norm that some models put after it. W_O^h is the head's slice of the output projection; a later norm is left out.
 m = mean over j >= 1 of norm(W_O^h v_j), in the same sequence: the size of what the head writes where it copies one
-value. A row is off where norm(W_O^h o_i) < 0.1 m, and sunk where A[i,0] >= 0.9.
+value. A row is off where norm(W_O^h o_i) < 0.1 m, and on the sink where A[i,0] >= 0.9.
 
 A sink at the first token needs a W with z_j^T W (z_0 - z_i) > 0 for every query j and every i != 0 (proposition 4.1):
 `alignment_margin` says whether one exists. That cosines of embeddings are above 0 is a reading of ours, and neither
@@ -69,14 +69,14 @@ def open_q90(view: LayerView) -> HeadValues:
 
 @measured_metric(NAME, unit="share", range="[0, 1]")
 def sink_rows(view: LayerView) -> HeadValues:
-    """Share of queries i >= 1 that are sunk: A[i,0] >= 0.9. Of a score that is no softmax, A is the raw score."""
+    """Share of queries i >= 1 on the sink: A[i,0] >= 0.9. Of a score that is no softmax, A is the raw score."""
     return as_widest(sunk(view)).mean(-1)
 
 
 @measured_metric(NAME, unit="correlation", range="[-1, 1]", source=ESTIMATOR)
 def switch_phi(view: LayerView) -> HeadValues:
-    """Phi coefficient over i >= 1 of [sunk] and [off]: 1 where the sink rows are the off rows, 0 where the two are
-    unrelated. Empty in sequences in which either never varies."""
+    """Phi coefficient over i >= 1 of [on the sink] and [off]: 1 where the rows on the sink are the rows that are off,
+    0 where the two are unrelated. Empty in sequences in which either never varies."""
     x, y = as_widest(sunk(view)), as_widest(off(view))
     covariance = (x * y).mean(-1) - x.mean(-1) * y.mean(-1)
     spread = _variance(x.mean(-1)) * _variance(y.mean(-1))
@@ -86,17 +86,17 @@ def switch_phi(view: LayerView) -> HeadValues:
 
 @measured_metric(NAME, unit="share", range="[0, 1]", source=ESTIMATOR)
 def off_not_sunk(view: LayerView) -> HeadValues:
-    """Share of queries i >= 1 that are off, but not sunk: the head is off without a sink."""
+    """Share of queries i >= 1 that are off, but not on the sink: the head is off without a sink."""
     return _share(off(view) & ~sunk(view), openness(view))
 
 
 @measured_metric(NAME, unit="share", range="[0, 1]", source=ESTIMATOR)
 def sunk_not_off(view: LayerView) -> HeadValues:
-    """Share of queries i >= 1 that are sunk, but not off: the head has a sink and writes all the same."""
+    """Share of queries i >= 1 that are on the sink, but not off: the head has a sink and writes all the same."""
     return _share(sunk(view) & ~off(view), openness(view))
 
 
-@measured_metric(NAME, unit="share", range="[0, inf)")
+@measured_metric(NAME, unit="ratio", range="[0, inf)")
 def from_sink(view: LayerView) -> HeadValues:
     """Sum over i >= 1 of norm(W_O^h A[i,0] v_0)^2, over sum norm(W_O^h o_i)^2. It may exceed 1, and from_sink,
     from_self and communication need not sum to 1: the parts need not be orthogonal."""
@@ -104,7 +104,7 @@ def from_sink(view: LayerView) -> HeadValues:
     return energy * as_widest(view.written_value_norms[..., 0]).square() / written_energy(view)
 
 
-@measured_metric(NAME, unit="share", range="[0, inf)")
+@measured_metric(NAME, unit="ratio", range="[0, inf)")
 def from_self(view: LayerView) -> HeadValues:
     """Sum over i >= 1 of norm(W_O^h A[i,i] v_i)^2, over sum norm(W_O^h o_i)^2; may exceed 1. Empty in
     cross-attention."""
@@ -113,7 +113,7 @@ def from_self(view: LayerView) -> HeadValues:
 
 
 @measured_metric(
-    NAME, unit="share", range="[0, inf)", source=f"{LAMPERT} (a head without it is an MLP); estimator ours"
+    NAME, unit="ratio", range="[0, inf)", source=f"{LAMPERT} (a head without it is an MLP); estimator ours"
 )
 def communication(view: LayerView) -> HeadValues:
     """Sum over i >= 1 of norm(W_O^h (o_i - A[i,0] v_0 - A[i,i] v_i))^2, over sum norm(W_O^h o_i)^2: what the head
@@ -187,7 +187,7 @@ def off(view: LayerView) -> Bool[Tensor, "batch head row"]:
 
 
 def sunk(view: LayerView) -> Bool[Tensor, "batch head row"]:
-    """Whether a query i >= 1 is sunk."""
+    """Whether a query i >= 1 is on the sink."""
     return view.attention.first[..., 1:] >= SUNK
 
 
