@@ -1,6 +1,6 @@
 """Times a watched model against the same model unwatched: a prefill, and a decode of 128 tokens.
 
-    python tests/benchmarks/benchmark_watch.py [--rounds N] [--length T] [--width D]
+    python tests/benchmarks/benchmark_watch.py [--rounds N] [--length T] [--width D] [--layers L]
 
 The two take turns. CPU time is counted, of all threads, so that a busy machine does not show; the ratio of the
 medians is printed.
@@ -21,11 +21,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import sinkscope
 
 
-def small(width: int) -> Any:
-    """A Llama of 6 layers and 8 heads with random weights."""
+def small(width: int, layers: int) -> Any:
+    """A Llama of 8 heads with random weights."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=width, intermediate_size=3 * width, num_hidden_layers=6, num_attention_heads=8,
+        hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers, num_attention_heads=8,
         num_key_value_heads=4, vocab_size=2000, max_position_embeddings=4096,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
@@ -51,8 +51,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=6)
     given = parser.parse_args()
-    model = small(given.width)
+    model = small(given.width, given.layers)
     ids = torch.randint(2000, (1, given.length), generator=torch.Generator().manual_seed(0))
 
     def decode() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from sinkscope.capture import loops
 from sinkscope.capture.calls import AttentionCall
+from sinkscope.capture.kernels import walk as walks
 from sinkscope.capture.kernels.attend import attend_in_blocks as attend
 from sinkscope.capture.kernels.sums import block_edges
 from sinkscope.capture.kernels.walk import Walk
@@ -233,3 +235,23 @@ def test_memory_is_a_block_not_the_matrix() -> None:
 def test_a_mask_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="mask of shape"):
         read_mask(torch.ones(1, 1, 5, 5, dtype=torch.bool), True, 6, 6, torch.device("cpu"))
+
+
+def test_scratch_memory_is_shared_by_calls_and_holds_nothing_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls in inference mode and outside it, of another dtype and of other lengths leave earlier numbers alone."""
+    monkeypatch.setattr(walks, "_scratch", threading.local())
+    made = []
+    for length, dtype, inference in ((32, torch.float32, True), (32, torch.float32, False), (96, torch.float32, False),
+                                     (64, torch.float64, False), (48, torch.float32, False)):  # fmt: skip
+        draw = torch.Generator().manual_seed(length)
+        rows = [torch.randn(2, 4, length, 8, generator=draw).to(dtype) for _ in range(3)]
+        with torch.inference_mode(inference):
+            made.append((rows, attend(AttentionCall(*rows, causal=True, scaling=0.5), block_bytes=2**14)))
+    assert walks._scratch.areas[0].numel() >= 48 * 16
+    for (query, key, value), (output, sums) in made:
+        length = query.shape[2]
+        later = torch.ones(length, length, dtype=torch.bool).triu(1)
+        maps = (query.double() @ key.double().mT * 0.5).masked_fill(later, -torch.inf).softmax(-1)
+        torch.testing.assert_close(sums.first.double(), maps[..., 0], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(sums.columns.double(), maps.sum(2), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(output.double(), (maps @ value.double()).transpose(1, 2), rtol=1e-5, atol=1e-5)

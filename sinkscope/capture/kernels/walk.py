@@ -7,6 +7,7 @@ not repeated for each of its query heads.
 from __future__ import annotations
 
 import math
+import threading
 from functools import partial
 from typing import ClassVar
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.gap import linear_gap
-from sinkscope.capture.kernels.sums import EARLY, AttentionSums
+from sinkscope.capture.kernels.sums import BLOCK_BYTES, EARLY, AttentionSums
 from sinkscope.capture.masks.visibility import BlockMask
 from sinkscope.errors import SinkscopeError
 
@@ -27,6 +28,11 @@ UNDERFLOW = 1e-30
 LEAST = {torch.float32: -87.0, torch.float64: -708.0}
 """The least logit, below its row's largest, whose exponential is a normal number. On a CPU, torch's exp (MKL's) takes
 40 times as long below it, as for masked keys; so logits are raised to it, and the weights of masked keys set to 0."""
+
+KEPT_BYTES = 4 * BLOCK_BYTES
+"""The largest scratch area that is kept from one call to the next."""
+
+_scratch = threading.local()
 
 
 class Walk:
@@ -187,9 +193,7 @@ class Walk:
         order each block is wider than the last, and new memory for each would cost as much as the exponentials."""
         size = math.prod(shape)
         if self.buffers is None or self.buffers[0].numel() < size:
-            device, room = self.call.query.device, math.prod(shape[:-1]) * self.keys
-            area = partial(torch.empty, room, dtype=self.dtype, device=device)
-            self.buffers = (area(), area())
+            self.buffers = _areas(math.prod(shape[:-1]) * self.keys, self.dtype, self.call.query.device)
         return self.buffers[which][:size].view(shape)
 
     def finish(self) -> tuple[Tensor, AttentionSums]:
@@ -218,6 +222,19 @@ class Walk:
 
     def _linear_gap(self) -> Tensor:
         return linear_gap(self.call, self.dtype)
+
+
+def _areas(room: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Two scratch areas for `room` numbers. On a CPU they are kept for the thread's next call, unless they are large:
+    the first write into new memory costs a fifth of reading a short sequence. A block uses no area after its end."""
+    area = partial(torch.empty, room, dtype=dtype, device=device)
+    if device.type != "cpu" or room * dtype.itemsize > KEPT_BYTES:
+        return area(), area()
+    kept: tuple[Tensor, Tensor] | None = getattr(_scratch, "areas", None)
+    if kept is None or kept[0].dtype != dtype or kept[0].numel() < room:
+        with torch.inference_mode(False):  # what is made in inference mode could not be written into outside it
+            kept = _scratch.areas = (area(), area())
+    return kept
 
 
 def _check_fields(call: AttentionCall, understood: frozenset[str]) -> None:
