@@ -82,7 +82,8 @@ def _of_the_lines(case: Case, outcome: Outcome) -> list[str]:
     lines = outcome.stderr.splitlines()
     of_python = OF_PYTHON[1:] if "--metrics" in case.words else OF_PYTHON  # whose writer reads the class of an error
     found = [f"{words} on stderr" for each in of_python for words in re.findall(each, outcome.stderr)]
-    beside = (WARNING, NEXT, WROTE) if outcome.code == CLEAN else WARNING
+    # A result is written, and said to be, before it is printed: a stream that takes nothing more fails after that.
+    beside = (WARNING, NEXT, WROTE) if outcome.code == CLEAN or case.closed else WARNING
     lines = [line for line in lines if not line.startswith(GUEST)]
     told = [line for line in lines if not line.startswith(beside)]
     if told and told[0].startswith(USAGE):  # typer's three lines before its own error: usage, hint, blank
