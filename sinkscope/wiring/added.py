@@ -97,7 +97,7 @@ class Added:
             units.append(self._units(self.attended, self.attended_out))
         return Units(*(torch.stack(each) for each in zip(*units, strict=True)))
 
-    def _even(self, rows: Mixed) -> Mixed:
+    def _even(self, rows: Mixed) -> Float[Tensor, "group token-1 vdim"]:
         """The mean over the tokens that each token i >= 1 sees under uniform attention."""
         return running_mean(rows)[:, 1:] if self.causal else rows.mean(1, keepdim=True).expand_as(rows)[:, 1:]
 
