@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,6 +12,7 @@ from sinkscope.errors import SinkscopeError
 
 if TYPE_CHECKING:
     from sinkscope.claims.subject import Subject
+    from sinkscope.runs.forecast import Forecast
 
 HOLDS, IN_PART, FAILS, NOT_TESTED = VERDICTS = ("holds", "holds in part", "fails", "not tested")
 
@@ -130,6 +131,16 @@ class Need(Protocol):
     def of(self, subject: Subject) -> Any:
         """What was measured of a model or a saved run."""
 
+    def measurements(self) -> Mapping[str, Measurable]:
+        """What a dry run tells the cost of, by name: see `claims.needs`. Empty where that is next to nothing."""
+
+
+class Measurable(Protocol):
+    """A measurement of a model. `forecast` says what it would cost; it raises NotTested as `Need.of` does."""
+
+    def forecast(self, subject: Subject, machine: str | None) -> Forecast:
+        """No weights are loaded. `machine`: as `sinkscope.dry_run` takes it."""
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -140,7 +151,7 @@ class Claim:
         paper: its arXiv number. by: its author, or who else says or asks it.
         title: the claim in a few words. says: in full.
         source: what of the paper was read, and where it stands there. assumes: what of it is our reading.
-        needs: what is measured of a model.
+        needs: what is measured of a model. also: what `find` measures beside it, for the contrast.
         find: the deciding number and others, from what was measured of the subject, and the subject itself.
         rule: the verdict.
         contrast: what the contrast row shows, in words: a number that would be alike if the claim said nothing.
@@ -162,6 +173,7 @@ class Claim:
     contrast: str
     not_shown: str
     assumes: str = ""
+    also: tuple[Need, ...] = ()
     causal: bool = False
     figure: str = ""
     place: int = 1000

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sinkscope.claims.claim import NotTested
+from sinkscope.claims.subject import ARMS, not_tested
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from sinkscope.claims.evidence import Evidence
     from sinkscope.claims.subject import Subject
+    from sinkscope.runs.forecast import Forecast
     from sinkscope.runs.run import Run
     from sinkscope.trigger.config import TriggerConfig
     from sinkscope.trigger.evaluation import Evaluation
@@ -57,12 +60,27 @@ class Scan:
 
     def run_of(self, subject: Subject) -> Run:
         """The scan of a model."""
+        return subject.scan(self.name, must=self.must, **self._settings_for(subject))
+
+    def measurements(self) -> dict[str, Scan]:
+        """Itself; what it reads of the tables changes no pass."""
+        return {self.name: self}
+
+    def forecast(self, subject: Subject, machine: str | None) -> Forecast:
+        """What the scan of a model would cost."""
+        from sinkscope.engine.forecast.dry_run import dry_run
+
+        settings = {**subject.reading, **self._settings_for(subject), **subject.loading}
+        with nullcontext() if self.must else not_tested():
+            return dry_run(subject.model, machine=machine, **settings)
+
+    def _settings_for(self, subject: Subject) -> dict[str, Any]:
         settings = dict(self.settings)
         if self.fewer:
             settings["num_sequences"] = max(2, subject.sequences // 4)
         if self.spectra:
             settings["spectra"] = min(subject.sequences, 32)
-        return subject.scan(self.name, must=self.must, **settings)
+        return settings
 
 
 def _is_control(run: Run) -> bool:
@@ -93,6 +111,17 @@ class Losses:
         """One row an arm, by its name: increase and increase_sem, in nats a token."""
         found = subject.arms()
         return found.table.set_index("arm")
+
+    def measurements(self) -> dict[str, Losses]:
+        """The arms."""
+        return {"arms": self}
+
+    def forecast(self, subject: Subject, machine: str | None) -> Forecast:
+        """What the passes of all arms and their controls would cost."""
+        from sinkscope.experiments.arms.forecast import dry_run_arms
+
+        with not_tested():
+            return dry_run_arms(subject.model, ARMS, machine=machine, **subject.arms_settings())
 
 
 @dataclass(frozen=True)
@@ -144,6 +173,10 @@ class Task:
         if subject.given is None and not _has_task(subject):
             raise NotTested(NO_TASK)
         return solved(subject.open())
+
+    def measurements(self) -> dict[str, Scan]:
+        """The run over text, by which a model of the task is told; its evaluation takes a second."""
+        return TEXT.measurements()
 
 
 NO_TASK = "the claim is about models of the trigger task (sinkscope trigger train)"

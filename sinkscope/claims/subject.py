@@ -62,6 +62,20 @@ class Subject:
         """What a model loses under ARMS: the table, with the number of sequences. Raises NotTested as `scan` does."""
         return self._once("arms", self._arms)
 
+    def arms_settings(self) -> dict[str, Any]:
+        """How ARMS are measured, as `sinkscope.arms` takes it."""
+        reading = {name: value for name, value in self.reading.items() if value is not None}
+        return {**reading, "num_sequences": max(2, self.sequences // FEWER), "draws": 2, **self.loading}
+
+    def keeps(self, name: str) -> bool:
+        """Whether `folder` holds this measurement from an earlier call: a scan by its name, or `arms`."""
+        from sinkscope.runs.run import finished
+
+        if self.folder is None:
+            return False
+        place = self.folder / name
+        return (place / "arms.json").is_file() if name == "arms" else place.is_dir() and finished(place)
+
     def open(self) -> Any:
         """The model itself, loaded; a saved run's by its name. Raises NotTested where it is not there any more."""
         return self._once("model", self._opened)
@@ -79,10 +93,10 @@ class Subject:
 
     def _scanned(self, name: str, must: bool, settings: dict[str, Any]) -> Run:
         from sinkscope.engine.scan import scan
-        from sinkscope.runs.run import finished, load_run
+        from sinkscope.runs.run import load_run
 
         place = None if self.folder is None else self.folder / name
-        if place is not None and place.is_dir() and finished(place):
+        if place is not None and self.keeps(name):
             return _same_settings(load_run(place), settings, self.loading)
         with nullcontext() if must else not_tested():
             run = scan(self.model, progress=self.progress, **settings, **self.loading)
@@ -98,12 +112,10 @@ class Subject:
         if self.given is not None:
             raise NotTested("a run holds no losses: name its model")
         place = None if self.folder is None else self.folder / "arms"
-        if place is not None and (place / "arms.json").is_file():
+        if place is not None and self.keeps("arms"):
             return load_arms(place)
-        reading = {name: value for name, value in self.reading.items() if value is not None}
-        reading["num_sequences"] = max(2, self.sequences // FEWER)
         with not_tested():
-            found = arms(self.model, ARMS, draws=2, progress=self.progress, **reading, **self.loading)
+            found = arms(self.model, ARMS, progress=self.progress, **self.arms_settings())
         if place is not None:
             place.parent.mkdir(parents=True, exist_ok=True)
             found.save(place)

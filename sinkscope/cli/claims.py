@@ -10,8 +10,9 @@ import typer
 
 from sinkscope.cli.arguments import is_run
 from sinkscope.cli.common import say
+from sinkscope.cli.dry_run import DryRun, print_forecasts
 from sinkscope.cli.help import READ, WRITTEN
-from sinkscope.cli.options import Device, Dtype, NumSequences, Revision, SeqLen, TrustRemoteCode, slugs
+from sinkscope.cli.options import Device, Dtype, NumSequences, Revision, SeqLen, TrustRemoteCode, slugs, with_options
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.folder import check_place, write_files
 
@@ -26,6 +27,7 @@ RUNS = "runs"
 """The folder beside the page that keeps the runs of models."""
 
 
+@with_options
 def claims(
     subject: Annotated[
         list[str] | None,
@@ -55,6 +57,8 @@ def claims(
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.", rich_help_panel=WRITTEN)] = False,
+    *,
+    dry: DryRun,
 ) -> None:  # fmt: skip
     """Test papers' claims about attention sinks on models: verdict by a written rule, deciding number, contrast.
 
@@ -76,7 +80,11 @@ def claims(
         _check_folder(out, force)
     reading = {"data": data, "seq_len": seq_len, "num_sequences": num_sequences}
     loading = {"device": device, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code}
+    dry.check()
     subjects = _subjects(names, reading, loading, out)
+    if dry.dry_run:
+        _print_costs(chosen, subjects, dry.machine)
+        return
     table = _put(chosen, subjects, quiet)
     if out is not None:
         _write(out, table, chosen, subjects)
@@ -99,6 +107,16 @@ def _subjects(names: list[str], reading: dict[str, Any], loading: dict[str, Any]
         else Subject(name, given=load_run(name))
         for name in names
     ]
+
+
+def _print_costs(chosen: list[Claim], subjects: list[Subject], machine: str | None) -> None:
+    from sinkscope.claims.forecast import costs
+    from sinkscope.present.terminal.forecast import render_total
+
+    found = [costs(chosen, each, machine) for each in subjects]
+    forecasts = [forecast for each in found for forecast in each.forecasts]
+    print_forecasts(forecasts, as_json=False)
+    sys.stdout.write(render_total(forecasts, [note for each in found for note in each.notes]))
 
 
 def _put(chosen: list[Claim], subjects: list[Subject], quiet: bool) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""`--dry-run` of `scan`, `arms`, `evict` and `quant`: the option, and what it prints."""
+"""`--dry-run` of `scan`, `arms`, `evict`, `quant` and `claims`: the option, and what it prints."""
 
 from __future__ import annotations
 

@@ -56,6 +56,7 @@ CLAIM = Claim(
     source="table 1.",
     assumes="A sink rate of half the heads counts as sinking. Their texts are from the Pile.",
     needs=TEXT,
+    also=(CONTROLS,),
     find=find,
     rule=Rule("sink rate on text, epsilon 0.3, T = 64", 0.5, 0.1),
     contrast="the sink rate on random tokens",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
 from sinkscope.present.numbers import memory
 from sinkscope.present.terminal.table import aligned
@@ -110,6 +111,19 @@ def _time(found: Forecast) -> list[str]:
         f"{duration(time.seconds)}, without loading; it may be off by a factor of {time.factor:g} "
         f"({duration(time.least)} to {duration(time.most)})."
     )
+
+
+def render_total(found: Sequence[Forecast], notes: Sequence[str]) -> str:
+    """The passes and the time of several forecasts together, and what they leave out."""
+    passes = sum(each.passes for forecast in found for each in forecast.passes)
+    words = f"{len(found)} measurements in all, {passes:,} forward passes"
+    if times := [forecast.time for forecast in found if forecast.time is not None]:
+        least, most = (sum(getattr(each, end) for each in times) for end in ("least", "most"))
+        words += f", about {duration(sum(each.seconds for each in times))} ({duration(least)} to {duration(most)})"
+    lines = ["", *_wrapped(f"{words}.")] if found else ["Nothing would be measured."]
+    for note in notes:
+        lines += _wrapped(f"note: {printable(note)}")
+    return "\n".join([*lines, ""])
 
 
 def duration(seconds: float) -> str:
