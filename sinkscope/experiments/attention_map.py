@@ -64,9 +64,7 @@ def attention_maps(
         raise SinkscopeError(f"--text has {ids.shape[1]} tokens: give 1 to {MOST_TOKENS}, the map must stay readable")
     limit = checkpoint.max_positions
     if limit is not None and max(lengths, default=ids.shape[1]) > limit:
-        raise SinkscopeError(
-            f"{model} has {limit} positions, and --text {ids.shape[1]} tokens: give a shorter --text, or a --length"
-        )
+        raise SinkscopeError(f"{model} has {limit} positions, and --text {ids.shape[1]} tokens: give a shorter --text")
     for length in lengths:
         if not 2 <= length <= ids.shape[1]:
             raise SinkscopeError(

@@ -4,54 +4,22 @@ from __future__ import annotations
 
 import gc
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from models import _COMMON, _OWN, VOCABULARY
+from models import VOCABULARY
 from same_runs import assert_same
 from tiers import slow_but
 from torch import Tensor, nn
 from torch._C import _len_torch_function_stack
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from writers import NEW, generate, in_one_pass, prompt, writer
 
 import sinkscope
 from sinkscope import SinkscopeError
 
 pytestmark = pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning")
-NEW = 24
-
-
-def writer(family: str, **overrides: Any) -> Any:
-    """A small language model that writes; the sliding window of those that have one is 16."""
-    model_type, own = _OWN[family]
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        config = AutoConfig.for_model(model_type, **{**_COMMON, **own, **overrides})
-        return AutoModelForCausalLM.from_config(config).eval()
-
-
-def prompt(left: int = 0) -> dict[str, Tensor]:
-    """Two prompts of 12 tokens; the second has `left` tokens of padding before it."""
-    ids = torch.randint(3, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(1))
-    mask = torch.ones_like(ids)
-    mask[1, :left] = 0
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-def generate(model: Any, given: dict[str, Tensor], **settings: Any) -> Tensor:
-    settings = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "pad_token_id": 0} | settings
-    written: Tensor = model.generate(**given, **settings)
-    return written
-
-
-def in_one_pass(model: Any, written: Tensor, given: dict[str, Tensor]) -> sinkscope.Run:
-    """A scan of prompt and answer; the last token was written, but never read."""
-    ids = written[:, :-1]
-    mask = torch.ones_like(ids)
-    mask[:, : given["attention_mask"].shape[1]] = given["attention_mask"]
-    return sinkscope.scan(model, data={"input_ids": ids, "attention_mask": mask}, self_check=False)
 
 
 @pytest.mark.parametrize("left", [0, 4])

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 from same_runs import assert_same
-from test_watch_caches import generate, in_one_pass, prompt, writer
 from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
+from writers import generate, in_one_pass, prompt, writer
 
 import sinkscope
 from sinkscope import SinkscopeError
