@@ -207,8 +207,8 @@ class FoldedHeads:
 
     @cached_property
     def span_bound(self) -> Float[Tensor, ""]:
-        """max(n, D) 2^-23 times the largest singular value of the rows z_i - zbar, squared: what rounding in float32
-        leaves of a value that is 0."""
+        """max(T - 1, D) 2^-23 times the largest singular value of the rows z_i - zbar, squared: what rounding in
+        float32 leaves of a value that is 0."""
         return (max(self.exact_centred.shape) * SINGLE) ** 2 * self._token_values[-1]
 
     @property

@@ -197,9 +197,9 @@ def sink_margin_pairs(folded: FoldedHeads) -> HeadValues:
 
 @smoothing_metric(unit="dimension", range="[0, min(T - 1, D)]", source=f"{LAMPERT} section 7 (r_eta)", sampled=True)
 def token_span(folded: FoldedHeads) -> HeadValues:
-    """The dimension of the span of z_i - zbar, i >= 1, as a numerical rank: the number of singular values above max(n,
-    D) 2^-23 times the largest, as numpy.linalg.matrix_rank takes it in float32. It stands for the paper's dimension of
-    the nuisance, which leaves out the signal's span; constant within a layer."""
+    """The dimension of the span of z_i - zbar, i >= 1, as a numerical rank: the number of singular values above max(T -
+    1, D) 2^-23 times the largest, as numpy.linalg.matrix_rank takes it in float32. It stands for the paper's dimension
+    of the nuisance, which leaves out the signal's span; constant within a layer."""
     return folded.token_span.expand(folded.heads)
 
 
@@ -267,9 +267,9 @@ def cost_diagonal_upper_value(folded: FoldedHeads) -> HeadValues:
 def path_slope_own(folded: FoldedHeads) -> HeadValues:
     """D'(0) / D(0) of D(lam) = mean |y_i - ybar|^2 over i >= 1, ybar the mean of the y_i. y_i(lam) = x_i + (1 - lam) W
     z_i + lam W mean_{k<=i} z_k is the path from each token's own value (lam = 0) to uniform attention (lam = 1), whose
-    cosines are avgcos_identity and avgcos_uniform; key 0 is in the mean, as there. With p_i = y_i(0) and q_i = y_i(1),
-    D'(0) = 2 mean (p_i - pbar).(q_i - p_i). Below 0, the first step brings tokens together. Measured on the first n
-    sequences only, as matrix_entropy is.
+    cosines are avgcos_identity and avgcos_uniform; key 0 is in the mean, as there, and in bidirectional heads the mean
+    is over all k. With p_i = y_i(0) and q_i = y_i(1), D'(0) = 2 mean (p_i - pbar).(q_i - p_i). Below 0, the first step
+    brings tokens together. Empty where D(0) is 0. Measured on the first n sequences only, as matrix_entropy is.
 
     For tokens drawn independently it is -2 (1 - 1/k) (beta tr(B W) + tr(B W^T W)) / D(0), k the tokens in the mean.
     """
@@ -296,16 +296,16 @@ def avgcos_half(folded: FoldedHeads) -> HeadValues:
 @smoothing_metric(unit="groups", range="[1, T - 1]", source=CLUSTERS, sampled=True)
 def token_groups(folded: FoldedHeads) -> HeadValues:
     """C as clusters: the number of connected components of the graph that joins tokens i, j >= 1 where the cosine of
-    z_i and z_j is above 1/2. In the paper's tokens these are the groups where the signal is longer than the nuisance
-    and nuisances are orthogonal. Only the columns that end in _groups take this C, the others C = 1; constant within a
-    layer. Measured on the first n sequences only, as matrix_entropy is."""
+    z_i and z_j is above 1/2; a zero vector is a group of its own. In the paper's tokens these are the groups where the
+    signal is longer than the nuisance and nuisances are orthogonal. Only the columns that end in _groups take this C,
+    the others C = 1; constant within a layer. Measured on the first n sequences only, as matrix_entropy is."""
     return folded.spread.new_full((folded.heads,), folded.groups.count)
 
 
 @smoothing_metric(unit="dimension", range="[0, min(T - 1, D)]", source=CLUSTERS, sampled=True)
 def group_span(folded: FoldedHeads) -> HeadValues:
     """The dimension of the span of z_i less the mean of its group of token_groups: the number of singular values above
-    max(n, D) 2^-23 times the largest of z_i - zbar. It stands for the paper's dimension of the nuisance with C =
+    max(T - 1, D) 2^-23 times the largest of z_i - zbar. It stands for the paper's dimension of the nuisance with C =
     token_groups, as token_span does with C = 1; constant within a layer."""
     return folded.group_span.expand(folded.heads)
 
