@@ -145,10 +145,8 @@ def test_an_address_opens_its_head(browser: Browser, tmp_path: Path) -> None:
     browser.open(written(tmp_path, scanned(), scanned("noise")))
     browser.get("location.hash = '#1=' + encodeURIComponent('layer 2 head 3')")
     browser.wait("document.querySelector('#detail-1 h4').textContent === 'layer 2 head 3'")
-    # The old page answers until the new one stands in its place: the mark tells one from the other.
-    browser.get("window.before = true")
-    browser.get("location.reload()")
-    browser.wait("!window.before && document.querySelectorAll('rect.chosen').length === 2")
+    browser.reload()
+    browser.wait("document.querySelectorAll('rect.chosen').length === 2")
     assert browser.get("document.querySelector('#detail-1 h4').textContent") == "layer 2 head 3"
     assert browser.get("document.querySelector('#detail-1 a').getAttribute('href')") == "#1=layer%202%20head%203"
     for nothing in ("#7=layer%200%20head%200", "#0=nobody", "#0=%zz", "#other"):

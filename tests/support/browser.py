@@ -22,6 +22,10 @@ START = (
 )
 
 
+class Navigated(Exception):
+    """The page was replaced while the browser answered."""
+
+
 class Browser:
     """One page in one browser; `with Browser(folder) as page`."""
 
@@ -66,6 +70,8 @@ class Browser:
         while True:
             answer = self._read()
             if answer.get("id") == self._number:
+                if "navigated" in answer.get("error", {}).get("message", ""):
+                    raise Navigated(answer)
                 assert "error" not in answer, answer
                 return answer["result"]
             if answer.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled"):
@@ -83,10 +89,13 @@ class Browser:
         """Loads a file in the light or dark colour scheme, and waits until it is complete."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.call("Page.navigate", url=page.resolve().as_uri())
-        end = time.monotonic() + PATIENCE
-        while self.get("[document.readyState, location.href]") != ["complete", page.resolve().as_uri()]:
-            assert time.monotonic() < end, "the page did not load"
-            time.sleep(0.05)
+        self.wait(f"document.readyState === 'complete' && location.href === {json.dumps(page.resolve().as_uri())}")
+
+    def reload(self) -> None:
+        """Loads the page again, and waits until the new one is complete: the old one answers until it is gone."""
+        self.get("window.before = true")
+        self.call("Page.reload")
+        self.wait("!window.before && document.readyState === 'complete'")
 
     def get(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page."""
@@ -95,11 +104,17 @@ class Browser:
         return answer["result"].get("value")
 
     def wait(self, condition: str) -> None:
-        """Waits until a JavaScript expression in the page is true."""
+        """Waits until a JavaScript expression is true in the page, or in the one that takes its place meanwhile."""
         end = time.monotonic() + PATIENCE
-        while not self.get(condition):
+        while not self._holds(condition):
             assert time.monotonic() < end, condition
             time.sleep(0.05)
+
+    def _holds(self, condition: str) -> bool:
+        try:
+            return bool(self.get(condition))
+        except Navigated:
+            return False
 
     def press(self, key: str) -> None:
         """Presses and releases one key, as on a keyboard."""

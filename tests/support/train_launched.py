@@ -6,6 +6,7 @@ gets the losses of process N, the weights after training and what the callback r
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ def main(how: str, watched: bool, out: str) -> None:
         distributed.init_process_group("gloo")
         result = own_loop(wrapped(how, causal_llama().train()), callback(output=f"{out}.csv") if watched else None)
     torch.save(result, f"{out}.{distributed.get_rank()}.pt")
+    # FSDP's model stands in circles of references and keeps gloo's threads: one that asks for the interpreter while it
+    # ends aborts the process.
+    gc.collect()
     distributed.destroy_process_group()
 
 
