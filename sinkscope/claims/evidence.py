@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 PLACE = ["stream", "layer", "head", "module"]
 LAYER = ["stream", "layer", "module"]
+NO_LANGUAGE = "the claim is about language models"
 EPSILON = 0.3
 """A head has a sink where alpha_0 exceeds this (Gu et al. 2410.10781)."""
 
@@ -123,6 +124,11 @@ class Evidence:
         from sinkscope.trigger.config import AttentionForm
 
         return all(AttentionForm(score).normalised for score in scores)
+
+    @property
+    def of_language(self) -> bool:
+        """Whether what was read is text, not vectors drawn from a task."""
+        return not (self.run.summary.task or {}).get("name")
 
 
 def head_name(row: pd.Series) -> Number:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pandas as pd
 
 from sinkscope.claims.claim import Claim, Found, NotTested, Number, Rule, mean
-from sinkscope.claims.evidence import EPSILON, Evidence, not_tested
+from sinkscope.claims.evidence import EPSILON, NO_LANGUAGE, Evidence, not_tested
 from sinkscope.claims.needs import CONTROLS, TEXT
 from sinkscope.claims.subject import Subject
 from sinkscope.runs.schema.manifest import FirstToken
 
 
 def find(run: Evidence, subject: Subject) -> Found:
+    if not run.of_language:
+        return not_tested(NO_LANGUAGE)
     if not run.normalised:
         return not_tested("its attention is not normalised, and the threshold is one on probabilities")
     rows = run.sequences

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sinkscope.claims.claim import Claim, Found, Rule, number
-from sinkscope.claims.evidence import EPSILON, Evidence, not_tested
+from sinkscope.claims.evidence import EPSILON, NO_LANGUAGE, Evidence, not_tested
 from sinkscope.claims.gu.first_token import rate
 from sinkscope.claims.needs import TEXT
 from sinkscope.claims.subject import Subject
@@ -13,8 +13,8 @@ from sinkscope.claims.subject import Subject
 
 def find(run: Evidence, subject: Subject) -> Found:
     figures = {"mean raw score on the first token": run.of_heads("bos_mass")}
-    if (run.run.summary.task or {}).get("name"):
-        return not_tested("the claim is about language models", figures)
+    if not run.of_language:
+        return not_tested(NO_LANGUAGE, figures)
     if others := sorted(run.scores - {"sigmoid"}):
         return not_tested(
             f"the claim is about sigmoid attention without normalisation, not {', '.join(others)}", figures
