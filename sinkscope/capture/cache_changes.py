@@ -6,13 +6,13 @@ generation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from threading import get_ident
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor
 
+from sinkscope.capture.listeners import Listeners
 from sinkscope.capture.private_doors import cache_methods, set_cache_method
 
 ORDER, CROP = "reorder_cache", "crop"
@@ -20,30 +20,25 @@ ORDER, CROP = "reorder_cache", "crop"
 Ear = Callable[[Any, Tensor | int], None]
 """Takes a cache, and the number that each sequence which it holds now had before, or how many tokens it took back."""
 
-_ears: list[tuple[int, Ear]] = []
-_plain: dict[tuple[type[Any], str], Callable[..., Any]] = {}
+
+def cache_changes(ear: Ear) -> AbstractContextManager[None]:
+    """Tells `ear` of every such change of transformers' caches in this thread, after it was made, until the end."""
+    return _listeners.joined_by(ear)
 
 
-@contextmanager
-def cache_changes(ear: Ear) -> Iterator[None]:
-    """Tells `ear` of every such change of transformers' caches in this thread, after it was made, until the block ends.
+def _put() -> Callable[[], None]:
+    plain = {(kind, name): own for name in (ORDER, CROP) for kind, own in cache_methods(name).items()}
+    for (kind, name), method in plain.items():
+        set_cache_method(kind, name, _telling(method, name))
 
-    Such blocks may end in any order: the last one puts the caches' methods back.
-    """
-    mine = (get_ident(), ear)
-    if not _ears:
-        _plain.update({(kind, name): own for name in (ORDER, CROP) for kind, own in cache_methods(name).items()})
-        for (kind, name), method in _plain.items():
-            set_cache_method(kind, name, _telling(method, name))
-    _ears.append(mine)
-    try:
-        yield
-    finally:
-        _ears.remove(mine)
-        if not _ears:
-            for (kind, name), method in _plain.items():
-                set_cache_method(kind, name, method)
-            _plain.clear()
+    def back() -> None:
+        for (kind, name), method in plain.items():
+            set_cache_method(kind, name, method)
+
+    return back
+
+
+_listeners: Listeners[Ear] = Listeners(_put)
 
 
 def _telling(method: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -61,6 +56,5 @@ def _telling(method: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _tell(cache: Any, what: Tensor | int) -> None:
-    for thread, ear in [*_ears]:
-        if thread == get_ident():
-            ear(cache, what)
+    for ear in _listeners.here():
+        ear(cache, what)

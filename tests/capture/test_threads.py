@@ -24,6 +24,8 @@ from sinkscope.capture.alone import alone
 from sinkscope.capture.hooks import hooked
 from sinkscope.capture.interface import shadowed
 from sinkscope.capture.masks.lazy import lazy_masks
+from sinkscope.capture.overheard import overheard
+from sinkscope.capture.private_doors import interface_lookup
 from sinkscope.capture.registries import layered
 from sinkscope.wiring.parts import find_parts
 
@@ -295,3 +297,13 @@ def test_a_thread_that_died_in_a_measurement_does_not_keep_the_turn() -> None:
     elsewhere(die)
     with alone("the next one"):
         pass
+
+
+def test_a_lookup_of_another_thread_that_outlasts_the_listening_finds_what_it_would_have_found() -> None:
+    before = interface_lookup()
+    with overheard(never):
+        begun = interface_lookup()
+        assert begun is not before
+        assert elsewhere(lambda: begun(AttentionInterface(), "sdpa", never)) is AttentionInterface()["sdpa"]
+    assert interface_lookup() is before
+    assert begun(AttentionInterface(), "sdpa", never) is AttentionInterface()["sdpa"]
