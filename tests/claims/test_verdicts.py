@@ -266,8 +266,9 @@ def test_a_run_without_the_newer_columns_is_read() -> None:
         assert not [each for each in found.figures if "walk" in each or "clusters" in each or "spread" in each]
 
 
-def test_a_model_of_the_task_is_no_language_model() -> None:
-    verdict, told = judged(CLAIMS["needs-normalisation"], model(renamed("sigmoid", explicit("relu")))())
+@pytest.mark.parametrize(("claim", "attention"), [("needs-normalisation", "sigmoid"), ("first-token", "softmax")])
+def test_a_model_of_the_task_is_no_language_model(claim: str, attention: str) -> None:
+    verdict, told = judged(CLAIMS[claim], model(renamed(attention, explicit("relu")))())
     assert (verdict, told.reason) == (NOT_TESTED, "the claim is about language models")
 
 
