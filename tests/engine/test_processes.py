@@ -225,6 +225,26 @@ def test_heads_spread_over_processes_give_the_same_tables(folder: Path, tmp_path
 
 
 @pytest.mark.slow
+def test_eight_processes_spread_the_shapes_of_70b_and_405b(tmp_path: Path) -> None:
+    """Llama-3.1's heads, key/value heads and ratio of inner to outer channels; channels and layers are fewer. Each
+    process holds one key/value head, which is the most that can be spread. In float32 other orders of the sums move the
+    logarithms of small outputs by 2e-5."""
+    for name, heads, ratio in (("70b", 64, 3.5), ("405b", 128, 3.25)):
+        channels = 4 * heads
+        shape = {"num_attention_heads": heads, "num_key_value_heads": 8, "intermediate_size": int(ratio * channels)}
+        tiny("llama", hidden_size=channels, **shape).save_pretrained(tmp_path / name)
+    words = ("--data", "random", "--num-sequences", "2", "--seq-len", "70", "--dtype", "float64", "--tp", "--quiet")
+    models = (tmp_path / "70b", tmp_path / "405b", "--out", tmp_path / "runs")
+    code, _, err = launch("-m", "sinkscope", "scan", *models, *words, count=8, limit=400)
+    assert code == 0, err
+    for name, heads in (("70b", 64), ("405b", 128)):
+        run = load_run(tmp_path / "runs" / name)
+        near(alone(tmp_path / name, data="random", num_sequences=2, batch_size=None, dtype="float64"), run, 1e-5)
+        assert (run.manifest.tensor_parallel, run.manifest.attention[0].heads) == (8, heads)
+        assert run.manifest.self_check.status == "passed"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [False, True])
 def test_a_guest_that_fails_in_one_process_is_left_out_in_all(spread: bool, folder: Path, tmp_path: Path) -> None:
     """With --tp the processes wait for each other within a layer: none may wait for one whose guest has failed."""

@@ -27,11 +27,11 @@ def start_launch(*words: object, launcher: tuple[str, ...] = TORCHRUN, count: in
     )
 
 
-def launch(*words: object, **kwargs: Any) -> tuple[int, str, str]:
-    """Exit code of the launcher, stdout, stderr."""
+def launch(*words: object, limit: float = LIMIT, **kwargs: Any) -> tuple[int, str, str]:
+    """Exit code of the launcher, stdout, stderr. `limit`: seconds after which it counts as hung."""
     process = start_launch(*words, **kwargs)
     try:
-        out, err = process.communicate(timeout=LIMIT)
+        out, err = process.communicate(timeout=limit)
     finally:
         kill_all(process)
     return process.returncode, out, err
