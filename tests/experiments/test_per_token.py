@@ -24,7 +24,9 @@ from sinkscope.experiments.arms.opening import opened
 from sinkscope.experiments.arms.per_token import Sums, groups_of
 from sinkscope.experiments.arms.replay import Layers
 from sinkscope.experiments.arms.sinks import SinkCount
+from sinkscope.inputs.handed import loss_data
 
+PROSE = ("water", "stone", "paper", "glass", "iron", "wood", "sand", "clay", "wool", "silk", "salt", "chalk")
 IDS, FURTHER = random_ids(2, 40), random_ids(24, 40, seed=9)
 
 
@@ -188,6 +190,25 @@ def test_the_text_of_the_fit_is_not_measured(tiny_model: Any, tokenizer: Any) ->
     assert again.more_text is not None
     with pytest.raises(sinkscope.SinkscopeError, match="nothing is left to fit a map on; give other --data"):
         again.more_text(4)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "random",
+        "repeated",
+        [f"{word} and then {word} again, twice over." for word in PROSE],
+        random_ids(12, 8),
+    ],
+    ids=["random", "repeated", "texts", "token ids"],
+)
+def test_a_map_is_fitted_on_more_of_any_kind_of_text(data: Any, tiny_model: Any, tokenizer: Any) -> None:
+    text = Text(loss_data(data), 8, 6)
+    setting, corpus = opened(tiny_model, None, tokenizer, LoadOptions(), text, lambda *_: None)
+    assert setting.more_text is not None
+    more = setting.more_text(5)
+    assert more.shape == (5, 8)
+    assert not {tuple(row) for row in corpus.ids.tolist()} & {tuple(row) for row in more.tolist()}
 
 
 def test_the_fit_is_told(tiny_model: Any, tokenizer: Any) -> None:

@@ -34,9 +34,9 @@ def held_out(text: Text, checkpoint: Checkpoint, manifest: Manifest | None) -> C
     read = [] if manifest is None else manifest.data
     count, length = size_of(text, manifest)
     check_length(checkpoint, length)
-    bos = "auto" if manifest is None else manifest.request.bos[0]
     without = [] if manifest is None else read_before(manifest)
     rules = token_rules(checkpoint.tokenizer, checkpoint.vocabulary)
+    bos = _bos(manifest)
     try:
         corpus = read_corpus(text.data, checkpoint.tokenizer, rules, length, count, bos, text.seed, without=without)
     except NothingLeft:
@@ -51,22 +51,28 @@ def held_out(text: Text, checkpoint: Checkpoint, manifest: Manifest | None) -> C
     return corpus
 
 
-def further(corpus: Corpus, checkpoint: Checkpoint, count: int, seed: int) -> Corpus:
-    """Reads `count` more sequences like those of a corpus, or as many as are left, without anything that it holds.
+def further(text: Text, checkpoint: Checkpoint, manifest: Manifest | None, corpus: Corpus, count: int) -> Corpus:
+    """Reads `count` more sequences of the text that `corpus` was read from, as long as its own, or as many as are left,
+    without anything that it holds.
 
-    What a run has read is not left out. Raises SinkscopeError where nothing is left.
+    What the run has read is not left out. Raises SinkscopeError where nothing is left.
     """
     without = [passage for pieces in corpus.passages for passage in pieces]
-    rules = token_rules(checkpoint.tokenizer, checkpoint.vocabulary)
+    rules, length = token_rules(checkpoint.tokenizer, checkpoint.vocabulary), corpus.ids.shape[1]
     try:
         return read_corpus(
-            corpus.domain, checkpoint.tokenizer, rules, corpus.ids.shape[1], count, corpus.bos, seed, without=without
+            text.data, checkpoint.tokenizer, rules, length, count, _bos(manifest), text.seed, without=without
         )
     except NothingLeft:
         raise SinkscopeError(
             f"--data {corpus.domain}: all of it is measured, and nothing is left to fit a map on; give other --data, "
             "or fewer --num-sequences"
         ) from None
+
+
+def _bos(manifest: Manifest | None) -> str:
+    """Whether BOS stands first, as the run asked for it."""
+    return "auto" if manifest is None else manifest.request.bos[0]
 
 
 def read_before(manifest: Manifest) -> list[Passage | str]:

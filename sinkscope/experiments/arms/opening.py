@@ -42,7 +42,7 @@ def opened(
     corpus = held_out(text, checkpoint, manifest)
     epsilon = EPSILON if manifest is None else manifest.request.epsilon
     setting = Setting(checkpoint, base, calls, torch.from_numpy(corpus.ids), loaded, text.seed, epsilon)
-    setting.more_text = lambda count: torch.from_numpy(further(corpus, checkpoint, count, text.seed).ids)
+    setting.more_text = lambda count: torch.from_numpy(further(text, checkpoint, manifest, corpus, count).ids)
     return setting, corpus
 
 
