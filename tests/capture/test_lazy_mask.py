@@ -25,6 +25,8 @@ from sinkscope.capture.masks.visibility import read_mask
 # windows on both sides, a prefix that sees itself, streams, inline attention.
 FAMILIES = ("gemma3_text", "llama4_text", "gpt_oss", "gemma2", "deepseek_v32", "mistral", "gpt2", "bloom")
 LENGTH = 48
+NO_CACHE = None
+"""Handed over by position: transformers 5.24 gave the parameter another name."""
 FAST = ((True, "gemma3_text"), (True, "gpt_oss"), (False, "llama4_text"), (True, "bloom"))
 
 
@@ -39,9 +41,8 @@ def make(**options: Any) -> Tensor | None:
     implementation = options.pop("implementation", "sdpa")
     chosen = config(sliding_window=options.pop("window", 5))
     chosen._attn_implementation = implementation
-    mask: Tensor | None = create_sliding_window_causal_mask(
-        config=chosen, inputs_embeds=torch.zeros(options.pop("batch", 2), LENGTH, 8), past_key_values=None, **options
-    )
+    embeds, attention_mask = torch.zeros(options.pop("batch", 2), LENGTH, 8), options.pop("attention_mask")
+    mask: Tensor | None = create_sliding_window_causal_mask(chosen, embeds, attention_mask, NO_CACHE, **options)
     return mask
 
 
@@ -145,11 +146,11 @@ def test_a_mask_that_a_model_writes_into_between_layers_is_read_again(
 
 def test_what_is_left_out_stays_left_out() -> None:
     """A plain causal mask stays None for sdpa: a lazy mask would be slower than none."""
-    plain: dict[str, Any] = {"inputs_embeds": torch.zeros(2, LENGTH, 8), "past_key_values": None}
+    embeds = torch.zeros(2, LENGTH, 8)
     with lazy_masks(1):
-        assert create_causal_mask(config=config(), attention_mask=None, **plain) is None
-        assert create_causal_mask(config=config(), attention_mask=torch.ones(2, LENGTH), **plain) is None
-        assert isinstance(create_causal_mask(config=config(), attention_mask=padded(), **plain), LazyMask)
+        assert create_causal_mask(config(), embeds, None, NO_CACHE) is None
+        assert create_causal_mask(config(), embeds, torch.ones(2, LENGTH), NO_CACHE) is None
+        assert isinstance(create_causal_mask(config(), embeds, padded(), NO_CACHE), LazyMask)
     with lazy_masks(2 * LENGTH * LENGTH + 1):
         small = make(attention_mask=None)
     assert small is not None

@@ -18,6 +18,7 @@ from families import tiny_config
 from models import tiny
 from tiers import slow_but
 from transformers import AutoModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from writers import CACHE
 
 import sinkscope
 from sinkscope.capture.calls import AttentionCall
@@ -322,8 +323,8 @@ def test_what_the_model_writes_is_greedy_and_read_in_one_pass_as_it_was_decoded(
     ids, rows, cache = torch.tensor([prompt]), [], None
     with torch.no_grad():
         for _ in answer:
-            out = model(ids, past_key_values=cache, use_cache=True, output_attentions=True)
-            cache, ids = out.past_key_values, out.logits[:, -1:].argmax(-1)
+            out = model(ids, use_cache=True, output_attentions=True, **{CACHE: cache})
+            cache, ids = out[CACHE], out.logits[:, -1:].argmax(-1)
             rows.append((int(ids), [layer[0, :, -1] for layer in out.attentions]))
         whole = model(torch.tensor([[*prompt, *answer]]), output_attentions=True).attentions
     assert answer == [token for token, _ in rows]

@@ -237,7 +237,7 @@ def test_shards_with_adapters_are_refused_in_one_line(monkeypatch: pytest.Monkey
     monkeypatch.setattr("sinkscope.experiments.training.callback.is_sharded", lambda model: True)
     loras = [peft.LoraConfig(target_modules=["q_proj"], r=2) for _ in range(2)]
     own = causal_llama()
-    own.add_adapter(loras[0])
+    peft.inject_adapter_in_model(loras[0], own)  # as transformers' add_adapter does, with any version of peft
     for model, name in ((peft.get_peft_model(causal_llama(), loras[1]), "PeftModel"), (own, "LlamaForCausalLM")):
         with pytest.raises(sinkscope.SinkscopeError, match=f"^{name} under FSDP holds weights that its configuration"):
             callback().measure(0, model)
