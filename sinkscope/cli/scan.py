@@ -16,11 +16,12 @@ from sinkscope.cli.dry_run import DryRun, print_forecasts
 from sinkscope.cli.early import check_early
 from sinkscope.cli.help import FIRST, WRITTEN
 from sinkscope.cli.options import TextScan, slug, slugs, with_options
-from sinkscope.cli.scan_job import SETTINGS, ScanJob, launched, run_folder
+from sinkscope.cli.scan_job import SETTINGS, ScanJob, run_folder
 from sinkscope.cli.scan_options import MoreOfScan, QuestionOptions
 from sinkscope.errors import in_one_line
 
 if TYPE_CHECKING:
+    from sinkscope.engine.launch import Processes
     from sinkscope.runs.run import Run
 
 
@@ -79,20 +80,21 @@ def scan(
     if formats not in FORMATS:
         raise SinkscopeError(f"--format {formats!r}: choose one of {', '.join(FORMATS)}")
     processes = launched(text.device, more.tp)
-    models = list(dict.fromkeys([*(model or []), *processes.on_main(lambda: names_in(more.names))]))
+    listed = [] if more.names is None else processes.on_main(partial(names_in, more.names))
+    models = list(dict.fromkeys([*(model or []), *listed]))
     if not models:
         raise SinkscopeError("no model: name one, or give --models FILE")
     if more.name is not None and len(models) > 1:
         raise SinkscopeError(f"--name {more.name!r} is what one model is called, and {len(models)} are to be scanned")
     options = text.settings() | more.settings() | asdict(asked)
-    request = processes.run(lambda: check_early(models, look=False, **options))
+    request = processes.run(partial(check_early, models, look=False, **options))
     dry.check()
     if dry.dry_run:
         from sinkscope.engine.forecast.dry_run import forecast_request
 
         each = [request.model_copy(update={"model": name}) for name in models]
         found = [forecast_request(one, metrics=options["metrics"], machine=dry.machine) for one in each]
-        processes.on_main(lambda: print_forecasts(found, as_json))
+        processes.on_main(partial(print_forecasts, found, as_json))
         return
     settings = request.part(*SETTINGS)
     job = ScanJob(request, options["metrics"], resume, force, tuple({"csv", formats}), quiet, processes, more.strict)
@@ -102,6 +104,21 @@ def scan(
         show(run, written, as_json, quiet)
         return
     scan_all(job, models, lambda name: out / name if out else chosen_folder(job, name, settings), as_json)
+
+
+def launched(device: str, tp: bool) -> Processes:
+    """Joins the processes that share the scan. Raises SinkscopeError where --tp does not fit the launch or --device."""
+    from sinkscope.engine.launch import start_processes
+    from sinkscope.engine.launcher import size
+    from sinkscope.errors import SinkscopeError
+
+    if tp and size() == 1:
+        raise SinkscopeError("--tp needs several processes: torchrun --nproc-per-node N -m sinkscope scan ... --tp")
+    if tp and device != "auto":
+        raise SinkscopeError(
+            "--tp gives each process a GPU of its own (or the CPU where there is none): leave out --device"
+        )
+    return start_processes(device, tp)
 
 
 def own_name(model: str, adapter: Path | None) -> str:
@@ -147,12 +164,10 @@ def scan_all(job: ScanJob, models: list[str], place: Callable[[str], Path], as_j
         raise typer.Exit(BAD_INPUT)
 
 
-def names_in(path: Path | None) -> list[str]:
+def names_in(path: Path) -> list[str]:
     """Reads model names from a file, one per line, without what follows a #. Raises SinkscopeError."""
     from sinkscope.errors import SinkscopeError
 
-    if path is None:
-        return []
     try:
         lines = path.read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,21 +22,6 @@ if TYPE_CHECKING:
     from sinkscope.engine.launch import Processes
     from sinkscope.runs.request import Request
     from sinkscope.runs.run import Run
-
-
-def launched(device: str, tp: bool) -> Processes:
-    """Joins the processes that share the scan. Raises SinkscopeError where --tp does not fit the launch or --device."""
-    from sinkscope.engine.launch import start_processes
-    from sinkscope.engine.launcher import size
-    from sinkscope.errors import SinkscopeError
-
-    if tp and size() == 1:
-        raise SinkscopeError("--tp needs several processes: torchrun --nproc-per-node N -m sinkscope scan ... --tp")
-    if tp and device != "auto":
-        raise SinkscopeError(
-            "--tp gives each process a GPU of its own (or the CPU where there is none): leave out --device"
-        )
-    return start_processes(device, tp)
 
 
 @dataclass(frozen=True)
@@ -58,11 +44,7 @@ class ScanJob:
 
         Raises SinkscopeError. After Ctrl-C, saves what was measured until then and exits with 130.
         """
-        resume = self.processes.on_main(lambda: self._resumes(target))
-        from sinkscope.checkpoints.options import check_model
-
-        asked = self.request
-        self.processes.on_main(lambda: check_model(model, asked.revision, asked.allow_pickle))
+        asked, resume = self.request, self.processes.on_main(partial(self._begin, model, target))
         from sinkscope.engine.scan import Interrupted, scan_request
         from sinkscope.present.terminal.progress import progress_bar
 
@@ -76,12 +58,21 @@ class ScanJob:
                 part = stopped.run
                 if part is None:
                     raise
-                self.processes.on_main(lambda: self._save_part(part, target))
+                self.processes.on_main(partial(self._save_part, part, target))
                 raise typer.Exit(INTERRUPTED) from None
         if run.path is not None:
             say(f"{model}: already finished, in {target}")
             return run, []
-        return run, self.processes.on_main(lambda: self._save(run, target))
+        return run, self.processes.on_main(partial(self._save, run, target))
+
+    def _begin(self, model: str, target: Path) -> bool:
+        """Refuses a folder and a name of a model that no scan can use, before torch is imported; returns whether the
+        scan resumes."""
+        from sinkscope.checkpoints.options import check_model
+
+        resumes = self._resumes(target)
+        check_model(model, self.request.revision, self.request.allow_pickle)
+        return resumes
 
     def _resumes(self, target: Path) -> bool:
         """Whether the scan resumes from what the folder holds. Raises SinkscopeError where it must not be put there.

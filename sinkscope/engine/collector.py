@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -12,6 +13,7 @@ from sinkscope.capture.kernels.sums import EARLY
 from sinkscope.capture.precision import as_float64
 from sinkscope.engine.sampling import Sampler
 from sinkscope.errors import SinkscopeError
+from sinkscope.inputs.batches import TokenData
 from sinkscope.metrics import stretches
 from sinkscope.metrics.quantities import POSITIONS, STRETCHED, QuantitySet, quantity_set
 from sinkscope.metrics.stretches import over_sequences
@@ -103,8 +105,9 @@ def prefixes(queries: int, asked: tuple[int, ...] | None = None) -> list[int]:
     return [*lengths, queries]
 
 
-def check_lengths(asked: tuple[int, ...] | None, longest: int) -> None:
+def check_lengths(asked: tuple[int, ...] | None, tokens: Sequence[TokenData]) -> None:
     """Raises SinkscopeError for a prefix that is longer than the longest sequence."""
+    longest = max(data.longest for data in tokens)
     if asked and asked[-1] > longest:
         raise SinkscopeError(f"--lengths {asked[-1]}: the longest sequence has {longest} tokens; see --seq-len")
 

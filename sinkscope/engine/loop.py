@@ -117,6 +117,13 @@ class Loop:
         """
         self._records = [BatchRecord(data.longest, self.quantities) for data in self.reading.tokens]
         self._watches = [self._watch(data.longest) for data in self.reading.tokens]
+        try:
+            self._run()
+        finally:
+            if self.shards is not None and self.processes.index == 0:
+                self.shards.discard_if_empty()
+
+    def _run(self) -> None:
         self._restore()
         work = deque(self.processes.share(self._pieces()))
         left = [self.done < self.reading.total]

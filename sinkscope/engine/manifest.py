@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import platform
 from dataclasses import asdict
-from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,31 +14,23 @@ import numpy as np
 from sinkscope.capture import Plan, Site, keywords
 from sinkscope.capture.kernels.attend import TORCH, TRITON
 from sinkscope.checkpoints import Checkpoint
-from sinkscope.checkpoints.hashing import settings_sha256
 from sinkscope.engine.input_kinds.kind import Reading
 from sinkscope.engine.launch import Processes
 from sinkscope.engine.self_check import EAGER, warnings_of
-from sinkscope.engine.shards import first_difference
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import Corpus
 from sinkscope.inputs.rules import first_token
 from sinkscope.metrics.extension import code_sha256, definitions
 from sinkscope.metrics.guests import Guests, slow
 from sinkscope.metrics.quantities import QuantitySet
-from sinkscope.metrics.spectra import FEWEST_SPECTRA, SPECTRA_CUBES
 from sinkscope.runs.defaults import VERSION
-from sinkscope.runs.folder import UNFINISHED, sha256_of
 from sinkscope.runs.questions import QUESTIONS
 from sinkscope.runs.request import Request
-from sinkscope.runs.run import Run, finished, load_run
 from sinkscope.runs.schema.base import plain
 from sinkscope.runs.schema.manifest import KeywordFacts, Manifest, Timing
 from sinkscope.runs.schema.site import SiteFacts
 from sinkscope.tables.columns import columns
 from sinkscope.tables.values import Domain
-
-MEASURING = ("capture", "checkpoints", "engine", "inputs", "metrics", "questions", "trigger", "wiring")
-"""The rooms whose code decides what a batch measures."""
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "numba", "pandas")
 
@@ -179,6 +168,20 @@ def unread(plan: Plan, checked: dict[str, Any]) -> list[str]:
     ]
 
 
+def refuse_unread(plan: Plan, checked: dict[str, Any]) -> None:
+    """Raises SinkscopeError for the first of what a strict scan must not leave out."""
+    left_out = unread(plan, checked)
+    if left_out:
+        more = f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else ""
+        raise SinkscopeError(f"--strict: {left_out[0]}{more}")
+
+
+def shared_facts(loop: Described) -> list[Any]:
+    """What must be equal in all processes of a launch: weights, metrics, keywords that others declare, and inputs."""
+    measured = [definitions(loop.declared.metrics), declared_keywords(loop.plan)]
+    return [loop.checkpoint.facts["weights_sha256"], *measured, *(each.fingerprint for each in loop.reading.corpora)]
+
+
 def declared_keywords(plan: Plan) -> dict[str, dict[str, str]]:
     """What a manifest records of each keyword that the model passes and that code outside sinkscope declares."""
     return {
@@ -218,68 +221,3 @@ def _corpus_facts(corpus: Corpus, reading: Reading) -> dict[str, Any]:
 def _site_facts(site: Site) -> dict[str, Any]:
     same = set(SiteFacts.model_fields) - {"module", "kind", "hides"}
     return {name: getattr(site, name) for name in same} | {"module": site.name, "kind": asdict(site.kind)}
-
-
-def resume_key(manifest: Manifest, checkpoint: Checkpoint) -> dict[str, Any]:
-    """Everything that must be equal for a scan to go on from another's shards."""
-    rule = manifest.request.spectra
-    return manifest.decides() | {
-        "spectra": [SPECTRA_CUBES, FEWEST_SPECTRA] if rule is None else rule,
-        "settings": settings_sha256(checkpoint.origin),
-        "measuring_code": measuring_code(),
-    }
-
-
-def measuring_code() -> str:
-    """The first 16 digits of the SHA-256 over the source of every module that decides what a batch measures."""
-    return _code_of(MEASURING)
-
-
-@cache
-def _code_of(rooms: tuple[str, ...]) -> str:
-    root, digest = Path(__file__).parents[1], hashlib.sha256()
-    for path in sorted(path for room in rooms for path in (root / room).rglob("*.py")):
-        digest.update(f"{path.relative_to(root).as_posix()}:{sha256_of(path)}\n".encode())
-    return digest.hexdigest()[:16]
-
-
-READ = {"spec", "bos", "fingerprint", "sequences", "seq_len"}
-"""What tells the sequences of one domain from others."""
-
-
-def finished_before(folder: str | Path, asked: Manifest) -> Run | None:
-    """The finished run in a folder; None where there is none, or where an unfinished scan is to replace it.
-
-    `asked`: the manifest of the scan that is asked for now. Raises SinkscopeError where another scan made the run: of
-    another model, over other sequences, or with other settings. It names the first difference.
-    """
-    target = Path(folder)
-    if not finished(target) or (target / UNFINISHED).exists():
-        return None
-    run = load_run(target)
-    own, theirs = _facts(asked), _facts(run.manifest)
-    known = {name for name, value in theirs["model"].items() if value is not None}  # sinkscope 0.1 recorded fewer
-    for facts in (own, theirs):
-        facts["model"] = {name: value for name, value in facts["model"].items() if name in known}
-    if own["data"] == theirs["data"]:  # however they were asked for, the sequences are the same
-        del own["text"], theirs["text"]
-    different = [name for name in own if own[name] != theirs[name]]
-    if different:
-        raise SinkscopeError(
-            f"{target} holds a finished run with another {first_difference(own, theirs, different)}; give another "
-            "--out, or --force to replace it"
-        )
-    return run
-
-
-def _facts(manifest: Manifest) -> dict[str, Any]:
-    """What makes two scans the same, as plain data."""
-    return {
-        "text": plain(manifest.request.part("text")),
-        "request": plain(manifest.request.part("columns", "rounding")),
-        "model": manifest.model.model_dump(mode="json", by_alias=True, exclude={"name"}),
-        "data": {each.domain: each.model_dump(mode="json", include=READ) for each in manifest.data},
-        "metrics": {name: each.model_dump(mode="json", exclude={"failed"}) for name, each in manifest.metrics.items()},
-        "keywords": {name: each.model_dump(mode="json") for name, each in manifest.keywords.items()},
-        "tensor_parallel": manifest.tensor_parallel,
-    }

@@ -1,40 +1,31 @@
-"""One scan: loads a model, reads its inputs, measures the batches and returns a Run."""
+"""One scan: loads a model, reads its inputs, measures the batches and returns a Run.
+
+Each step below is a function of a file of its own. All processes of a launch take it, and learn how it ended in the
+others, before the next one begins.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sinkscope.capture import plan
 from sinkscope.capture.alone import alone
-from sinkscope.checkpoints import Checkpoint
-from sinkscope.checkpoints.forward import DRY_RUN_TOKENS, Forward
 from sinkscope.engine.assemble import build_run
-from sinkscope.engine.batch_size import memory_needed
-from sinkscope.engine.collector import check_lengths
-from sinkscope.engine.input_kinds import check_asked, claim
+from sinkscope.engine.finished import finished_or_shards
 from sinkscope.engine.launch import ALONE, Processes
-from sinkscope.engine.loaded import loaded
-from sinkscope.engine.loop import Loop, Progress
-from sinkscope.engine.manifest import declared_keywords, describe, finished_before, resume_key, unread
-from sinkscope.engine.measurement import Subject, measurements, refuse_spread
+from sinkscope.engine.loaded import checked, loaded
+from sinkscope.engine.loop import Progress
+from sinkscope.engine.manifest import describe, refuse_unread, shared_facts
+from sinkscope.engine.prepared import prepared
 from sinkscope.engine.requested import requested
 from sinkscope.engine.self_check import check_loop
-from sinkscope.engine.shards import Shards
-from sinkscope.engine.tensor_parallel import spread
-from sinkscope.errors import SinkscopeError
-from sinkscope.metrics.extension import definitions
-from sinkscope.metrics.quantities import quantity_set
-from sinkscope.metrics.registry import MetricSet
 from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
-from sinkscope.runs.dormancy import check_rule
-from sinkscope.runs.questions import declared_options, questions_asked
+from sinkscope.runs.questions import declared_options
 from sinkscope.runs.request import Request
 from sinkscope.runs.run import Run
-from sinkscope.runs.schema.manifest import Manifest
-from sinkscope.tables.columns import metric_set
 
 
 class Interrupted(KeyboardInterrupt):
@@ -152,7 +143,7 @@ def scan(
     }  # fmt: skip
     if smoothing:
         asked["measures"] = (*([measure] if isinstance(measure, str) else measure), "smoothing")
-    request = processes.run(lambda: requested(model, data, asked))
+    request = processes.run(partial(requested, model, data, asked))
     return scan_request(
         request, model=model, tokenizer=tokenizer, metrics=metrics, shards=shards, resume=resume, progress=progress,
         processes=processes, strict=strict,
@@ -176,92 +167,24 @@ def scan_request(
     `model`: a model object in place of `request.model`. The other arguments are those of `scan`. Raises as `scan` does,
     and SinkscopeError where the request's data were handed over in Python and are no longer there.
     """
-    with alone(f"a scan of {request.model}"):
-        report = progress or (lambda *_: None)
-        return _scan(request, model, tokenizer, metrics, shards, resume, report, processes, strict)
-
-
-def _scan(
-    request: Request, model: Any, tokenizer: Any, metrics: Sequence[Callable[..., Any] | str | Path],
-    shards: str | Path | None, resume: bool, report: Progress, processes: Processes, strict: bool,
-) -> Run:  # fmt: skip
-    started = time.perf_counter()
-    if request.given is not None and request.handed is None:
-        raise SinkscopeError(
-            f"the {request.given} of that scan were handed over in Python, or in a folder that sinkscope 0.1 did not "
-            "record: they cannot be read again; scan the model yourself and give its run folder"
-        )
-    loop, manifest = _set_up(request, model, tokenizer, metrics, report, processes, strict)
-    if shards is not None:
-        before = processes.on_main(lambda: finished_before(shards, manifest) if resume else None)
-        if before is not None:
-            return before
-        loop.shards = processes.on_main(lambda: Shards.open(shards, resume_key(manifest, loop.checkpoint), resume))
-    try:
-        loop.run()
-    except KeyboardInterrupt:
-        raise Interrupted(build_run(loop, manifest, started, False) if loop.done else None) from None
-    finally:
-        if loop.shards is not None and processes.index == 0:
-            loop.shards.discard_if_empty()
-    return processes.run(lambda: build_run(loop, manifest, started, True))
-
-
-def _set_up(
-    request: Request, model: Any, tokenizer: Any, metrics: Sequence[Callable[..., Any] | str | Path],
-    report: Progress, processes: Processes, strict: bool,
-) -> tuple[Loop, Manifest]:  # fmt: skip
-    """Everything before the first batch: checks, loading, the dry run, reading, the self-check."""
-    measured = processes.run(lambda: _checked(request, metrics))
+    started, report = time.perf_counter(), progress or (lambda *_: None)
     model = request.model if model is None else model
-    processes.check(model, request.device_map)
-    if processes.tensor:
-        refuse_spread(measurements(request.measures))
-    checkpoint = processes.run(lambda: loaded(request, model, tokenizer, report, processes))
-    loop = processes.run(lambda: _prepare(checkpoint, request, report, processes, strict))
-    request = request.model_copy(update={"measures": questions_asked((*request.measures, *loop.reading.measures))})
-    loop.declared = quantity_set(measured, request.lengths)
-    read = [corpus.fingerprint for corpus in loop.reading.corpora]
-    code = [definitions(measured), declared_keywords(loop.plan)]
-    processes.require_same([checkpoint.facts["weights_sha256"], *code, *read])
-    subject = Subject(
-        checkpoint.model, loop.plan, measured, lambda: _short_pass(loop),
-        lambda batch: loop.forward(batch.inputs, batch.mask, **batch.extra), request, loop.reading.rules.bos_id,
-    )  # fmt: skip
-    loop.measurements = processes.run(lambda: [kind(subject) for kind in measurements(request.measures)])
-    checked = check_loop(loop) if request.self_check else {"status": "skipped"}
-    left_out = unread(loop.plan, checked)
-    if strict and left_out:
-        more = f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else ""
-        raise SinkscopeError(f"--strict: {left_out[0]}{more}")
-    return loop, describe(loop, request.model_copy(update={"model": checkpoint.facts["id"]}), checked)
-
-
-def _checked(request: Request, metrics: Sequence[Callable[..., Any] | str | Path]) -> MetricSet:
-    """The metrics of the scan. Raises SinkscopeError for what is wrong with the request for every model."""
-    check_asked(request)
-    measured = metric_set(metrics).asked(request.measures)
-    check_rule(request.dormant_rule, measured.names("heads"))
-    return measured
-
-
-def _prepare(checkpoint: Checkpoint, request: Request, report: Progress, processes: Processes, strict: bool) -> Loop:
-    """Finds the model's attention calls and reads its inputs."""
-    forward = Forward(checkpoint.model)
-    kind = claim(request, checkpoint, forward)
-    short, extra = kind.probe()
-    with memory_needed(f"a dry run of {DRY_RUN_TOKENS} tokens"):
-        found = plan(checkpoint.model, lambda: forward(short, **extra))
-    reading = kind.read(found.positions)
-    check_lengths(request.lengths, max(data.longest for data in reading.tokens))
-    heads = None
-    if processes.tensor:
-        found, heads = spread(checkpoint.model, found, processes.count)
-    return Loop(
-        checkpoint, found, forward, reading, request.epsilon, report, request.batch_size, spectra=request.spectra,
-        processes=processes, heads=heads, strict=strict,
-    )  # fmt: skip
-
-
-def _short_pass(loop: Loop) -> None:
-    loop.forward.at_position_zero(loop.reading.kind.several_probes())
+    with alone(f"a scan of {request.model}"):
+        measured, options = processes.run(partial(checked, request, metrics, model, processes))
+        checkpoint = processes.run(partial(loaded, model, tokenizer, options, report))
+        loop, request = processes.run(partial(prepared, request, checkpoint, measured, report, processes, strict))
+        processes.require_same(shared_facts(loop))
+        check = check_loop(loop) if request.self_check else {"status": "skipped"}
+        if strict:
+            refuse_unread(loop.plan, check)
+        manifest = describe(loop, request, check)
+        if shards is not None:
+            found = processes.on_main(partial(finished_or_shards, shards, manifest, checkpoint, resume))
+            if isinstance(found, Run):
+                return found
+            loop.shards = found
+        try:
+            loop.run()
+        except KeyboardInterrupt:
+            raise Interrupted(build_run(loop, manifest, started, False) if loop.done else None) from None
+        return processes.run(partial(build_run, loop, manifest, started, True))

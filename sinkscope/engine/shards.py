@@ -18,6 +18,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,25 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from sinkscope.checkpoints import Checkpoint
+from sinkscope.checkpoints.hashing import settings_sha256
 from sinkscope.engine.collector import Part, Parts
 from sinkscope.errors import SinkscopeError, first_line
 from sinkscope.metrics.quantities import STRETCHED, QuantitySet
+from sinkscope.metrics.spectra import FEWEST_SPECTRA, SPECTRA_CUBES
 from sinkscope.runs import whole
-from sinkscope.runs.folder import KEY, UNFINISHED, kept_json, need_file
+from sinkscope.runs.folder import KEY, UNFINISHED, kept_json, need_file, sha256_of
 from sinkscope.runs.schema.base import plain, to_json
+from sinkscope.runs.schema.manifest import Manifest
 
 NAME = re.compile(r"([0-9]{3,})-([0-9]{8,})")
 """The name of a shard: its domain and the number of its first sequence."""
 
 LOG = logging.getLogger(__name__)
+
+
+MEASURING = ("capture", "checkpoints", "engine", "inputs", "metrics", "questions", "trigger", "wiring")
+"""The rooms whose code decides what a batch measures."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,29 @@ class Shard:
     fits: int | None
     parts: Parts
     failed: dict[str, str] = field(default_factory=dict)
+
+
+def resume_key(manifest: Manifest, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Everything that must be equal for a scan to go on from another's shards."""
+    rule = manifest.request.spectra
+    return manifest.decides() | {
+        "spectra": [SPECTRA_CUBES, FEWEST_SPECTRA] if rule is None else rule,
+        "settings": settings_sha256(checkpoint.origin),
+        "measuring_code": measuring_code(),
+    }
+
+
+def measuring_code() -> str:
+    """The first 16 digits of the SHA-256 over the source of every module that decides what a batch measures."""
+    return _code_of(MEASURING)
+
+
+@cache
+def _code_of(rooms: tuple[str, ...]) -> str:
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(path for room in rooms for path in (root / room).rglob("*.py")):
+        digest.update(f"{path.relative_to(root).as_posix()}:{sha256_of(path)}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 class Shards:

@@ -364,7 +364,7 @@ def test_another_rule_of_what_is_cheap_is_refused(
     """As between two versions: the rest would be measured on other sequences."""
     out = tmp_path / "run"
     break_off(tiny_folder, out, 1)
-    monkeypatch.setattr("sinkscope.engine.manifest.SPECTRA_CUBES", 1)
+    monkeypatch.setattr("sinkscope.engine.shards.SPECTRA_CUBES", 1)
     with pytest.raises(sinkscope.SinkscopeError, match="unfinished scan with another spectra"):
         _measure(tiny_folder, out, resume=True)
 
@@ -406,7 +406,7 @@ def test_other_code_is_refused(
 ) -> None:
     out = tmp_path / "run"
     break_off(tiny_folder, out, 1)
-    monkeypatch.setattr("sinkscope.engine.manifest.MEASURING", ("capture", "metrics"))
+    monkeypatch.setattr("sinkscope.engine.shards.MEASURING", ("capture", "metrics"))
     told = r"unfinished scan with another measuring_code \([0-9a-f]{16} there, [0-9a-f]{16} now\)"
     with pytest.raises(sinkscope.SinkscopeError, match=told):
         _measure(tiny_folder, out, resume=True)

@@ -1,0 +1,66 @@
+"""What an earlier scan left in a run folder: the same scan's finished run, or batches from which it goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sinkscope.checkpoints import Checkpoint
+from sinkscope.engine.shards import Shards, first_difference, resume_key
+from sinkscope.errors import SinkscopeError
+from sinkscope.runs.folder import UNFINISHED
+from sinkscope.runs.run import Run, finished, load_run
+from sinkscope.runs.schema.base import plain
+from sinkscope.runs.schema.manifest import Manifest
+
+
+def finished_or_shards(folder: str | Path, asked: Manifest, checkpoint: Checkpoint, resume: bool) -> Run | Shards:
+    """With `resume`, the finished run in a folder; where there is none, the shards that this scan goes on with.
+
+    `asked`: the manifest of the scan that is asked for now. Raises SinkscopeError where another scan left what is
+    there, or the folder cannot be written.
+    """
+    before = finished_before(folder, asked) if resume else None
+    return Shards.open(folder, resume_key(asked, checkpoint), resume) if before is None else before
+
+
+READ = {"spec", "bos", "fingerprint", "sequences", "seq_len"}
+"""What tells the sequences of one domain from others."""
+
+
+def finished_before(folder: str | Path, asked: Manifest) -> Run | None:
+    """The finished run in a folder; None where there is none, or where an unfinished scan is to replace it.
+
+    `asked`: the manifest of the scan that is asked for now. Raises SinkscopeError where another scan made the run: of
+    another model, over other sequences, or with other settings. It names the first difference.
+    """
+    target = Path(folder)
+    if not finished(target) or (target / UNFINISHED).exists():
+        return None
+    run = load_run(target)
+    own, theirs = _facts(asked), _facts(run.manifest)
+    known = {name for name, value in theirs["model"].items() if value is not None}  # sinkscope 0.1 recorded fewer
+    for facts in (own, theirs):
+        facts["model"] = {name: value for name, value in facts["model"].items() if name in known}
+    if own["data"] == theirs["data"]:  # however they were asked for, the sequences are the same
+        del own["text"], theirs["text"]
+    different = [name for name in own if own[name] != theirs[name]]
+    if different:
+        raise SinkscopeError(
+            f"{target} holds a finished run with another {first_difference(own, theirs, different)}; give another "
+            "--out, or --force to replace it"
+        )
+    return run
+
+
+def _facts(manifest: Manifest) -> dict[str, Any]:
+    """What makes two scans the same, as plain data."""
+    return {
+        "text": plain(manifest.request.part("text")),
+        "request": plain(manifest.request.part("columns", "rounding")),
+        "model": manifest.model.model_dump(mode="json", by_alias=True, exclude={"name"}),
+        "data": {each.domain: each.model_dump(mode="json", include=READ) for each in manifest.data},
+        "metrics": {name: each.model_dump(mode="json", exclude={"failed"}) for name, each in manifest.metrics.items()},
+        "keywords": {name: each.model_dump(mode="json") for name, each in manifest.keywords.items()},
+        "tensor_parallel": manifest.tensor_parallel,
+    }

@@ -1,0 +1,53 @@
+"""Everything between a loaded model and the first batch but the self-check: finds the attention, reads the inputs."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from sinkscope.capture import plan
+from sinkscope.checkpoints import Checkpoint
+from sinkscope.checkpoints.forward import DRY_RUN_TOKENS, Forward
+from sinkscope.engine.batch_size import memory_needed
+from sinkscope.engine.collector import check_lengths
+from sinkscope.engine.input_kinds import claim
+from sinkscope.engine.launch import Processes
+from sinkscope.engine.loop import Loop, Progress
+from sinkscope.engine.measurement import Subject, measurements
+from sinkscope.engine.tensor_parallel import spread
+from sinkscope.metrics.quantities import quantity_set
+from sinkscope.metrics.registry import MetricSet
+from sinkscope.runs.questions import questions_asked
+from sinkscope.runs.request import Request
+
+
+def prepared(
+    request: Request, checkpoint: Checkpoint, measured: MetricSet, report: Progress, processes: Processes, strict: bool
+) -> tuple[Loop, Request]:
+    """A loop that is ready for its first batch, and the request with what this model and these inputs add to it.
+
+    Raises SinkscopeError where the model cannot read the inputs, or lacks what a measurement needs.
+    """
+    forward = Forward(checkpoint.model)
+    kind = claim(request, checkpoint, forward)
+    short, extra = kind.probe()
+    with memory_needed(f"a dry run of {DRY_RUN_TOKENS} tokens"):
+        found = plan(checkpoint.model, partial(forward, short, **extra))
+    reading = kind.read(found.positions)
+    names = (*request.measures, *reading.measures)
+    check_lengths(request.lengths, reading.tokens)
+    heads = None
+    if processes.tensor:
+        found, heads = spread(checkpoint.model, found, processes.count)
+    declared = quantity_set(measured, request.lengths)
+    measures = questions_asked(names)
+    request = request.model_copy(update={"measures": measures, "model": checkpoint.facts["id"]})
+    loop = Loop(
+        checkpoint, found, forward, reading, request.epsilon, report, request.batch_size, spectra=request.spectra,
+        declared=declared, processes=processes, heads=heads, strict=strict,
+    )  # fmt: skip
+    subject = Subject(
+        checkpoint.model, found, measured, lambda: forward.at_position_zero(reading.kind.several_probes()),
+        lambda batch: forward(batch.inputs, batch.mask, **batch.extra), request, reading.rules.bos_id,
+    )  # fmt: skip
+    loop.measurements = [each(subject) for each in measurements(measures)]
+    return loop, request
