@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sinkscope.capture.precision import has_float64
 from sinkscope.capture.private_doors import conv1d
+from sinkscope.capture.quiet_logs import quiet_logs
 
 NAMES = (
     "o_proj",
@@ -130,7 +131,8 @@ def _home(projection: nn.Module) -> dict[str, Any]:
 
 def _applied(projection: nn.Module, rows: Tensor) -> Tensor:
     """The projection's output; layers of quantised models may return their scales beside it."""
-    output = projection(rows)
+    with quiet_logs():
+        output = projection(rows)
     return output[0] if isinstance(output, tuple) else output
 
 

@@ -54,6 +54,14 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
 
+def _is_share(value: Any) -> bool:
+    return _is_number(value) and 0 <= value <= 1
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
 def _is_pattern(value: Any) -> bool:
     try:
         re.compile(value)
@@ -84,8 +92,13 @@ FORMS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("modules_to_save target_parameters", _all(_is_pattern), "a list of names"),
     ("trainable_token_indices", _either(_all(_is_place), _by_name(_all(_is_place))), "a list of token ids"),
     ("layers_to_transform", _either(_is_place, _all(_is_place)), "a list of layers"),
+    ("lora_dropout", _is_share, "a number from 0 to 1"),
+    ("use_rslora use_dora fan_in_fan_out lora_bias", _is_flag, "true or false"),
 )  # fmt: skip
 """Settings by name, what they must be where they are not null, and the words for it. peft fails anyhow on others."""
+
+NEVER_NULL = {"LORA": ("r", "lora_alpha")}
+"""Settings that each kind of adapter needs."""
 
 
 @dataclass(frozen=True)
@@ -205,10 +218,11 @@ def _check_settings(name: str, settings: dict[str, Any]) -> None:
         for key in keys.split():
             value = settings.get(key)
             none = key == "r" and value == 0 and settings.get("oft_block_size")  # its blocks say the rank instead
-            if value is not None and not none and not fits(value):
+            null = value is None and (key not in settings or key not in NEVER_NULL.get(settings["peft_type"], ()))
+            if not null and not none and not fits(value):
+                shown = "null" if value is None else repr(value)[:80]
                 raise SinkscopeError(
-                    f"{name}: {CONFIG} says {key} {repr(value)[:80]}, where {words} is needed: it is damaged, "
-                    "download it again"
+                    f"{name}: {CONFIG} says {key} {shown}, where {words} is needed: it is damaged, download it again"
                 )
 
 

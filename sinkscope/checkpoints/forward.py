@@ -13,9 +13,9 @@ from torch import nn
 
 from sinkscope.capture.attention_names import renamed, uncompiled
 from sinkscope.capture.private_doors import capturing, forward_hooks, is_out_of_memory, set_capturing
+from sinkscope.capture.quiet_logs import quiet_logs
 from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts, configuration
 from sinkscope.checkpoints.loading import unwrapped
-from sinkscope.checkpoints.quiet import quiet_logs
 from sinkscope.errors import SinkscopeError, first_line
 from sinkscope.inputs.signals import KINDS
 

@@ -6,31 +6,15 @@ import io
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
-from logging import ERROR, getLogger
+
+from sinkscope.capture.quiet_logs import quiet_logs
 
 Report = Callable[[str, int, int], None]
 """Called with (stage, done, total)."""
 
-LOUD = ("transformers", "accelerate", "bitsandbytes", "torchao")
-"""Libraries that log on stderr how a model is loaded or run: which kernel is not installed, which type is cast."""
-
 
 def silent(stage: str, done: int, total: int) -> None:
     """No progress shown."""
-
-
-@contextmanager
-def quiet_logs() -> Iterator[None]:
-    """Silences what LOUD libraries log below an error until the block ends, then restores the user's settings."""
-    loud = [logger for name in LOUD if (logger := getLogger(name)).level < ERROR]
-    levels = [logger.level for logger in loud]
-    for logger in loud:
-        logger.setLevel(ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loud, levels, strict=True):
-            logger.setLevel(level)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import typer
 from sinkscope.cli.arguments import is_run, open_run
 from sinkscope.cli.common import check_writable, say
 from sinkscope.cli.options import AsJson, SpotScan, with_options
-from sinkscope.runs.folder import write_file
+from sinkscope.runs.folder import write_files
 
 if TYPE_CHECKING:
     from sinkscope.comparison.baseline import Baseline
@@ -73,12 +73,19 @@ def check(
         measured.save(out)
         say(f"wrote {out}")
     verdict = judge(measured, expected, rules)
+    files: dict[Path, str | bytes] = {}
     if html is not None:
         from sinkscope.present.html.check import render_check
 
-        write_file(html, render_check(verdict, expected.facts, measured.manifest))
+        files[html] = render_check(verdict, expected.facts, measured.manifest)
+    if junit is not None:
+        from sinkscope.present.ci import junit_xml
+
+        files[junit] = junit_xml(verdict)
+    write_files(files)
+    if html is not None:
         say(f"wrote {html}")
-    show(verdict, junit, as_json)
+    show(verdict, as_json)
     if not verdict.passed:
         raise typer.Exit(FAILED)
 
@@ -109,13 +116,11 @@ def open_baseline(name: str) -> Baseline:
     return read_baseline(Path(name))
 
 
-def show(verdict: Verdict, junit: Path | None, as_json: bool) -> None:
-    """Writes the result to stdout and to `junit`; under GitHub Actions also annotations and the step's summary."""
-    from sinkscope.present.ci import github_annotations, junit_xml, markdown_verdict, render_verdict
+def show(verdict: Verdict, as_json: bool) -> None:
+    """Writes the result to stdout; under GitHub Actions also annotations and the step's summary."""
+    from sinkscope.present.ci import github_annotations, markdown_verdict, render_verdict
     from sinkscope.runs.schema.base import to_json
 
-    if junit is not None:
-        write_file(junit, junit_xml(verdict))
     sys.stdout.write(to_json(verdict.as_dict()) if as_json else render_verdict(verdict))
     if os.environ.get("GITHUB_ACTIONS") == "true":
         # With --json, stdout holds nothing but the JSON; the runner reads its commands from stderr as well.

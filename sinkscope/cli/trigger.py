@@ -110,15 +110,18 @@ def train(
 def _write_trajectory(out: Path, name: str) -> str:
     """Writes trajectory.csv and, where matplotlib is installed, its figure; says at which step each sink appears."""
     from sinkscope.present.figures.canvas import available
-    from sinkscope.runs.folder import write_file
+    from sinkscope.runs.folder import write_files
     from sinkscope.trigger.figure import trajectory as draw
     from sinkscope.trigger.trajectory import emergence, trajectory
 
     table = trajectory(out)
-    write_file(out / "trajectory.csv", table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    files: dict[Path, str | bytes] = {
+        out / "trajectory.csv": table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+    }
     if available():
-        write_file(out / "trajectory.png", draw(table, name))
-    else:
+        files[out / "trajectory.png"] = draw(table, name)
+    write_files(files)
+    if not available():
         say("no figure: it needs matplotlib (pip install 'sinkscope[figures]')")
     return f"{emergence(table)}\n"
 

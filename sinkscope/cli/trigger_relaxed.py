@@ -43,7 +43,6 @@ def relaxed(
     Example: sinkscope trigger relaxed --groups 1 --rank 2 --out runs/relaxed
     """
     from sinkscope.present.figures.canvas import available
-    from sinkscope.runs.folder import write_file
     from sinkscope.trigger.relaxed import study
     from sinkscope.trigger.relaxed.screen import draw_relaxed, render_relaxed
 
@@ -53,10 +52,9 @@ def relaxed(
         if not quiet:
             say(f"{name} ({number + 1} of {len(planned)})")
 
-    table = study.relaxed(out, planned, seeds, begin)
-    if available():
-        write_file(out / "relaxed.png", draw_relaxed(table))
-    else:
+    drawn = available()
+    table = study.relaxed(out, planned, seeds, begin, draw_relaxed if drawn else None)
+    if not drawn:
         say("no figure: it needs matplotlib (pip install 'sinkscope[figures]')")
     if not quiet:
         sys.stdout.write(render_relaxed(table))

@@ -14,7 +14,7 @@ import pandas as pd
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.defaults import check_not_too_large
-from sinkscope.runs.folder import write_file
+from sinkscope.runs.folder import write_files
 from sinkscope.trigger.as_input import SINK
 from sinkscope.trigger.evaluation import Evaluation, evaluate
 from sinkscope.trigger.recipe import Recipe
@@ -97,13 +97,15 @@ def reproduce(
 
 
 def write(out: Path, study: list[Trained], draw: Draw | None = None) -> None:
-    """Writes the tables, the verdict and the figures of the models trained so far; each file whole or not at all."""
+    """Writes the tables, the verdict and the figures of the models trained so far: all of the files or none."""
     curve = pd.DataFrame(forced_curve())
+    files: dict[Path, str | bytes] = {}
     for name, table in (("models", model_table(study)), ("heads", head_table(study)), ("forced_mass", curve)):
-        write_file(out / f"{name}.csv", table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
-    write_file(out / "verdict.txt", verdict(study) + "\n")
+        files[out / f"{name}.csv"] = table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+    files[out / "verdict.txt"] = verdict(study) + "\n"
     for name, content in ({} if draw is None else draw(study, curve)).items():
-        write_file(out / name, content)
+        files[out / name] = content
+    write_files(files)
 
 
 def head_table(study: list[Trained]) -> pd.DataFrame:

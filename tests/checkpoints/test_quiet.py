@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import Scan, make_model, make_tokenizer
+from torch import nn
 from transformers import LlamaModel
 from transformers.utils import logging as theirs
 
-from sinkscope.checkpoints.quiet import LOUD, quiet_transformers
+from sinkscope.capture.output_projection import projection_bias
+from sinkscope.capture.quiet_logs import LOUD
+from sinkscope.checkpoints.quiet import quiet_transformers
 
 
 @pytest.fixture
@@ -50,6 +54,21 @@ def test_a_scan_shows_no_line_of_another_library(
     outcome = scan_cli(tmp_path / "model", "--quiet", *more)
     assert outcome.code == 0, outcome.stderr
     assert outcome.stderr == ""
+    assert told == []
+
+
+class Rounding(nn.Linear):
+    """A layer that says at every call that it rounds what it reads, as bitsandbytes' 8-bit layers do."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        logging.getLogger("bitsandbytes.autograd").warning("inputs will be cast")
+        return super().forward(input)
+
+
+def test_a_layer_that_is_asked_alone_says_nothing(told: list[str]) -> None:
+    """Its bias is read outside of the model's own pass."""
+    layer = Rounding(4, 3)
+    assert torch.equal(projection_bias(layer, 4), layer.bias)
     assert told == []
 
 

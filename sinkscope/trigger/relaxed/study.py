@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.runs.folder import write_file
+from sinkscope.runs.folder import write_files
 from sinkscope.trigger.relaxed.construction import construction
 from sinkscope.trigger.relaxed.search import least_rest, least_scores
 from sinkscope.trigger.relaxed.task import PATTERNS, Relaxed
@@ -50,9 +50,14 @@ def tasks(
 
 
 def relaxed(
-    out: Path, planned: list[Relaxed], seeds: int = 3, begin: Callable[[str, int], None] = lambda name, number: None
+    out: Path,
+    planned: list[Relaxed],
+    seeds: int = 3,
+    begin: Callable[[str, int], None] = lambda name, number: None,
+    draw: Callable[[pd.DataFrame], bytes] | None = None,
 ) -> pd.DataFrame:
-    """Searches both patterns of every task, and writes relaxed.csv after each task. Returns its table.
+    """Searches both patterns of every task, and writes relaxed.csv after each task, with what `draw` makes of it as
+    relaxed.png: both files or none. Returns the table.
 
     Raises SinkscopeError where `out` is a file or cannot be written, and for seeds < 1.
     """
@@ -68,7 +73,12 @@ def relaxed(
         with one_thread():
             rows += [row_of(task, pattern, seeds) for pattern in PATTERNS]
         table = pd.DataFrame(rows)[list(COLUMNS)]
-        write_file(out / "relaxed.csv", table.to_csv(index=False, float_format="%.8g", lineterminator="\n"))
+        files: dict[Path, str | bytes] = {
+            out / "relaxed.csv": table.to_csv(index=False, float_format="%.8g", lineterminator="\n")
+        }
+        if draw is not None:
+            files[out / "relaxed.png"] = draw(table)
+        write_files(files)
     return table
 
 

@@ -22,7 +22,7 @@ ODD_TARGETS = (
     "", ".", "nowhere/x", "deep/er/run", "a", "x" * 300, "a\nb", "~nobody/x", "é", "\udcff", "x.html", "x.svg", "x.csv",
     "x.", "a/heads.csv",
 )  # fmt: skip
-WRITTEN = {"out", "csv", "html", "junit"}
+WRITTEN = {"out", "csv", "html", "junit", "badge"}
 SOUND: dict[str, list[str]] = {
     "scan": ["{tiny}", *SHORT, "--data", "random", "--out", "run"],
     "ablate": ["{tiny}", "--run", "{a}", "--seq-len", "16", "--num-sequences", "2", "--draws", "2", "--fraction", "0.2",
@@ -38,6 +38,8 @@ SOUND: dict[str, list[str]] = {
     "plot": ["{a}", "--figure", "heatmap", "-o", "x.svg"], "report": ["{a}", "-o", "x.html"],
     "bench": ["{tiny}", "--seq-len", "32", "--rounds", "1", "--batch-size", "1", "--quiet"],
     "claims": ["{a}", "{b}", "--quiet", "--out", "run"],
+    "show": ["{a}"], "card": ["{a}"], "atlas": ["{a}", "{b}", "-o", "x.html"],
+    "figures": ["lampert", "{a}", "--no-maps", "--format", "svg", "-o", "run"],
     "metrics": [], "schema": [], "examples": [],
     "trigger train": ["--out", "run", "--steps", "1", "--quiet"],
     "trigger scan": ["{tiny}", "--num-sequences", "2"],
@@ -67,6 +69,8 @@ def options(world: Path, folder: Path, draw: Random) -> Case:
             words += [parameter.opts[0], target]
         elif not (name == "steps" and command == "trigger train"):
             words += [parameter.opts[0], draw.choice(ODD_OPTIONS)]
+    if command in ("card", "atlas"):  # which write two files
+        target = "."
     if target == "a":
         lend(world, "a", folder)
     return Case([*command.split(), *words], target)

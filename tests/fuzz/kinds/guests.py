@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -98,7 +98,10 @@ def metrics(world: Path, folder: Path, draw: Random) -> Case:
     return Case(words + draw.choice([[], [], ["--strict"], ["--json"]]), "run")
 
 
-GROUPS = ("questions", "arms", "metrics", "export_formats", "attention_keywords", "input_kinds", "nonesuch")
+GROUPS = (
+    "questions", "arms", "metrics", "export_formats", "attention_keywords", "attention_scores", "claims", "input_kinds",
+    "nonesuch",
+)  # fmt: skip
 OBJECTS = ("THING", "NONE", "fails", "missing", "Own", "nowhere.at:all", "THING.name", "")
 PACKAGE = """
 NONE = None
@@ -116,7 +119,8 @@ def fails(*_, **__):
 """
 ANY = (
     ("metrics",), ("metrics", "--json"), ("schema",), ("schema", "request"), ("scan", "--help"), ("arms", "--help"),
-    ("plot", "--help"), ("export", "{a}", "--format", "own"), ("show", "{a}"), ("report", "{a}", "-o", "x.html"),
+    ("plot", "--help"), ("claims", "--list"), ("claims", "own"), ("claims", "{a}", "--claim", "own", "--quiet"),
+    ("export", "{a}", "--format", "own"), ("show", "{a}"), ("report", "{a}", "-o", "x.html"),
     ("scan", "{tiny}", *SHORT, "--data", "random", "--measure", "own", "--out", "run"),
     ("scan", "{tiny}", *SHORT, "--data", "random", "--out", "run"),
     ("arms", "{tiny}", "--arm", "own:1", "--seq-len", "16", "--num-sequences", "2", "--quiet", "--out", "run"),
@@ -163,7 +167,8 @@ HUB_NAME = "some/model"
 
 @kind(90)
 def hubs(world: Path, folder: Path, draw: Random) -> Case:
-    """A model of a hub whose files or answers are damaged; half of the time another scan with it follows offline."""
+    """A model of a hub whose files or answers are damaged. Half of the time the model was opened once before, and the
+    hub is gone by now: the cache holds all of it, a part, or nothing."""
     files = files_of(world / draw.choice(["tiny", "split"]))
     if draw.random() < 0.4:
         name = draw.choice(sorted(files))
@@ -176,10 +181,15 @@ def hubs(world: Path, folder: Path, draw: Random) -> Case:
 
 @contextmanager
 def misbehaving(folder: Path, files: Files, seed: float) -> Iterator[Hub]:
-    """A hub that answers one request in five in a way of its own, the same ways for the same seed."""
+    """A hub that answers one request in five in a way of its own, the same ways for the same seed. It may be gone after
+    a first download."""
     import tempfile
 
+    from sinkscope.checkpoints import LoadOptions, open_checkpoint
+    from sinkscope.errors import SinkscopeError
+
     draw = Random(seed)
+    gone = draw.random() < 0.5
 
     def trick(request: Answer) -> bool:
         if draw.random() > 0.2:
@@ -200,4 +210,8 @@ def misbehaving(folder: Path, files: Files, seed: float) -> Iterator[Hub]:
     with tempfile.TemporaryDirectory() as cache, found(Path(cache)) as hub:
         hub.add(HUB_NAME, files, "main", "v1")
         hub.tricks.append(trick)
+        if gone:
+            with suppress(SinkscopeError):
+                open_checkpoint(HUB_NAME, LoadOptions(device="cpu"))
+            hub.stop()
         yield hub
