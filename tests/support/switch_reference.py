@@ -41,6 +41,9 @@ def head_columns(call: AttentionCall, h: int, slice_o: Array) -> dict[str, float
             advantage.append(call.logits[h, i, 0] - np.log(np.exp([*others, *taken]).sum() / len(others)))
     varied = 0 < off.sum() < len(off) and 0 < sunk.sum() < len(sunk)
     found = {"off_rate": off.mean(), "sink_rows": sunk.mean()}
+    elsewhere = np.array([probs[i].sum() - probs[i, 0] - probs[i, i] for i in range(1, len(probs))])
+    found["self_rows"] = np.mean([probs[i, i] >= 0.9 for i in range(1, len(probs))])
+    found["copy_rows"] = ((probs[1:, 0] < 0.1) & (elsewhere >= 0.5)).mean()
     found |= {f"open_q{n}": float(np.quantile(opened, n / 100)) for n in (10, 50, 90)}
     found |= {"off_not_sunk": (off & ~sunk).mean(), "sunk_not_off": (sunk & ~off).mean()}
     found["switch_phi"] = float(np.corrcoef(off, sunk)[0, 1]) if varied else np.nan

@@ -35,6 +35,9 @@ FIG1 = f"{LAMPERT} fig. 1; statistic ours"
 ESTIMATOR = f"{LAMPERT} (hard switch); estimator ours"
 COMPENSATION = "ours; a machine-written review of Ran-Milo's paper asks for it"
 PROPOSITION = f"{LAMPERT} proposition 4.1; its margin is ours"
+ROWS = f"{LAMPERT} section 7 (dormant and copy tokens); thresholds ours"
+FEW, MOST = 0.1, 0.5
+"""A row copies that gives the first token less than FEW, and the keys that are neither the first nor its own MOST."""
 
 HeadValues = Float[Tensor, "batch head"]
 LayerValues = Float[Tensor, " batch"]
@@ -71,6 +74,23 @@ def open_q90(view: LayerView) -> HeadValues:
 def sink_rows(view: LayerView) -> HeadValues:
     """Share of queries i >= 1 on the sink: A[i,0] >= 0.9. Of a score that is no softmax, A is the raw score."""
     return as_widest(sunk(view)).mean(-1)
+
+
+@measured_metric(NAME, unit="share", range="[0, 1]", source=ROWS)
+def self_rows(view: LayerView) -> HeadValues:
+    """Share of queries i >= 1 with A[i,i] >= 0.9: the query reads itself alone. Empty in cross-attention. Of a score
+    that is no softmax, A is the raw score."""
+    return as_widest(_diagonal(view)[..., 1:] >= SUNK).mean(-1)
+
+
+@measured_metric(NAME, unit="share", range="[0, 1]", source=ROWS)
+def copy_rows(view: LayerView) -> HeadValues:
+    """Share of queries i >= 1 with |A[i,0]| < 0.1 and sum_j |A[i,j]| >= 0.5 over the keys j that are neither 0 nor i:
+    the query reads other tokens. Empty in cross-attention."""
+    sums = view.attention
+    first, own = sums.first.abs(), _diagonal(view).abs()
+    total = 1 - sums.learned_sink if sums.row_total is None else sums.row_total
+    return as_widest(((first < FEW) & (total - first - own >= MOST))[..., 1:]).mean(-1)
 
 
 @measured_metric(NAME, unit="correlation", range="[-1, 1]", source=ESTIMATOR)
