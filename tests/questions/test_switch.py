@@ -196,6 +196,20 @@ def test_a_pattern_needs_both_kinds_of_rows() -> None:
     assert found.tolist() == ["sink+copy", "sink+copy", "diagonal+copy", "other", "other", None]
 
 
+def test_dose_and_response_of_alignment() -> None:
+    """Every row reads itself alone, and values are the longer the better aligned their token is, then the shorter."""
+    cosines = torch.linspace(0.1, 0.9, 5, dtype=torch.float64)
+    z = torch.cat([torch.tensor([[1.0, 0.0]]), torch.stack([cosines, (1 - cosines**2).sqrt()], 1)]).double()[None]
+    for lengths, expected in ((cosines, 1.0), (2 - cosines, -1.0)):
+        values = torch.cat([torch.ones(1).double(), lengths])[None, :, None] * torch.tensor([1.0, 0.0]).double()
+        seen = view(torch.eye(6).double()[None], values, torch.eye(2).double()[None], attention_input=z)
+        assert float(switch.alignment_openness(seen)) == pytest.approx(expected)
+    alike = view(
+        torch.eye(6).double()[None], values, torch.eye(2).double()[None], attention_input=z[:, :1].expand(1, 6, 2)
+    )
+    assert switch.alignment_openness(alike).isnan().all(), "no token is better aligned than another"
+
+
 def test_a_head_that_attends_to_a_first_token_without_value_is_off() -> None:
     maps, values = torch.zeros(1, 6, 6, dtype=torch.float64), drawn(1, 6, 4)
     maps[..., 0], values[:, 0] = 1, 0
@@ -277,9 +291,10 @@ def test_a_gate_after_attention_changes_neither_rows_nor_heads() -> None:
 def test_cross_attention_has_no_column_of_its_own_keys() -> None:
     run = measured(tiny_model(AutoModel, "t5"), random_ids(2, 12))
     heads = run.measured["switch"].set_index("stream")
-    assert heads.loc["cross", ["from_self", "communication"]].isna().all(axis=None)
+    own = ["from_self", "communication", "self_rows", "copy_rows", "alignment_openness"]
+    assert heads.loc["cross", own].isna().all(axis=None)
     assert heads.loc["cross", ["sink_rows", "off_rate", "from_sink"]].notna().all(axis=None)
-    assert heads.loc["encoder", ["from_self", "communication"]].notna().all(axis=None)
+    assert heads.loc["encoder", own].notna().all(axis=None)
     layers = run.layers.set_index("stream")
     assert layers.loc["cross", ["cos_peak_residual", "cos_peak_input"]].isna().all(axis=None)
     assert layers.loc["decoder", ["cos_peak_residual", "cos_peak_input"]].notna().all(axis=None)
