@@ -9,6 +9,7 @@ import numpy as np
 from sinkscope.errors import SinkscopeError
 from sinkscope.present.colors import CONTROL, LINES
 from sinkscope.present.figures.several import TableFigure, beside_layers, by_layer
+from sinkscope.questions.smoothing.figure_heads import HEADS_FIGURES
 from sinkscope.runs.per_sequence import cells
 from sinkscope.runs.statistics import mean, sem
 
@@ -199,4 +200,4 @@ COSTS = TableFigure(
 )  # fmt: skip
 
 
-FIGURES = (COSINE, SMOOTHING, RANKS, COSTS)
+FIGURES = (COSINE, SMOOTHING, RANKS, COSTS, *HEADS_FIGURES)
