@@ -239,7 +239,16 @@ def test_only_sigmoid_is_put_to_the_claim_about_sigmoid(score: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["first-token", "falls-with-length", "key-bias", "alignment", "cosines", "hard-switch", "off-rests-on-a-sink"],
+    [
+        "first-token",
+        "falls-with-length",
+        "key-bias",
+        "alignment",
+        "cosines",
+        "hard-switch",
+        "off-rests-on-a-sink",
+        "self-talk-is-an-mlp",
+    ],
 )
 def test_a_threshold_on_probabilities_is_put_to_no_raw_score(name: str) -> None:
     """A raw score has no common scale: 0.9 of it is no share of a row."""
