@@ -21,9 +21,9 @@ each of them alone, and prints one line a training (knobs.csv).
 
 A row is BOS, a stretch of text, and the same stretch again: a head that copies from the first time has nothing to do
 there. --plain gives one stretch of the same length instead. Every eighth document is held out; loss and sinks are
-measured on rows of those. The folder of each training gets trajectory.csv (by SinkCallback), loss.csv, emergence.csv
-and trajectory.png, and the screen says at which step, and in which heads, a sink appeared. docs/training.md shows what
-came out.
+measured on rows of those. The folder of each training gets trajectory.csv (by SinkCallback), loss.csv, emergence.csv,
+trajectory.png and last-step, a scan of the trained model, which `sinkscope claims` reads. The screen says at which
+step, and in which heads, a sink appeared. docs/training.md shows what came out.
 """
 
 from __future__ import annotations
@@ -185,7 +185,10 @@ def train(kind: str, out: Path, recipe: Recipe, seed: int = 0) -> dict[str, Any]
     emerged = emergence(trajectory, sinkscope.runs.defaults.EPSILON)
     losses.to_csv(out / "loss.csv", index=False)
     emerged.to_csv(out / "emergence.csv", index=False)
-    callback.run.save(out / "last-step", force=True)
+    ended = trainer.model.eval()
+    sinkscope.scan(ended, data=held_out, measure=("switch", "smoothing"), self_check=False).save(
+        out / "last-step", force=True
+    )
     (out / "trajectory.png").write_bytes(draw_trajectory(trajectory, "png", losses=losses))
     print(f"\n{kind}: loss {losses['loss'].iloc[0]:.3f} at first, {losses['loss'].iloc[-1]:.3f} at the end")
     print(render_trajectory(trajectory, emerged, sinkscope.runs.defaults.EPSILON, sorted(out.glob("*.*"))))

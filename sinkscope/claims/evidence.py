@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 PLACE = ["stream", "layer", "head", "module"]
 LAYER = ["stream", "layer", "module"]
 NO_LANGUAGE = "the claim is about language models"
+NO_PROBABILITIES = "its attention is not normalised, and the threshold is one on probabilities"
 EPSILON = 0.3
 """A head has a sink where alpha_0 exceeds this (Gu et al. 2410.10781)."""
 

@@ -51,14 +51,21 @@ def make_page(
         figure = None if claim.figure in drawn else (figures or {}).get(claim.figure)
         drawn |= {claim.figure} if figure else set()
         papers.setdefault(paper_name(claim.paper, own), []).append(
-            Section(claim.title, _words(table, claim, subjects), _numbers(table, claim, subjects), figure)
+            Section(
+                claim.title[:1].upper() + claim.title[1:],
+                _words(table, claim, subjects),
+                _numbers(table, claim, subjects),
+                figure,
+            )
         )
     return Page(overview, papers)
 
 
 def _words(table: pd.DataFrame, claim: Claim, subjects: list[str]) -> list[tuple[str, str]]:
     words = [("", claim.says), ("Source", claim.source), ("Assumed", claim.assumes), ("Rule", claim.rule.words)]
-    words += [("Measured", f"{claim.needs.words}."), ("Not tested", _untested(table, claim, subjects))]
+    measured = claim.needs.words
+    measured = f"`{measured}`" if measured.startswith("sinkscope ") else measured
+    words += [("Measured", f"{measured}."), ("Not tested", _untested(table, claim, subjects))]
     return [(label, _capital(text)) for label, text in [*words, ("Not shown", claim.not_shown)] if text]
 
 
@@ -106,7 +113,7 @@ def in_markdown(page: Page, title: str = TITLE) -> str:
     for paper, sections in page.papers.items():
         lines += [f"## {_markdown(paper)}", ""]
         for section in sections:
-            lines += [f"### {_markdown(section.title[:1].upper() + section.title[1:])}", ""]
+            lines += [f"### {_markdown(section.title)}", ""]
             for label, text in section.words:
                 start = f"**{_markdown(label)}.** " if label else ""
                 lines += [*_wrapped(f"{start}{_markdown(text)}"), ""]

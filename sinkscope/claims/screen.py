@@ -39,7 +39,7 @@ def _one(table: pd.DataFrame, claims: Sequence[Claim], subjects: list[str]) -> l
             judged = _row(table, claim, subjects[0], VERDICT).shown
             lines.append(f"  {claim.name:<{name}}{judged:<{verdict}}{told[0]}".rstrip())
             lines += [" " * (2 + name + verdict) + more for more in told[1:]]
-    return [*lines, "", "after /: the contrast, a number that would be alike if the claim said nothing"]
+    return [*lines, "", "after /: the contrast, which would be similar if the claim said nothing"]
 
 
 def _several(table: pd.DataFrame, claims: Sequence[Claim], subjects: list[str]) -> list[str]:

@@ -42,40 +42,66 @@ def lampert(
     form: Form = "pdf",
     size: Size = "page",
     title: Title = "none",
-    text: Annotated[str, typer.Option(help="What the models of figure 13 read.")] = TEXT,
-    maps: Annotated[bool, typer.Option("--maps/--no-maps", help="Draw figure 13: loads each run's model.")] = True,
+    text: Annotated[str, typer.Option(help="What the models of figures 13 and E.3 read.")] = TEXT,
+    maps: Annotated[
+        bool, typer.Option("--maps/--no-maps", help="Draw figures 13 and E.3: loads each run's model.")
+    ] = True,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Draw figures 1 to 13 of Lampert et al. (2605.08453) from runs; captions.md says what each shows.
+    """Draw figures 1 to 13 and E.3 of Lampert et al. (2605.08453) from runs; captions.md says what each shows.
 
     A figure whose table a run lacks is left out, and named. docs/figures.md says what could not be read of the paper.
 
     Example: sinkscope figures lampert runs/gemma runs/minilm -o figures --size page
     """
-    from sinkscope.cli.plot import gallery, of_tables
+    from sinkscope.cli.plot import of_tables
     from sinkscope.present.figures.lampert import PLAN, captions
     from sinkscope.runs.run import load_run
 
     style = Style(form, size, chosen(title))
     runs: list[Run] = [load_run(folder) for folder in run]
     drawn: dict[str, tuple[bytes, str]] = {}
-    refused: dict[str, str] = {} if maps else {"gallery": "--no-maps"}
+    refused: dict[str, str] = {}
     for each in PLAN:
-        if each.figure is None or each.figure in refused:
+        if each.figure == "gallery":
             continue
         try:
-            drawn[f"{each.stem}.{form}"] = (
-                gallery(runs, text, trust_remote_code, style)
-                if each.figure == "gallery"
-                else of_tables(runs, each.figure, None, style)
-            )
+            drawn[f"{each.stem}.{form}"] = of_tables(runs, each.figure, None, style)
         except SinkscopeError as error:
-            refused[each.figure] = str(error)
+            refused[each.stem] = str(error)
+    if maps:
+        drawn |= _galleries(runs, text, trust_remote_code, style, refused)
     if not drawn:
         raise SinkscopeError(f"no figure can be drawn: {next(iter(refused.values()))}")
     for figure, reason in refused.items():
         say(f"not drawn: {figure}: {reason}")
     save(out, drawn, lambda told: captions(told, refused))
+
+
+def _galleries(
+    runs: list[Run], text: str, trust: bool, style: Style, refused: dict[str, str]
+) -> dict[str, tuple[bytes, str]]:
+    """Every gallery of the paper that the runs have heads for, by file name; why others are not drawn, in `refused`."""
+    from sinkscope.cli.plot import galleries
+    from sinkscope.present.figures.gallery import Pick, gallery_heads
+    from sinkscope.present.figures.lampert import PLAN
+
+    picks = {}
+    for each in PLAN:
+        if each.figure == "gallery":
+            pick = Pick(each.pick)
+            try:
+                for run in runs:
+                    gallery_heads(run, pick=pick)
+                picks[each.stem] = pick
+            except SinkscopeError as error:
+                refused[each.stem] = str(error)
+    try:
+        made = galleries(runs, [*picks.values()], text, trust, style)
+    except SinkscopeError as error:
+        refused |= dict.fromkeys(picks, str(error))
+        return {}
+    return {f"{stem}.{style.form}": content for stem, content in zip(picks, made, strict=True)}
 
 
 def trigger(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from sinkscope.experiments.attention_map import HeadMap
+    from sinkscope.present.figures.gallery import Pick
     from sinkscope.runs.run import Run
 
 TRUST = "--trust-remote-code"
@@ -30,6 +31,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "--head": ("attention",),
     "--length": ("attention",),
     "--text": ("attention", "gallery"),
+    "--pick": ("gallery",),
+    "--seed": ("gallery",),
     TRUST: ("attention", "gallery"),
 }
 """The figures that take each option."""
@@ -72,6 +75,14 @@ def plot(
             help="With --figure attention or gallery: the text that the run's model, which is loaded again, reads."
         ),
     ] = None,
+    pick: Annotated[
+        str | None,
+        typer.Option(
+            help="With --figure gallery: heads to draw: clearest, random, sink+copy or diagonal+copy, the last "
+            "two of a run with --measure switch. [default: clearest]"
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="With --pick random: draws the heads. [default: 0]")] = None,
     length: Annotated[
         list[int] | None,
         typer.Option(help="With --figure attention: draw the first N tokens only; repeat for maps side by side."),
@@ -84,7 +95,7 @@ def plot(
     """
     given = {
         "--metric": metric, "--domain": domain, "--layer": layer, "--head": head, "--text": text,
-        "--length": length or None, TRUST: trust_remote_code or None,
+        "--length": length or None, "--pick": pick, "--seed": seed, TRUST: trust_remote_code or None,
     }  # fmt: skip
     if figure not in (*SINGLE, *SEVERAL):
         names = (*SINGLE, *SEVERAL)
@@ -106,7 +117,8 @@ def plot(
             raise SinkscopeError("--figure attention needs --layer, --head and --text")
         content, caption = attention(_loaded(run)[0], [(layer, head)], text, length or [], trust_remote_code, style)
     elif figure == "gallery":
-        content, caption = gallery(_loaded(run), text or TEXT, trust_remote_code, style)
+        chosen = picked(pick, seed)
+        [(content, caption)] = galleries(_loaded(run), [chosen], text or TEXT, trust_remote_code, style)
     else:
         loaded = _loaded(run)
         content, caption = of_tables(loaded, figure, metric, style, domain)
@@ -168,13 +180,34 @@ def attention(
     return draw_attention(run, maps, text, style.form, style.size, style.title)
 
 
-def gallery(runs: list[Run], text: str, trust: bool, style: Style) -> tuple[bytes, str]:
-    """The maps of each run's clearest heads, and the caption."""
+def picked(how: str | None, seed: int | None) -> Pick:
+    """How heads are picked. Raises SinkscopeError for a word that is none, and for a seed that draws nothing."""
+    from sinkscope.present.figures.gallery import Pick
+
+    if seed is not None and how != "random":
+        raise SinkscopeError("--seed goes with --pick random")
+    if seed is not None and seed < 0:
+        raise SinkscopeError(f"--seed {seed}: a seed is 0 or more")
+    return Pick(how or "clearest", seed or 0)
+
+
+def galleries(runs: list[Run], picks: list[Pick], text: str, trust: bool, style: Style) -> list[tuple[bytes, str]]:
+    """The maps of the heads that each of `picks` chooses of each run, and the caption. A model is loaded once."""
     from sinkscope.present.figures.gallery import draw_gallery, gallery_heads
 
-    heads = [[(layer, head) for layer, head, _ in gallery_heads(run)] for run in runs]
-    found = [(run, maps_of(run, text, own, [], trust)) for run, own in zip(runs, heads, strict=True)]
-    return draw_gallery(found, text, style.form, style.size, style.title)
+    chosen = [[[(layer, head) for layer, head, _ in gallery_heads(run, pick=pick)] for pick in picks] for run in runs]
+    maps = []
+    for run, own in zip(runs, chosen, strict=True):
+        heads = list(dict.fromkeys(head for each in own for head in each))
+        maps.append(dict(zip(heads, maps_of(run, text, heads, [], trust), strict=True)))
+    rows = [
+        [(run, [of[head] for head in own[number]]) for run, of, own in zip(runs, maps, chosen, strict=True)]
+        for number in range(len(picks))
+    ]
+    return [
+        draw_gallery(each, text, style.form, style.size, style.title, pick)
+        for each, pick in zip(rows, picks, strict=True)
+    ]
 
 
 def maps_of(run: Run, text: str, heads: list[tuple[int, int]], lengths: list[int], trust: bool) -> list[HeadMap]:

@@ -49,7 +49,7 @@ Lampert et al. 2605.08453
 Gu et al. 2410.10781
   first-token  not tested      no head has a sink
 
-after /: the contrast, a number that would be alike if the claim said nothing
+after /: the contrast, which would be similar if the claim said nothing
 """
     )
 
@@ -84,6 +84,8 @@ def test_a_page_says_all_of_a_claim() -> None:
     assert "| contrast: other rows | 0.012 | - |" in page
     assert "| its `off_rate` | 0.136 ± 0.010 | - |" in page
     assert "**Not tested.** No head has a sink (n)." in page
+    assert "### A sink is a hard switch, with output 0" in page
+    assert "<h3>A sink is a hard switch, with output 0</h3>" in in_html(make_page(table(rows("m")), [claim]))
     flat = " ".join(page.split())
     for words in (claim.rule.words.partition(":")[2].strip(), "Not shown", "Assumed", "Source"):
         assert words in flat
@@ -104,6 +106,11 @@ def test_names_and_texts_are_escaped(figures: dict[str, tuple[str, str]]) -> Non
     assert "<script>" not in re.sub(r"`[^`]*`", "", text)
     assert "\x1b" not in text
     assert "\x1b" not in render_claims(found, [CLAIMS["hard-switch"]])
+
+
+def test_a_command_that_measures_is_code() -> None:
+    page = in_markdown(make_page(table(rows("m", "value-is-not-needed")), [CLAIMS["value-is-not-needed"]]))
+    assert "**Measured.** `sinkscope arms MODEL --arm keys:first1 --arm value:first1 --draws 2`." in page
 
 
 def test_pieces_of_code_are_told_apart() -> None:

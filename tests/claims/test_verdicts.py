@@ -85,6 +85,13 @@ def scored(score: str, mass: float) -> Subject:
     return Subject("made", given=run)
 
 
+def long(heads: dict[str, Any]) -> Subject:
+    """A run over a text of twice 64 tokens."""
+    run = made(heads).given
+    data = [each.model_copy(update={"seq_len": 128}) for each in run.manifest.data]
+    return Subject("long", given=replace(run, manifest=run.manifest.model_copy(update={"data": data})))
+
+
 def smoothing(verdict: list[str], change: list[float]) -> dict[str, Any]:
     return {"verdict": np.resize(verdict, 8), "uniform_minus_attention": np.resize(change, 8)}
 
@@ -126,8 +133,8 @@ CASES: dict[str, tuple[Callable[[], Subject], Callable[[], Subject]]] = {
     ),
     "first-token": (lambda: made({"sink_score_t64": 0.9}), lambda: made({"sink_score_t64": 0.1})),
     "falls-with-length": (
-        lambda: made({"sink_score_t64": 0.9, "sink_score": [0.9, 0.1]}),
-        lambda: made({"sink_score_t64": [0.9, 0.1], "sink_score": 0.9}),
+        lambda: long({"sink_score_t64": 0.9, "sink_score": [0.9, 0.1]}),
+        lambda: long({"sink_score_t64": [0.9, 0.1], "sink_score": 0.9}),
     ),
     "stays-at-the-first-position": (
         lambda: made(first=FIRST | {"verdict": "position"}), lambda: made(first=FIRST | {"verdict": "token"})
@@ -228,6 +235,42 @@ def test_only_sigmoid_is_put_to_the_claim_about_sigmoid(score: str) -> None:
     verdict, told = judged(CLAIMS["needs-normalisation"], scored(score, 0.9))
     reason = f"the claim is about sigmoid attention without normalisation, not {score}"
     assert (verdict, told.reason) == (NOT_TESTED, reason)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "first-token",
+        "falls-with-length",
+        "key-bias",
+        "alignment",
+        "cosines",
+        "hard-switch",
+        "off-rests-on-a-sink",
+        "self-talk-is-an-mlp",
+    ],
+)
+def test_a_threshold_on_probabilities_is_put_to_no_raw_score(name: str) -> None:
+    """A raw score has no common scale: 0.9 of it is no share of a row."""
+    verdict, told = judged(CLAIMS[name], scored("sigmoid", 0.9))
+    reason = "its attention is not normalised, and the threshold is one on probabilities"
+    assert (verdict, told.reason) == (NOT_TESTED, reason)
+    assert judged(CLAIMS[name], scored("relu-norm", 0.9))[1].reason != reason
+
+
+def test_a_text_that_is_nearly_its_own_first_64_tokens_says_nothing_of_length() -> None:
+    verdict, told = judged(CLAIMS["falls-with-length"], made({"sink_score_t64": 0.9, "sink_score": 0.9}))
+    assert (verdict, told.reason[:22]) == (NOT_TESTED, "the text has 80 tokens")
+
+
+def test_the_dose_and_response_of_alignment_is_counted_apart_for_sink_heads() -> None:
+    columns = {"sink_score": 0.9, "sink_rows": [0.5, 0.0], "off_rate": 0.1, "sunk_not_off": 0.0,
+               "alignment_openness": [-0.5, 0.5]}  # fmt: skip
+    figures = judged(CLAIMS["cosines"], made(columns, {"cos_first_input_min": 0.1}))[1].figures
+    words = "in which better aligned rows write less (`alignment_openness` < 0)"
+    assert figures[f"heads with sink rows {words}"].shown == "4 of 4"
+    assert figures[f"other heads {words}"].shown == "0 of 4"
+    assert figures["median `alignment_openness` of heads with sink rows"].shown == "-0.500"
 
 
 def test_the_walk_is_judged_by_the_condition_of_each_head() -> None:

@@ -17,18 +17,19 @@ from typer.testing import CliRunner
 
 import sinkscope
 from sinkscope.cli import app
-from sinkscope.cli.figures import save
-from sinkscope.cli.plot import SEVERAL, SINGLE
+from sinkscope.cli.figures import _galleries, save
+from sinkscope.cli.plot import SEVERAL, SINGLE, Style
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.attention_map import HeadMap
 from sinkscope.present.figures.canvas import WIDTHS, Grid, drawn, headline
-from sinkscope.present.figures.gallery import draw_attention, draw_gallery, gallery_heads
+from sinkscope.present.figures.gallery import Pick, draw_attention, draw_gallery, gallery_heads
 from sinkscope.present.figures.lampert import PLAN, captions
 from sinkscope.present.figures.maps import Tile, paint_map, sinks
 from sinkscope.present.figures.series import all_series
 from sinkscope.present.figures.several import by_layer, draw_several, table_figures
 from sinkscope.present.figures.trajectory import draw_trajectories, draw_trajectory
-from sinkscope.runs.run import load_run
+from sinkscope.questions.smoothing.figure_heads import paint_parts, paint_theory, selected
+from sinkscope.runs.run import Run, load_run
 from sinkscope.runs.schema.manifest import FirstToken
 from sinkscope.runs.schema.site import Kind
 
@@ -234,6 +235,102 @@ def test_a_run_with_fewer_maps_than_another_leaves_places_empty() -> None:
     assert content.count(">key<") == 4, "below the last map of each column"
 
 
+def with_rows(**columns: list[float]) -> Run:
+    """The run of eight heads with these columns in switch.csv."""
+    run = copy.deepcopy(smoothed())
+    run.measured["switch"] = run.measured["switch"].assign(**columns)
+    return run
+
+
+ROWS = {
+    "sink_rows": [0.9, 0.2, 0.6, 0.0, 0.5, 0.96, 0.3, 0.1], "self_rows": [0.0, 0.0, 0.0, 0.7, 0.0, 0.0, 0.0, 0.0],
+    "copy_rows": [0.06, 0.2, 0.3, 0.2, 0.5, 0.04, 0.2, 0.2],
+}  # fmt: skip
+
+
+def test_a_class_of_heads_is_picked_by_its_rows() -> None:
+    """The share of rows that rest or copy decides; a head without enough rows of either kind is none of the class."""
+    run = with_rows(**ROWS)
+    assert gallery_heads(run, pick=Pick("sink+copy")) == [
+        (1, 0, "0.50 + 0.50"), (0, 0, "0.90 + 0.06"), (0, 2, "0.60 + 0.30"), (1, 2, "0.30 + 0.20"),
+    ]  # fmt: skip
+    assert gallery_heads(run, pick=Pick("diagonal+copy")) == [(0, 3, "0.70 + 0.20")]
+    with pytest.raises(SinkscopeError, match=r"no head is near to diagonal\+copy"):
+        gallery_heads(with_rows(**ROWS | {"self_rows": [0.0] * 8}), pick=Pick("diagonal+copy"))
+    with pytest.raises(SinkscopeError, match="scan it with --measure switch"):
+        gallery_heads(scanned(), pick=Pick("sink+copy"))
+
+
+def test_heads_at_random_are_the_seed_s() -> None:
+    run = smoothed()
+    drawn = [gallery_heads(run, pick=Pick("random", seed)) for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert [len({(layer, head) for layer, head, _ in each}) for each in drawn] == [4, 4, 4]
+    known = {(row.layer, row.head): row.pattern for row in run.heads.itertuples()}
+    assert all(known[layer, head] == pattern for layer, head, pattern in drawn[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--pick", "sinks"), "--pick 'sinks': choose one of clearest, random"),
+        (("--seed", 1), "--seed goes with --pick random"),
+        (("--pick", "random", "--seed", -1), "a seed is 0 or more"),
+    ],
+)
+def test_what_picks_no_heads_is_refused(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    scanned().save(tmp_path / "run")
+    code, _, err = run_cli("plot", tmp_path / "run", "--figure", "gallery", *words, "-o", tmp_path / "g.svg")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert message in err
+
+
+# Figures of chosen heads
+
+
+def test_the_second_panel_shows_uniform_heads_alone() -> None:
+    """Of layer 1 no head is uniform enough, so that the lines have no mark there."""
+    run = copy.deepcopy(smoothed())
+    is_head = run.sequences["head"].notna()
+    run.sequences.loc[is_head, "uniformity"] = np.where(run.sequences.loc[is_head, "layer"] == 0, 0.7, 0.5)
+    run.sequences.loc[is_head & (run.sequences["head"] == 0), "uniformity"] = 0.1
+    (series,) = all_series([run])
+    panels = list(Figure().subplots(2))
+    paint_parts(series, panels, True)
+    whole, uniform = (panel.lines[1].get_ydata() for panel in panels)
+    table = run.sequences[is_head]
+    for found, rows in ((whole, table), (uniform, table[table["uniformity"] > 0.6])):
+        first = rows[rows["layer"] == 0].groupby("sequence")["avgcos_identity"].mean().mean()
+        assert found[0] == pytest.approx(first)
+    assert np.isnan(uniform).tolist() == [False, True]
+    run.sequences["uniformity"] = 0.1
+    panels = list(Figure().subplots(2))
+    paint_parts(series, panels, True)
+    assert [text.get_text() for text in panels[1].texts] == ["no head"]
+
+
+def test_the_theory_s_error_is_a_mean_of_absolute_differences() -> None:
+    """Differences of both signs do not cancel."""
+    run = copy.deepcopy(smoothed())
+    signs = np.where(run.sequences["sequence"] % 2, 0.1, -0.1)
+    run.sequences["theory_identity"] = run.sequences["avgcos_identity"] + signs
+    (series,) = all_series([run])
+    (axes,) = panels = [Figure().subplots()]
+    paint_theory(series, panels, True)
+    assert axes.lines[1].get_ydata() == pytest.approx([0.1, 0.1])
+    run.sequences[["theory_identity", "theory_residual"]] = np.nan
+    with pytest.raises(SinkscopeError, match="no theoretical cosine"):
+        paint_theory(series, [Figure().subplots()], True)
+
+
+def test_selected_heads_are_the_farthest_from_uniform_of_each_condition() -> None:
+    table = pd.DataFrame({
+        "layer": 0, "head": range(6), "verdict": ["smooths", "smooths", "smooths", "neither", None, "sharpens"],
+        "uniform_minus_attention": [0.1, -0.3, 0.2, 0.05, 0.9, np.nan],
+    })  # fmt: skip
+    assert selected(table)["head"].tolist() == [1, 2, 3]
+
+
 # Trainings
 
 
@@ -291,16 +388,18 @@ def test_the_command_draws_trainings_by_their_folders(tmp_path: Path) -> None:
 def test_every_figure_has_its_place_in_the_command() -> None:
     assert {*table_figures(), "gallery", "trajectory"} == set(SEVERAL)
     assert not set(SEVERAL) & set(SINGLE)
-    assert {each.figure for each in PLAN} - {None} == {*table_figures(), "gallery"}
-    numbers = [number for each in PLAN for number in each.numbers.split(", ") if number]
-    assert sorted(map(int, numbers)) == list(range(1, 14))
+    assert {each.figure for each in PLAN} == {*table_figures(), "gallery"}
+    assert len({each.stem for each in PLAN}) == len(PLAN)
+    numbers = {number for each in PLAN for number in each.numbers.split(", ") if number}
+    assert numbers == {*map(str, range(1, 14)), "E.3"}
 
 
 def test_what_is_not_drawn_is_told_with_its_reason() -> None:
-    page = captions({"lampert-12-ranks.pdf": "Ranks."}, {"costs": "the run has no table smoothing"})
+    page = captions({"lampert-12-ranks.pdf": "Ranks."}, {"lampert-03-costs": "the run has no table smoothing"})
     assert "## Figure 12: lampert-12-ranks.pdf\n\nRanks.\n" in page
     assert "## Figure 3\n\nNot drawn: the run has no table smoothing.\n" in page
-    assert "## Figure 11\n\nNot drawn: " in page
+    assert "## Figure 2, right\n\nNot drawn: " in page
+    assert "## Figure E.3, sink+copy\n\nNot drawn: " in page
 
 
 def run_cli(*arguments: str | Path) -> tuple[int, str, str]:
@@ -337,12 +436,36 @@ def test_all_figures_of_a_paper(tmp_path: Path) -> None:
     assert code == 0, err
     written = {Path(line).name for line in out.splitlines()}
     assert {"lampert-12-ranks.svg", "lampert-08-09-10-smoothing.svg", "captions.md"} <= written
+    assert {"lampert-02-parts.svg", "lampert-07-theory.svg", "lampert-11-selected.svg"} <= written
     assert {path.name for path in (tmp_path / "all").iterdir()} == written
     scanned().save(tmp_path / "plain")
     code, _, err = run_cli("figures", "lampert", tmp_path / "plain", "-o", tmp_path / "none", "--no-maps")
     assert code == 2
     assert "no figure can be drawn" in err
     assert not (tmp_path / "none").exists()
+
+
+def test_galleries_of_a_paper_load_each_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class of which the run has no head is told, and the other galleries are drawn."""
+    asked = []
+
+    def maps_of(run: Run, text: str, heads: list[tuple[int, int]], lengths: list[int], trust: bool) -> list[HeadMap]:
+        asked.append(heads)
+        return [HeadMap(layer, head, causal(8), [*"abcdefgh"]) for layer, head in heads]
+
+    monkeypatch.setattr("sinkscope.cli.plot.maps_of", maps_of)
+    refused: dict[str, str] = {}
+    run = with_rows(**ROWS | {"self_rows": [0.0] * 8})
+    drawn = _galleries([run], "a text", False, Style("svg", "page", None), refused)
+    assert list(drawn) == ["lampert-13-gallery-random.svg", "lampert-E.3-gallery-sink-and-copy.svg"]
+    assert list(refused) == ["lampert-E.3-gallery-diagonal-and-copy"]
+    (heads,) = asked
+    assert len(heads) == len(set(heads))
+    content, caption = drawn["lampert-E.3-gallery-sink-and-copy.svg"]
+    assert content.decode().count(">head ") == 4
+    assert "0.50 + 0.50" in content.decode()
+    assert "The heads with the largest share of rows that either give the first token 0.9 or more or copy" in caption
+    assert "drawn at random (seed 0)" in drawn["lampert-13-gallery-random.svg"][1]
 
 
 @pytest.mark.slow

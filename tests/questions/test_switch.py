@@ -30,7 +30,16 @@ from sinkscope.metrics.quantities import quantity_set
 from sinkscope.questions.cosines.columns import COSINES
 from sinkscope.questions.switch import columns as switch
 from sinkscope.questions.switch.measure import TokenPlaces
-from sinkscope.questions.switch.tables import COUNTS, OPENED, TokenTests, _needed, token_table, token_tests
+from sinkscope.questions.switch.tables import (
+    COUNTS,
+    OPENED,
+    SwitchRun,
+    TokenTests,
+    _needed,
+    row_pattern,
+    token_table,
+    token_tests,
+)
 from sinkscope.questions.switch.words import _of_tokens
 from sinkscope.runs.catalogue import catalogue, table_columns
 from sinkscope.runs.questions import tables_of_questions
@@ -157,6 +166,50 @@ def test_a_head_that_attends_to_itself_is_an_mlp() -> None:
     assert float(switch.from_sink(seen)) == 0
 
 
+def test_rows_of_section_7_are_told_apart() -> None:
+    """Rows 1 to 4: on the first token, on itself, on two others, on all alike."""
+    maps = torch.zeros(1, 5, 5, dtype=torch.float64)
+    maps[0, 0, 0] = maps[0, 1, 0] = maps[0, 2, 2] = 1
+    maps[0, 3, 1:3] = 0.5
+    maps[0, 4] = 0.2
+    seen = view(maps, drawn(1, 5, 4), drawn(1, 5, 4))
+    assert float(switch.sink_rows(seen)) == float(switch.self_rows(seen)) == float(switch.copy_rows(seen)) == 0.25
+
+
+def test_an_empty_row_copies_nothing() -> None:
+    """A score that no sum divides may leave a row at 0; that its first token has none is not enough."""
+    seen = view(torch.zeros(1, 5, 5, dtype=torch.float64), drawn(1, 5, 4), drawn(1, 5, 4))
+    raw = replace(
+        seen.attention,
+        row_total=torch.zeros(1, 1, 5, dtype=torch.float64),
+        learned_sink=torch.full((1, 1, 5), torch.nan),
+    )
+    assert float(switch.copy_rows(replace(seen, attention=raw))) == 0
+
+
+def test_a_pattern_needs_both_kinds_of_rows() -> None:
+    means = {
+        "sink_rows": [0.9, 0.5, 0.0, 0.96, 0.5, math.nan], "self_rows": [0.0, 0.0, 0.8, 0.0, 0.0, 0.0],
+        "copy_rows": [0.08, 0.5, 0.2, 0.04, 0.3, 0.5],
+    }  # fmt: skip
+    found = row_pattern(SwitchRun({name: np.array(values) for name, values in means.items()}))
+    assert found.tolist() == ["sink+copy", "sink+copy", "diagonal+copy", "other", "other", None]
+
+
+def test_dose_and_response_of_alignment() -> None:
+    """Every row reads itself alone, and values are the longer the better aligned their token is, then the shorter."""
+    cosines = torch.linspace(0.1, 0.9, 5, dtype=torch.float64)
+    z = torch.cat([torch.tensor([[1.0, 0.0]]), torch.stack([cosines, (1 - cosines**2).sqrt()], 1)]).double()[None]
+    for lengths, expected in ((cosines, 1.0), (2 - cosines, -1.0)):
+        values = torch.cat([torch.ones(1).double(), lengths])[None, :, None] * torch.tensor([1.0, 0.0]).double()
+        seen = view(torch.eye(6).double()[None], values, torch.eye(2).double()[None], attention_input=z)
+        assert float(switch.alignment_openness(seen)) == pytest.approx(expected)
+    alike = view(
+        torch.eye(6).double()[None], values, torch.eye(2).double()[None], attention_input=z[:, :1].expand(1, 6, 2)
+    )
+    assert switch.alignment_openness(alike).isnan().all(), "no token is better aligned than another"
+
+
 def test_a_head_that_attends_to_a_first_token_without_value_is_off() -> None:
     maps, values = torch.zeros(1, 6, 6, dtype=torch.float64), drawn(1, 6, 4)
     maps[..., 0], values[:, 0] = 1, 0
@@ -198,7 +251,7 @@ def test_a_bias_of_the_first_key_is_a_pure_key_bias() -> None:
 def test_rows_of_a_score_beyond_one_and_values_of_zero_are_missing_not_zero() -> None:
     seen = view(torch.eye(4, dtype=torch.float64)[None], torch.zeros(1, 4, 4, dtype=torch.float64), drawn(1, 5, 4))
     for name, metric in METRICS["switch"].items():
-        if name not in ("sink_rows", "key_bias"):
+        if name not in ("sink_rows", "self_rows", "copy_rows", "key_bias"):
             assert metric.compute(seen).isnan().all(), name
 
 
@@ -238,9 +291,10 @@ def test_a_gate_after_attention_changes_neither_rows_nor_heads() -> None:
 def test_cross_attention_has_no_column_of_its_own_keys() -> None:
     run = measured(tiny_model(AutoModel, "t5"), random_ids(2, 12))
     heads = run.measured["switch"].set_index("stream")
-    assert heads.loc["cross", ["from_self", "communication"]].isna().all(axis=None)
+    own = ["from_self", "communication", "self_rows", "copy_rows", "alignment_openness"]
+    assert heads.loc["cross", own].isna().all(axis=None)
     assert heads.loc["cross", ["sink_rows", "off_rate", "from_sink"]].notna().all(axis=None)
-    assert heads.loc["encoder", ["from_self", "communication"]].notna().all(axis=None)
+    assert heads.loc["encoder", own].notna().all(axis=None)
     layers = run.layers.set_index("stream")
     assert layers.loc["cross", ["cos_peak_residual", "cos_peak_input"]].isna().all(axis=None)
     assert layers.loc["decoder", ["cos_peak_residual", "cos_peak_input"]].notna().all(axis=None)
@@ -263,6 +317,8 @@ def test_the_softmax_sink_of_the_trigger_task_is_a_switch(trigger_runs: dict[str
     run = trigger_runs["softmax"]
     [head] = run.measured["switch"].to_dict("records")
     assert head["sink_rows"] == head["off_rate"] == pytest.approx(14 / 15)
+    assert head["copy_rows"] == pytest.approx(1 / 15), "the trigger's row reads what stands before it"
+    assert head["row_pattern"] == "sink+copy"
     assert head["switch_phi"] == pytest.approx(1)
     assert head["off_when_sunk"] == 1
     assert head["off_not_sunk"] == head["sunk_not_off"] == 0
@@ -280,7 +336,8 @@ def test_the_softmax_sink_of_the_trigger_task_is_a_switch(trigger_runs: dict[str
 def test_the_relu_head_of_the_trigger_task_is_off_without_a_sink(trigger_runs: dict[str, Run]) -> None:
     [head] = trigger_runs["relu"].measured["switch"].to_dict("records")
     assert head["off_rate"] == head["off_not_sunk"] == pytest.approx(14 / 15)
-    assert head["sink_rows"] == 0
+    assert head["sink_rows"] == head["self_rows"] == 0
+    assert head["row_pattern"] == "other", "its rows are empty but the trigger's"
     assert "none of 1 heads has sink rows" in " ".join(trigger_runs["relu"].summary.streams["text"].in_words)
 
 

@@ -22,7 +22,7 @@ def norms(rows: Array) -> Array:
     return np.sqrt((rows**2).sum(-1))
 
 
-def head_columns(call: AttentionCall, h: int, slice_o: Array) -> dict[str, float]:
+def head_columns(call: AttentionCall, h: int, slice_o: Array, z: Array) -> dict[str, float]:
     """All columns of switch.csv for one head of one sequence. slice_o: W_O^h, [D, dv]."""
     probs, values = call.probs[h], call.value[h // (len(call.probs) // len(call.value))]
     written, each = (call.output[h] @ slice_o.T)[1:], values @ slice_o.T
@@ -41,12 +41,17 @@ def head_columns(call: AttentionCall, h: int, slice_o: Array) -> dict[str, float
             advantage.append(call.logits[h, i, 0] - np.log(np.exp([*others, *taken]).sum() / len(others)))
     varied = 0 < off.sum() < len(off) and 0 < sunk.sum() < len(sunk)
     found = {"off_rate": off.mean(), "sink_rows": sunk.mean()}
+    elsewhere = np.array([probs[i].sum() - probs[i, 0] - probs[i, i] for i in range(1, len(probs))])
+    found["self_rows"] = np.mean([probs[i, i] >= 0.9 for i in range(1, len(probs))])
+    found["copy_rows"] = ((probs[1:, 0] < 0.1) & (elsewhere >= 0.5)).mean()
     found |= {f"open_q{n}": float(np.quantile(opened, n / 100)) for n in (10, 50, 90)}
     found |= {"off_not_sunk": (off & ~sunk).mean(), "sunk_not_off": (sunk & ~off).mean()}
     found["switch_phi"] = float(np.corrcoef(off, sunk)[0, 1]) if varied else np.nan
     found |= {"from_sink": (sink**2).sum() / energy, "from_self": (own**2).sum() / energy}
     found["communication"] = (rest**2).sum() / energy
     found["constant_share"] = (written.mean(0) ** 2).sum() / (norms(written) ** 2).mean()
+    aligned = [z[0] @ row / np.sqrt((z[0] @ z[0]) * (row @ row)) for row in z[1:]]
+    found["alignment_openness"] = float(np.corrcoef(aligned, opened)[0, 1])
     found["key_bias"] = float(np.std(advantage)) if len(advantage) > 1 else np.nan
     return found
 
@@ -118,7 +123,7 @@ def measure_switch(model: Any, ids: torch.Tensor) -> tuple[dict[str, Array], dic
             trace, count = layer.trace, len(layer.trace.call.query)
             slices = projection_matrix(layer.projection)
             slices = slices.reshape(len(slices), count, -1)
-            of_heads.append([head_columns(trace.call, h, slices[:, h]) for h in range(count)])
+            of_heads.append([head_columns(trace.call, h, slices[:, h], trace.z) for h in range(count)])
             w = trace.w.reshape(len(trace.w), count, -1)
             of_layers.append(layer_columns(trace.x, trace.z, w, slices, trace.call))
         for name in of_heads[0][0]:

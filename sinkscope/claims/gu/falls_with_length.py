@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from sinkscope.claims.claim import Claim, Found, Number, Rule, mean, number
-from sinkscope.claims.evidence import EPSILON, Evidence, not_tested
+from sinkscope.claims.evidence import EPSILON, NO_PROBABILITIES, Evidence, not_tested
 from sinkscope.claims.gu.first_token import rate
 from sinkscope.claims.needs import TEXT
 from sinkscope.claims.subject import Subject
 
+TWICE = 128
+"""Tokens that a text has at least: a shorter one is nearly its own first 64."""
+
 
 def find(run: Evidence, subject: Subject) -> Found:
     rows = run.sequences[run.sequences["head"].notna()]
-    if not run.normalised or "sink_score_t64" not in rows or rows["sink_score_t64"].isna().all():
-        return not_tested("the text is not longer than 64 tokens, or its attention not normalised")
+    if not run.normalised:
+        return not_tested(NO_PROBABILITIES)
+    if "sink_score_t64" not in rows or rows["sink_score_t64"].isna().all() or run.data.seq_len < TWICE:
+        return not_tested(
+            f"the text has {run.data.seq_len} tokens, and {TWICE} are needed to compare it with its first 64"
+        )
     short, whole = (rate(rows, name) for name in ("sink_score_t64", "sink_score"))
     figures: dict[str, Number] = {"sink rate, T = 64": short, f"sink rate, T = {run.data.seq_len}": whole}
     figures |= {f"the same, epsilon {epsilon}": rate(rows, "sink_score", epsilon) for epsilon in (0.2, 0.5, 0.8)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from sinkscope.claims.claim import Claim, Found, NotTested, Number, Rule, mean
-from sinkscope.claims.evidence import EPSILON, NO_LANGUAGE, Evidence, not_tested
+from sinkscope.claims.evidence import EPSILON, NO_LANGUAGE, NO_PROBABILITIES, Evidence, not_tested
 from sinkscope.claims.needs import CONTROLS, TEXT
 from sinkscope.claims.subject import Subject
 from sinkscope.runs.schema.manifest import FirstToken
@@ -15,7 +15,7 @@ def find(run: Evidence, subject: Subject) -> Found:
     if not run.of_language:
         return not_tested(NO_LANGUAGE)
     if not run.normalised:
-        return not_tested("its attention is not normalised, and the threshold is one on probabilities")
+        return not_tested(NO_PROBABILITIES)
     rows = run.sequences
     column = "sink_score_t64" if "sink_score_t64" in rows and rows["sink_score_t64"].notna().any() else "sink_score"
     figures = {"tokens, T": Number("64" if column == "sink_score_t64" else str(run.data.seq_len))}

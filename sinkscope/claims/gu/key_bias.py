@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from sinkscope.claims.claim import Claim, Found, Rule, share
-from sinkscope.claims.evidence import EPSILON, Evidence, not_tested
+from sinkscope.claims.evidence import EPSILON, NO_PROBABILITIES, Evidence, not_tested
 from sinkscope.claims.needs import TEXT
 from sinkscope.claims.subject import Subject
 
 
 def find(run: Evidence, subject: Subject) -> Found:
+    if not run.normalised:
+        return not_tested(NO_PROBABILITIES)
     heads = run.need("qk_cos_first", "qk_cos_other", "k_norm_first", "k_norm_other", "value_drain")
     heads = heads[heads["qk_cos_first"].notna()]
     both = (heads["qk_cos_first"] > heads["qk_cos_other"]) & (heads["k_norm_first"] < heads["k_norm_other"])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pandas as pd
 
 from sinkscope.claims.claim import Claim, Found, Number, Rule, number, share
-from sinkscope.claims.evidence import Evidence, not_tested
+from sinkscope.claims.evidence import NO_PROBABILITIES, Evidence, not_tested
 from sinkscope.claims.needs import TEXT
 from sinkscope.claims.subject import Subject
 
 
 def find(run: Evidence, subject: Subject) -> Found:
+    if not run.normalised:
+        return not_tested(NO_PROBABILITIES)
     layers = run.need_layers("alignment_margin", "alignment_margin_other")
     layers = layers[layers["alignment_margin"].notna()]
     sinking = layers[layers["sink_heads"] > 0]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import pandas as pd
 from scipy.stats import spearmanr
 
 from sinkscope.claims.claim import Claim, Found, Number, Rule, number, share
-from sinkscope.claims.evidence import Evidence, not_tested
+from sinkscope.claims.evidence import NO_PROBABILITIES, Evidence, not_tested
 from sinkscope.claims.needs import TEXT
 from sinkscope.claims.subject import Subject
 
+SINKING = 0.05
+"""A head has sink rows from this share of its rows on."""
+
 
 def find(run: Evidence, subject: Subject) -> Found:
+    if not run.normalised:
+        return not_tested(NO_PROBABILITIES)
     layers, heads = run.need_layers("cos_first_input_min"), run.heads
     sinking, calm = layers[layers["sink_heads"] > 0], layers[layers["sink_heads"] == 0]
     low = layers["cos_first_input_min"]
@@ -25,11 +31,27 @@ def find(run: Evidence, subject: Subject) -> Found:
     if sinking.empty:
         return not_tested("no layer has a sink head", figures)
     aligned = heads.merge(layers[["module", "cos_first_input_min"]], on="module")
-    rows = aligned[(aligned["sink_rows"] >= 0.05) & aligned["off_rate"].notna()]
+    rows = aligned[(aligned["sink_rows"] >= SINKING) & aligned["off_rate"].notna()]
     figures["heads with sink rows in aligned layers whose sink rows are off"] = share(
         (1 - each.sunk_not_off / each.sink_rows) >= 0.9 for each in rows[rows["cos_first_input_min"] > 0].itertuples()
     )
+    if "alignment_openness" in heads:  # runs of 0.1 have no such column
+        figures |= _dose(heads)
     return Found(share(sinking["cos_first_input_min"] > 0), share(calm["cos_first_input_min"] > 0), figures)
+
+
+def _dose(heads: pd.DataFrame) -> dict[str, Number]:
+    """Whether a head writes less in the rows of better aligned tokens: heads with sink rows, and all others."""
+    known = heads[heads["alignment_openness"].notna()]
+    sunk = known["sink_rows"] >= SINKING
+    words = "better aligned rows write less (`alignment_openness` < 0)"
+    return {
+        f"heads with sink rows in which {words}": share(known["alignment_openness"][sunk] < 0),
+        f"other heads in which {words}": share(known["alignment_openness"][~sunk] < 0),
+        "median `alignment_openness` of heads with sink rows": number(
+            float(known["alignment_openness"][sunk].median())
+        ),
+    }
 
 
 CLAIM = Claim(

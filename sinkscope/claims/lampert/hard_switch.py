@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sinkscope.claims.claim import Claim, Found, Rule, number, share
-from sinkscope.claims.evidence import Evidence, head_name, not_tested
+from sinkscope.claims.evidence import NO_PROBABILITIES, Evidence, head_name, not_tested
 from sinkscope.claims.needs import TEXT
 from sinkscope.claims.subject import Subject
 
@@ -11,6 +11,8 @@ SINKING, AS_OFF = 0.05, 0.9
 
 
 def find(run: Evidence, subject: Subject) -> Found:
+    if not run.normalised:
+        return not_tested(NO_PROBABILITIES)
     heads = run.need("sink_rows", "off_rate", "sunk_not_off")
     sinking = heads[heads["sink_rows"] >= SINKING]
     figures = {"heads with sink rows (5 % of their rows)": share(heads["sink_rows"] >= SINKING)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sinkscope.claims.claim import Claim, Found, Rule, number, share
-from sinkscope.claims.evidence import Evidence, head_name, not_tested
+from sinkscope.claims.evidence import NO_PROBABILITIES, Evidence, head_name, not_tested
 from sinkscope.claims.needs import TEXT
 from sinkscope.claims.subject import Subject
 
@@ -11,6 +11,8 @@ DIAGONAL, SILENT = 0.5, 0.05
 
 
 def find(run: Evidence, subject: Subject) -> Found:
+    if not run.normalised:
+        return not_tested(NO_PROBABILITIES)
     heads = run.need("communication", "self_mass", "from_self")
     own = heads[heads["self_mass"] >= DIAGONAL]
     least, most = heads.loc[heads["communication"].idxmin()], heads.loc[heads["self_mass"].idxmax()]

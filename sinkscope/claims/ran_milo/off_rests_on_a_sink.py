@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.claims.claim import Claim, Found, Number, Rule, number, share
-from sinkscope.claims.evidence import Evidence, head_name, not_tested
+from sinkscope.claims.evidence import NO_PROBABILITIES, Evidence, head_name, not_tested
 from sinkscope.claims.needs import TEXT
 from sinkscope.claims.subject import Subject
 
@@ -16,6 +16,8 @@ in which a head is on, nor come near to it."""
 
 
 def find(run: Evidence, subject: Subject) -> Found:
+    if not run.normalised:
+        return not_tested(NO_PROBABILITIES)
     heads = run.need("off_rate", "off_not_sunk", "sink_rows")
     resting = heads[heads["off_rate"] >= OFTEN]
     top = heads.loc[heads["off_rate"].idxmax()]

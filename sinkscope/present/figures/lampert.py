@@ -4,24 +4,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sinkscope.present.figures.gallery import CLASSES
+
 PAPER = "Lampert et al. 2605.08453"
 
 
 @dataclass(frozen=True)
 class Planned:
-    """Figures of the paper by their numbers; `figure` of ours that stands for them, None where none does.
+    """Figures of the paper by their numbers, and `figure` of ours that stands for them.
 
-    `unread`: what of the paper's figures could not be read from the source, so that ours may differ.
+    `unread`: what of the paper's figures could not be read from the source, so that ours may differ. `side`: which part
+    of the paper's figure is meant, where ours stands for one. `pick`: which heads a gallery shows.
     """
 
     numbers: str
-    figure: str | None
+    figure: str
     unread: str
+    side: str = ""
+    pick: str = ""
 
     @property
     def stem(self) -> str:
         """Name of the file, without its ending."""
-        return "-".join(["lampert", *(f"{part:>02}" for part in self.numbers.split(", ") if part), self.figure or ""])
+        numbers = (f"{part:>02}" for part in self.numbers.split(", ") if part)
+        return "-".join(["lampert", *numbers, self.figure, *([self.pick.replace("+", "-and-")] if self.pick else [])])
+
+    @property
+    def heading(self) -> str:
+        """What it is called above its caption."""
+        told = f"Figure {self.numbers}{f', {self.side}' if self.side else ''}" if self.numbers else "Beside the paper"
+        return f"{told}, {self.pick}" if "+" in self.pick else told
 
 
 PLAN = (
@@ -32,12 +44,17 @@ PLAN = (
         "median, the 5 to 95 % band and the range.",
     ),
     Planned(
-        "2, 4, 5, 6, 7", "cosine",
+        "2, 4, 5, 6", "cosine",
         "Figure 2 shows, by its caption, empirical and theoretical cosines of X and X + WZ over models and context "
-        "lengths, and of LLaMA3-8B the parts of the attention step over all heads and over those whose uniformity "
-        "(their equation 12) is above 0.6; figure 7 the absolute difference of empirical and theoretical. Here all "
-        "quantities are drawn for every run at its own length, and neither the uniform heads alone nor the "
-        "difference. The dashed theory is eq. 2 as we reconstructed it.",
+        "lengths. Here all quantities are drawn for every run at its own length. The dashed theory is eq. 2 as we "
+        "reconstructed it.",
+    ),
+    Planned(
+        "2", "parts",
+        "By its caption the parts of the attention step of LLaMA3-8B, over all heads and over those whose uniformity "
+        "(their equation 12) is above 0.6. Which parts, is not known; their uniformity could not be read, and ours is "
+        "an entropy.",
+        side="right",
     ),
     Planned(
         "3", "costs",
@@ -50,20 +67,35 @@ PLAN = (
         "length. The denominator of figure 10: ours is the cosine under identity.",
     ),
     Planned(
-        "11", None,
-        "By its caption the empirical average cosine similarity for selected heads; which heads, and of what, is "
-        "not known. Nothing is drawn for it.",
+        "7", "theory",
+        "By its caption the absolute difference between empirical and theoretical; over what it is averaged, is not "
+        "known.",
+    ),
+    Planned(
+        "11", "selected",
+        "By its caption the empirical average cosine similarity for selected heads. Which heads, and of what, is not "
+        "known: ours are chosen by a rule of ours, and show the cosine under three mixes.",
     ),
     Planned(
         "12", "ranks",
         "By its caption distributions of ranks across layers, pooled over heads, 50 sequences and 4 datasets. Which "
-        "rank, and whether means are subtracted first: ours is the stable rank, and subtracts none.",
+        "rank, and whether means are subtracted first: ours is the stable rank, and subtracts none. Each dataset has a "
+        "panel of its own.",
     ),
     Planned(
         "13", "gallery",
-        "By its caption attention patterns taken randomly from a pool; its lengths and texts are not known. Ours "
-        "are not random: the heads with the largest mean attention on the first token, on themselves, on the token "
-        "before, and the most uniform one.",
+        "By its caption attention patterns taken randomly from a pool; the pool, its lengths and texts are not known. "
+        "Ours are four heads of each run.",
+        pick="random",
+    ),
+    *(
+        Planned(
+            "E.3", "gallery",
+            "It shows heads that follow the patterns of section 7; by which rule they were found, is not known. Ours "
+            "have most rows of the two kinds of the column row_pattern, whose thresholds are ours.",
+            pick=each,
+        )
+        for each in CLASSES
     ),
     Planned(
         "", "switch",
@@ -76,12 +108,11 @@ PLAN = (
 def captions(drawn: dict[str, str], refused: dict[str, str]) -> str:
     """A Markdown page about the figures of one folder: caption and file of each, what was not drawn, and why.
 
-    `drawn`: caption by file name; `refused`: reason by our figure's name.
+    `drawn`: caption by file name; `refused`: reason by the stem of what was to be drawn.
     """
     lines = [f"# The figures of {PAPER}, drawn from these runs", ""]
     for each in PLAN:
-        heading = f"Figure {each.numbers}" if each.numbers else "Beside the paper"
         file = next((name for name in drawn if name.rpartition(".")[0] == each.stem), None)
-        shown = drawn[file] if file else f"Not drawn: {refused.get(each.figure or '', 'see below')}."
-        lines += [f"## {heading}{f': {file}' if file else ''}", "", shown, "", f"Not read: {each.unread}", ""]
+        shown = drawn[file] if file else f"Not drawn: {refused.get(each.stem, 'not asked for')}."
+        lines += [f"## {each.heading}{f': {file}' if file else ''}", "", shown, "", f"Not read: {each.unread}", ""]
     return "\n".join(lines)

@@ -18,5 +18,5 @@ QUESTION = Question(
     ">= 1 count; zbar is the mean of their z_i, B = Cov(z) with 1/n. Biases are left out, and any norm or "
     "multiplier after W_O.",
     place=1,
-    figures=("cosine", "smoothing", "ranks", "costs"),
+    figures=("cosine", "smoothing", "ranks", "costs", "parts", "theory", "selected"),
 )  # fmt: skip

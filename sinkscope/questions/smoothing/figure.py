@@ -9,6 +9,7 @@ import numpy as np
 from sinkscope.errors import SinkscopeError
 from sinkscope.present.colors import CONTROL, LINES
 from sinkscope.present.figures.several import TableFigure, beside_layers, by_layer
+from sinkscope.questions.smoothing.figure_heads import HEADS_FIGURES
 from sinkscope.runs.per_sequence import cells
 from sinkscope.runs.statistics import mean, sem
 
@@ -194,9 +195,9 @@ COSTS = TableFigure(
     "each other key: |W_Q|^2 + |W_K|^2, one place a head, ordered by the sink's upper bound. Heads whose first token "
     "leads in no sequence have no cost and are left out; so is the diagonal's upper bound where two tokens are too "
     "near for one. Values and MLP, for which the paper's upper bounds have terms and its lower bounds none, are not "
-    "drawn. The diagonal's lower bound is ours.",
+    "drawn. The diagonal's lower bound is ours; the paper's is half of it and a term for the first token.",
     legend_columns=2, layers_below=False,
 )  # fmt: skip
 
 
-FIGURES = (COSINE, SMOOTHING, RANKS, COSTS)
+FIGURES = (COSINE, SMOOTHING, RANKS, COSTS, *HEADS_FIGURES)

@@ -35,6 +35,12 @@ FIG1 = f"{LAMPERT} fig. 1; statistic ours"
 ESTIMATOR = f"{LAMPERT} (hard switch); estimator ours"
 COMPENSATION = "ours; a machine-written review of Ran-Milo's paper asks for it"
 PROPOSITION = f"{LAMPERT} proposition 4.1; its margin is ours"
+ROWS = f"{LAMPERT} section 7 (dormant and copy tokens); thresholds ours"
+FEW, MOST = 0.1, 0.5
+"""A row copies that gives the first token less than FEW, and the keys that are neither the first nor its own MOST."""
+
+LEAST = 1e-6
+"""A standard deviation below this may be rounding."""
 
 HeadValues = Float[Tensor, "batch head"]
 LayerValues = Float[Tensor, " batch"]
@@ -71,6 +77,23 @@ def open_q90(view: LayerView) -> HeadValues:
 def sink_rows(view: LayerView) -> HeadValues:
     """Share of queries i >= 1 on the sink: A[i,0] >= 0.9. Of a score that is no softmax, A is the raw score."""
     return as_widest(sunk(view)).mean(-1)
+
+
+@measured_metric(NAME, unit="share", range="[0, 1]", source=ROWS)
+def self_rows(view: LayerView) -> HeadValues:
+    """Share of queries i >= 1 with A[i,i] >= 0.9: the query reads itself alone. Empty in cross-attention. Of a score
+    that is no softmax, A is the raw score."""
+    return as_widest(_diagonal(view)[..., 1:] >= SUNK).mean(-1)
+
+
+@measured_metric(NAME, unit="share", range="[0, 1]", source=ROWS)
+def copy_rows(view: LayerView) -> HeadValues:
+    """Share of queries i >= 1 with |A[i,0]| < 0.1 and sum_j |A[i,j]| >= 0.5 over the keys j that are neither 0 nor i:
+    the query reads other tokens. Empty in cross-attention."""
+    sums = view.attention
+    first, own = sums.first.abs(), _diagonal(view).abs()
+    total = 1 - sums.learned_sink if sums.row_total is None else sums.row_total
+    return as_widest(((first < FEW) & (total - first - own >= MOST))[..., 1:]).mean(-1)
 
 
 @measured_metric(NAME, unit="correlation", range="[-1, 1]", source=ESTIMATOR)
@@ -133,6 +156,22 @@ def constant_share(view: LayerView) -> HeadValues:
     every row, as a bias would."""
     rows = attended(view)
     return as_widest(rows.mean(2)).square().sum(-1) * rows.shape[2] / written_energy(view)
+
+
+@measured_metric(NAME, unit="correlation", range="[-1, 1]", source="ours")
+def alignment_openness(view: LayerView) -> HeadValues:
+    """Pearson correlation over i >= 1 of cos(z_0, z_i) and norm(W_O^h o_i) / m: below 0 where the head writes less in
+    the rows of tokens that are better aligned with the first. Empty where either hardly varies (a standard deviation
+    below 1e-6), and in cross-attention."""
+    cosines = input_cosines(view)
+    if view.site.cross or cosines.shape[-1] != view.keys:
+        raise Missing
+    rows = openness(view)
+    aligned = (cosines[:, 1:] - cosines[:, 1:].mean(-1, keepdim=True)).unsqueeze(1)
+    opened = rows - rows.mean(-1, keepdim=True)
+    spreads = [each.square().mean(-1).sqrt() for each in (aligned, opened)]
+    varied = (spreads[0] > LEAST) & (spreads[1] > LEAST)
+    return torch.where(varied, (aligned * opened).mean(-1) / (spreads[0] * spreads[1]), torch.nan)
 
 
 @measured_metric(NAME, unit="nats", range="[0, inf)", source="Gu et al. 2410.10781 (key biases); estimator ours")

@@ -11,7 +11,7 @@ from scipy.special import erfc
 
 from sinkscope.capture import Site
 from sinkscope.inputs.rules import token_text
-from sinkscope.questions.switch.columns import ESTIMATOR
+from sinkscope.questions.switch.columns import ESTIMATOR, ROWS
 from sinkscope.runs.statistics import false_discovery
 from sinkscope.tables.columns import RUN_COLUMNS, run_column
 from sinkscope.tables.frames import domain_key, measured_table, site_keys, sites_of
@@ -21,6 +21,8 @@ COUNTS, OPENED = "switch_counts", "switch_opened"
 FEWEST = 10
 """Occurrences from which on a token is tested."""
 CHANCE = 0.05
+SOME, NEARLY_ALL = 0.05, 0.9
+"""A head has a pattern of section 7 where each of both kinds of rows is SOME of all, and both are NEARLY_ALL."""
 FIG1 = "Lampert et al. 2605.08453 fig. 1; we could not read whether before or after the input norm: both are given"
 
 
@@ -38,6 +40,20 @@ def off_when_sunk(run: SwitchRun) -> np.ndarray:
     sunk = run.means["sink_rows"]
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(sunk > 0, 1 - run.means["sunk_not_off"] / sunk, np.nan)
+
+
+@run_column("switch", unit="name", range="sink+copy, diagonal+copy, other", source=ROWS)
+def row_pattern(run: SwitchRun) -> np.ndarray:
+    """sink+copy if mean sink_rows >= 0.05, mean copy_rows >= 0.05 and their sum is >= 0.9: nearly every row rests on
+    the first token or reads others, as section 7's dormant and copy tokens do; diagonal+copy the same with self_rows in
+    place of sink_rows; otherwise other. Empty where a mean is missing. The means are over sequences."""
+    copy = run.means["copy_rows"]
+    resting = [run.means[name] for name in ("sink_rows", "self_rows")]
+    with np.errstate(invalid="ignore"):
+        conditions = [(rest >= SOME) & (copy >= SOME) & (rest + copy >= NEARLY_ALL) for rest in resting]
+    names = np.select(conditions, ["sink+copy", "diagonal+copy"], "other").astype(object)
+    names[np.isnan(np.stack([copy, *resting])).any(0)] = None
+    return names
 
 
 @dataclass(frozen=True)
