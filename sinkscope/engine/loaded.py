@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
@@ -11,10 +12,16 @@ from sinkscope.engine.loop import Progress
 from sinkscope.runs.request import Request
 
 
-def loaded(request: Request, model: Any, tokenizer: Any, report: Progress, processes: Processes) -> Checkpoint:
-    """The checkpoint of a name, or around a model object. Raises SinkscopeError for anything wrong with it."""
+def loaded(
+    request: Request, model: Any, tokenizer: Any, report: Progress, processes: Processes, hash_later: bool = False
+) -> Checkpoint:
+    """The checkpoint of a name, or around a model object. Raises SinkscopeError for anything wrong with it.
+
+    `hash_later`: see `LoadOptions`; several processes compare the hash at once.
+    """
     report("loading", 0, 0)
-    options, writes = _load_options(request, processes), request.generate is not None
+    later = hash_later and processes.count == 1
+    options, writes = replace(_load_options(request, processes), hash_later=later), request.generate is not None
     named = isinstance(model, str)
     checkpoint = open_checkpoint(model, options, report) if named else wrap_model(model, tokenizer, head=writes)
     if writes:

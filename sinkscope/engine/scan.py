@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from sinkscope.capture import plan
 from sinkscope.capture.alone import alone
+from sinkscope.capture.loops.compilation import COMPILATION
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.checkpoints.forward import DRY_RUN_TOKENS, Forward
 from sinkscope.engine.assemble import build_run
@@ -18,11 +20,19 @@ from sinkscope.engine.input_kinds import check_asked, claim
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loaded import loaded
 from sinkscope.engine.loop import Loop, Progress
-from sinkscope.engine.manifest import declared_keywords, describe, finished_before, resume_key, unread
+from sinkscope.engine.manifest import (
+    declared_keywords,
+    describe,
+    finished_before,
+    resume_key,
+    unread,
+    with_weights,
+)
 from sinkscope.engine.measurement import Subject, measurements, refuse_spread
 from sinkscope.engine.requested import requested
 from sinkscope.engine.self_check import check_loop
 from sinkscope.engine.shards import Shards
+from sinkscope.engine.stages import Stages
 from sinkscope.engine.tensor_parallel import spread
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.extension import definitions
@@ -177,8 +187,9 @@ def scan_request(
     and SinkscopeError where the request's data were handed over in Python and are no longer there.
     """
     with alone(f"a scan of {request.model}"):
-        report = progress or (lambda *_: None)
-        return _scan(request, model, tokenizer, metrics, shards, resume, report, processes, strict)
+        report = Stages(progress or (lambda *_: None))
+        with COMPILATION.told(report.compiling):
+            return _scan(request, model, tokenizer, metrics, shards, resume, report, processes, strict)
 
 
 def _scan(
@@ -191,33 +202,47 @@ def _scan(
             f"the {request.given} of that scan were handed over in Python, or in a folder that sinkscope 0.1 did not "
             "record: they cannot be read again; scan the model yourself and give its run folder"
         )
-    loop, manifest = _set_up(request, model, tokenizer, metrics, report, processes, strict)
-    if shards is not None:
-        before = processes.on_main(lambda: finished_before(shards, manifest) if resume else None)
-        if before is not None:
-            return before
-        loop.shards = processes.on_main(lambda: Shards.open(shards, resume_key(manifest, loop.checkpoint), resume))
-    try:
-        loop.run()
-    except KeyboardInterrupt:
-        raise Interrupted(build_run(loop, manifest, started, False) if loop.done else None) from None
-    finally:
-        if loop.shards is not None and processes.index == 0:
-            loop.shards.discard_if_empty()
-    return processes.run(lambda: build_run(loop, manifest, started, True))
+    with ExitStack() as ended:
+        loop, manifest = _set_up(request, model, tokenizer, metrics, report, processes, strict, resume, ended)
+
+        def whole() -> Manifest:
+            return with_weights(manifest, loop.checkpoint)
+
+        if shards is not None:
+            before = processes.on_main(lambda: finished_before(shards, whole()) if resume else None)
+            if before is not None:
+                return before
+            loop.shards = processes.on_main(lambda: _kept(shards, lambda: resume_key(whole(), loop.checkpoint), resume))
+        try:
+            loop.run()
+        except KeyboardInterrupt:
+            raise Interrupted(build_run(loop, whole(), started, False) if loop.done else None) from None
+        finally:
+            if loop.shards is not None and processes.index == 0:
+                loop.shards.discard_if_empty()
+        return processes.run(lambda: build_run(loop, whole(), started, True))
+
+
+def _kept(folder: str | Path, key: Callable[[], dict[str, Any]], resume: bool) -> Shards:
+    """Where batches are kept. The key holds the weights' hash: only a scan that resumes waits for it now."""
+    return Shards.open(folder, key(), True) if resume else Shards.begin(folder, key)
 
 
 def _set_up(
     request: Request, model: Any, tokenizer: Any, metrics: Sequence[Callable[..., Any] | str | Path],
-    report: Progress, processes: Processes, strict: bool,
+    report: Progress, processes: Processes, strict: bool, resume: bool, ended: ExitStack,
 ) -> tuple[Loop, Manifest]:  # fmt: skip
-    """Everything before the first batch: checks, loading, the dry run, reading, the self-check."""
+    """Everything before the first batch: checks, loading, the dry run, reading, the self-check.
+
+    `ended`: closes the checkpoint.
+    """
     measured = processes.run(lambda: _checked(request, metrics))
     model = request.model if model is None else model
     processes.check(model, request.device_map)
     if processes.tensor:
         refuse_spread(measurements(request.measures))
-    checkpoint = processes.run(lambda: loaded(request, model, tokenizer, report, processes))
+    checkpoint = processes.run(lambda: loaded(request, model, tokenizer, report, processes, not resume))
+    ended.callback(checkpoint.close)
     loop = processes.run(lambda: _prepare(checkpoint, request, report, processes, strict))
     request = request.model_copy(update={"measures": questions_asked((*request.measures, *loop.reading.measures))})
     loop.declared = quantity_set(measured, request.lengths)
