@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from sinkscope.capture.private_doors import attention_name
+from sinkscope.checkpoints.hashing import Hashing
 from sinkscope.checkpoints.placement import devices, input_device
 from sinkscope.checkpoints.private_doors import tokenizer_rules
 from sinkscope.checkpoints.weight_files import Stamp, check_unchanged
@@ -50,11 +52,28 @@ class Checkpoint:
     """The model with its language-model head, where it is to write text."""
     seconds: dict[str, float] = field(default_factory=dict)
     """What opening it took: `loading` in all, `hash` of the weights beside it, `wait_for_hash` within `loading`."""
+    hashing: Hashing | None = None
+    """The thread that hashes the weights still; None once `settle` has the hash."""
+    hashed: list[Path] = field(default_factory=list)
+    """The files whose hash it makes."""
 
     def __post_init__(self) -> None:
         self.task = task_of(self.model)
         if self.task is not None:
             self.tokenizer = KindNames(self.task.tokens)
+
+    def settle(self) -> None:
+        """Waits for the weights' hash and puts it into the facts. Raises SinkscopeError where a file has changed."""
+        if self.hashing is not None:
+            self.facts["weights_sha256"] = self.hashing.joined(self.hashed)
+            self.close()
+            self.check_unchanged()
+
+    def close(self) -> None:
+        """Ends the thread that hashes the weights: nobody needs their hash any more."""
+        if self.hashing is not None:
+            self.hashing.stop()
+            self.hashing = None
 
     def check_unchanged(self) -> None:
         """Raises SinkscopeError where a weight file has changed: on a CPU the model may read it while it runs."""
@@ -123,13 +142,14 @@ def configuration(model: nn.Module) -> Any:
     return config if isinstance(config, PreTrainedConfig) else None
 
 
-def add_facts(checkpoint: Checkpoint) -> None:
-    """Adds the facts that the model and its configuration show."""
+def add_facts(checkpoint: Checkpoint, tokenizer_sha256: Callable[[], str | None] | None = None) -> None:
+    """Adds the facts that the model and its configuration show. `tokenizer_sha256`: gives that hash, where a thread
+    makes it."""
     model = checkpoint.model
     config = configuration(model)
     checkpoint.facts |= {
         "config_sha256": None if config is None else _config_hash(config),
-        "tokenizer_sha256": _tokenizer_hash(checkpoint.tokenizer),
+        "tokenizer_sha256": tokenizer_hash(checkpoint.tokenizer) if tokenizer_sha256 is None else tokenizer_sha256(),
         "class": type(model).__name__,
         "model_type": getattr(config, "model_type", None),
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -149,7 +169,7 @@ def _config_hash(config: Any) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
-def _tokenizer_hash(tokenizer: Any) -> str | None:
+def tokenizer_hash(tokenizer: Any) -> str | None:
     """SHA-256 of a tokenizer: of its serialisation, or of its vocabulary and the files that it writes."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:

@@ -1,4 +1,5 @@
-"""The SHA-256 of a checkpoint's files: of the small ones, and of weights, which a thread computes while they load."""
+"""The SHA-256 of a checkpoint's files: of the small ones, and of weights, which a thread computes while they load and,
+where nobody needs it sooner, while the model runs."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ PIECE = 2**20
 
 
 class Hashing:
-    """A `with` block in which one thread hashes files; leaving the block stops it.
+    """One thread that hashes files, until `stop`.
 
     Attributes:
         waited: seconds that `joined` had to wait for the thread.
@@ -30,10 +31,8 @@ class Hashing:
         self._pool = ThreadPoolExecutor(1, "sinkscope-hash")
         self._jobs: dict[Path, Future[str]] = {file: self._pool.submit(self._hash, file) for file in files}
 
-    def __enter__(self) -> Hashing:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
+    def stop(self) -> None:
+        """Ends the thread, also in the middle of a file."""
         self._left.set()
         self._pool.shutdown(cancel_futures=True)
 
@@ -41,11 +40,6 @@ class Hashing:
     def seconds(self) -> float:
         """Seconds that hashing took so far, beside other work or not."""
         return sum(self._spent.values())
-
-    @property
-    def running(self) -> bool:
-        """Whether files are still being hashed."""
-        return not all(job.done() for job in self._jobs.values())
 
     def joined(self, files: list[Path]) -> str | None:
         """SHA-256 over the names and SHA-256 of the weight files; None where there are none. Files that the thread was

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from sinkscope.capture.private_doors import base_class, has_sdpa
 from sinkscope.checkpoints.adapter_files import AdapterFolder
 from sinkscope.checkpoints.adapters import adapted, adapter_asked
 from sinkscope.checkpoints.bounds import Bounds
-from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts, configuration
+from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts, configuration, tokenizer_hash
 from sinkscope.checkpoints.checks import (
     check_experts,
     check_finite,
@@ -42,6 +44,9 @@ from sinkscope.lookup import Lookup
 FAMILIES: Lookup[Callable[[], None]] = Lookup("model family", {"trigger": "sinkscope.trigger.model:register"})
 """Families of models that sinkscope brings itself: each makes itself known to transformers."""
 
+LARGE = 2**28
+"""Bytes of weights that take as long to load as the compiled loops, which a thread then loads meanwhile."""
+
 PLACINGS = ("auto", "balanced", "balanced_low_0", "sequential")
 """Ways in which accelerate can spread a model by itself."""
 
@@ -57,13 +62,30 @@ def open_checkpoint(name: str, options: LoadOptions = LoadOptions(), report: Rep
     stored = weight_paths(source) if source.folder else []
     noted = stamps([*stored, *(adapter.paths if adapter else [])])
     began = time.perf_counter()
-    with Hashing(stored) as hashing:
-        checkpoint = _open(source, options, (device, dtype), adapter, hashing, report)
-    spent = time.perf_counter() - began
-    checkpoint.seconds = {"loading": spent, "hash": hashing.seconds, "wait_for_hash": hashing.waited}
-    checkpoint.weights |= noted
-    checkpoint.check_unchanged()
+    hashing = Hashing(stored)
+    try:
+        with _loops_beside(device, stored):
+            checkpoint = _open(source, options, (device, dtype), adapter, hashing, report)
+        spent = time.perf_counter() - began
+        checkpoint.seconds = {"loading": spent, "hash": hashing.seconds, "wait_for_hash": hashing.waited}
+        checkpoint.weights |= noted
+        checkpoint.check_unchanged()
+    except BaseException:
+        hashing.stop()
+        raise
     return checkpoint
+
+
+@contextmanager
+def _loops_beside(device: torch.device, stored: list[Path]) -> Iterator[None]:
+    """A thread loads the compiled loops while the block loads large weights: the scan will want them."""
+    pool = ThreadPoolExecutor(1, "sinkscope-preload")
+    if device.type == "cpu" and sum(file.stat().st_size for file in stored) >= LARGE:
+        pool.submit(preload)
+    try:
+        yield
+    finally:
+        pool.shutdown(wait=False)  # who needs a loop sooner waits for its import
 
 
 def _open(
@@ -73,9 +95,12 @@ def _open(
     """Loads the checkpoint that was found, onto a device and in a dtype."""
     name, (device, dtype) = source.name, target
     counted = dequantizing(report) if source.gguf else nullcontext()
-    with quiet_transformers(bars_too=source.gguf is not None), counted:
-        model, warnings = _load_model(source, options, dtype)
+    for register in FAMILIES.values():
+        register()
+    with quiet_transformers(bars_too=source.gguf is not None), counted, ThreadPoolExecutor(1) as beside:
         tokenizer, problem = load_tokenizer(source, options.trust_remote_code)
+        digest = beside.submit(tokenizer_hash, tokenizer)
+        model, warnings = _load_model(source, options, dtype)
     report("loading", 0, 0)
     if options.device_map is None and options.tensor_parallel == 1:
         model = _to_device(model, device)
@@ -86,9 +111,8 @@ def _open(
     check_experts(name, model)
     check_finite(name, model)
     noted = stamps(files)
-    if device.type == "cpu" and hashing.running:
-        preload()  # the scan will want them, and until then the thread hashes on
-    facts = _named(name, tokenizer, source.revision, hashing.joined(files))
+    later = options.hash_later and adapter is None
+    facts = _named(name, tokenizer, source.revision, None if later else hashing.joined(files))
     warnings += [source.warning] if source.warning else []
     if adapter is not None:
         warnings += adapted(name, model, adapter, facts)
@@ -96,7 +120,10 @@ def _open(
     common = source.arguments(options.trust_remote_code)
     checkpoint.origin = {"pretrained_model_name_or_path": source.location, "revision": "main", **common}
     checkpoint.weights = noted
-    add_facts(checkpoint)
+    checkpoint.hashing, checkpoint.hashed = hashing, files
+    if not later:
+        checkpoint.close()
+    add_facts(checkpoint, digest.result)
     return checkpoint
 
 
@@ -209,8 +236,6 @@ def pick_dtype(name: str) -> torch.dtype | str:
 def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) -> tuple[nn.Module, list[str]]:
     from transformers import AutoConfig
 
-    for register in FAMILIES.values():
-        register()
     placement = Placement(options.device_map, options.tensor_parallel)
     common = source.arguments(options.trust_remote_code)
     # transformers asks for an adapter's configuration apart from the rest, with arguments of its own.

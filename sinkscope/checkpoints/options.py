@@ -23,6 +23,8 @@ class LoadOptions:
         head: load the language-model head too.
         tensor_parallel: processes that the heads are spread over.
         adapter: folder of a PEFT adapter that is put into the model.
+        hash_later: leave the weights' hash to a thread, until `Checkpoint.settle` waits for it. With an adapter it is
+            made at once.
     """
 
     revision: str | None = None
@@ -34,6 +36,7 @@ class LoadOptions:
     head: bool = False
     tensor_parallel: int = 1
     adapter: str | None = None
+    hash_later: bool = False
 
 
 def _refuse_slip(name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,21 @@ from sinkscope.runs.schema.base import plain
 from sinkscope.runs.schema.manifest import Manifest
 
 
-def finished_or_shards(folder: str | Path, asked: Manifest, checkpoint: Checkpoint, resume: bool) -> Run | Shards:
+def finished_or_shards(
+    folder: str | Path, asked: Callable[[], Manifest], checkpoint: Checkpoint, resume: bool
+) -> Run | Shards:
     """With `resume`, the finished run in a folder; where there is none, the shards that this scan goes on with.
 
-    `asked`: the manifest of the scan that is asked for now. Raises SinkscopeError where another scan left what is
-    there, or the folder cannot be written.
+    `asked`: gives the manifest of the scan that is asked for now, and waits for the weights' hash. Only a scan that
+    resumes waits for it here. Where the hash is still being made, the shards' key is written with the first batch.
+    Raises SinkscopeError where another scan left what is there, or the folder cannot be written.
     """
-    before = finished_before(folder, asked) if resume else None
-    return Shards.open(folder, resume_key(asked, checkpoint), resume) if before is None else before
+    before = finished_before(folder, asked()) if resume else None
+    if before is not None:
+        return before
+    if resume or checkpoint.hashing is None:
+        return Shards.open(folder, resume_key(asked(), checkpoint), resume)
+    return Shards.begin(folder, lambda: resume_key(asked(), checkpoint))
 
 
 READ = {"spec", "bos", "fingerprint", "sequences", "seq_len"}

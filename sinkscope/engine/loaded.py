@@ -20,10 +20,14 @@ from sinkscope.tables.columns import metric_set
 
 
 def checked(
-    request: Request, metrics: Sequence[Callable[..., Any] | str | Path], model: Any, processes: Processes
-) -> tuple[MetricSet, LoadOptions]:
+    request: Request, metrics: Sequence[Callable[..., Any] | str | Path], model: Any, processes: Processes,
+    hash_later: bool = False,
+) -> tuple[MetricSet, LoadOptions]:  # fmt: skip
     """The metrics of the scan, and how its model is loaded. Raises SinkscopeError for what is wrong with the request
-    for every model."""
+    for every model.
+
+    `hash_later`: see `LoadOptions`; several processes compare the hash at once.
+    """
     if request.given is not None and request.handed is None:
         raise SinkscopeError(
             f"the {request.given} of that scan were handed over in Python, or in a folder that sinkscope 0.1 did not "
@@ -34,6 +38,7 @@ def checked(
         request.revision, processes.device(request.device), request.device_map, request.dtype,
         request.trust_remote_code, request.allow_pickle, head=request.generate is not None,
         tensor_parallel=processes.count if processes.tensor else 1, adapter=request.adapter,
+        hash_later=hash_later and processes.count == 1,
     )  # fmt: skip
     if processes.tensor:
         refuse_spread(measurements(request.measures))

@@ -32,7 +32,8 @@ from sinkscope.tables.places import PlacesOf
 from sinkscope.tables.values import Domain
 
 Progress = Callable[[str, int, int], None]
-"""Called with (stage, sequences done, sequences in all); stages are `loading`, `checking`, `scanning`."""
+"""Called with (stage, sequences done, sequences in all); stages are `loading`, `checking`, `scanning`, and `compiling`
+where a scan waits for loops to be compiled, once after an installation."""
 
 Piece = tuple[int, int, int]
 """Sequences to measure: (domain, first, past the last)."""

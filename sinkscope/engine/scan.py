@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sinkscope.capture.alone import alone
+from sinkscope.capture.loops.compilation import COMPILATION
 from sinkscope.engine.assemble import build_run
 from sinkscope.engine.finished import finished_or_shards
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loaded import checked, loaded
 from sinkscope.engine.loop import Progress
-from sinkscope.engine.manifest import describe, refuse_unread, shared_facts
+from sinkscope.engine.manifest import describe, refuse_unread, shared_facts, with_weights
 from sinkscope.engine.prepared import prepared
 from sinkscope.engine.requested import requested
 from sinkscope.engine.self_check import check_loop
+from sinkscope.engine.stages import Stages
 from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
 from sinkscope.runs.questions import declared_options
 from sinkscope.runs.request import Request
@@ -167,24 +170,25 @@ def scan_request(
     `model`: a model object in place of `request.model`. The other arguments are those of `scan`. Raises as `scan` does,
     and SinkscopeError where the request's data were handed over in Python and are no longer there.
     """
-    started, report = time.perf_counter(), progress or (lambda *_: None)
+    started, report = time.perf_counter(), Stages(progress or (lambda *_: None))
     model = request.model if model is None else model
-    with alone(f"a scan of {request.model}"):
-        measured, options = processes.run(partial(checked, request, metrics, model, processes))
+    with alone(f"a scan of {request.model}"), COMPILATION.told(report.compiling), ExitStack() as ended:
+        measured, options = processes.run(partial(checked, request, metrics, model, processes, not resume))
         checkpoint = processes.run(partial(loaded, model, tokenizer, options, report))
+        ended.callback(checkpoint.close)
         loop, request = processes.run(partial(prepared, request, checkpoint, measured, report, processes, strict))
         processes.require_same(shared_facts(loop))
         check = check_loop(loop) if request.self_check else {"status": "skipped"}
         if strict:
             refuse_unread(loop.plan, check)
-        manifest = describe(loop, request, check)
+        whole = partial(with_weights, describe(loop, request, check), checkpoint)
         if shards is not None:
-            found = processes.on_main(partial(finished_or_shards, shards, manifest, checkpoint, resume))
+            found = processes.on_main(partial(finished_or_shards, shards, whole, checkpoint, resume))
             if isinstance(found, Run):
                 return found
             loop.shards = found
         try:
             loop.run()
         except KeyboardInterrupt:
-            raise Interrupted(build_run(loop, manifest, started, False) if loop.done else None) from None
-        return processes.run(partial(build_run, loop, manifest, started, True))
+            raise Interrupted(build_run(loop, whole(), started, False) if loop.done else None) from None
+        return processes.run(lambda: build_run(loop, whole(), started, True))

@@ -16,7 +16,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -95,6 +95,7 @@ class Shards:
         self._folder = folder / UNFINISHED
         self._made: list[Path] = []
         self._key = ""
+        self._later: Callable[[], dict[str, Any]] | None = None
 
     @property
     def folder(self) -> Path:
@@ -107,20 +108,40 @@ class Shards:
 
         Raises SinkscopeError: the unfinished scan to resume has another key, or the folder cannot be written.
         """
+        if not resume or not os.path.lexists(Path(folder) / UNFINISHED / KEY):
+            shards = Shards.begin(folder, lambda: key)
+            shards._settle()
+            return shards
         shards = Shards(Path(folder))
-        own = plain(key)
-        shards._key = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
-        try:
-            if resume and os.path.lexists(shards._folder / KEY):
-                shards._check(own)
-                return shards
+        shards._check(shards._take(key))
+        return shards
+
+    @staticmethod
+    def begin(folder: str | Path, key: Callable[[], dict[str, Any]]) -> Shards:
+        """Prepares an empty folder. The key is asked for and written with the first batch.
+
+        Raises SinkscopeError: the folder cannot be written.
+        """
+        shards = Shards(Path(folder))
+        shards._later = key
+        with _writing(shards._folder):
             shutil.rmtree(shards._folder, ignore_errors=True)
             shards._made = [path for path in (shards._folder, *shards._folder.parents) if not path.exists()]
             shards._folder.mkdir(parents=True)
-            _replace(shards._folder / KEY, to_json(own).encode())
-        except OSError as error:
-            raise SinkscopeError(f"cannot write {shards._folder}: {error.strerror or error}") from None
         return shards
+
+    def _settle(self) -> None:
+        """Writes the key where that is still to be done."""
+        if self._later is not None:
+            own, self._later = self._take(self._later()), None
+            with _writing(self._folder):
+                _replace(self._folder / KEY, to_json(own).encode())
+
+    def _take(self, key: dict[str, Any]) -> dict[str, Any]:
+        """Makes the shards those of a key, and returns it as plain data."""
+        own: dict[str, Any] = plain(key)
+        self._key = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+        return own
 
     def _check(self, own: dict[str, Any]) -> None:
         theirs = kept_json(self._folder / KEY)
@@ -148,6 +169,7 @@ class Shards:
 
     def write(self, shards: Iterable[Shard], quantities: QuantitySet) -> None:
         """Writes batches, which hold these quantities. Raises SinkscopeError where that fails (a full disk)."""
+        self._settle()
         for shard in shards:
             self._write(shard, quantities)
 
@@ -269,6 +291,15 @@ def first_difference(own: Any, theirs: Any, names: list[str]) -> str:
     told = ["the default" if each is None else str(each) for each in (second, first)]
     shown = [text if len(text) <= 40 else f"{text[:18]}...{text[-18:]}" for text in told]
     return f"{name} ({shown[0]} there, {shown[1]} now)"
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Raises SinkscopeError where the block cannot write into the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise SinkscopeError(f"cannot write {folder}: {error.strerror or error}") from None
 
 
 def _replace(path: Path, content: bytes) -> None:

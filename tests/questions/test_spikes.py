@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ import sinkscope
 from sinkscope.checkpoints import LoadOptions, open_checkpoint
 from sinkscope.engine.measurement import refuse_spread
 from sinkscope.errors import SinkscopeError
+from sinkscope.questions.spikes import kept
+from sinkscope.questions.spikes.kept import ENTERING, Kept
 from sinkscope.questions.spikes.measure import Spikes, _Peaks
 from sinkscope.wiring.parts import Parts, find_parts
 
@@ -142,32 +145,112 @@ def lengths_read(model: Any, place: int = 4) -> tuple[list[int], Any]:
     return [length for length in seen if length >= 16 and seen.count(length) < 3], table
 
 
+def same(one: Any, other: Any, rounding: float = 0.0) -> None:
+    """Two tables that agree but for rounding, of this size in numbers that are differences of larger ones."""
+    for name in one:
+        numbers = one[name].dtype.kind == "f"
+        expected = other[name].tolist()
+        assert one[name].tolist() == (
+            pytest.approx(expected, rel=1e-5, abs=rounding, nan_ok=True) if numbers else expected
+        )
+
+
+@pytest.mark.parametrize("family", slow_but(["llama", "gemma3", "gpt2", "gpt_neox", "gpt_oss"], "llama"))
+def test_one_pass_finds_what_a_second_one_reads(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a spike of a later token, since the pass has kept what stands there."""
+    read, once = lengths_read(tiny(family))
+    assert read[-1] == 40, "there is no second pass"
+    monkeypatch.setattr(kept, "KEPT_BYTES", 0)
+    read, twice = lengths_read(tiny(family))
+    assert read[-2:] == [40, 16]
+    assert len(once) > 0
+    same(once, twice, 1e-6)
+
+
+def test_what_the_model_overwrites_takes_a_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, spoilt = tiny("llama"), tiny("llama")
+
+    def overwrite(module: Any, args: Any, output: Any) -> None:
+        args[0].add_(0.0)
+
+    spoilt.layers[1].register_forward_hook(overwrite)
+    read, once = lengths_read(model)
+    assert read[-1] == 40
+    read, twice = lengths_read(spoilt)
+    assert read[-2:] == [40, 16]
+    same(once, twice)
+
+
+def test_an_mlp_that_mixes_tokens_takes_a_second_pass() -> None:
+    """Read alone, a token gives something else there."""
+    model = tiny("llama")
+
+    def mixed(module: Any, args: Any) -> Any:
+        return (args[0] + args[0].cumsum(1),)
+
+    model.layers[1].mlp.register_forward_pre_hook(mixed)
+    read, _ = lengths_read(model)
+    assert read[-2] == 40, "the pass that is watched, and a second one"
+
+
+class Flat(torch.nn.Module):
+    """A block whose own child reads the neurons, as in OPT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.fc1, self.fc2 = (torch.nn.Linear(*size) for size in ((4, 4), (4, 6), (6, 4)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(x)
+        return x + self.fc2(self.fc1(x).relu())
+
+
+def test_neurons_that_a_child_of_the_block_reads() -> None:
+    model, held = torch.nn.Sequential(Flat()), Kept(2)
+    x, tokens = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([2, 1])
+    with torch.no_grad(), ExitStack() as stack:
+        for own in held.hooks(model, "0", Parts("0.attention", "0.fc2", "0.fc2")):
+            stack.enter_context(own)
+        model(x)
+        read = model[0].fc1(x + model[0].attention(x)).relu()
+    found = held.neurons(model, "0", "0.fc2", tokens)
+    assert torch.equal(found, read[[0, 1], tokens])
+    assert torch.equal(held.at("0", ENTERING, tokens), x[[0, 1], tokens])
+    assert hooks(model) == 0
+
+
+def test_nothing_is_kept_past_a_batch() -> None:
+    held = Kept(2)
+    held._keep("layers.0", ENTERING, torch.zeros(2, 3, 4))
+    assert held.at("layers.0", ENTERING, torch.tensor([0, 2])).shape == (2, 4)
+    held.drop()
+    assert held.at("layers.0", ENTERING, torch.tensor([0, 2])) is None
+    held._keep("layers.0", ENTERING, torch.zeros(3, 3, 4))
+    assert held.at("layers.0", ENTERING, torch.tensor([0, 2])) is None, "of another number of sequences"
+
+
 def test_a_causal_model_reads_no_further_than_the_spike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "KEPT_BYTES", 0)
     read, short = lengths_read(tiny("llama"))
     assert read[-2:] == [40, 16]
     monkeypatch.setattr(Spikes, "_agrees", lambda self, stream: False)
     read, doubted = lengths_read(tiny("llama"))
     assert read[-3:] == [40, 16, 40], "where the passes differ, the whole batch is read"
     assert set(short["position"]) == {4}
-    for name in short:
-        numbers = short[name].dtype.kind == "f"
-        assert doubted[name].tolist() == (pytest.approx(short[name].tolist(), rel=1e-5, nan_ok=True) if numbers else
-                                          short[name].tolist())  # fmt: skip
+    same(doubted, short)
 
 
 @pytest.mark.slow
 def test_spikes_at_the_first_token_take_no_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     read, once = lengths_read(tiny("llama"), 0)
     assert read == [16, 40], "the first is the dry run"
+    monkeypatch.setattr(kept, "KEPT_BYTES", 0)
     elsewhere = property(lambda self: torch.full((2,), -1), lambda self, starts: None)
     monkeypatch.setattr(_Peaks, "starts", elsewhere, raising=False)
     read, twice = lengths_read(tiny("llama"), 0)
     assert read[-2:] == [40, 16]
     assert (set(once["position"]), set(twice["position"])) == ({0}, {1}), "the position counts from the start"
-    for name in once.drop(columns="position"):
-        numbers = once[name].dtype.kind == "f"
-        assert once[name].tolist() == (pytest.approx(twice[name].tolist(), rel=1e-5, nan_ok=True) if numbers else
-                                       twice[name].tolist())  # fmt: skip
+    same(once.drop(columns="position"), twice.drop(columns="position"))
 
 
 @pytest.mark.slow

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sinkscope.capture.loops.compilation import COMPILATION
+
 LEAST = 128 * 128
 """The elements of one sequence from which a loop is used: queries times keys, or tokens times channels. The number of
 sequences does not count, so that a sequence's numbers do not depend on the others in its batch."""
@@ -25,10 +27,11 @@ sequences does not count, so that a sequence's numbers do not depend on the othe
 @functools.cache
 def loops(name: str) -> ModuleType | None:
     """A module of loops, compiled; None where numba does not run, as on a Python or numpy that it does not know yet."""
-    try:
-        return import_module(f"sinkscope.capture.loops.{name}")
-    except ImportError:
-        return None
+    with COMPILATION.awaited():
+        try:
+            return import_module(f"sinkscope.capture.loops.{name}")
+        except ImportError:
+            return None
 
 
 def preload() -> None:

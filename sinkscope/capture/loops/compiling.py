@@ -10,6 +10,9 @@ from collections.abc import Callable
 from typing import Any, no_type_check
 
 from numba import njit
+from numba.core import event
+
+from sinkscope.capture.loops.compilation import COMPILATION
 
 ROWS = "Tuple((float32[::1], int64, int64, int64))"
 """Rows of numbers where they lie in memory, as `loops.rows` describes them: the memory, how far apart the items of the
@@ -17,6 +20,19 @@ first axis and the rows are in it, and the width of a row."""
 
 ANY_ORDER = {"reassoc", "nsz", "contract"}
 """Sums may be added in any order, which lets the processor add many numbers at once."""
+
+
+class _Heard(event.Listener):  # type: ignore[misc]
+    """Hears when numba compiles, which it does not where it loads what an earlier process compiled."""
+
+    def on_start(self, event: Any) -> None:
+        COMPILATION.began()
+
+    def on_end(self, event: Any) -> None:
+        COMPILATION.ended()
+
+
+event.register("numba:compile", _Heard())
 
 
 def compiled(signature: str) -> Callable[[Callable[..., None]], Any]:

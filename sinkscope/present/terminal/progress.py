@@ -29,6 +29,7 @@ STAGES = {
     "downloading": "downloading the model",
     "dequantizing": "dequantising the weights",
     "loading": "loading the model",
+    "compiling": "compiling the loops, once after an installation",
     "checking": "self-check against eager",
     "scanning": "scanning",
     "ablating": "measuring",

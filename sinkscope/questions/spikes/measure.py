@@ -1,8 +1,9 @@
 """`--measure spikes`: which part of which block, and which neuron, writes the massive activations?
 
-The pass that shows at which token each sequence's residual stream is largest also keeps what each part writes at the
-first token, which mostly is that one. A batch in which it is another takes a second pass, which reads what is written
-there. Where attention is causal the second pass ends behind the last of these tokens.
+Only at its end does the pass show at which token each sequence's residual stream is largest. It reads what each part
+writes at the first token, which mostly is that one, and keeps the tensors of all tokens (`kept`). A batch of which too
+much would be kept takes a second pass, which reads what is written there. Where attention is causal the second pass
+ends behind the last of these tokens.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from sinkscope.engine.collector import Part, Parts
 from sinkscope.engine.measurement import Findings, Measurement, Subject
 from sinkscope.inputs.batches import Batch
 from sinkscope.metrics.quantities import Quantity
+from sinkscope.questions.spikes.kept import AGREED, AGREED_HALF, ENTERING, Kept
+from sinkscope.questions.spikes.kept import ATTENTION as BY_ATTENTION
+from sinkscope.questions.spikes.kept import MLP as BY_MLP
 from sinkscope.questions.spikes.tables import ATTENTION, MLP, Writers, add_spikes, name_of, spike_table
 from sinkscope.runs.schema.stream import StreamSummary
 from sinkscope.wiring.parts import find_parts, first_tensor, stream_in
@@ -32,8 +36,6 @@ from sinkscope.wiring.parts import find_parts, first_tensor, stream_in
 NAME = "spikes"
 SHORTEST = 16
 """Tokens of a second pass at least: some models read a single token in another way than a text."""
-AGREED, AGREED_HALF = 1e-4, 2e-2
-"""How far the largest elements of the two passes may differ, relatively, in float32 and in 16 bits."""
 
 
 def _no(view: LayerView) -> Tensor:
@@ -51,6 +53,7 @@ class Spikes(Measurement):
         self.parts_of = self.looked_for(lambda: find_parts(subject.model, subject.plan, subject.short_pass))
         self.streams = {site.block: site.stream for site in subject.plan.sites if site.block in self.parts_of}
         self._found: dict[str, dict[str, Tensor]] = {}
+        self._kept = Kept(0)
 
     def quantities(self) -> tuple[Quantity, ...]:
         vectors = ("spike_entering", "spike_write", "spike_neurons")
@@ -59,24 +62,61 @@ class Spikes(Measurement):
 
     @contextmanager
     def watching(self, batch: Batch, ids: np.ndarray) -> Iterator[None]:
-        self._found, self._peaks = {}, _Peaks(batch)
+        self._found, self._peaks, self._kept = {}, _Peaks(batch), Kept(len(batch))
         starts = self._peaks.starts
         with ExitStack() as stack:
             for block, stream in self.streams.items():
                 module = self.subject.model.get_submodule(block)
                 stack.enter_context(hooked(module, pre=self._peaks.hook(stream), with_kwargs=True))
-                for own in self._hooks(block, starts, starts):
+                kept = self._kept.hooks(self.subject.model, block, self.parts_of[block])
+                for own in (*self._hooks(block, starts, starts), *kept):
                     stack.enter_context(own)
             yield
 
     def again(self, batch: Batch) -> None:
         peaks = self._peaks
         if all(torch.equal(tokens, peaks.starts) for tokens in peaks.tokens.values()):
+            self._kept.drop()
+            return
+        kept = self._from_kept()
+        self._kept.drop()
+        if kept is not None:
+            self._found = kept
             return
         self._found = {}
         short = self._cut(batch)
-        if short is None or not self._read(short):
-            self._read(batch)
+        if short is None or not self._run(short):
+            self._run(batch)
+
+    def _from_kept(self) -> dict[str, dict[str, Tensor]] | None:
+        """What stands at the spikes' tokens, of what the pass has kept; None where it has not kept all of it."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for block, stream in self.streams.items():
+            if stream in self._peaks.tokens:
+                own = self._block_from_kept(block, self._peaks.tokens[stream])
+                if own is None:
+                    return None
+                found |= own
+        return found
+
+    def _block_from_kept(self, block: str, tokens: Tensor) -> dict[str, dict[str, Tensor]] | None:
+        parts, kept = self.parts_of[block], self._kept
+        entering, attention = kept.at(block, ENTERING, tokens), kept.at(block, BY_ATTENTION, tokens)
+        if entering is None or attention is None:
+            return None
+        own = {"spike_position": (tokens.cpu() - self._peaks.starts).float()}
+        found = {name_of(block, ATTENTION): own | {"spike_entering": _read(entering), "spike_write": _read(attention)}}
+        if parts.mlp is not None:
+            write, other = kept.at(block, BY_MLP, tokens), dict[str, Tensor]()
+            if write is None:
+                return None
+            if parts.neurons is not None:
+                neurons = kept.neurons(self.subject.model, block, parts.neurons, tokens)
+                if neurons is None:
+                    return None
+                other["spike_neurons"] = _read(neurons)
+            found[name_of(block, MLP)] = {"spike_write": _read(write)} | other
+        return found
 
     def _cut(self, batch: Batch) -> Batch | None:
         """The batch up to its last spike; None where later tokens may have a say in what is written there."""
@@ -87,7 +127,7 @@ class Spikes(Measurement):
             return None
         return replace(batch, inputs=batch.inputs[:, :past])
 
-    def _read(self, batch: Batch) -> bool:
+    def _run(self, batch: Batch) -> bool:
         """Reads the spikes' tokens; returns whether their largest elements are those of the first pass."""
         peaks = self._peaks
         with ExitStack() as stack, torch.no_grad():
@@ -208,7 +248,11 @@ def _stretched(model: nn.Module) -> bool:
 
 def _at(values: Tensor, tokens: Tensor) -> Tensor:
     """[sequence, channel]: the values at one token of each sequence, on the CPU."""
-    rows = values[torch.arange(len(tokens), device=values.device), tokens.to(values.device)]
+    return _read(values[torch.arange(len(tokens), device=values.device), tokens.to(values.device)])
+
+
+def _read(rows: Tensor) -> Tensor:
+    """On the CPU, in float32 or wider."""
     return (rows if rows.dtype == torch.float64 else rows.float()).detach().cpu()
 
 
