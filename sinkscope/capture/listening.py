@@ -34,7 +34,8 @@ from sinkscope.capture.views import Views
 from sinkscope.errors import SinkscopeError, first_line
 
 FLEX = "flex_attention"
-CACHES = ("past_key_values", "past_key_value", "cache_params")
+CACHES = ("cache", "past_key_values", "past_key_value", "cache_params")
+"""What models call a cache that they are given or return: the first from transformers 5.24 on."""
 PADDING = ("attention_mask",)
 HIDDEN = ("src_key_padding_mask", "key_padding_mask")
 """torch's own padding masks: True = padding."""
@@ -175,7 +176,7 @@ class Listener:
         now.split = set(self._inline.split)
         self._leave_torch(now)
         if now.cache is None:
-            now.cache = _cache_in(getattr(output, "past_key_values", None))
+            now.cache = _returned(output)
         self._ended(now, sys.exc_info()[1] is not self._error)
         self._error = None
 
@@ -364,6 +365,13 @@ def _facts(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass:
 
 def _cache_in(given: Any) -> Any:
     return given if hasattr(given, "get_seq_length") else None
+
+
+def _returned(output: Any) -> Any:
+    """The cache that a model returns; None where it returns none. transformers warns of outputs' old names, so only
+    names that an output holds are read."""
+    named = output if isinstance(output, Mapping) else {name: getattr(output, name, None) for name in CACHES}
+    return next((found for name in CACHES if (found := _cache_in(named.get(name))) is not None), None)
 
 
 def _spans(now: Pass) -> Any:

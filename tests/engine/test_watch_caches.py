@@ -14,7 +14,7 @@ from tiers import slow_but
 from torch import Tensor, nn
 from torch._C import _len_torch_function_stack
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
-from writers import NEW, generate, in_one_pass, prompt, writer
+from writers import CACHE, NEW, generate, in_one_pass, prompt, writer
 
 import sinkscope
 from sinkscope import SinkscopeError
@@ -46,7 +46,7 @@ def test_steps_of_a_loop_of_ones_own_are_joined() -> None:
     ids, cache = given["input_ids"], DynamicCache()
     with torch.no_grad(), sinkscope.watch(model) as seen:
         for piece in (ids[:, :5], ids[:, 5:10], ids[:, 10:11], ids[:, 11:]):
-            model(piece, past_key_values=cache)
+            model(piece, **{CACHE: cache})
     assert_same(seen.run(), sinkscope.scan(model, data=ids, self_check=False))
 
 
@@ -56,7 +56,7 @@ def test_two_caches_in_turn_are_two_sequences() -> None:
     with torch.no_grad(), sinkscope.watch(model) as seen:
         for start in range(0, 12, 4):
             for row, cache in enumerate(caches):
-                model(ids[row : row + 1, start : start + 4], past_key_values=cache)
+                model(ids[row : row + 1, start : start + 4], **{CACHE: cache})
         assert seen.sequences == 0  # both go on
     assert_same(seen.run(), sinkscope.scan(model, data=ids, self_check=False))
 
@@ -73,9 +73,9 @@ def test_a_cache_that_died_is_measured_before_the_block_ends() -> None:
 def test_a_cache_filled_outside_is_refused() -> None:
     model, ids, cache = writer("llama"), prompt()["input_ids"], DynamicCache()
     with torch.no_grad():
-        model(ids, past_key_values=cache)
+        model(ids, **{CACHE: cache})
         with sinkscope.watch(model) as seen:
-            model(ids[:, :1], past_key_values=cache)
+            model(ids[:, :1], **{CACHE: cache})
     with pytest.raises(SinkscopeError, match="filled outside the watch"):
         seen.run()
 
@@ -142,10 +142,10 @@ def test_steps_hold_what_grows_with_the_tokens_alone() -> None:
     model, ids, cache = writer("llama"), prompt()["input_ids"], DynamicCache()
     held = []
     with torch.no_grad(), sinkscope.watch(model):
-        model(ids, past_key_values=cache, attention_mask=torch.ones_like(ids))
+        model(ids, **{CACHE: cache}, attention_mask=torch.ones_like(ids))
         for step in range(1, 121):
             mask = torch.ones(2, 12 + step, dtype=torch.int64)
-            model(ids[:, :1], past_key_values=cache, attention_mask=mask)
+            model(ids[:, :1], **{CACHE: cache}, attention_mask=mask)
             if step % 40 == 0:
                 held.append(_bytes_held())
     first, second = (after - before for before, after in pairwise(held))
@@ -166,15 +166,15 @@ def test_steps_look_at_attention_alone() -> None:
     modes = []
     attention.k_proj.register_forward_pre_hook(lambda *_: modes.append(_len_torch_function_stack()))
     with torch.no_grad(), sinkscope.watch(model) as seen:
-        model(ids, past_key_values=cache)
-        model(ids[:, :1], past_key_values=cache)
+        model(ids, **{CACHE: cache})
+        model(ids[:, :1], **{CACHE: cache})
         assert mlp._forward_hooks
-        model(ids[:, :1], past_key_values=cache)
+        model(ids[:, :1], **{CACHE: cache})
         assert not mlp._forward_hooks
         assert attention._forward_hooks
         model(ids, use_cache=False)
         assert mlp._forward_hooks
-        model(ids[:, :1], past_key_values=cache)
+        model(ids[:, :1], **{CACHE: cache})
         seen.rest()
         assert not attention._forward_hooks
     assert modes == [1, 1, 0, 1, 0]

@@ -17,7 +17,7 @@ from same_runs import assert_same
 from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
-from writers import generate, in_one_pass, prompt, writer
+from writers import CACHE, generate, in_one_pass, prompt, writer
 
 import sinkscope
 from sinkscope import SinkscopeError
@@ -111,10 +111,10 @@ def test_a_crop_takes_the_newest_tokens_back() -> None:
     model, ids, cache = writer("llama"), prompt()["input_ids"], DynamicCache()
     other = ids.flip(1)
     with torch.no_grad(), sinkscope.watch(model) as seen:
-        model(ids[:, :8], past_key_values=cache)
-        model(ids[:, 8:], past_key_values=cache)
+        model(ids[:, :8], **{CACHE: cache})
+        model(ids[:, 8:], **{CACHE: cache})
         cache.crop(-6)  # over both passes
-        model(other[:, 6:10], past_key_values=cache)
+        model(other[:, 6:10], **{CACHE: cache})
         cache.crop(-1)
     whole = torch.cat([ids[:, :6], other[:, 6:9]], 1)
     assert_same(seen.run(), sinkscope.scan(model, data=whole, self_check=False))
@@ -166,7 +166,7 @@ class Press:
     def prune(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         if kwargs["hidden_states"].shape[1] == 1:
             return
-        layer = kwargs["past_key_values"].layers[module.layer_idx]
+        layer = kwargs[CACHE].layers[module.layer_idx]
         kept = self.kept[module.layer_idx] = self.choose(module.layer_idx, layer.keys)
         index = kept[..., None].expand(-1, -1, -1, layer.keys.shape[-1])
         layer.keys, layer.values = layer.keys.gather(2, index), layer.values.gather(2, index)
@@ -187,7 +187,7 @@ def steps(model: Any, ids: Tensor, cache: Cache, **given: Any) -> list[Any]:
     pieces = [(0, PROMPT), *((step, step + 1) for step in range(PROMPT, ids.shape[1]))]
     with torch.no_grad():
         return [
-            model(ids[:, a:b], past_key_values=cache, position_ids=places[:, a:b], **given) for a, b in pieces
+            model(ids[:, a:b], **{CACHE: cache}, position_ids=places[:, a:b], **given) for a, b in pieces
         ]  # fmt: skip
 
 
@@ -301,11 +301,11 @@ def test_a_cache_that_changes_keys_is_refused() -> None:
     """A merged key is no token's."""
     model, ids, cache = writer("llama"), text(), DynamicCache()
     with torch.no_grad(), sinkscope.watch(model) as seen:
-        model(ids[:, :PROMPT], past_key_values=cache)
+        model(ids[:, :PROMPT], **{CACHE: cache})
         for layer in cache.layers:
             layer.keys = torch.cat([layer.keys[:, :, :3], layer.keys[:, :, 3:5].mean(2, True), layer.keys[:, :, 5:]], 2)
             layer.values = torch.cat([layer.values[:, :, :4], layer.values[:, :, 5:]], 2)
-        model(ids[:, PROMPT : PROMPT + 1], past_key_values=cache)
+        model(ids[:, PROMPT : PROMPT + 1], **{CACHE: cache})
     with pytest.raises(SinkscopeError, match="keys or values that no token had") as refused:
         seen.run()
     assert "\n" not in str(refused.value)
@@ -314,13 +314,13 @@ def test_a_cache_that_changes_keys_is_refused() -> None:
 def test_keys_that_come_back_are_refused() -> None:
     model, ids, cache = writer("llama"), text(), DynamicCache()
     with torch.no_grad(), sinkscope.watch(model) as seen:
-        model(ids[:, :PROMPT], past_key_values=cache)
+        model(ids[:, :PROMPT], **{CACHE: cache})
         whole = [(layer.keys, layer.values) for layer in cache.layers]
         for shown, new in (([0, 5, 11], 0), ([0, 4, 5, 11], 1)):
             for layer, (keys, values) in zip(cache.layers, whole, strict=True):
                 last = layer.keys.shape[2] - new
                 layer.keys = torch.cat([keys[:, :, shown], layer.keys[:, :, last:]], 2)
                 layer.values = torch.cat([values[:, :, shown], layer.values[:, :, last:]], 2)
-            model(ids[:, PROMPT : PROMPT + 1], past_key_values=cache)
+            model(ids[:, PROMPT : PROMPT + 1], **{CACHE: cache})
     with pytest.raises(SinkscopeError, match="came back"):
         seen.run()

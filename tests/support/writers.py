@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 from models import _COMMON, _OWN, VOCABULARY
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 import sinkscope
 
 NEW = 24
+CACHE = "cache" if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters else "past_key_values"
+"""What transformers calls the cache that a model is given: the first from 5.24 on."""
 
 
 def writer(family: str, **overrides: Any) -> Any:
