@@ -57,6 +57,18 @@ class Around:
 
 
 @dataclass(eq=False)
+class Share:
+    """What belongs to one request of a pass over several: its tokens, `start` to before `stop` of the row, after
+    `before` ones. `pages`: stands for the cache of this request. `wanted`: whether it is measured."""
+
+    pages: Any
+    start: int
+    stop: int
+    before: int
+    wanted: bool = False
+
+
+@dataclass(eq=False)
 class Heard:
     """One attention call of a pass.
 
@@ -68,6 +80,7 @@ class Heard:
         dropped: the output is that of attention after dropout.
         projection: path of the output projection; None where there is none.
         projected: what the projection read, in the shape of `output`.
+        ends: where the keys of each request end in a pass over several, after a 0; else None.
     """
 
     module: str
@@ -87,6 +100,7 @@ class Heard:
     projection: str | None = None
     projected: Tensor | None = None
     versions: tuple[Kept, ...] = ()
+    ends: list[int] | None = None
 
     @property
     def name(self) -> str:
@@ -117,6 +131,7 @@ class Pass:
         entered: paths of the modules that ran in it.
         idle: where it is a step over a cache whose passes so far all attended through transformers' interface, the
             modules that ran in them without attention, which need no hook; else None.
+        shares: the requests of a continuous batch, in the order of their tokens; None where it is no such pass.
     """
 
     root: str
@@ -135,6 +150,7 @@ class Pass:
     counts: Counter[str] = field(default_factory=Counter)
     entered: set[str] = field(default_factory=set)
     idle: frozenset[str] | None = None
+    shares: list[Share] | None = None
 
     @property
     def given(self) -> dict[str, torch.Size]:

@@ -41,3 +41,7 @@ class Listeners(Generic[Ear]):
         """The ears of this thread, the first one first."""
         thread = get_ident()
         return [ear for of, ear in [*self._ears] if of == thread]
+
+    def everywhere(self) -> list[Ear]:
+        """The ears of all threads, the first one first."""
+        return [ear for _, ear in [*self._ears]]

@@ -7,9 +7,11 @@ kept until the pass has ended, and measured then.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from threading import Lock, RLock, get_ident
 from typing import Any
 
 import torch
@@ -17,10 +19,11 @@ from torch import Tensor, nn
 
 from sinkscope.capture.alone import measuring
 from sinkscope.capture.attention_names import uncompiled
+from sinkscope.capture.batches import Requests, continuous_batches
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.cuts import Cut
 from sinkscope.capture.ears import Ears
-from sinkscope.capture.heard import Around, Heard, Kept, Pass, detached, padding
+from sinkscope.capture.heard import Around, Heard, Kept, Pass, Share, detached, padding
 from sinkscope.capture.inline.calls import InlineCall, SdpaCall, mask_of
 from sinkscope.capture.inline.mode import InlineWatch, is_function
 from sinkscope.capture.interface import call_of
@@ -33,7 +36,7 @@ from sinkscope.capture.sites import head_counts
 from sinkscope.capture.views import Views
 from sinkscope.errors import SinkscopeError, first_line
 
-FLEX = "flex_attention"
+FLEX, PAGED = "flex_attention", "paged|eager"
 CACHES = ("cache", "past_key_values", "past_key_value", "cache_params")
 """What models call a cache that they are given or return: the first from transformers 5.24 on."""
 PADDING = ("attention_mask",)
@@ -56,35 +59,95 @@ class Listener:
     """Hears the passes of `model` while `listening()`.
 
     `begins(pass)` is asked before each pass whether it is wanted; `ended(pass)` gets each wanted one, also one that
-    raised an error (`failed`). `views` sums the maps that a model forms itself. `keywords` gets the unknown keywords.
+    raised an error (`failed`); `unheard(why)` is told of passes that cannot be heard. `views` sums the maps that a
+    model forms itself. `keywords` gets the unknown keywords. One thread is heard at a time: the one that listens, and
+    that of a continuous batch while it runs a pass. `lock` is held for such a pass.
     """
 
     def __init__(
-        self, model: nn.Module, begins: Callable[[Pass], bool], ended: Callable[[Pass, bool], None], views: Views,
+        self, model: nn.Module, begins: Callable[[Pass], bool], ended: Callable[[Pass, bool], None],
+        unheard: Callable[[str], None], views: Views,
     ) -> None:  # fmt: skip
-        self.model, self._begins, self._ended, self._views = model, begins, ended, views
+        self.model, self._begins, self._ended, self._tell, self._views = model, begins, ended, unheard, views
         self.keywords: dict[str, str] = {}
         self._frames: list[_Frame] = []
         self._now: Pass | None = None
         self._inline = InlineWatch(self._found)
         self._projections: dict[tuple[str, int], str | None] = {}
         self._error: BaseException | None = None
-        self._ears = Ears(model, self._entering, self._leaving)
+        self.lock, self._gate = RLock(), Lock()
+        self._home = self._thread = 0
+        self._ears: dict[int, Ears] = {}
+        self._unheard = Counter[int]()
+        self._stack: ExitStack | None = None
+        self._requests = Requests()
+        self._shares: list[Share] | None = None
 
     def rest(self) -> None:
         """Takes the hooks off the modules before `listening` ends: no later pass is heard, and none costs anything."""
-        self._ears.off()
+        self._stack = None
+        for ears in self._ears.values():
+            ears.off()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Hears every pass in this thread until the block ends. No hook is left behind, also after an exception."""
         self._names = {module: name for name, module in self.model.named_modules()}
         with ExitStack() as stack:
-            stack.callback(self._reset)
+            stack.callback(self._end_all)
             stack.enter_context(uncompiled(self.model))
             stack.enter_context(overheard(self._wrapped))
-            stack.enter_context(self._ears.on())
+            stack.enter_context(continuous_batches(self._batch))
+            self._stack, self._home = stack, get_ident()
+            self._thread = self._home
+            self._hook()
             yield
+
+    def _hook(self) -> None:
+        """Puts hooks on for this thread, once."""
+        if get_ident() not in self._ears and self._stack is not None:
+            ears = self._ears[get_ident()] = Ears(self.model, self._entering, self._leaving)
+            self._stack.enter_context(ears.on())
+
+    def _end_all(self) -> None:
+        self._stack, self._requests, self._shares = None, Requests(), None
+        self._ears.clear()
+        self._unheard.clear()
+        self._reset()
+
+    @contextmanager
+    def _batch(self, batches: Any, model: nn.Module) -> Iterator[None]:
+        """Hears one pass of a continuous batch, in whatever thread it runs, until the block ends."""
+        with ExitStack() as stack:
+            stack.enter_context(self.lock)
+            if self._turn_to(batches, model):
+                stack.callback(self._turn_back)
+                if self._thread != self._home:
+                    stack.enter_context(overheard(self._wrapped))
+                self._hook()
+            else:
+                stack.close()
+            yield
+
+    def _turn_to(self, batches: Any, model: nn.Module) -> bool:
+        """Hears this thread from here on. Returns False, and does not, where a pass is under way in the other one."""
+        if self._stack is None or model not in self._names:
+            return False
+        try:
+            shares = self._requests.of(batches)
+        except SinkscopeError as error:
+            self._tell(str(error))
+            return False
+        with self._gate:
+            if self._frames:
+                return False
+            self._thread, self._shares = get_ident(), shares
+        return True
+
+    def _turn_back(self) -> None:
+        if self._frames:
+            self._reset()
+        self._thread, self._shares = self._home, None
 
     def _reset(self) -> None:
         """Ends a pass that an interruption (Ctrl-C) cut off: torch calls no hook then."""
@@ -110,20 +173,24 @@ class Listener:
         function = is_function(name, module)
 
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self._frames and name == self._frames[0].path == "":
-                self._reset()
-            if not self._frames:
+            with self._gate:
+                if self._elsewhere(1, name):
+                    return
+                if self._frames and name == self._frames[0].path == "":
+                    self._reset()
+                frame, outermost = _Frame(name, None, 0), not self._frames
+                self._frames.append(frame)
+            if outermost:
                 self._begin(name, args, kwargs)
             if self._now is None:
-                self._frames.append(_Frame(name, None, 0))
                 return
             if self._now.idle is None:
                 self._now.entered.add(name)
             if not function:
                 self._inline.modules.append(name)
-            given = kwargs.get("hidden_states", args[0] if args else None)
-            joint = isinstance(kwargs.get("encoder_hidden_states"), Tensor)
-            self._frames.append(_Frame(name, given, len(self._now.heard), joint))
+            frame.given = kwargs.get("hidden_states", args[0] if args else None)
+            frame.joint = isinstance(kwargs.get("encoder_hidden_states"), Tensor)
+            frame.first = len(self._now.heard)
             if args and isinstance(args[0], Tensor):
                 self._keep_read(name, args[0])
 
@@ -133,6 +200,8 @@ class Listener:
         function = is_function(name, module)
 
         def leave(module: nn.Module, args: Any, output: Any) -> None:
+            if self._elsewhere(-1, name):
+                return
             if not self._frames or self._frames[-1].path != name:
                 return
             frame = self._frames.pop()
@@ -150,12 +219,28 @@ class Listener:
 
         return leave
 
+    def _elsewhere(self, change: int, name: str) -> bool:
+        """Whether another thread is heard than this one, or was when the outermost module of this one was called.
+
+        `change`: 1 where the module at `name` is entered, -1 where it is left.
+        """
+        thread = get_ident()
+        if thread == self._thread and not self._unheard:
+            return False
+        open_ones = 0 if name == "" and change > 0 else self._unheard.pop(thread, 0)
+        if thread == self._thread and not open_ones:
+            return False
+        if open_ones + change > 0:
+            self._unheard[thread] = open_ones + change
+        return True
+
     # passes
 
     def _begin(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if measuring():
             return
         now = _facts(name, args, kwargs)
+        now.shares, self._shares = self._shares, None
         if not self._begins(now):
             return
         try:
@@ -163,7 +248,7 @@ class Listener:
         except ValueError as error:
             now.refused = str(error)
         self._now, self._error = now, sys.exc_info()[1]
-        self._ears.without(now.idle or frozenset())
+        self._ears[self._thread].without(now.idle or frozenset())
         self._clear_inline()
         if now.idle is None:
             self._inline.__enter__()
@@ -189,7 +274,12 @@ class Listener:
         """
         if self._now is None or not is_own(function) or function.__module__.startswith("sinkscope."):
             return function
-        if name not in (*READ, FLEX):
+        if name not in (*READ, FLEX, PAGED):
+            if self._now.shares is not None:
+                self._refuse(
+                    f"a continuous batch attends through {name!r}, which is not read: only 'sdpa' and 'paged|eager' of "
+                    "transformers 5.24 or newer are"
+                )
             self._refuse(
                 f"the model attends through {name!r}, whose masks cannot be read: load it with "
                 "attn_implementation='sdpa' (or call model.set_attn_implementation('sdpa'))"
@@ -225,7 +315,10 @@ class Listener:
         if mask is not None and not isinstance(mask, Tensor):  # flex attention's BlockMask
             mask = mask_of(mask.mask_mod, (query.shape[0], query.shape[1]), query.shape[2], key.shape[2], query.device)
         call = detached(call_of(module, query, key, value, mask, given.pop("is_causal", None), given))
-        self._keep(path, INTERFACE, call, output.detach(), dropped=bool(keywords.get("dropout")))
+        heard = self._keep(path, INTERFACE, call, output.detach(), dropped=bool(keywords.get("dropout")))
+        if self._now is not None and self._now.shares is not None:
+            ends = keywords.get("cu_seq_lens_k")
+            heard.ends = ends.tolist() if isinstance(ends, Tensor) else None
 
     def _found(self, found: InlineCall | SdpaCall) -> None:
         self._aside(self._sdpa if isinstance(found, SdpaCall) else self._map, found)
@@ -370,8 +463,9 @@ def _cache_in(given: Any) -> Any:
 def _returned(output: Any) -> Any:
     """The cache that a model returns; None where it returns none. transformers warns of outputs' old names, so only
     names that an output holds are read."""
-    named = output if isinstance(output, Mapping) else {name: getattr(output, name, None) for name in CACHES}
-    return next((found for name in CACHES if (found := _cache_in(named.get(name))) is not None), None)
+    names = set(output.keys()) if isinstance(output, Mapping) else CACHES
+    given = (getattr(output, name, None) for name in CACHES if name in names)
+    return next((found for each in given if (found := _cache_in(each)) is not None), None)
 
 
 def _spans(now: Pass) -> Any:

@@ -86,6 +86,45 @@ def set_cache_method(kind: type[Any], name: str, method: Callable[..., Any]) -> 
     setattr(kind, name, method)
 
 
+def batch_step() -> tuple[type[Any], Callable[..., Any]]:
+    """The class that runs continuous batches, and its method for a single pass: (batches, model) -> None."""
+    from transformers.generation.continuous_batching import continuous_api
+
+    kind = _part("transformers", continuous_api, "continuous_api.ContinuousBatchProcessor")
+    return kind, _part("transformers", kind, "ContinuousBatchProcessor._generation_step")
+
+
+def set_batch_step(kind: type[Any], step: Callable[..., Any]) -> None:
+    """Gives every continuous batch another method for a pass."""
+    batch_step()  # raises where the method moved: setting a new one would have no effect
+    kind._generation_step = step
+
+
+def requests_of(batches: Any) -> list[tuple[str, int, int]]:
+    """The requests of the pass that a continuous batch is about to run: the name of each, the tokens that its pages
+    hold before the pass, and those of the pass."""
+    found = _part("transformers", batches, "ContinuousBatchProcessor.inputs_and_outputs")
+    if hasattr(found, "io_pairs"):  # two batches at a time, on a GPU
+        found = found.io_pairs[found.current_pair].host_io
+    shares = _part("transformers", found, "ContinuousBatchingIOs.requests_in_batch")
+    counts = [_part("transformers", share, "FutureRequestState.query_length") for share in shares]
+    states = [(share.state, count) for share, count in zip(shares, counts, strict=True)]
+    return [(state.request_id, state.position_offset - count, count) for state, count in states]
+
+
+def replayed(batches: Any) -> bool:
+    """Whether a continuous batch runs as a CUDA graph, or compiled: it then pads its inputs."""
+    runner = _part("transformers", batches, "ContinuousBatchProcessor.model_runner")
+    return bool(_part("transformers", runner, "ModelRunner.pad_inputs"))
+
+
+def under_way(batches: Any, name: str) -> bool:
+    """Whether a request of a continuous batch is still computed, or waits to be: its pages may be taken from it."""
+    scheduler = _part("transformers", batches, "ContinuousBatchProcessor.scheduler")
+    kinds = ("active_requests", "waiting_requests")
+    return any(name in _part("transformers", scheduler, f"Scheduler.{kind}") for kind in kinds)
+
+
 def shared_registries() -> dict[str, Mapping[str, Any]]:
     """The two registries as most models see them, with what was assigned to the shared instances alone."""
     from transformers import masking_utils, modeling_utils

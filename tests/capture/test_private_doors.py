@@ -25,15 +25,19 @@ from transformers import (
     AutoConfig,
     AutoModel,
     Cache,
+    ContinuousBatchingConfig,
     DynamicCache,
     EncoderDecoderCache,
     Gemma3Config,
+    GenerationConfig,
     LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedModel,
     masking_utils,
     modeling_utils,
     pytorch_utils,
 )
+from transformers.generation.continuous_batching import continuous_api
 from transformers.masking_utils import AttentionMaskInterface, create_causal_mask
 from transformers.models.auto import modeling_auto
 from transformers.utils import output_capturing
@@ -108,6 +112,31 @@ def test_caches_are_changed_through_their_methods(name: str) -> None:
             doors.set_cache_method(kind, name, method)
     assert called[:2] == [inner, outer]
     assert doors.cache_methods(name) == before
+
+
+def test_a_continuous_batch_runs_each_pass_through_its_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, plain = doors.batch_step()
+    seen: list[Any] = []
+
+    def step(batches: Any, model: nn.Module) -> None:
+        found = doors.requests_of(batches)
+        seen.append((found, [doors.under_way(batches, name) for name, *_ in found], doors.replayed(batches)))
+        plain(batches, model)
+
+    model = LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
+    size = "page_size" if hasattr(ContinuousBatchingConfig(), "page_size") else "block_size"
+    doors.set_batch_step(kind, step)
+    try:
+        model.generate_batch(
+            [[1, 2, 3, 4, 5]], generation_config=GenerationConfig(max_new_tokens=2, do_sample=False, eos_token_id=-1),
+            continuous_batching_config=ContinuousBatchingConfig(**{size: 4}, num_blocks=8, max_batch_tokens=3),
+            progress_bar=False,
+        )  # fmt: skip
+    finally:
+        doors.set_batch_step(kind, plain)
+    assert [found for found, *_ in seen] == [[("req_0", 0, 3)], [("req_0", 3, 2)], [("req_0", 5, 1)]]
+    assert [(under_way, replayed) for _, under_way, replayed in seen] == [([True], False)] * 3
+    assert doors.batch_step() == (kind, plain)
 
 
 def test_mask_functions_are_those_that_models_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,6 +446,13 @@ GONE: list[tuple[str, str, Break, Callable[[], Any]]] = [
      lambda: doors.base_class(LlamaConfig())),
     ("transformers", "Cache.reorder_cache", lambda patch: remove(patch, Cache, "reorder_cache"),
      lambda: doors.cache_methods("reorder_cache")),
+    ("transformers", "ContinuousBatchProcessor._generation_step",
+     lambda patch: remove(patch, continuous_api.ContinuousBatchProcessor, "_generation_step"), doors.batch_step),
+    ("transformers", "ContinuousBatchProcessor.inputs_and_outputs", WHOLE,
+     lambda: doors.requests_of(SimpleNamespace())),
+    ("transformers", "ContinuousBatchProcessor.model_runner", WHOLE, lambda: doors.replayed(SimpleNamespace())),
+    ("transformers", "ContinuousBatchProcessor.scheduler", WHOLE,
+     lambda: doors.under_way(SimpleNamespace(), "request")),
     ("transformers", "PreTrainedModel._supports_sdpa",
      lambda patch: remove(patch, PreTrainedModel, "_supports_sdpa"), lambda: doors.has_sdpa(None)),
     ("transformers", "modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",

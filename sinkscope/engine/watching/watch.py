@@ -14,8 +14,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from sinkscope.capture.alone import alone
+from sinkscope.capture.batches import passes_of
 from sinkscope.capture.cache_changes import cache_changes
-from sinkscope.capture.heard import Pass
+from sinkscope.capture.heard import Pass, Share
 from sinkscope.capture.joined import Joined
 from sinkscope.capture.listening import Listener, undisturbing
 from sinkscope.capture.views import Views
@@ -33,6 +34,11 @@ from sinkscope.tables.columns import metric_set
 
 LABEL = "watched"
 """The domain of what is measured before the first `label`."""
+
+SHARED = (
+    "a request of a continuous batch whose first tokens another request computed (allow_block_sharing=False in its "
+    "ContinuousBatchingConfig computes them anew; num_return_sequences=1)"
+)
 
 
 class Watch:
@@ -60,7 +66,7 @@ class Watch:
         self._quantities = quantity_set(measured, self._request.lengths)
         self._views = Views(self._checkpoint.model, epsilon, weights_change=True)
         self._measurer = Measurer(self._checkpoint.model, self._views, self._quantities, spectra)
-        self._listener = Listener(self._checkpoint.model, self._wants, self._ended, self._views)
+        self._listener = Listener(self._checkpoint.model, self._wants, self._ended, self._leave_out, self._views)
         self._every, self._limit = every, limit
         self._stack: ExitStack | None = None
         self.reset()
@@ -80,8 +86,9 @@ class Watch:
     ) -> None:
         stack, self._stack = self._stack, None
         assert stack is not None
-        stack.close()
-        self._close_all()
+        with self._listener.lock:
+            stack.close()
+            self._close_all()
 
     def rest(self) -> None:
         """Measures nothing more: no pass is heard until the block ends, and none costs anything."""
@@ -99,18 +106,20 @@ class Watch:
 
     def label(self, name: str) -> None:
         """Begins a condition: the sequences that begin from here on are the domain `name` of the run."""
-        self._close_all()
-        self._label = str(name)
+        with self._listener.lock:
+            self._close_all()
+            self._label = str(name)
 
     def reset(self) -> None:
         """Forgets everything measured so far, and the sequences under way."""
-        self._label = LABEL
-        self._heaps: dict[str, Heap] = {}
-        self._open: dict[int, tuple[weakref.ref[Any], Joined | None, str]] = {}
-        self._current: Joined | None = None
-        self._begun = self._measured = 0
-        self._reasons: dict[str, int] = {}
-        self._started, self._seconds = time.perf_counter(), 0.0
+        with self._listener.lock:
+            self._label = LABEL
+            self._heaps: dict[str, Heap] = {}
+            self._open: dict[int, tuple[weakref.ref[Any], Joined | None, str]] = {}
+            self._current: Joined | None = None
+            self._begun = self._measured = 0
+            self._reasons: dict[str, int] = {}
+            self._started, self._seconds = time.perf_counter(), 0.0
 
     @property
     def left_out(self) -> list[str]:
@@ -128,42 +137,78 @@ class Watch:
 
         Raises SinkscopeError where nothing was measured, with the reason.
         """
-        self._close_all()
-        if not self.sequences:
-            raise SinkscopeError(self._why_nothing())
-        found = Watched(self._checkpoint, self._request, self._heaps, self._quantities, self._measurer)
-        found.keywords, found.failures = self._listener.keywords, self._views.failures
-        found.left_out, found.seconds = self.left_out, self._seconds
-        return found.run(self._started)
+        with self._listener.lock:
+            self._close_all()
+            if not self.sequences:
+                raise SinkscopeError(self._why_nothing())
+            found = Watched(self._checkpoint, self._request, self._heaps, self._quantities, self._measurer)
+            found.keywords, found.failures = self._listener.keywords, self._views.failures
+            found.left_out, found.seconds = self.left_out, self._seconds
+            return found.run(self._started)
 
     # what the listener tells
 
     def _wants(self, now: Pass) -> bool:
-        self._close_dead()
-        self._current = None
-        if now.cache is not None and now.before:
-            known = self._open.get(id(now.cache))
-            if known is None or known[0]() is not now.cache:
+        with self._listener.lock:
+            self._close_dead()
+            if now.shares is not None:
+                return self._wants_some(now, now.shares)
+            wanted, self._current = self._turn(now.cache, now.before, "a cache that was filled outside the watch")
+            now.idle = None if self._current is None else self._current.idle
+            return wanted
+
+    def _wants_some(self, now: Pass, shares: list[Share]) -> bool:
+        """Whether any request of a continuous batch is wanted; says so of each."""
+        idle = list[frozenset[str] | None]()
+        for share in shares:
+            if not share.before:
+                self._give_up(share.pages)  # its pages were taken from it, and it begins anew
+            share.wanted, joined = self._turn(share.pages, share.before, SHARED)
+            if not share.wanted:
+                self._open.setdefault(id(share.pages), (weakref.ref(share.pages), None, self._label))
+            else:
+                idle.append(None if joined is None else joined.idle)
+        now.idle = None if None in idle else frozenset.intersection(*filter(None, idle)) if idle else None
+        return bool(idle)
+
+    def _turn(self, cache: Any, before: int, outside: str) -> tuple[bool, Joined | None]:
+        """Whether a pass over a cache that held `before` tokens is wanted, and the sequences that it goes on with.
+
+        `outside`: what a cache is called which was filled when nobody listened.
+        """
+        if cache is not None and before:
+            known = self._open.get(id(cache))
+            if known is None or known[0]() is not cache:
                 if self._every == 1 and not self._full:
-                    self._leave_out("a cache that was filled outside the watch was not read")
-                return False
-            self._current = known[1]
-            now.idle = None if known[1] is None else known[1].idle
-            return known[1] is not None
-        if now.cache is not None:
-            self._close(id(now.cache))  # it was emptied
+                    self._leave_out(f"{outside} was not read")
+                return False, None
+            return known[1] is not None, known[1]
+        if cache is not None:
+            self._close(id(cache))  # it was emptied
         self._begun += 1
         wanted = not self._full and (self._begun - 1) % self._every == 0
-        if not wanted and now.cache is not None:
-            self._open[id(now.cache)] = weakref.ref(now.cache), None, self._label
-        return wanted
+        if not wanted and cache is not None:
+            self._open[id(cache)] = weakref.ref(cache), None, self._label
+        return wanted, None
 
     @property
     def _full(self) -> bool:
         return self._limit is not None and self._measured >= self._limit
 
     def _ended(self, now: Pass, failed: bool) -> None:
-        joined, self._current = self._current, None
+        with self._listener.lock:
+            joined, self._current = self._current, None
+            if now.shares is None:
+                self._add(now, joined, failed)
+                return
+            for share, own in passes_of(now):
+                _, joined, _ = self._open.get(id(share.pages), (None, None, ""))
+                if joined is not None and share.before < joined.length:
+                    joined.take_back(joined.length - share.before)  # its pages were taken from it, and given back
+                self._add(own, joined, failed)
+
+    def _add(self, now: Pass, joined: Joined | None, failed: bool) -> None:
+        """Adds a pass to the sequences that it goes on with, `joined`; None where they begin."""
         if failed:
             self._forget(now)
             return
@@ -204,6 +249,12 @@ class Watch:
     def _forget(self, now: Pass) -> None:
         if now.cache is not None:
             self._open[id(now.cache)] = weakref.ref(now.cache), None, self._label
+
+    def _give_up(self, cache: Any) -> None:
+        """Measures nothing of what is open over a cache."""
+        _, joined, _ = self._open.pop(id(cache), (None, None, ""))
+        if joined is not None:
+            self._measured -= joined.passes[0].batch or 1
 
     def _leave_out(self, why: str) -> None:
         if why not in self._reasons:

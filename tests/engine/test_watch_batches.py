@@ -1,0 +1,181 @@
+"""sinkscope.watch over continuous batches: each request is measured as one pass over its prompt and answer."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from same_runs import assert_same
+from tiers import slow_but
+from transformers import GenerationConfig
+from writers import writer
+
+import sinkscope
+from sinkscope import SinkscopeError
+from sinkscope.capture import private_doors as doors
+
+configuration = pytest.importorskip("transformers", minversion="5.24").ContinuousBatchingConfig
+
+pytestmark = pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning")
+NEW = 8
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    draw = torch.Generator().manual_seed(1)
+    return [torch.randint(3, 61, (length,), generator=draw).tolist() for length in lengths]
+
+
+def answers(model: Any, given: list[list[int]], new: int = NEW, **settings: Any) -> list[list[int]]:
+    """What the requests read: prompt and answer without its last token. Pages hold four tokens, a pass 16."""
+    settings = {"page_size": 4, "num_blocks": 64, "max_batch_tokens": 16} | settings
+    found = model.generate_batch(
+        given, generation_config=GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0),
+        continuous_batching_config=configuration(**settings), progress_bar=False,
+    )  # fmt: skip
+    return [(each.prompt_ids + each.generated_tokens)[:-1] for each in found.values()]
+
+
+def one_by_one(model: Any, read: list[list[int]]) -> sinkscope.Run:
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        for ids in read:
+            model(torch.tensor([ids]), use_cache=False)
+    return seen.run()
+
+
+def hooks(model: Any) -> list[int]:
+    return [len(each._forward_hooks) + len(each._forward_pre_hooks) for each in model.modules()]
+
+
+@pytest.mark.parametrize("family", slow_but(["llama", "gemma3", "mistral", "gpt_oss"], "llama"))
+def test_each_request_gives_the_numbers_of_one_pass(family: str) -> None:
+    """Prompts longer than a pass come in pieces, beside the steps of others, over full and sliding layers."""
+    model, given = writer(family), prompts(12, 7, 30, 5)
+    alone = answers(model, given, 24)
+    with sinkscope.watch(model) as seen:
+        read = answers(model, given, 24)
+    assert read == alone
+    assert not seen.left_out
+    run = seen.run()
+    assert run.summary.sequences == 4
+    assert run.manifest.self_check.status == "passed"
+    assert_same(run, one_by_one(model, read))
+    assert not any(hooks(model))
+
+
+@pytest.mark.slow
+def test_paged_eager_attention_is_read_too() -> None:
+    model, given = writer("llama", attn_implementation="eager"), prompts(12, 7)
+    with sinkscope.watch(model) as seen:
+        read = answers(model, given)
+    assert_same(seen.run(), one_by_one(writer("llama"), read))
+
+
+@pytest.mark.slow
+def test_a_request_whose_pages_were_taken_counts_once() -> None:
+    """Sixteen pages do not hold four requests: some begin anew, with what they had written."""
+    model, given = writer("llama"), prompts(12, 7, 20, 5)
+    begun: list[int] = []
+    kind, plain = doors.batch_step()
+
+    def noted(batches: Any, model: Any) -> Any:
+        begun.extend(tokens for _, before, tokens in doors.requests_of(batches) if not before)
+        return plain(batches, model)
+
+    doors.set_batch_step(kind, noted)
+    try:
+        with sinkscope.watch(model) as seen:
+            read = answers(model, given, num_blocks=16)
+    finally:
+        doors.set_batch_step(kind, plain)
+    assert len(begun) > 4
+    run = seen.run()
+    assert run.summary.sequences == 4
+    assert_same(run, one_by_one(model, read))
+
+
+def test_tokens_that_another_request_computed_are_told_of() -> None:
+    model, (first, *_) = writer("llama"), prompts(12)
+    given = [first, [*first[:8], 3, 4, 5]]
+    with sinkscope.watch(model) as seen:
+        read = answers(model, given, max_batch_tokens=12)
+    assert seen.left_out == [
+        "a request of a continuous batch whose first tokens another request computed (allow_block_sharing=False in its "
+        "ContinuousBatchingConfig computes them anew; num_return_sequences=1) was not read"
+    ]
+    measured = seen.run()
+    assert measured.summary.sequences == 1
+    with sinkscope.watch(model) as seen:
+        assert answers(model, given, max_batch_tokens=12, allow_block_sharing=False) == read
+    assert not seen.left_out
+    assert_same(seen.run(), one_by_one(model, read))
+
+
+@pytest.mark.slow
+def test_every_and_limit_count_requests() -> None:
+    model, given = writer("llama"), prompts(12, 7, 9, 5)
+    with sinkscope.watch(model, limit=2) as seen:
+        read = answers(model, given)
+    assert_same(seen.run(), one_by_one(model, sorted(read, key=given_length(given))[:2]))
+    with sinkscope.watch(model, every=2) as seen:
+        answers(model, given)
+    assert seen.sequences == 2
+
+
+def given_length(given: list[list[int]]) -> Any:
+    """The place of a request's prompt in the order in which the prompts are computed: as given."""
+    return lambda read: next(number for number, each in enumerate(given) if read[: len(each)] == each)
+
+
+def test_an_error_in_the_middle_leaves_nothing_behind() -> None:
+    model, given = writer("llama"), prompts(12, 7)
+    calls: list[int] = []
+
+    def fail(*_: Any) -> None:
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyError("in the middle")
+
+    before, step = hooks(model), doors.batch_step()
+    broken = model.model.layers[1].mlp.register_forward_hook(fail)
+    with sinkscope.watch(model) as seen:
+        model.generate_batch(
+            given, generation_config=GenerationConfig(max_new_tokens=NEW, do_sample=False, eos_token_id=-1),
+            continuous_batching_config=configuration(page_size=4, num_blocks=64, max_batch_tokens=32),
+            progress_bar=False,
+        )  # fmt: skip
+    broken.remove()
+    assert hooks(model) == before
+    assert doors.batch_step() == step
+    with pytest.raises(SinkscopeError, match="no attention of LlamaForCausalLM was read"):
+        seen.run()
+    with sinkscope.watch(model) as seen:
+        read = answers(model, given)
+    assert_same(seen.run(), one_by_one(model, read))
+
+
+def test_what_runs_compiled_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, given = writer("llama"), prompts(12)
+    monkeypatch.setattr("sinkscope.capture.batches.replayed", lambda batches: True)
+    with sinkscope.watch(model) as seen:
+        answers(model, given)
+    with pytest.raises(SinkscopeError, match="continuous batches that run compiled, or as CUDA graphs, are not read"):
+        seen.run()
+
+
+@pytest.mark.slow
+def test_a_pass_of_the_watching_thread_beside_a_batch_is_heard_whole_or_not_at_all() -> None:
+    """The thread of the watch runs the model itself while a batch is under way in another."""
+    model, given = writer("llama"), prompts(12, 7, 9)
+    ids = torch.tensor(prompts(20))
+    done: list[Any] = []
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        work = threading.Thread(target=lambda: done.append(answers(model, given, 24)))
+        work.start()
+        for _ in range(40):
+            model(ids, use_cache=False)
+        work.join()
+    wholes = [len(row) for heap in seen._heaps.values() for kind in heap.kinds.values() for row in kind.ids]
+    assert set(wholes) <= {20, *(len(read) for read in done[0])}
+    assert sum(length == 20 for length in wholes) >= 1
