@@ -106,7 +106,7 @@ def first_token(ids: list[np.ndarray], rules: TokenRules, tokenizer: Any) -> dic
     """Id and text of the first token where all sequences share it, and whether it is the tokenizer's BOS (or CLS)."""
     firsts = np.unique(np.concatenate([sequences[:, 0] for sequences in ids]))
     if len(firsts) > 1:
-        return {"id": None, "text": None, "distinct": len(firsts), "is_bos": False}
+        return {"id": None, "text": None, "distinct": len(firsts), "is_bos": None if rules.bos_id is None else False}
     token = int(firsts[0])
     is_bos = rules.bos_id == token if rules.bos_id is not None else None
     return {"id": token, "text": token_text(tokenizer, token), "distinct": 1, "is_bos": is_bos}

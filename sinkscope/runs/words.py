@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from sinkscope.runs.defaults import STATE_COSINE, STATE_NORM
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.manifest import FirstToken
@@ -11,6 +13,10 @@ FIRST_MASS = "bos_mass"
 """The column of attention on the first token."""
 NAMED = 3
 """Most channels that a sentence names."""
+ALPHA_0 = "alpha_0, a mean over queries and sequences"
+"""What the threshold of a sink is compared with."""
+HONOR = "honor: norm of a head's output, divided by its mean over the heads of the layer"
+"""What the column of the default rule of dormancy means."""
 
 
 def first_mass(*firsts: FirstToken) -> str:
@@ -50,7 +56,7 @@ def _words(summary: StreamSummary, asked: Request) -> list[str]:
     elif massive.present is False:
         words.append("No massive activation: no element is above 100 and above 1000 x its layer's median.")
     dormant = summary.dormant
-    words.append(f"Dormant by {dormant.rule}: {dormant_words(dormant, summary.heads)}.")
+    words.append(f"Dormant by {dormant.rule}: {dormant_words(dormant, summary.heads)}{_rule_words(dormant.rule)}.")
     far = len(summary.windows.layers_out_of_reach)
     if far:
         words.append(
@@ -64,10 +70,16 @@ def _massive_words(massive: MassiveActivations) -> str:
     names = [str(each.channel) for each in massive.channels]
     channels = f"channel{'s' if len(names) > 1 else ''} {_listed(names[:NAMED])}"
     channels += f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    inputs = f"the input{'s' if len(massive.layers) > 1 else ''} of {_ranges(massive.layers)}"
     return (
-        f"Massive activations: {_ranges(massive.layers)}, {channels}, up to {massive.max_abs:.4g} (entering layer "
-        f"{massive.layer}, position {massive.position})."
+        f"Massive activations: in {inputs}, in {channels}. The largest absolute value, {massive.max_abs:.4g}, enters "
+        f"layer {massive.layer} at position {massive.position}."
     )
+
+
+def _rule_words(rule: str) -> str:
+    """What the column of the default rule means; nothing for other rules."""
+    return f" ({HONOR})" if re.match(r"honor\b", rule) else ""
 
 
 def _ranges(layers: list[int]) -> str:
@@ -109,31 +121,36 @@ def _sink_words(summary: StreamSummary, epsilon: float) -> str:
         )
     if summary.sink_heads:
         return (
-            f"Attention sink: {summary.sink_heads} of {summary.heads} heads give the first token a mean alpha_0 above "
-            f"{epsilon:g} (uniform attention gives {base:.3f}); sink rate {rate:.1f} %."
+            f"Attention sink: {summary.sink_heads} of {summary.heads} heads give the first token more than {epsilon:g} "
+            f"of their attention ({ALPHA_0}; uniform attention gives {base:.3f}). Sink rate: {rate:.1f} % of all "
+            f"(sequence, head) pairs exceed {epsilon:g}."
         )
     return (
-        f"No sink at the first token: no head's mean alpha_0 exceeds {epsilon:g} (uniform attention gives {base:.3f})."
+        f"No sink at the first token: no head gives it more than {epsilon:g} of its attention ({ALPHA_0}; uniform "
+        f"attention gives {base:.3f})."
     )
 
 
 def beyond_words(beyond: SinksBeyondFirst, epsilon: float) -> str:
-    """The sentence about the sinks beyond the first token, or that there are none."""
+    """The sentences about the sinks beyond the first token, or that there are none."""
     bound = f"alpha_k > {epsilon:g}"
     if not beyond.tokens:
         return f"Sinks beyond the first token ({bound}): none."
-    names = ", ".join(_named(token) for token in beyond.tokens)
+    names = ", ".join(_named(token, place == 0) for place, token in enumerate(beyond.tokens))
     more = f", and {beyond.others} more in tokens.csv" if beyond.others else ""
-    end = "still there in the last layer" if beyond.gone is None else f"gone at {beyond.gone}"
-    where = f"{names}{more}; created at layer {beyond.created}, {end}."
     if beyond.tokens[0].kind == "attention":
-        return f"Sinks beyond the first token ({bound}): {where}"
-    alike = f"|cos with x_0| > {STATE_COSINE:g}, norm > {STATE_NORM:g} x the median"
-    return f"Sinks beyond the first token ({bound}): none. Similar to the first token's state ({alike}): {where}"
+        last = "some are in the last layer" if beyond.gone is None else f"none is in layer {beyond.gone} or later"
+        return f"Sinks beyond the first token ({bound}): {names}{more}. The first is in layer {beyond.created}; {last}."
+    last = "some enter the last layer" if beyond.gone is None else f"none enters layer {beyond.gone} or later"
+    return (
+        f"Sinks beyond the first token ({bound}): none. Tokens with a hidden state similar to the first token's "
+        f"(|cos| > {STATE_COSINE:g}, norm > {STATE_NORM:g} x the median): {names}{more}. The first enters layer "
+        f"{beyond.created}; {last}."
+    )
 
 
-def _named(sink: SinkToken) -> str:
-    """The token with its counts; repr escapes what cannot be printed."""
+def _named(sink: SinkToken, first: bool) -> str:
+    """The token with its counts, which the `first` of a sentence explains; repr escapes what cannot be printed."""
     name = sink.region if sink.token is None else repr(sink.token)
-    heads = "" if sink.heads is None else f" in {sink.heads} head{'s' if sink.heads != 1 else ''}"
-    return f"{name} ({sink.sinks} of {sink.occurrences}{heads})"
+    heads = "" if sink.heads is None else f", in {sink.heads} head{'s' if sink.heads != 1 else ''}"
+    return f"{name} ({sink.sinks} of {sink.occurrences}{' occurrences' if first else ''}{heads})"

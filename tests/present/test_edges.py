@@ -193,4 +193,4 @@ def test_the_answer_of_a_domain_does_not_hide_sinks_beyond_the_first_token() -> 
     run.summary.domains = {name: DomainSummary(streams=streams) for name in "ab"}
     answer = " ".join(render_run(run, width=200).split())
     assert answer.count("No sink at the first token") == 2
-    assert answer.count("'<bos>' (8 of 8 in 3 heads); created at layer 1") == 2
+    assert answer.count("'<bos>' (8 of 8 occurrences, in 3 heads). The first is in layer 1; some are in the last") == 2

@@ -47,6 +47,8 @@ layer.head       bos_mass  alpha_0  margin, nats  entropy, nats  honor  pattern
 0.2         0.333 ± 0.010    0.333          1.50           0.25   0.30  mixed
 0.1         0.167 ± 0.010    0.167          1.50           0.25   0.30  mixed
 0.0         0.000 ± 0.010    0.000          1.50           0.25   0.30  mixed
+bos_mass: mean attention of queries 1 on to the first token; alpha_0: of all
+queries; margin: its log odds; honor: output norm / mean of the layer
 
 dormant heads (honor<0.4): 0.0, 0.1, 0.2
 
@@ -73,6 +75,15 @@ def test_the_first_token_is_called_what_it_is(text: str, is_bos: bool, said: str
     run = make_run()
     run.summary.first_token = run.summary.first_token.model_copy(update={"text": text, "is_bos": is_bos})
     assert f"first token: '{text}' (id 1), {said}" in render_run(run, width=80)
+
+
+def test_a_tokenizer_without_bos_is_named_and_token_ids_alone_have_none() -> None:
+    run = make_run()
+    run.summary.first_token = run.summary.first_token.model_copy(update={"id": None, "text": None, "is_bos": None})
+    run.manifest.model.tokenizer_sha256 = "0"
+    assert "first token: differs between sequences; the tokenizer has no BOS\n" in render_run(run, width=80)
+    run.manifest.model.tokenizer_sha256 = None
+    assert "first token: differs between sequences\n" in render_run(run, width=80)
 
 
 @pytest.mark.parametrize("heads", [1, 8, 24, 32, 64, 200])

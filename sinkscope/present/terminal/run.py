@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
 
 STRONGEST = 8
+COLUMNS = (
+    "bos_mass: mean attention of queries 1 on to the first token; alpha_0: of all queries; margin: its log odds; honor: "
+    "output norm / mean of the layer"
+)
+"""What the columns of the strongest heads mean."""
 OPEN = 0.1
 """Share of heads from which the screen says that the errors leave their sinks open."""
 
@@ -51,9 +56,9 @@ def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: s
             parts += [_answers(summary), _rates(summary, run.summary.epsilon), *undecided(run, heads)]
         parts += _across_domains(summary)
         maps = _domains(heads)
-        for domain, rows in maps if len(maps) <= FEW else []:
+        for place, (domain, rows) in enumerate(maps if len(maps) <= FEW else []):
             parts += [_heat_map(rows, domain, mass, width, color is not None)]
-            parts += [_strongest(rows, mass, run.summary.epsilon)]
+            parts += [_strongest(rows, mass, run.summary.epsilon), *([Text(COLUMNS)] if place == 0 else [])]
             parts += token_rows(run, stream, domain)
         if len(maps) > FEW:
             parts.append(Text(f"\nno maps of so many datasets ({len(maps)}): heads.csv has every head", style="bold"))
@@ -81,6 +86,8 @@ def _title(run: Run) -> Text:
     if run.manifest.decoder_input is not None:
         text.append(f"decoder reads {printable(run.manifest.decoder_input)}\n", style="not bold")
     shown = "differs between sequences" if first.id is None else f"'{printable(str(first.text))}' (id {first.id})"
+    if first.is_bos is None and run.manifest.model.tokenizer_sha256 is not None:
+        shown += "; the tokenizer has no BOS"
     whose = "task" if run.summary.task is not None else "tokenizer"
     called = "CLS, which stands for its BOS" if "CLS" in str(first.text) else "BOS"
     kind = {True: f", the {whose}'s {called}", False: f", not the {whose}'s BOS", None: ""}[first.is_bos]
