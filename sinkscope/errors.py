@@ -33,8 +33,7 @@ def in_one_line(error: Exception) -> str:
 
 def first_line(error: BaseException) -> str:
     """The first line of what an error of another library says, cut to 200 characters, without its class."""
-    line = shorten(_said(error).splitlines()[0])
-    return f"{line} is missing" if isinstance(error, KeyError) and error.args else line
+    return shorten(_said(error).splitlines()[0])
 
 
 def all_lines(error: BaseException) -> str:
@@ -48,7 +47,10 @@ _CLASS = re.compile(r"\b[A-Z]\w*(?:Error|Exception): ")
 
 def _said(error: BaseException) -> str:
     try:
-        return _CLASS.sub("", str(error)).strip() or "it gives no reason"
+        said = _CLASS.sub("", str(error)).strip()
+        if said and isinstance(error, KeyError):  # it says the key alone
+            said += " is missing"
+        return said or "it gives no reason"
     except Exception:  # its class may fail at that too
         return "it gives no reason"
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import Scan
 
 from sinkscope.cli.common import warn_in_one_line
-from sinkscope.errors import in_one_line
+from sinkscope.errors import all_lines, first_line, in_one_line
 
 
 @pytest.mark.parametrize("where", [False, True])
@@ -43,3 +43,10 @@ def test_a_warning_of_another_library_is_one_line(
         warnings.simplefilter("always")
         warnings.warn("first line\nsecond line", UserWarning, stacklevel=1)
     assert capsys.readouterr().err == "sinkscope: warning: first line\\nsecond line\n"
+
+
+def test_a_key_that_another_library_misses_is_called_missing() -> None:
+    """A KeyError says its key alone, which tells nobody what is wrong."""
+    assert first_line(KeyError("sliding_attention")) == all_lines(KeyError("sliding_attention"))
+    assert all_lines(KeyError("sliding_attention")) == "'sliding_attention' is missing"
+    assert all_lines(KeyError()) == "it gives no reason"
