@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 
+from sinkscope.checkpoints.examples import EXAMPLES
 from sinkscope.errors import did_you_mean
 
 WELL_KNOWN = (
@@ -24,7 +25,7 @@ def near_hub_names(name: str) -> str:
     """`; did you mean ID?` where a hub id is near a well-known one, or near one in the hub's cache; else empty."""
     known = [each for each in known_hub_names() if each != name]
     by_part = {each.rpartition("/")[2]: each for each in known}
-    near = did_you_mean(name, known)
+    near = did_you_mean(name, [f"example:{each}" for each in EXAMPLES] if ":" in name else known)
     if near or "/" in name:
         return near
     found = by_part.get(name)

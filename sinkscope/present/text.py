@@ -94,7 +94,7 @@ def run_id(run: Run) -> str:
 
 CHANGED = {
     "gained_sink": "gained a sink",
-    "lost_sink": "lost its sink",
+    "lost_sink": "lost a sink",
     "woke": "became active (no longer dormant)",
     "fell_dormant": "became dormant",
 }

@@ -284,7 +284,7 @@ def test_a_threshold_crossed_by_noise_is_counted_not_listed(unpaired: bool) -> N
     assert places(result.within_noise) == {"gained_sink": [(0, 0)], "lost_sink": [(1, 1)]}
     text = " ".join(render_comparison(result).split())
     assert "; 1 more crossed the threshold without a difference that holds" in text
-    assert "lost its sink: none; 1 head crossed the threshold without a difference that holds" in text
+    assert "lost a sink: none; 1 head crossed the threshold without a difference that holds" in text
 
 
 def test_a_model_over_other_prose_gains_and_loses_nothing_that_holds() -> None:
@@ -369,8 +369,7 @@ head  metric      A      B     difference     q
 
 gained a sink: 1.2 (0.2 to 0.45, q 0.003); 9 more crossed the threshold without
 a difference that holds
-lost its sink: none; 2 heads crossed the threshold without a difference that
-holds
+lost a sink: none; 2 heads crossed the threshold without a difference that holds
 became active (no longer dormant): none
 became dormant: none
 """

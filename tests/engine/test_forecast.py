@@ -190,7 +190,7 @@ def test_a_scan_makes_the_passes_that_are_told(count: int, size: int | None) -> 
     seen = counting(model)
     sinkscope.scan(model, data=ids, batch_size=size)
     assert (len(seen), sum(seen)) == totals(told)
-    assert [each.what for each in told.passes] == ["find attention", "self-check", "its outputs", "scan"]
+    assert [each.what for each in told.passes] == ["find attention", "self-check", "self-check, outputs", "scan"]
 
 
 def test_a_batch_is_chosen_as_the_engine_chooses_it(tmp_path: Path) -> None:

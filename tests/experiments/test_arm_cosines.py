@@ -128,7 +128,7 @@ def test_the_table_is_that_of_paired_tests() -> None:
     (row,) = compared_layers(table).to_dict("records")
     assert (row["more"], row["less"], row["layer"]) == (1, 1, 0)
     (sentence,) = in_words(table)
-    assert "behind 1 of 3 layers and less alike behind 1" in sentence
+    assert "after 1 of 3 layers and less similar after 1" in sentence
 
 
 @pytest.mark.slow
@@ -143,6 +143,6 @@ def test_a_command_writes_and_shows_them(tiny_folder: Path, tmp_path: Path, monk
         (arm, layer) for arm in ("unablated", "keys:first1", "keys:random1") for layer in (0, 1)
     ]
     assert (table.loc[table["arm"] == "unablated", "change"] == 0).all()
-    assert "keys:first1: tokens are more alike than in the unablated model behind" in " ".join(done.stdout.split())
+    assert "keys:first1: tokens are more similar than in the unablated model after" in " ".join(done.stdout.split())
     assert "tokens alike, layers" in done.stdout
     assert "arm_cosines.csv" in json.loads((tmp_path / "found" / "arms.json").read_text())["files"]

@@ -101,8 +101,8 @@ def test_a_planted_key_bias_makes_its_token_the_only_sink() -> None:
     assert beyond is not None
     assert (beyond.created, beyond.gone, beyond.others) == (0, None, 0)
     assert run.summary.streams["text"].in_words[-1] == (
-        "Sinks beyond the first token (alpha_k > 0.3): '9' (4 of 4 occurrences, in 1 head). The first is in layer 0; some "
-        "are in the last layer."
+        "Sinks beyond the first token (alpha_k > 0.3): '9' (4 of 4 occurrences, in 1 head). The first is in layer 0; "
+        "some are in the last layer."
     )
 
 

@@ -1,4 +1,4 @@
-"""The condition under which dense attention makes tokens more alike than sparse attention."""
+"""The condition under which dense attention makes tokens more similar than sparse attention."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def find(run: Evidence, subject: Subject) -> Found:
     table = table[table["verdict"].notna()]
     by = {name: table[table["verdict"] == name] for name in ("smooths", "sharpens", "neither")}
     figures = {"heads that should smooth (beta tr(BW) > 0)": share(table["verdict"] == "smooths")}
-    figures |= _signs("uniform attention makes tokens more alike than the head's own", "uniform_minus_attention", by)
-    figures |= _signs("the head's own makes tokens more alike than none", "attention_minus_identity", by)
+    figures |= _signs("uniform attention makes tokens more similar than the head's own", "uniform_minus_attention", by)
+    figures |= _signs("the head's own makes tokens more similar than none", "attention_minus_identity", by)
     figures["heads whose cosines are positive under all three, as the paper assumes"] = share(
         (table[["avgcos_identity", "avgcos_attention", "avgcos_uniform"]] > 0).all(axis=1)
     )
@@ -75,7 +75,7 @@ CLAIM = Claim(
     needs=TEXT.with_tables("smoothing"),
     find=find,
     rule=Rule(
-        "share of heads that meet the condition, under uniform attention more alike than under their own", 0.9, 0.5
+        "share of heads that meet the condition, under uniform attention more similar than under their own", 0.9, 0.5
     ),
     contrast="the same of heads that meet the opposite condition, or neither",
     not_shown=(

@@ -110,7 +110,7 @@ def _self_check(look: Look) -> list[Passes]:
     length = look.domains[0][1]
     if length <= SHORT or Forward(look.model).signal is not None:  # what is read whole is read three times
         return [Passes("self-check", 3, 3, length)]
-    return [Passes("self-check", 2, 2, min(LENGTH, length)), Passes("its outputs", 2, 2, SHORT)]
+    return [Passes("self-check", 2, 2, min(LENGTH, length)), Passes("self-check, outputs", 2, 2, SHORT)]
 
 
 def _checks(request: Request, look: Look, kinds: Sequence[type[Measurement]]) -> list[Passes]:

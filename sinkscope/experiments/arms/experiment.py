@@ -61,7 +61,7 @@ def arms(
             length of token ids, else the run's, or 256. num_sequences: None takes all token ids, else 16.
         draws: how often a random arm is drawn.
         seed: seeds the random arms and the draw of documents.
-        cosines: also measure how alike the tokens are behind each layer, under every arm (`Arms.cosines`).
+        cosines: also measure how similar the tokens are behind each layer, under every arm (`Arms.cosines`).
         shards: a folder that keeps every finished batch until the result is saved there. resume: continue from what
             an earlier measurement of the same model, text and arms left there.
         processes: the result of `start_processes`, in a script that a launcher runs in several processes: they share

@@ -73,7 +73,7 @@ COSINES = ("tokens alike, layers", "more", "less", "more than random", "less tha
 
 
 def _alike(arms: Arms) -> list[str]:
-    """A row for each arm that has a control: at how many layers its tokens are more alike, and less."""
+    """A row for each arm that has a control: at how many layers its tokens are more similar, and less."""
     found = pd.DataFrame() if arms.cosines is None else compared_layers(arms.cosines)
     names = ("more", "less", "more_than_random", "less_than_random")
     rows = [

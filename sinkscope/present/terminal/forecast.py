@@ -81,9 +81,10 @@ def _memory(found: Forecast) -> list[str]:
         fits = "fits" if found.fits else "does not fit"
         lines += _wrapped(f"{fits} on {held.device}, where {_size(held.free)} are free now")
     if found.gpus is not None:
+        cards, each, hold = ("GPU", "", "holds") if found.gpus == 1 else ("GPUs", "each ", "hold")
         lines += _wrapped(
-            f"{found.gpus} GPU{'s' if found.gpus > 1 else ''} of {found.gpu_bytes / 1e9:g} GB, each filled to "
-            f"{found.margin:.0%}, hold weights, pass and sums"
+            f"{found.gpus} {cards} of {found.gpu_bytes / 1e9:g} GB, {each}filled to {found.margin:.0%}, {hold} "
+            "weights, pass and sums"
         )
     return lines
 
@@ -96,7 +97,10 @@ def _passes(found: Forecast) -> list[str]:
     ]
     lines = aligned(rows)
     if found.trials is not None:
-        lines += _wrapped(f"each sequence is read {found.trials} times: unablated, under each arm, each control's draw")
+        lines += _wrapped(
+            f"each sequence is read {found.trials} times: once unablated, once under each arm, and once for each draw "
+            "of a control"
+        )
     return lines
 
 

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 STRONGEST = 8
 COLUMNS = (
-    "bos_mass: mean attention of queries 1 on to the first token; alpha_0: of all queries; margin: its log odds; honor: "
-    "output norm / mean of the layer"
+    "bos_mass: mean attention of queries 1 on to the first token; alpha_0: of all queries; margin: its log odds; "
+    "honor: output norm / mean of the layer"
 )
 """What the columns of the strongest heads mean."""
 OPEN = 0.1
@@ -235,7 +235,7 @@ def render_models(runs: Sequence[Run]) -> str:
                 text = domain if len(streams) == 1 else f"{domain}, {stream}"
                 rate = each.sink_rate_percent[f"{run.summary.epsilon:g}"].T
                 rows.append((
-                    printable(str(run.manifest.model.id)), printable(text), str(each.tokens_per_sequence),
+                    printable(run.manifest.model.shown), printable(text), str(each.tokens_per_sequence),
                     str(each.heads), str(each.sink_heads), fixed(rate, 1), fixed(each.sink_score.mean, 3),
                     str(each.dormant.count),
                 ))  # fmt: skip

@@ -9,7 +9,7 @@ LENGTH = ColumnSchema("length", "integer", "", "", "Tokens of the prefix.")
 
 QUESTION = Question(
     "cosines",
-    "how alike are the tokens of each prefix?",
+    "how similar are the tokens of each prefix?",
     __name__,
     (TableSchema(
         "cosine_curve", "cosine_curve.csv", "one (stream, layer, length); --measure cosines",

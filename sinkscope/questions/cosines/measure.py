@@ -1,4 +1,4 @@
-"""`--measure cosines`: how alike the tokens of each prefix are, all prefixes from one pass."""
+"""`--measure cosines`: how similar the tokens of each prefix are, all prefixes from one pass."""
 
 from __future__ import annotations
 

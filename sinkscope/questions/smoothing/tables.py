@@ -192,8 +192,8 @@ def _words(counts: dict[str, int], heads: int) -> str:
     if counts["missing"] == heads:
         return "Smoothing: no head's W_V could be read."
     text = (
-        f"Smoothing: {counts['smooths']} of {heads} heads make tokens more alike the denser they attend, "
-        f"{counts['sharpens']} less alike, {counts['neither']} neither"
+        f"Smoothing: {counts['smooths']} of {heads} heads make tokens more similar the denser they attend, "
+        f"{counts['sharpens']} less similar, {counts['neither']} neither"
     )
     if counts["differs"]:
         text += f", {counts['differs']} differ between domains"

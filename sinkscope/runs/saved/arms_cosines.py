@@ -1,4 +1,4 @@
-"""The table of how alike arms make the tokens: behind each layer, beside the unablated model and the random control."""
+"""The table of how similar arms make tokens: after each layer, beside the unablated model and the random control."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def cosine_table(measured: Sequence[ArmNumbers], controls: dict[str, str]) -> pd
 
 
 def compared_layers(cosines: pd.DataFrame) -> pd.DataFrame:
-    """One row for each arm that has a control: at how many layers its tokens are more and less alike than without it
+    """One row for each arm that has a control: at how many layers its tokens are more and less similar than without it
     (`more`, `less`) and than under the control (`more_than_random`, `less_than_random`), each where p < 0.05, not
     adjusted for the number of layers; and the largest change with its layer."""
     rows = []
@@ -64,8 +64,8 @@ def compared_layers(cosines: pd.DataFrame) -> pd.DataFrame:
 def in_words(cosines: pd.DataFrame) -> list[str]:
     """A sentence for each arm that has a control."""
     return [
-        f"{row['arm']}: tokens are more alike than in the unablated model behind {row['more']} of {row['layers']} "
-        f"layers and less alike behind {row['less']}; more than under random ones behind {row['more_than_random']}, "
-        f"less behind {row['less_than_random']} (cosines of pairs, each at p < 0.05)."
+        f"{row['arm']}: tokens are more similar than in the unablated model after {row['more']} of {row['layers']} "
+        f"layers and less similar after {row['less']}; more than under random ones after {row['more_than_random']}, "
+        f"less after {row['less_than_random']} (cosines of pairs, each at p < 0.05)."
         for row in compared_layers(cosines).to_dict("records")
     ]
