@@ -21,6 +21,7 @@ CHECK = ROOT / ".github" / "actions" / "check" / "action.yml"
 
 LEFT_OUT = {
     ".ci/run": "is the full run itself",
+    ".ci/clients": "installs a dozen libraries that sinkscope runs beside; every night it does",
     ".ci/lowest": "installs a second environment and runs the fast tests once more; every night it does",
     ".ci/try-wheel": "installs torch and all else once more, 2.7 minutes; every night it does, and before a release",
 }

@@ -1,4 +1,4 @@
-"""Times a watched model against the same model unwatched: a prefill, and a decode of 128 tokens.
+"""Times a watched model against the same model unwatched: prefills, and a decode of 128 tokens.
 
     python tests/benchmarks/benchmark_watch.py [--rounds N] [--length T] [--width D] [--layers L]
 
@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,8 +57,8 @@ def main() -> None:
     model = small(given.width, given.layers)
     ids = torch.randint(2000, (1, given.length), generator=torch.Generator().manual_seed(0))
 
-    def decode() -> None:
-        model.generate(ids[:, :32], max_new_tokens=128, min_new_tokens=128, do_sample=False, pad_token_id=0)
+    def decode(tokens: int) -> None:
+        model.generate(ids[:, :tokens], max_new_tokens=128, min_new_tokens=128, do_sample=False, pad_token_id=0)
 
     def passes() -> None:
         for _ in range(8):
@@ -65,7 +66,9 @@ def main() -> None:
 
     print(f"{'':34} {'plain':>10} {'watched':>10}")
     ratio(f"prefill of {given.length} tokens", lambda: model(ids, use_cache=False), model, given.rounds)
-    ratio("decode of 128 tokens after 32", decode, model, given.rounds)
+    ratio("8 prefills", passes, model, given.rounds)
+    for tokens in (32, given.length):
+        ratio(f"decode of 128 tokens after {tokens}", partial(decode, tokens), model, given.rounds)
     ratio("8 prefills, every=8", passes, model, given.rounds, every=8)
     ratio("8 prefills, limit=1", passes, model, given.rounds, limit=1)
 

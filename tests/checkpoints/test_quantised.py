@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_model, make_tokenizer
+from libraries import library
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, LlamaModel
@@ -206,7 +207,7 @@ def test_where_the_named_class_fails_too_the_first_failure_is_told(
 )
 def test_torchao(name: str, tolerance: float, tmp_path: Path) -> None:
     """Codes of 8 bits, integers and floats; the second rounds what each layer reads, too."""
-    coding = pytest.importorskip("torchao.quantization")
+    coding = library("torchao.quantization")
     from transformers import TorchAoConfig
 
     make_model().save_pretrained(tmp_path / "plain")
@@ -224,7 +225,7 @@ def test_torchao(name: str, tolerance: float, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("bits", "tolerance"), [("int8", 0.05), ("int4", 0.5)])
 def test_quanto(bits: str, tolerance: float, tmp_path: Path) -> None:
     """A model that its package cannot save is scanned as an object."""
-    pytest.importorskip("optimum.quanto")
+    library("optimum.quanto")
     from transformers import QuantoConfig
 
     make_model().save_pretrained(tmp_path / "plain")
@@ -239,7 +240,7 @@ def test_quanto(bits: str, tolerance: float, tmp_path: Path) -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 def test_bitsandbytes(bits: int, tmp_path: Path) -> None:
     """Codes of 4 bits, of which the layer makes bfloat16 numbers, and of 8 bits, whose layer rounds what it reads."""
-    pytest.importorskip("bitsandbytes")
+    library("bitsandbytes")
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     make_model(intermediate_size=128).save_pretrained(tmp_path / "plain")

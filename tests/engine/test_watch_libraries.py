@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_model, make_tokenizer
+from libraries import library
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -22,10 +23,6 @@ import sinkscope
 from sinkscope import SinkscopeError
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-
-
-def library(name: str) -> Any:
-    return pytest.importorskip(name, exc_type=(ImportError, RuntimeError))  # type: ignore[arg-type]
 
 
 def seeded(make: Callable[[], Any]) -> Any:
