@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -26,6 +27,24 @@ def test_a_file_is_replaced_and_a_link_to_it_stays(tmp_path: Path) -> None:
     assert link.is_symlink()
     assert target.read_text() == "new"
     assert [path.name for path in target.parent.iterdir()] == ["file"]
+
+
+def test_a_file_is_written_beside_its_place_and_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has the old file open reads it to its end, and a disk that is full leaves it."""
+    path, same = tmp_path / "file", tmp_path / "second name"
+    path.write_text("old, and longer than the new")
+    os.link(path, same)
+    write_file(path, "new")
+    assert (path.read_text(), same.read_text()) == ("new", "old, and longer than the new")
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(SinkscopeError, match=r"^cannot write .*file: No space left on device$"):
+        write_file(path, "newest")
+    assert path.read_text() == "new"
+    assert {each.name for each in tmp_path.iterdir()} == {"file", "second name"}
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
