@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Mapping
@@ -159,7 +160,7 @@ def check_place(target: Path) -> None:
         with tempfile.TemporaryFile(dir=nearest):
             pass
     except OSError as error:
-        raise SinkscopeError(f"cannot write to {target.parent}: {error.strerror}; give another --out") from None
+        raise SinkscopeError(f"cannot write to {nearest}: {error.strerror}; give another --out") from None
 
 
 def sha256_of(path: Path) -> str:
@@ -212,8 +213,7 @@ def write_files(contents: Mapping[Path, str | bytes]) -> None:
             if _own_stream(path) is None and _may_be_replaced(path):
                 target = Path(os.path.realpath(path))
                 temporaries[target] = _staged(target, _as_bytes(contents[path]))
-        for target, temporary in temporaries.items():
-            temporary.replace(target)
+        _replaced(temporaries)
         for folder in {target.parent for target in temporaries}:
             whole.sync_folder(folder)
         for path in contents:
@@ -222,10 +222,49 @@ def write_files(contents: Mapping[Path, str | bytes]) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise SinkscopeError(f"cannot write {path}: {error.strerror or error}") from None
+        raise SinkscopeError(f"cannot write {error.filename2 or path}: {error.strerror or error}") from None
     finally:
         for temporary in temporaries.values():
             temporary.unlink(missing_ok=True)
+
+
+def _replaced(temporaries: Mapping[Path, Path]) -> None:
+    """Renames each temporary file over its target. Where one cannot be renamed, as over another user's file in /tmp,
+    the targets before it are put back as they were. Raises OSError."""
+    before: dict[Path, Path | None] = {}
+    try:
+        for target, temporary in temporaries.items():
+            if len(temporaries) > 1:
+                before[target] = _second_name(target)
+            temporary.replace(target)
+    except BaseException as error:
+        if isinstance(error, OSError):
+            error.filename2 = str(target)
+        for done, old in before.items():
+            with contextlib.suppress(OSError):
+                if old is not None:
+                    old.replace(done)
+                elif not temporaries[done].exists():
+                    done.unlink()
+        raise
+    finally:
+        for old in filter(None, before.values()):
+            old.unlink(missing_ok=True)
+
+
+def _second_name(path: Path) -> Path | None:
+    """Another name of the file, beside it; None where there is no file. Raises OSError."""
+    if not path.exists():
+        return None
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    os.close(handle)
+    second = Path(name)
+    try:
+        second.unlink()
+        second.hardlink_to(path)
+    except OSError:  # a file system without links, or another user's file
+        shutil.copy2(path, second)
+    return second
 
 
 def _as_bytes(content: str | bytes) -> bytes:

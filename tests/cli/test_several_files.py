@@ -11,6 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sinkscope.cli import app
+from sinkscope.errors import SinkscopeError
+from sinkscope.runs.folder import write_files
 
 RUN = Path(__file__).parents[1] / "fixtures" / "v0_1" / "smoothing"
 
@@ -59,3 +61,34 @@ def test_a_full_disk_leaves_none_of_several_files(
         assert CliRunner().invoke(app, words).exit_code == 2
     assert {path: path.read_text("utf-8") for path in files} == dict.fromkeys(files, "before")
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == {*files}
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["links", "a file system without links"])
+def test_a_file_that_cannot_be_replaced_leaves_the_others_as_they_were(
+    links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another user's file in /tmp: a new one can be written beside it, and not be renamed over it."""
+    old, new, theirs = tmp_path / "old", tmp_path / "new", tmp_path / "theirs"
+    old.write_text("before")
+    theirs.write_text("before")
+    rename = Path.replace
+
+    def guarded(path: Path, target: Path) -> Path:
+        if target == theirs:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        return rename(path, target)
+
+    def without_links(path: Path, target: Path) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    with monkeypatch.context() as inner:
+        inner.setattr(Path, "replace", guarded)
+        if not links:
+            inner.setattr(Path, "hardlink_to", without_links)
+        with pytest.raises(SinkscopeError, match=r"theirs: Operation not permitted$"):
+            write_files({old: "after", new: "after", theirs: "after"})
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"old": "before", "theirs": "before"}
+    write_files({old: "after", new: "after", theirs: "after"})
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
+        ["old", "new", "theirs"], "after"
+    )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.runs.folder import write_file
+from sinkscope.runs.folder import check_place, write_file
 
 WRITE = "from pathlib import Path; from sinkscope.runs.folder import write_file; "
 
@@ -95,3 +95,16 @@ def test_a_pipe_whose_reader_has_gone_is_told_apart_from_a_full_disk(tmp_path: P
             write_file(tmp_path / "stdout", "content")
     finally:
         os.close(writer)
+
+
+@pytest.mark.parametrize("name", [".", "new", "new/deeper"])
+def test_the_folder_that_cannot_be_written_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parent may well be written to, and a folder below it is not there."""
+
+    def refused(dir: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(dir))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refused)
+    with pytest.raises(SinkscopeError) as told:
+        check_place(tmp_path / name)
+    assert str(told.value) == f"cannot write to {tmp_path}: Permission denied; give another --out"

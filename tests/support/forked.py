@@ -43,7 +43,7 @@ class Kills:
         return int(code), float(seconds)
 
     def end(self) -> None:
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=600)
 
 
 for line in sys.stdin if __name__ == "__main__" else ():
