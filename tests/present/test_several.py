@@ -28,6 +28,7 @@ from sinkscope.present.figures.maps import Tile, paint_map, sinks
 from sinkscope.present.figures.series import all_series
 from sinkscope.present.figures.several import by_layer, draw_several, table_figures
 from sinkscope.present.figures.trajectory import draw_trajectories, draw_trajectory
+from sinkscope.questions.smoothing.figure import paint_costs
 from sinkscope.questions.smoothing.figure_heads import paint_parts, paint_theory, selected
 from sinkscope.runs.run import Run, load_run
 from sinkscope.runs.schema.manifest import FirstToken
@@ -283,6 +284,19 @@ def test_what_picks_no_heads_is_refused(words: tuple[str, ...], message: str, tm
     code, _, err = run_cli("plot", tmp_path / "run", "--figure", "gallery", *words, "-o", tmp_path / "g.svg")
     assert (code, len(err.splitlines())) == (2, 1)
     assert message in err
+
+
+@pytest.mark.parametrize("heads", [1, 8])
+def test_heads_with_costs_are_counted_in_whole_numbers(heads: int) -> None:
+    run = copy.deepcopy(smoothed())
+    run.measured["smoothing"].loc[heads:, "cost_sink_upper_qk"] = np.nan
+    (series,) = all_series([run])
+    axes = Figure().subplots()
+    paint_costs(series, [axes], True)
+    low, high = axes.get_xlim()
+    ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
+    assert ticks
+    assert all(tick == round(tick) for tick in ticks)
 
 
 # Figures of chosen heads

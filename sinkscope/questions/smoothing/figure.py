@@ -162,6 +162,8 @@ COST_MARKS = (
 def paint_costs(series: Series, panels: list[Axes], named: bool) -> None:
     """What a sink costs against a diagonal pattern, head by head (Lampert et al. 2605.08453, section 7; its figure 3
     shows whole blocks)."""
+    from matplotlib.ticker import MaxNLocator
+
     (axes,) = panels
     rows = series.rows("smoothing")
     if "cost_sink_upper_qk" not in rows:
@@ -184,6 +186,8 @@ def paint_costs(series: Series, panels: list[Axes], named: bool) -> None:
             )  # fmt: skip
     axes.set_yscale("log")
     axes.minorticks_off()
+    axes.set_xlim(1 - max(0.5, 0.04 * len(rows)), len(rows) + max(0.5, 0.04 * len(rows)))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5, min_n_ticks=1))
     axes.set_xlabel(f"{len(rows)} head{'s' if len(rows) > 1 else ''}")
     if named:
         axes.set_ylabel("cost of $W_Q, W_K$")
