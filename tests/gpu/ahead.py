@@ -1,16 +1,24 @@
 """Compiles the Triton kernels ahead of time, for GPUs that need not be there, and reads what each launch takes.
 
-python tests/gpu/ahead.py      # prints the rows of the table in docs/speed.md
+python tests/gpu/ahead.py             # prints the rows of the table in docs/speed.md
+python tests/gpu/ahead.py FILE        # compiles every launch, which takes hours, and sums up what FILE holds
+
+FILE has a line of JSON for each launch that was compiled. The second command leaves these out, so that it can be
+stopped and started again; it takes the others in an order drawn once, so that what it has done is a sample of all.
 """
 
 from __future__ import annotations
 
+import json
+import random
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -209,6 +217,54 @@ def shown() -> list[Launch]:
     ]
 
 
+def compile_all(file: Path) -> None:
+    """Compiles every launch that a file of results lacks, and adds a line for each."""
+    done = {launch for launch, _ in results(file)}
+    left = [each for each in every_launch() if each not in done]
+    random.Random(0).shuffle(left)
+    for launch in left:
+        with tempfile.TemporaryDirectory() as cache, patch.dict("os.environ", {"TRITON_CACHE_DIR": cache}):
+            try:
+                found: dict[str, Any] = asdict(launch.taken())
+            except Exception as error:  # what a compiler raises for a target that it does not know, or cannot fill
+                found = {"error": f"{type(error).__name__}: {error}"[:200]}
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(asdict(launch) | found) + "\n")
+
+
+def results(file: Path) -> list[tuple[Launch, Taken | str]]:
+    """The launches in a file of results, and what each takes, or why it was not compiled."""
+    found = []
+    for line in file.read_text("utf-8").splitlines() if file.exists() else ():
+        each = json.loads(line)
+        launch = Launch(*(each[name] for name in ("target", "kernel", "dtype")), tuple(each["widths"]), each["feature"])
+        taken = each["error"] if "error" in each else Taken(*(each[n] for n in ("shared", "registers", "spilled")))
+        found.append((launch, taken))
+    return found
+
+
+def summary(found: list[tuple[Launch, Taken | str]]) -> list[str]:
+    """A row for each GPU: launches compiled, of how many, not compiled, over the GPU's shared memory, most shared
+    memory, launches that spill, up to a width of 128 and beyond, and the most bytes that a thread spills."""
+    rows = []
+    for target in TARGETS.values():
+        own = [(launch, taken) for launch, taken in found if launch.target == target.name]
+        built = [(launch, taken) for launch, taken in own if isinstance(taken, Taken)]
+        over = sum(taken.shared > target.shared * 1024 for _, taken in built)
+        spills = [(max(launch.widths) <= 128, taken.spilled) for launch, taken in built if taken.spilled]
+        narrow, most = sum(small for small, _ in spills), max((size for _, size in spills), default=0)
+        largest = max((taken.shared for _, taken in built), default=0)
+        rows.append(
+            f"| {target.name} | {len(built)} | {len(every_launch([target.name]))} | {len(own) - len(built)} | {over} "
+            f"| {largest:,} | {narrow} | {len(spills) - narrow} | {most} |"
+        )
+    return rows
+
+
 if __name__ == "__main__":
-    for each in shown():
-        print(each.row(each.taken()), flush=True)
+    if len(sys.argv) > 1:
+        compile_all(Path(sys.argv[1]))
+        print("\n".join(summary(results(Path(sys.argv[1])))))
+    else:
+        for each in shown():
+            print(each.row(each.taken()), flush=True)

@@ -78,6 +78,32 @@ def test_no_launch_of_the_table_spills() -> None:
     assert all(line.split("|")[-2].strip() == "0" for line in table().values())
 
 
+def test_what_all_launches_take_is_summed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch that is in the file is not compiled again; one that fails is written down."""
+    wide = Launch("sm_86", "row_sums", "float32", (512, 512), "all")
+    launches = [*FEW, wide]
+    asked: list[Launch] = []
+
+    def taken(launch: Launch) -> Taken:
+        asked.append(launch)
+        if launch.target == "sm_90":
+            raise RuntimeError("no such GPU")
+        return Taken(100 * 1024, 64, 8 if launch is wide else 0)
+
+    monkeypatch.setattr(ahead, "every_launch", lambda targets=("sm_80", "sm_86", "sm_90"): [
+        each for each in launches if each.target in targets
+    ])  # fmt: skip
+    monkeypatch.setattr(Launch, "taken", taken)
+    file = tmp_path / "all.jsonl"
+    ahead.compile_all(file)
+    ahead.compile_all(file)
+    assert sorted(map(str, asked)) == sorted(map(str, launches)), "each once"
+    rows = {row.split(" |")[0]: row for row in ahead.summary(ahead.results(file))}
+    assert rows["| sm_80"] == "| sm_80 | 1 | 1 | 0 | 0 | 102,400 | 0 | 0 | 0 |"
+    assert rows["| sm_86"] == "| sm_86 | 1 | 1 | 0 | 1 | 102,400 | 0 | 1 | 8 |"
+    assert rows["| sm_90"] == "| sm_90 | 0 | 1 | 1 | 0 | 0 | 0 | 0 | 0 |"
+
+
 def test_figures_are_read_from_an_amd_assembly() -> None:
     text = "    .private_segment_fixed_size: 12\n    .vgpr_count:     64\n    .vgpr_spill_count: 3\n"
     assert ahead.of_amd(text) == (64, 12)
