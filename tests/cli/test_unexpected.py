@@ -43,3 +43,20 @@ def test_a_warning_of_another_library_is_one_line(
         warnings.simplefilter("always")
         warnings.warn("first line\nsecond line", UserWarning, stacklevel=1)
     assert capsys.readouterr().err == "sinkscope: warning: first line\\nsecond line\n"
+
+
+def test_a_package_that_does_not_load_is_one_line_while_options_are_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As under `sinkscope plot --help`, whose options ask every question for its figures."""
+    import sinkscope.cli
+
+    def fails(name: object) -> object:
+        raise sinkscope.SinkscopeError("--measure own: guest does not load")
+
+    monkeypatch.setattr(sinkscope.cli, "application", fails)
+    monkeypatch.setattr("sys.argv", ["sinkscope", "plot", "--help"])
+    with pytest.raises(SystemExit) as end:
+        sinkscope.cli.main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "sinkscope: error: --measure own: guest does not load\n"

@@ -189,7 +189,9 @@ def test_a_head_dormant_in_one_domain_is_named_with_it(domains: Run, tiny_folder
     run = sinkscope.scan(str(tiny_folder), dormant_rule=rule, **options)
     stream = run.summary.streams["text"]
     assert (stream.dormant.count, stream.dormant.in_some_domains) == (0, 1)
-    start = f"Dormant by {rule}: none of 8 heads in every dataset, 1 in some datasets only (honor: norm of a head's output"
+    start = (
+        f"Dormant by {rule}: none of 8 heads in every dataset, 1 in some datasets only (honor: norm of a head's output"
+    )
     assert any(sentence.startswith(start) for sentence in stream.in_words)
     lines = render_run(run).splitlines()
     other = "code" if row["domain"] == "prose" else "prose"
