@@ -102,6 +102,9 @@ def main() -> None:
     try:
         try:
             application(_called(sys.argv[1:]))()
+        except SinkscopeError as error:  # while the options are put together, as of a package that does not load
+            say(f"error: {error}")
+            code = BAD_INPUT
         except SystemExit as stop:
             code = stop.code
             if sys.stdout is not stdout:  # typer met a pipe without a reader, replaced stdout and ended with 1

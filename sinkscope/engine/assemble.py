@@ -21,7 +21,7 @@ from sinkscope.engine.manifest import (
     with_late_keywords,
 )
 from sinkscope.engine.measurement import Findings, Measurement
-from sinkscope.engine.shards import Shards
+from sinkscope.engine.shards import Shards, with_weights
 from sinkscope.runs.dormancy import dormant_in_some
 from sinkscope.runs.published import published_for
 from sinkscope.runs.run import Run
@@ -67,7 +67,7 @@ def build_run(loop: Measured, manifest: Manifest, started: float, complete: bool
     """Builds the Run of the sequences measured so far. `started`: time.perf_counter() when the scan began."""
     sites, domains, asked = loop.sites, loop.domains(), manifest.request
     return_freed()
-    manifest = with_late_keywords(manifest, loop.plan)
+    manifest = with_late_keywords(with_weights(manifest, loop.checkpoint), loop.plan)
     manifest = with_failures(manifest, [*loop.plan.failures, *loop.failures])
     manifest = with_guests(manifest, loop)
     places = loop.places(domains)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sinkscope.checkpoints import Checkpoint
-from sinkscope.engine.shards import Shards, first_difference, resume_key
+from sinkscope.engine.shards import Shards, first_difference, resume_key, with_weights
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.folder import UNFINISHED
 from sinkscope.runs.run import Run, finished, load_run
@@ -15,21 +15,19 @@ from sinkscope.runs.schema.base import plain
 from sinkscope.runs.schema.manifest import Manifest
 
 
-def finished_or_shards(
-    folder: str | Path, asked: Callable[[], Manifest], checkpoint: Checkpoint, resume: bool
-) -> Run | Shards:
+def finished_or_shards(folder: str | Path, asked: Manifest, checkpoint: Checkpoint, resume: bool) -> Run | Shards:
     """With `resume`, the finished run in a folder; where there is none, the shards that this scan goes on with.
 
-    `asked`: gives the manifest of the scan that is asked for now, and waits for the weights' hash. Only a scan that
-    resumes waits for it here. Where the hash is still being made, the shards' key is written with the first batch.
-    Raises SinkscopeError where another scan left what is there, or the folder cannot be written.
+    `asked`: the manifest of the scan that is asked for now. Only a scan that resumes waits for the weights' hash here.
+    Where the hash is still being made, the shards' key is written with the first batch. Raises SinkscopeError where
+    another scan left what is there, or the folder cannot be written.
     """
-    before = finished_before(folder, asked()) if resume else None
+    before = finished_before(folder, with_weights(asked, checkpoint)) if resume else None
     if before is not None:
         return before
     if resume or checkpoint.hashing is None:
-        return Shards.open(folder, resume_key(asked(), checkpoint), resume)
-    return Shards.begin(folder, lambda: resume_key(asked(), checkpoint))
+        return Shards.open(folder, resume_key(asked, checkpoint), resume)
+    return Shards.begin(folder, partial(resume_key, asked, checkpoint))
 
 
 READ = {"spec", "bos", "fingerprint", "sequences", "seq_len"}

@@ -80,13 +80,6 @@ def describe(loop: Described, request: Request, checked: dict[str, Any]) -> Mani
     return Manifest.model_validate(plain(facts))
 
 
-def with_weights(manifest: Manifest, checkpoint: Checkpoint) -> Manifest:
-    """Returns the manifest with the weights' hash, for which it waits."""
-    checkpoint.settle()
-    model = manifest.model.model_copy(update={"weights_sha256": checkpoint.facts["weights_sha256"]})
-    return manifest.model_copy(update={"model": model})
-
-
 def _measured_tables(request: Request) -> list[str]:
     """The tables that the request's measurements write."""
     return [table.name for name in request.measures for table in QUESTIONS[name].tables]

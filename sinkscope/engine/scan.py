@@ -20,7 +20,7 @@ from sinkscope.engine.finished import finished_or_shards
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loaded import checked, loaded
 from sinkscope.engine.loop import Progress
-from sinkscope.engine.manifest import describe, refuse_unread, shared_facts, with_weights
+from sinkscope.engine.manifest import describe, refuse_unread, shared_facts
 from sinkscope.engine.prepared import prepared
 from sinkscope.engine.requested import requested
 from sinkscope.engine.self_check import check_loop
@@ -181,14 +181,14 @@ def scan_request(
         check = check_loop(loop) if request.self_check else {"status": "skipped"}
         if strict:
             refuse_unread(loop.plan, check)
-        whole = partial(with_weights, describe(loop, request, check), checkpoint)
+        manifest = describe(loop, request, check)
         if shards is not None:
-            found = processes.on_main(partial(finished_or_shards, shards, whole, checkpoint, resume))
+            found = processes.on_main(partial(finished_or_shards, shards, manifest, checkpoint, resume))
             if isinstance(found, Run):
                 return found
             loop.shards = found
         try:
             loop.run()
         except KeyboardInterrupt:
-            raise Interrupted(build_run(loop, whole(), started, False) if loop.done else None) from None
-        return processes.run(lambda: build_run(loop, whole(), started, True))
+            raise Interrupted(build_run(loop, manifest, started, False) if loop.done else None) from None
+        return processes.run(partial(build_run, loop, manifest, started, True))

@@ -65,10 +65,17 @@ class Shard:
     failed: dict[str, str] = field(default_factory=dict)
 
 
+def with_weights(manifest: Manifest, checkpoint: Checkpoint) -> Manifest:
+    """Returns the manifest with the weights' hash, for which it waits."""
+    checkpoint.settle()
+    model = manifest.model.model_copy(update={"weights_sha256": checkpoint.facts["weights_sha256"]})
+    return manifest.model_copy(update={"model": model})
+
+
 def resume_key(manifest: Manifest, checkpoint: Checkpoint) -> dict[str, Any]:
-    """Everything that must be equal for a scan to go on from another's shards."""
+    """Everything that must be equal for a scan to go on from another's shards. It waits for the weights' hash."""
     rule = manifest.request.spectra
-    return manifest.decides() | {
+    return with_weights(manifest, checkpoint).decides() | {
         "spectra": [SPECTRA_CUBES, FEWEST_SPECTRA] if rule is None else rule,
         "settings": settings_sha256(checkpoint.origin),
         "measuring_code": measuring_code(),

@@ -50,3 +50,20 @@ def test_a_key_that_another_library_misses_is_called_missing() -> None:
     assert first_line(KeyError("sliding_attention")) == all_lines(KeyError("sliding_attention"))
     assert all_lines(KeyError("sliding_attention")) == "'sliding_attention' is missing"
     assert all_lines(KeyError()) == "it gives no reason"
+
+
+def test_a_package_that_does_not_load_is_one_line_while_options_are_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As under `sinkscope plot --help`, whose options ask every question for its figures."""
+    import sinkscope.cli
+
+    def fails(name: object) -> object:
+        raise sinkscope.SinkscopeError("--measure own: guest does not load")
+
+    monkeypatch.setattr(sinkscope.cli, "application", fails)
+    monkeypatch.setattr("sys.argv", ["sinkscope", "plot", "--help"])
+    with pytest.raises(SystemExit) as end:
+        sinkscope.cli.main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "sinkscope: error: --measure own: guest does not load\n"
