@@ -140,7 +140,7 @@ DRAWN = {
 
 def claims_page() -> str:
     """The page of claims, with its findings as docs/claims.csv says."""
-    from sinkscope.claims.catalogue import chosen_claims
+    from sinkscope.claims.claim import chosen_claims
     from sinkscope.claims.findings import read_csv
     from sinkscope.claims.page import in_markdown, make_page
 

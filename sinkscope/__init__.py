@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from sinkscope.comparison.baseline import read_baseline as read_baseline
     from sinkscope.comparison.compare_runs import Comparison as Comparison
     from sinkscope.comparison.compare_runs import compare as compare
+    from sinkscope.comparison.gate import Verdict as Verdict
     from sinkscope.comparison.gate import check as check
     from sinkscope.comparison.policy import Policy as Policy
     from sinkscope.comparison.policy import Rule as Rule
     from sinkscope.comparison.policy import read_policy as read_policy
-    from sinkscope.comparison.verdict import Verdict as Verdict
     from sinkscope.engine.forecast.dry_run import dry_run as dry_run
     from sinkscope.engine.launch import start_processes as start_processes
     from sinkscope.engine.scan import Interrupted as Interrupted
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from sinkscope.engine.watching.watch import Watch as Watch
     from sinkscope.engine.watching.watch import watch as watch
     from sinkscope.errors import SinkscopeError as SinkscopeError
-    from sinkscope.experiments.ablation.experiment import ablate as ablate
+    from sinkscope.experiments.ablation import ablate as ablate
     from sinkscope.experiments.arms.arm import Arm as Arm
     from sinkscope.experiments.arms.experiment import arms as arms
     from sinkscope.experiments.arms.forecast import dry_run_arms as dry_run_arms
     from sinkscope.experiments.arms.grammar import arm_kind as arm_kind
-    from sinkscope.experiments.bench.bench import bench as bench
+    from sinkscope.experiments.bench import bench as bench
     from sinkscope.experiments.training.callback import SinkCallback as SinkCallback
     from sinkscope.metrics.registry import head_metric as head_metric
     from sinkscope.metrics.registry import layer_metric as layer_metric
@@ -74,7 +74,7 @@ _PUBLIC = {
     ),
     "Comparison": ("comparison.compare_runs", "what `compare` found: tables of differences, heads that changed"),
     "check": ("comparison.gate", "judges a run against a baseline: did any metric move too far? returns a Verdict"),
-    "Verdict": ("comparison.verdict", "what `check` found: passed or not, and every place that moved too far"),
+    "Verdict": ("comparison.gate", "what `check` found: passed or not, and every place that moved too far"),
     "Policy": ("comparison.policy", "how far metrics may move before `check` fails: a list of Rules"),
     "Rule": ("comparison.policy", "how far one metric may move, for each head, each layer or the whole model"),
     "read_policy": ("comparison.policy", "reads a Policy from a TOML file or from pyproject.toml"),
@@ -82,7 +82,7 @@ _PUBLIC = {
     "baseline_of": ("comparison.baseline", "makes a Baseline of a run"),
     "read_baseline": ("comparison.baseline", "reads the file that `sinkscope baseline` wrote; returns a Baseline"),
     "ablate": (
-        "experiments.ablation.experiment",
+        "experiments.ablation",
         "zeroes heads and measures what the model loses; returns an Ablation",
     ),
     "Ablation": ("runs.saved.ablation", "what `ablate` found: the loss with and without those heads"),
@@ -99,7 +99,7 @@ _PUBLIC = {
     ),
     "dry_run_arms": ("experiments.arms.forecast", "says the same of a measurement of arms, and how many there are"),
     "Forecast": ("runs.forecast", "what a dry run found: attention calls, memory, forward passes, time"),
-    "bench": ("experiments.bench.bench", "times a scan against a plain forward pass and against eager attention maps"),
+    "bench": ("experiments.bench", "times a scan against a plain forward pass and against eager attention maps"),
     "Speed": ("runs.saved.speed", "what `bench` found: time and memory of each of them"),
     "SinkCallback": (
         "experiments.training.callback",

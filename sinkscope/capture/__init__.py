@@ -4,8 +4,7 @@ from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.keywords import attention_keyword
 from sinkscope.capture.plan import Plan, plan
 from sinkscope.capture.scores import attention_score
-from sinkscope.capture.site import Site
-from sinkscope.capture.sites import not_softmax
+from sinkscope.capture.sites import Site, not_softmax
 from sinkscope.capture.view import LayerView, Missing
 from sinkscope.capture.watch import Capture
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
-from sinkscope.capture.cuts import Part, Span
 from sinkscope.capture.kernels.map_walk import AttentionMap
 from sinkscope.capture.private_doors import times_written
+from sinkscope.capture.views import Part, Span
 
 Record = TypeVar("Record", AttentionCall, AttentionMap)
 

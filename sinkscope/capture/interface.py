@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from sinkscope.capture.alone import alone
-from sinkscope.capture.attention_names import readable, uncompiled
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.keywords import declared_elsewhere, unknown_keywords, with_keywords
-from sinkscope.capture.registries import READ, check_registries, layered
+from sinkscope.capture.registries import READ, check_registries, layered, readable, uncompiled
 
 Handler = Callable[[nn.Module, AttentionCall], Tensor]
 """Takes the calling module and its call; returns the attention output (B, Tq, H, dv)."""

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture.calls import AttentionCall, MaskReadings
-from sinkscope.capture.cuts import Span
 from sinkscope.capture.heard import Heard, Pass, padding
 from sinkscope.capture.masks.visibility import Visibility
 from sinkscope.capture.plan import INTERFACE
 from sinkscope.capture.sites import stream_of
 from sinkscope.capture.steps import Steps, Whole
-from sinkscope.capture.taken import Taking
+from sinkscope.capture.still_cached import Taking
+from sinkscope.capture.views import Span
 from sinkscope.errors import SinkscopeError
 
 

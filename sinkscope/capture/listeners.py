@@ -1,11 +1,17 @@
-"""The ears of several threads on one thing of another library, which is changed while anyone listens."""
+"""The ears of several threads on things of another library, which are changed while anyone listens: the lookup of
+attention functions, and caches of keys and values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from threading import Lock, get_ident
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor
+
+from sinkscope.capture.private_doors import cache_methods, interface_lookup, set_cache_method, set_interface_lookup
 
 Ear = TypeVar("Ear", bound=Callable[..., object])
 
@@ -45,3 +51,82 @@ class Listeners(Generic[Ear]):
     def everywhere(self) -> list[Ear]:
         """The ears of all threads, the first one first."""
         return [ear for _, ear in [*self._ears]]
+
+
+# Hands every attention function that a model looks up in transformers' interface through an ear.
+
+
+LookupEar = Callable[[str | None, Callable[..., Any]], Callable[..., Any]]
+"""Takes the name and the function that transformers' interface gives a model; returns what the model is to call."""
+
+
+def overheard(ear: LookupEar) -> AbstractContextManager[None]:
+    """Hands every function that transformers' interface looks up in this thread through `ear`, until the end."""
+    return _of_lookups.joined_by(ear)
+
+
+def _put_on_lookups() -> Callable[[], None]:
+    plain = interface_lookup()
+
+    def lookup(interface: Any, name: str | None, default: Callable[..., Any]) -> Callable[..., Any]:
+        found: Callable[..., Any] = plain(interface, name, default)
+        for ear in _of_lookups.here():
+            found = ear(name, found)
+        return found
+
+    set_interface_lookup(lookup)
+    return partial(set_interface_lookup, plain)
+
+
+_of_lookups: Listeners[LookupEar] = Listeners(_put_on_lookups)
+
+
+# Tells an ear what is done to a cache of keys and values between two passes.
+#
+# Its sequences are put in another order, as beam search does, or its newest tokens are taken back, as in assisted
+# generation.
+
+
+ORDER, CROP = "reorder_cache", "crop"
+
+CacheEar = Callable[[Any, Tensor | int], None]
+"""Takes a cache, and the number that each sequence which it holds now had before, or how many tokens it took back."""
+
+
+def cache_changes(ear: CacheEar) -> AbstractContextManager[None]:
+    """Tells `ear` of every such change of transformers' caches in this thread, after it was made, until the end."""
+    return _of_caches.joined_by(ear)
+
+
+def _put_on_caches() -> Callable[[], None]:
+    plain = {(kind, name): own for name in (ORDER, CROP) for kind, own in cache_methods(name).items()}
+    for (kind, name), method in plain.items():
+        set_cache_method(kind, name, _telling(method, name))
+
+    def back() -> None:
+        for (kind, name), method in plain.items():
+            set_cache_method(kind, name, method)
+
+    return back
+
+
+_of_caches: Listeners[CacheEar] = Listeners(_put_on_caches)
+
+
+def _telling(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def order(self: Any, beam_idx: Tensor) -> Any:
+        result = method(self, beam_idx)
+        _tell(self, beam_idx)
+        return result
+
+    def crop(self: Any, tokens_to_remove: int) -> Any:
+        result = method(self, tokens_to_remove)
+        _tell(self, abs(int(tokens_to_remove)))
+        return result
+
+    return order if name == ORDER else crop
+
+
+def _tell(cache: Any, what: Tensor | int) -> None:
+    for ear in _of_caches.here():
+        ear(cache, what)

@@ -18,22 +18,20 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture.alone import measuring
-from sinkscope.capture.attention_names import uncompiled
 from sinkscope.capture.batches import Requests, continuous_batches
 from sinkscope.capture.calls import AttentionCall
-from sinkscope.capture.cuts import Cut
-from sinkscope.capture.ears import Ears
 from sinkscope.capture.heard import Around, Heard, Kept, Pass, Share, detached, padding
+from sinkscope.capture.hooks import Ears
 from sinkscope.capture.inline.calls import InlineCall, SdpaCall, mask_of
 from sinkscope.capture.inline.mode import InlineWatch, is_function
 from sinkscope.capture.interface import call_of
 from sinkscope.capture.keywords import unknown_keywords
+from sinkscope.capture.listeners import overheard
 from sinkscope.capture.output_projection import output_projection
-from sinkscope.capture.overheard import overheard
 from sinkscope.capture.plan import INLINE, INTERFACE
-from sinkscope.capture.registries import READ, is_own
+from sinkscope.capture.registries import READ, is_own, uncompiled
 from sinkscope.capture.sites import head_counts
-from sinkscope.capture.views import Views
+from sinkscope.capture.views import Cut, Views
 from sinkscope.errors import SinkscopeError, first_line
 
 FLEX, PAGED = "flex_attention", "paged|eager"

@@ -1,15 +1,27 @@
-"""Replaces functions of transformers' registries for one thread, and tells whether they are transformers' own."""
+"""Replaces functions of transformers' registries for one thread, tells whether they are transformers' own, and changes
+the attention that a model's configurations choose."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import RLock, get_ident
 from typing import Any
 
-from sinkscope.capture.private_doors import registry_of, set_registry, shared_registries
+import torch
+from torch import nn
+from transformers import AttentionInterface, PreTrainedConfig
+
+from sinkscope.capture.private_doors import (
+    attention_name,
+    has_sdpa,
+    registry_of,
+    set_attention_name,
+    set_registry,
+    shared_registries,
+)
 from sinkscope.errors import SinkscopeError
 
 READ = ("sdpa", "eager")
@@ -104,3 +116,67 @@ def is_own(function: Any) -> bool:
 
 def _name(function: Any) -> str:
     return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', type(function).__name__)}"
+
+
+# Changes the attention that a model's configurations choose, and back; runs compiled modules uncompiled.
+
+
+@contextmanager
+def renamed(model: nn.Module, choose: Callable[[nn.Module, str | None], str | None]) -> Iterator[None]:
+    """Sets the attention of every configuration of the model's modules for the block, then restores each.
+
+    `choose` takes the outermost module that holds the configuration, and the name that it chooses now.
+    """
+    configs = _configs(model)
+    before = [(config, attention_name(config)) for config, _ in configs]
+    try:
+        for (config, owner), (_, name) in zip(configs, before, strict=True):
+            set_attention_name(config, choose(owner, name))
+        yield
+    finally:
+        for config, name in before:
+            set_attention_name(config, name)
+
+
+@contextmanager
+def readable(model: nn.Module) -> Iterator[None]:
+    """Makes a model attend through a name that sinkscope reads for the block.
+
+    Flex attention and the flash packages compute the same, but their masks cannot be read. A function that the user
+    registered under another name may compute anything: its name stays, and its torch calls are watched.
+    """
+
+    def choose(owner: nn.Module, name: str | None) -> str | None:
+        if name is None or name in READ or not is_own(registry_of(AttentionInterface).get(name)):
+            return name
+        return "sdpa" if has_sdpa(type(owner)) else "eager"
+
+    with renamed(model, choose):
+        yield
+
+
+@contextmanager
+def uncompiled(model: nn.Module | None = None) -> Iterator[None]:
+    """Runs what torch.compile has compiled as plain Python until the block ends: compiled code calls no hooks.
+
+    torch's flex_attention compiles itself where it is called; `model` is asked whether its code may call it.
+    """
+    # Whoever compiles loads torch._dynamo; loading it for nothing would take seconds.
+    compiled = "torch._dynamo" in sys.modules or (model is not None and _calls_flex(model))
+    with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+        yield
+
+
+def _calls_flex(model: nn.Module) -> bool:
+    homes = {type(module).__module__ for module in model.modules()}
+    homes = {home for home in homes if not home.startswith(("torch.", "transformers."))}
+    return any("flex_attention" in vars(sys.modules[home]) for home in homes if home in sys.modules)
+
+
+def _configs(model: nn.Module) -> list[tuple[PreTrainedConfig, nn.Module]]:
+    found: dict[int, tuple[PreTrainedConfig, nn.Module]] = {}
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if isinstance(config, PreTrainedConfig):
+            found.setdefault(id(config), (config, module))
+    return list(found.values())

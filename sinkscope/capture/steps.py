@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall, MaskReadings
-from sinkscope.capture.cuts import Part
 from sinkscope.capture.heard import Around, Heard, Kept
 from sinkscope.capture.masks.lazy import made_in_strips
 from sinkscope.capture.masks.visibility import Visibility, from_spans, read_mask
-from sinkscope.capture.still_cached import StillCached, newest
-from sinkscope.capture.taken import Taken, Taking, joined
-from sinkscope.capture.views import Stream
+from sinkscope.capture.still_cached import StillCached, Taken, Taking, joined, newest
+from sinkscope.capture.views import Part, Stream
 from sinkscope.errors import SinkscopeError
 
 JOINED = frozenset({"query", "key", "value", "mask", "causal", "scaling", "softcap", "sinks", "window", "score"})

@@ -1,17 +1,106 @@
-"""Which tokens' keys a cache still holds, where it has dropped some of them.
+"""Which tokens a batch of sequences still holds: the rows of each pass that stay, and the keys that a cache has not
+dropped, told by marks of their bits.
 
-A dropped key is one that no later query sees, as if a mask hid it. The slots of a cache do not say whose keys they
-hold, and heads may keep different ones. So keys and values are compared, bit by bit, with those that the tokens had.
-"""
+Between two passes over a cache its owner may put the sequences in another order (beam search goes on with some of
+them, several times or not at all), and may take the newest tokens back (assisted generation)."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from sinkscope.capture.marks import row_marks
 from sinkscope.errors import SinkscopeError
+
+
+@dataclass(frozen=True, eq=False)
+class Taken:
+    """What is taken of one pass: `rows` of its batch, one for each sequence of the last pass (None = all, in their
+    order), and its first `tokens` tokens (None = all)."""
+
+    rows: Tensor | None
+    tokens: int | None
+
+    def of(self, tensor: Tensor, axis: int) -> Tensor:
+        """What is taken of a tensor whose first axis is the batch and whose `axis` is the pass's tokens."""
+        return self._first(self.batch(tensor), axis)
+
+    def batch(self, tensor: Tensor) -> Tensor:
+        """The sequences of a tensor whose first axis is the batch."""
+        return tensor if self.rows is None else tensor.index_select(0, self.rows.to(tensor.device))
+
+    def shared(self, tensor: Tensor, axis: int) -> Tensor:
+        """The same of a tensor that has one row for all sequences, or one for each."""
+        return self.of(tensor, axis) if tensor.shape[0] > 1 else self._first(tensor, axis)
+
+    def _first(self, tensor: Tensor, axis: int) -> Tensor:
+        return tensor if self.tokens is None else tensor.narrow(axis, 0, self.tokens)
+
+
+class Taking:
+    """What is taken of the passes so far. `length`: tokens of a sequence so far."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._tokens: list[int] = []
+        self._cut: list[bool] = []
+        self._moves: list[Tensor | None] = []
+
+    def add(self, tokens: int) -> None:
+        """A pass over so many tokens has ended."""
+        self.length += tokens
+        self._tokens.append(tokens)
+        self._cut.append(False)
+        self._moves.append(None)
+
+    def move(self, rows: Tensor) -> None:
+        """The sequences that go on are those that the last pass had at `rows`."""
+        last = self._moves[-1]
+        self._moves[-1] = rows if last is None else last[rows]
+
+    def take_back(self, length: int) -> None:
+        """The tokens from `length` on are no part of the sequences any more."""
+        start = 0
+        for number, tokens in enumerate(self._tokens):
+            self._tokens[number] = max(0, min(tokens, length - start))
+            self._cut[number] |= self._tokens[number] < tokens
+            start += tokens
+        self.length = min(self.length, length)
+
+    def of_last(self) -> list[Taken]:
+        """What is taken of each pass for the sequences that the last pass read.
+
+        An order that no pass came after is left out: no sequence went on in it.
+        """
+        return self._taken(self._moves[:-1])
+
+    def of_next(self) -> list[Taken]:
+        """What is taken of each pass for the sequences that go on."""
+        return self._taken(self._moves)
+
+    def _taken(self, moves: list[Tensor | None]) -> list[Taken]:
+        found, rows = list[Taken](), None
+        for number in reversed(range(len(self._tokens))):
+            move = moves[number] if number < len(moves) else None
+            if move is not None:
+                rows = move if rows is None else move[rows]
+            found.append(Taken(rows, self._tokens[number] if self._cut[number] else None))
+        return found[::-1]
+
+
+def joined(pieces: list[Tensor], taken: list[Taken], axis: int) -> Tensor:
+    """The tokens of all passes along an axis, in the last pass's order of sequences."""
+    found = [each.of(piece, axis) for piece, each in zip(pieces, taken, strict=True)]
+    return found[0] if len(found) == 1 else torch.cat(found, axis)
+
+
+# Which tokens' keys a cache still holds, where it has dropped some of them.
+#
+# A dropped key is one that no later query sees, as if a mask hid it. The slots of a cache do not say whose keys they
+# hold, and heads may keep different ones. So keys and values are compared, bit by bit, with those that the tokens had.
+
 
 HELD = torch.iinfo(torch.int64).max
 """The end of a key that is still there."""
@@ -93,3 +182,26 @@ def marks(keys: Tensor, values: Tensor) -> Int[Tensor, "batch group token"]:
     """A number for each token and KV head that is the same for the same bits of key and value, and for others with a
     chance of about 2**-60."""
     return row_marks(keys, 0) + row_marks(values, 1)
+
+
+# Numbers that are the same for tensors of the same bits, and for others with a chance of about 2**-60.
+
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_STRIP = 2**20
+"""Elements read at a time, so that no temporary is as large as a weight."""
+
+
+def row_marks(rows: Tensor, seed: int = 0) -> Int[Tensor, ...]:
+    """A number for each row of the last axis: its bits as integers, times random odd ones, summed modulo 2**64."""
+    bits = rows.detach().contiguous().view(_BITS[rows.element_size()]).long()
+    draw = torch.Generator().manual_seed(seed)
+    factors = torch.randint(-(2**62), 2**62, (rows.shape[-1],), generator=draw) * 2 + 1
+    return (bits * factors.to(rows.device)).sum(-1)
+
+
+def mark(matrix: Tensor) -> tuple[object, ...]:
+    """What a matrix is told by: its shape, dtype and bits."""
+    strips = matrix.split(max(1, _STRIP // max(1, matrix.shape[1])))
+    marks = torch.cat([row_marks(strip) for strip in strips])
+    return tuple(matrix.shape), matrix.dtype, int(row_marks(marks, 1))

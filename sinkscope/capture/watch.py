@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture.calls import AttentionCall, MaskReadings
-from sinkscope.capture.cuts import Cut, Part, Pending, Readers, Span
 from sinkscope.capture.hooks import hooked
 from sinkscope.capture.inline.calls import InlineCall, SdpaCall
 from sinkscope.capture.inline.mode import InlineWatch
@@ -22,9 +21,9 @@ from sinkscope.capture.kernels.map_walk import AttentionMap
 from sinkscope.capture.masks.lazy import lazy_masks
 from sinkscope.capture.output_projection import projection_bias
 from sinkscope.capture.plan import Plan
-from sinkscope.capture.site import Site
+from sinkscope.capture.sites import Site
 from sinkscope.capture.view import LayerView
-from sinkscope.capture.views import Stream, Views
+from sinkscope.capture.views import Cut, Part, Pending, Readers, Span, Stream, Views
 from sinkscope.errors import SinkscopeError
 
 

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from sinkscope.checkpoints.checkpoint import Checkpoint
     from sinkscope.checkpoints.examples import EXAMPLES, Example
     from sinkscope.checkpoints.loading import open_checkpoint, wrap_model, wrap_running
-    from sinkscope.checkpoints.options import LoadOptions
+    from sinkscope.checkpoints.sources import LoadOptions
 
 __all__ = ["EXAMPLES", "Checkpoint", "Example", "LoadOptions", "open_checkpoint", "wrap_model", "wrap_running"]
 
-_MODULES = {"Checkpoint": "checkpoint", "EXAMPLES": "examples", "Example": "examples", "LoadOptions": "options"}
+_MODULES = {"Checkpoint": "checkpoint", "EXAMPLES": "examples", "Example": "examples", "LoadOptions": "sources"}
 
 
 def __getattr__(name: str) -> Any:

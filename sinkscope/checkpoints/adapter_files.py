@@ -12,8 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from sinkscope.checkpoints.hashing import sha256_of_file
-from sinkscope.checkpoints.weight_files import check_file, read_json
+from sinkscope.checkpoints.weight_files import check_file, read_json, sha256_of_file
 from sinkscope.errors import SinkscopeError, did_you_mean
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.checkpoints.adapter_files import CONFIG, WEIGHTS, AdapterFolder, find_adapter
-from sinkscope.checkpoints.bounds import Bounds
+from sinkscope.checkpoints.checks import Bounds
 from sinkscope.checkpoints.private_doors import (
     adapter_config,
     marks_of_adapter,

@@ -16,10 +16,9 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from sinkscope.capture.private_doors import attention_name
-from sinkscope.checkpoints.hashing import Hashing
 from sinkscope.checkpoints.placement import devices, input_device
 from sinkscope.checkpoints.private_doors import tokenizer_rules
-from sinkscope.checkpoints.weight_files import Stamp, check_unchanged
+from sinkscope.checkpoints.weight_files import Hashing, Stamp, check_unchanged
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.signals import KindNames, VectorTask, task_of
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from sinkscope.capture.attention_names import renamed, uncompiled
 from sinkscope.capture.private_doors import capturing, forward_hooks, is_out_of_memory, set_capturing
 from sinkscope.capture.quiet_logs import quiet_logs
+from sinkscope.capture.registries import renamed, uncompiled
 from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts, configuration
 from sinkscope.checkpoints.loading import unwrapped
 from sinkscope.errors import SinkscopeError, first_line

@@ -1,25 +1,36 @@
 """Models of the hub: a name becomes one commit, whose files come into huggingface_hub's cache before it is loaded.
 
 The model is then loaded from the cache alone, so that a hub that goes down meanwhile is not missed, and a scan without
-the hub loads what the scan with it did.
-"""
+the hub loads what the scan with it did."""
 
 from __future__ import annotations
 
+import csv
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from importlib.resources import files
 from pathlib import Path, PureWindowsPath
 from typing import Any
+from urllib.parse import quote
 
-from sinkscope.checkpoints.description import describe
-from sinkscope.checkpoints.downloads import Stalled, Transfer, download
-from sinkscope.checkpoints.hub_cache import COMMIT, cache_of, cached_commits, find_snapshot, holds, remember
-from sinkscope.checkpoints.names import near_hub_names
+from sinkscope.checkpoints.downloads import (
+    COMMIT,
+    Stalled,
+    Transfer,
+    cache_of,
+    cached_commits,
+    download,
+    find_snapshot,
+    holds,
+    remember,
+)
+from sinkscope.checkpoints.examples import EXAMPLES
 from sinkscope.checkpoints.quiet import Report
 from sinkscope.checkpoints.weight_files import SAFE, weight_names
-from sinkscope.errors import SinkscopeError, first_line
+from sinkscope.errors import SinkscopeError, did_you_mean, first_line
 
 SETTINGS = re.compile(
     r".*\.(json|txt|model|jinja|py|tiktoken|bpe|spm|codes|vocab|tokenizer|tsv|ya?ml)|.*(token|vocab|merges).*", re.I
@@ -262,3 +273,93 @@ def _weights(name: str, files: set[str], path_of: Callable[[str], Any]) -> tuple
     if not weights:
         raise SinkscopeError(f"{name} holds no weights ({SAFE})")
     return weights
+
+
+# What the hub says of a model: its commit and its files. An answer without end is not read to it.
+
+
+LONGEST = 2**26
+"""Bytes of the longest description, unpacked: some 300,000 files."""
+SECONDS = 20
+"""How long the hub may take for each piece of its answer."""
+
+
+def describe(name: str, revision: str | None) -> Any:
+    """The `ModelInfo` of a model at a revision, with the sizes of its files.
+
+    It is what `HfApi.model_info` returns, which would read an answer of any length into memory. Raises SinkscopeError
+    for an answer longer than LONGEST, and what `HfApi.model_info` raises.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import ModelInfo
+    from huggingface_hub.utils import (  # type: ignore[attr-defined] # public, and not in its list of names
+        build_hf_headers,
+        get_session,
+        hf_raise_for_status,
+        validate_repo_id,
+    )
+
+    validate_repo_id(name)
+    at = "" if revision is None else f"/revision/{quote(revision, safe='')}"
+    address = f"{HfApi().endpoint}/api/models/{name}{at}"
+    headers = build_hf_headers()
+    with get_session().stream("GET", address, params={"blobs": True}, headers=headers, timeout=SECONDS) as answer:
+        body = _read(name, answer)
+        # With its body in hand, the answer is one that was never streamed: errors quote it.
+        plain = {key: value for key, value in answer.headers.items() if key.lower() not in ENCODED}
+        whole = type(answer)(answer.status_code, headers=plain, content=body, request=answer.request)
+    hf_raise_for_status(whole)
+    return ModelInfo(**json.loads(body))
+
+
+ENCODED = ("content-encoding", "content-length", "transfer-encoding")
+
+
+def _read(name: str, answer: Any) -> bytes:
+    body = bytearray()
+    for piece in answer.iter_bytes():
+        body += piece
+        if len(body) > LONGEST:
+            raise SinkscopeError(
+                f"the hub's description of {name} is longer than any model's: it was not read to the end"
+            )
+    return bytes(body)
+
+
+# Ids of the hub's models that a misspelt name may mean.
+
+
+WELL_KNOWN = (
+    "EleutherAI/pythia-1b", "EleutherAI/pythia-160m", "EleutherAI/pythia-410m", "FacebookAI/roberta-base",
+    "HuggingFaceTB/SmolLM2-135M", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-7B", "Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B",
+    "allenai/OLMo-2-0425-1B", "google-bert/bert-base-uncased", "google/gemma-2-2b", "google/gemma-3-1b-pt",
+    "google/gemma-3-270m", "google/vit-base-patch16-224", "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-3B",
+    "meta-llama/Meta-Llama-3-70B", "microsoft/phi-2", "openai-community/gpt2", "openai/gpt-oss-20b",
+    "openai/whisper-tiny", "tiiuae/falcon-7b",
+)  # fmt: skip
+"""Hub ids that people often misspell, beside those of data/published.csv."""
+
+
+def near_hub_names(name: str) -> str:
+    """`; did you mean ID?` where a hub id is near a well-known one, or near one in the hub's cache; else empty."""
+    known = [each for each in known_hub_names() if each != name]
+    by_part = {each.rpartition("/")[2]: each for each in known}
+    near = did_you_mean(name, [f"example:{each}" for each in EXAMPLES] if ":" in name else known)
+    if near or "/" in name:
+        return near
+    found = by_part.get(name)
+    return f"; did you mean {found}?" if found else did_you_mean(name, by_part)
+
+
+def known_hub_names() -> list[str]:
+    """Hub ids of data/published.csv, of WELL_KNOWN, and of the models in the hub's cache."""
+    table = (files("sinkscope") / "data" / "published.csv").read_text("utf-8")
+    published = (row["ids"].partition("|")[0] for row in csv.DictReader(table.splitlines()))
+    return sorted({*filter(None, published), *WELL_KNOWN, *_cached_names()})
+
+
+def _cached_names() -> Iterable[str]:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    folders = Path(HF_HUB_CACHE).glob("models--*")
+    return [folder.name.removeprefix("models--").replace("--", "/", 1) for folder in folders]

@@ -17,9 +17,9 @@ from sinkscope.capture.loops import preload
 from sinkscope.capture.private_doors import base_class, has_sdpa
 from sinkscope.checkpoints.adapter_files import AdapterFolder
 from sinkscope.checkpoints.adapters import adapted, adapter_asked
-from sinkscope.checkpoints.bounds import Bounds
 from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts, configuration, tokenizer_hash
 from sinkscope.checkpoints.checks import (
+    Bounds,
     check_experts,
     check_finite,
     check_gguf_layers,
@@ -29,14 +29,12 @@ from sinkscope.checkpoints.checks import (
     need_causal,
 )
 from sinkscope.checkpoints.gguf_files import dequantizing
-from sinkscope.checkpoints.hashing import Hashing
-from sinkscope.checkpoints.options import LoadOptions, check_dtype
 from sinkscope.checkpoints.placement import NO_PLAN, Placement
 from sinkscope.checkpoints.private_doors import lacks_tensor_plan, loading_report
 from sinkscope.checkpoints.quiet import Report, quiet_transformers, silent
-from sinkscope.checkpoints.sources import Source, find_source, weight_paths
+from sinkscope.checkpoints.sources import LoadOptions, Source, check_dtype, find_source, weight_paths
 from sinkscope.checkpoints.tokenizers import load_tokenizer, why_not_loaded
-from sinkscope.checkpoints.weight_files import stamps
+from sinkscope.checkpoints.weight_files import Hashing, stamps
 from sinkscope.checkpoints.wrappers import inner_model, wrapped_name
 from sinkscope.errors import OutOfMemory, SinkscopeError, first_line
 from sinkscope.lookup import Lookup

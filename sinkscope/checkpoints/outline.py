@@ -15,14 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from sinkscope.checkpoints.bounds import Bounds
 from sinkscope.checkpoints.checkpoint import Checkpoint
-from sinkscope.checkpoints.checks import need_causal
+from sinkscope.checkpoints.checks import Bounds, need_causal
 from sinkscope.checkpoints.examples import find_example, packed, ready
 from sinkscope.checkpoints.loading import FAMILIES, implementation, pick_dtype, unwrapped
-from sinkscope.checkpoints.options import LoadOptions
 from sinkscope.checkpoints.quiet import quiet_transformers, silent
-from sinkscope.checkpoints.sources import Source, check_gguf, path_of
+from sinkscope.checkpoints.sources import LoadOptions, Source, check_gguf, path_of
 from sinkscope.checkpoints.tokenizers import why_not_loaded
 from sinkscope.checkpoints.weight_files import check_counts, read_json
 from sinkscope.errors import SinkscopeError

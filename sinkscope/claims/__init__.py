@@ -1,1 +1,1 @@
-"""Claims of papers, put to any model: one file a claim, in a folder for each paper. `catalogue` finds them."""
+"""Claims of papers, put to any model: one file a claim, in a folder for each paper. `claim` finds them."""

@@ -122,7 +122,7 @@ class Evidence:
         scores = self.scores - {"softmax"}
         if not scores:  # what knows of others needs torch, which a saved run of softmax must not load
             return True
-        from sinkscope.trigger.config import AttentionForm
+        from sinkscope.trigger.model import AttentionForm
 
         return all(AttentionForm(score).normalised for score in scores)
 

@@ -1,9 +1,11 @@
-"""Puts claims to subjects: one table of every number, from which screens and pages are made."""
+"""Puts claims to subjects: one table of every number, from which screens and pages are made; or says what it would
+cost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -12,6 +14,10 @@ from sinkscope.claims.claim import NOT_TESTED, Claim, Found, NotTested, Number
 from sinkscope.claims.needs import TEXT
 from sinkscope.claims.subject import Subject
 from sinkscope.present.paper.formats.csv import with_formulas
+
+if TYPE_CHECKING:
+    from sinkscope.runs.forecast import Forecast
+
 
 VERDICT, DECIDING, CONTRAST, FIGURE = "verdict", "deciding", "contrast", "figure"
 """What a row of the table holds; a row `verdict` stands for each claim and subject, the others where there is one."""
@@ -77,3 +83,40 @@ def read_csv(path: Any) -> pd.DataFrame:
     table = pd.read_csv(path, dtype={"shown": "str", "quantity": "str"}, keep_default_na=False,
                         na_values={name: [""] for name in ("value", "low", "high", "sem", "n")})  # fmt: skip
     return with_formulas(table)
+
+
+# The dry run of claims: what a model would be measured for, each measurement once, and what it would cost.
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What putting claims to one model would take. `notes`: what would not be measured, and why."""
+
+    forecasts: list[Forecast]
+    notes: list[str]
+
+
+def costs(claims: Sequence[Claim], subject: Subject, machine: str | None) -> Costs:
+    """The forecasts of all measurements that the claims need of a model, in the order in which they would be made.
+
+    No weights are loaded. A saved run, and what `Subject.folder` keeps from an earlier call, is read and costs nothing.
+    `machine`: as `sinkscope.dry_run` takes it.
+
+    Raises SinkscopeError where the model cannot be scanned at all.
+    """
+    if subject.given is not None:
+        return Costs([], [f"{subject.label} is a saved run: nothing is measured"])
+    needs = (need for claim in claims for need in (*((TEXT,) if claim.causal else ()), claim.needs, *claim.also))
+    named = {name: measurement for need in needs for name, measurement in need.measurements().items()}
+    found, notes = [], []
+    for name, measurement in named.items():
+        if subject.keeps(name):
+            notes.append(f"{name} is read from {subject.folder}")
+            continue
+        try:
+            told = measurement.forecast(subject, machine)
+        except NotTested as reason:
+            notes.append(f"claims on {name} would not be tested: {reason}")
+            continue
+        found.append(replace(told, command=f"claims ({name})"))
+    return Costs(found, notes)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from sinkscope.claims.subject import Subject
     from sinkscope.runs.forecast import Forecast
     from sinkscope.runs.run import Run
-    from sinkscope.trigger.config import TriggerConfig
     from sinkscope.trigger.evaluation import Evaluation
+    from sinkscope.trigger.model import TriggerConfig
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ class Subject:
 
     def _arms(self) -> Any:
         from sinkscope.experiments.arms.experiment import arms
-        from sinkscope.runs.saved.loaded_arms import load_arms
+        from sinkscope.runs.saved.arms import load_arms
 
         if self.given is not None:
             raise NotTested("a run holds no losses: name its model")

@@ -62,9 +62,9 @@ def ablate(
         return unfinished_folder(usual) if written.resume else free_folder(usual)
 
     job = prepared("ablation", model, text, written, ABLATION_FOLDER, place)
-    from sinkscope.experiments.ablation.experiment import ablate as measure
-    from sinkscope.present.figures.ablation import draw_ablation
-    from sinkscope.present.terminal.ablation import render_ablation
+    from sinkscope.experiments.ablation import ablate as measure
+    from sinkscope.present.figures.arms import draw_ablation
+    from sinkscope.present.terminal.arms import render_ablation
 
     job.measure(
         measure, draw_ablation, render_ablation, run=run, scores=score or ["honor"], fractions=shares, tokens=tokens

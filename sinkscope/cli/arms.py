@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from sinkscope.cli.arms_job import ArmsLoss, Model, RunFolder, Written, prepared
-from sinkscope.cli.dry_run import DryRun
+from sinkscope.cli.common import DryRun
 from sinkscope.cli.options import with_options
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.grammar import listed, told

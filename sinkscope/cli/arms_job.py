@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from sinkscope.cli.common import INTERRUPTED, say
-from sinkscope.cli.dry_run import NO_DRY_RUN, DryRun, print_forecasts
+from sinkscope.cli.common import INTERRUPTED, NO_DRY_RUN, DryRun, print_forecasts, say
 from sinkscope.cli.early import check_early
 from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Revision, TrustRemoteCode, slug
 

@@ -34,7 +34,7 @@ def bench(
     size = parse_batch_size(batch_size)
     check_early([model], dtype=dtype, revision=revision, allow_pickle=allow_pickle)
     from sinkscope.checkpoints import LoadOptions
-    from sinkscope.experiments.bench.bench import bench as measure
+    from sinkscope.experiments.bench import bench as measure
     from sinkscope.present.terminal.bench import render_bench
     from sinkscope.present.terminal.progress import progress_bar
     from sinkscope.runs.schema.base import to_json

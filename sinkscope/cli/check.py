@@ -17,7 +17,7 @@ from sinkscope.runs.folder import write_files
 
 if TYPE_CHECKING:
     from sinkscope.comparison.baseline import Baseline
-    from sinkscope.comparison.verdict import Verdict
+    from sinkscope.comparison.gate import Verdict
 
 
 FAILED = 1
@@ -79,7 +79,7 @@ def check(
 
         files[html] = render_check(verdict, expected.facts, measured.manifest)
     if junit is not None:
-        from sinkscope.present.ci import junit_xml
+        from sinkscope.present.verdict import junit_xml
 
         files[junit] = junit_xml(verdict)
     write_files(files)
@@ -118,7 +118,7 @@ def open_baseline(name: str) -> Baseline:
 
 def show(verdict: Verdict, as_json: bool) -> None:
     """Writes the result to stdout; under GitHub Actions also annotations and the step's summary."""
-    from sinkscope.present.ci import github_annotations, markdown_verdict, render_verdict
+    from sinkscope.present.verdict import github_annotations, markdown_verdict, render_verdict
     from sinkscope.runs.schema.base import to_json
 
     sys.stdout.write(to_json(verdict.as_dict()) if as_json else render_verdict(verdict))

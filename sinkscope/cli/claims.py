@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sinkscope.cli.arguments import is_run
-from sinkscope.cli.common import say
-from sinkscope.cli.dry_run import DryRun, print_forecasts
+from sinkscope.cli.common import DryRun, print_forecasts, say
 from sinkscope.cli.help import READ, WRITTEN
 from sinkscope.cli.options import Device, Dtype, NumSequences, Revision, SeqLen, TrustRemoteCode, slugs, with_options
 from sinkscope.errors import SinkscopeError
@@ -66,8 +65,8 @@ def claims(
 
     Example: sinkscope claims example:trigger-softmax example:trigger-relu --out runs/claims
     """
-    from sinkscope.claims.catalogue import chosen_claims
-    from sinkscope.claims.screen import render_claims
+    from sinkscope.claims.claim import chosen_claims
+    from sinkscope.claims.page import render_claims
 
     chosen = chosen_claims(claim or ())
     if list_all:
@@ -110,7 +109,7 @@ def _subjects(names: list[str], reading: dict[str, Any], loading: dict[str, Any]
 
 
 def _print_costs(chosen: list[Claim], subjects: list[Subject], machine: str | None) -> None:
-    from sinkscope.claims.forecast import costs
+    from sinkscope.claims.findings import costs
     from sinkscope.present.terminal.forecast import render_total
 
     found = [costs(chosen, each, machine) for each in subjects]
@@ -134,9 +133,8 @@ def _put(chosen: list[Claim], subjects: list[Subject], quiet: bool) -> pd.DataFr
 
 
 def _write(out: Path, table: pd.DataFrame, chosen: list[Claim], subjects: list[Subject]) -> None:
-    from sinkscope.claims.drawing import draw_figures
     from sinkscope.claims.findings import to_csv
-    from sinkscope.claims.page import in_html, in_markdown, make_page
+    from sinkscope.claims.page import draw_figures, in_html, in_markdown, make_page
     from sinkscope.present.paper.formats.csv import without_formulas
 
     images, captions, left_out = draw_figures(chosen, subjects)

@@ -25,10 +25,10 @@ def check_early(
     `look`: whether the models are looked for. `options`: other keywords of `sinkscope.scan`. The scan checks them
     again, with what only the model can tell.
     """
-    from sinkscope.checkpoints.options import check_dtype, check_model
+    from sinkscope.checkpoints.sources import check_dtype, check_model
     from sinkscope.engine.requested import requested
     from sinkscope.inputs import check_spec
-    from sinkscope.runs.openings import no_verdict
+    from sinkscope.runs.request import no_verdict
 
     asked = {"bos": "auto", "first": (), "prepend": (), "images": None, "audio": None, "adapter": None} | options
     extended = bool(asked.pop("metrics", None))  # such a file may also declare kinds of data

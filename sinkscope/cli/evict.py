@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sinkscope.cli.arms_job import GridLoss, Model, RunFolder, Written, numbers, prepared
-from sinkscope.cli.dry_run import DryRun
+from sinkscope.cli.common import DryRun
 from sinkscope.cli.options import with_options
 from sinkscope.errors import SinkscopeError
 

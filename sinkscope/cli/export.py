@@ -113,8 +113,8 @@ def check_floating(chosen: Format | None, caption: str | None, label: str | None
 
 def write_streaming(runs: list[Path], heads: str | None, form: str | None, out: Path | None, table: bool) -> None:
     """Writes the streaming scores of a run's KV heads as a folder. Raises SinkscopeError where other options clash."""
-    from sinkscope.runs.duo import write_pattern
     from sinkscope.runs.run import load_run
+    from sinkscope.runs.selections import write_pattern
 
     if heads != STREAMING or form not in (None, DUO):
         raise SinkscopeError(f"--heads {STREAMING} and --format {DUO} belong together: give no other")
@@ -136,7 +136,7 @@ def choose_format(name: str | None, out: Path | None) -> Format:
 
 def write_dataset(runs: list[Path], out: Path | None, more: bool) -> None:
     """Writes runs as a dataset folder of the model hub. Raises SinkscopeError where other options clash."""
-    from sinkscope.present.dataset import CARD, FILES, dataset_files
+    from sinkscope.present.card import CARD, FILES, dataset_files
     from sinkscope.runs.folder import FolderKind
     from sinkscope.runs.run import load_run
 

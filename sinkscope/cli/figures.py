@@ -18,7 +18,7 @@ from sinkscope.runs.folder import write_files
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
-    from sinkscope.trigger.maps import TriggerMaps
+    from sinkscope.trigger.evaluation import TriggerMaps
 
 app = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
 
@@ -83,8 +83,8 @@ def _galleries(
 ) -> dict[str, tuple[bytes, str]]:
     """Every gallery of the paper that the runs have heads for, by file name; why others are not drawn, in `refused`."""
     from sinkscope.cli.plot import galleries
-    from sinkscope.present.figures.gallery import Pick, gallery_heads
     from sinkscope.present.figures.lampert import PLAN
+    from sinkscope.present.figures.maps import Pick, gallery_heads
 
     picks = {}
     for each in PLAN:
@@ -154,7 +154,7 @@ def by_layers(models: list[str]) -> dict[int, list[Any]]:
 
 def maps_of(network: Any, length: int | None, seed: int, count: int, singles: int) -> TriggerMaps:
     """Maps of one model. Raises SinkscopeError as `trigger_maps` does."""
-    from sinkscope.trigger.maps import trigger_maps
+    from sinkscope.trigger.evaluation import trigger_maps
 
     return trigger_maps(network, length, seed, count, singles)
 

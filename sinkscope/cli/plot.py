@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from sinkscope.experiments.attention_map import HeadMap
-    from sinkscope.present.figures.gallery import Pick
+    from sinkscope.present.figures.maps import Pick
     from sinkscope.runs.run import Run
 
 TRUST = "--trust-remote-code"
@@ -157,8 +157,7 @@ def of_tables(
 ) -> tuple[bytes, str]:
     """A figure that needs the runs' tables alone, and its caption."""
     from sinkscope.present.figures.run import draw
-    from sinkscope.present.figures.series import caption
-    from sinkscope.present.figures.several import draw_several
+    from sinkscope.present.figures.several import caption, draw_several
 
     if figure == PROFILE and len(runs) > 1:
         from sinkscope.present.figures.profiles import draw_profiles
@@ -174,7 +173,7 @@ def attention(
     run: Run, heads: list[tuple[int, int]], text: str, lengths: list[int], trust: bool, style: Style
 ) -> tuple[bytes, str]:
     """One head's maps at each length, and the caption."""
-    from sinkscope.present.figures.gallery import draw_attention
+    from sinkscope.present.figures.maps import draw_attention
 
     maps = maps_of(run, text, heads, lengths, trust)
     return draw_attention(run, maps, text, style.form, style.size, style.title)
@@ -182,7 +181,7 @@ def attention(
 
 def picked(how: str | None, seed: int | None) -> Pick:
     """How heads are picked. Raises SinkscopeError for a word that is none, and for a seed that draws nothing."""
-    from sinkscope.present.figures.gallery import Pick
+    from sinkscope.present.figures.maps import Pick
 
     if seed is not None and how != "random":
         raise SinkscopeError("--seed goes with --pick random")
@@ -193,7 +192,7 @@ def picked(how: str | None, seed: int | None) -> Pick:
 
 def galleries(runs: list[Run], picks: list[Pick], text: str, trust: bool, style: Style) -> list[tuple[bytes, str]]:
     """The maps of the heads that each of `picks` chooses of each run, and the caption. A model is loaded once."""
-    from sinkscope.present.figures.gallery import draw_gallery, gallery_heads
+    from sinkscope.present.figures.maps import draw_gallery, gallery_heads
 
     chosen = [[[(layer, head) for layer, head, _ in gallery_heads(run, pick=pick)] for pick in picks] for run in runs]
     maps = []

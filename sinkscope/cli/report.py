@@ -53,7 +53,7 @@ def report(
     """
     from sinkscope.present.html.report import render_report
     from sinkscope.runs.run import load_run
-    from sinkscope.runs.saved.loaded_arms import load_arms, placed
+    from sinkscope.runs.saved.arms import load_arms, placed
 
     heads = chosen_heads(maps)
     if maps is None and (text is not None or trust_remote_code):
@@ -105,7 +105,7 @@ def check_heads(run: Run, heads: list[tuple[int, int]]) -> None:
 def maps_of_run(run: Run, heads: list[tuple[int, int]], text: str | None, trust: bool) -> AttentionMaps:
     """Maps of `heads`, or of the clearest ones, by the run's model, which is loaded. Raises as `maps_of` does."""
     from sinkscope.cli.plot import TEXT, maps_of
-    from sinkscope.present.figures.gallery import gallery_heads
+    from sinkscope.present.figures.maps import gallery_heads
     from sinkscope.present.html.attention import AttentionMaps
 
     wanted = heads or [(layer, head) for layer, head, _ in gallery_heads(run, 2)]

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sinkscope.cli.common import BAD_INPUT, say
-from sinkscope.cli.dry_run import DryRun, print_forecasts
+from sinkscope.cli.common import BAD_INPUT, DryRun, print_forecasts, say
 from sinkscope.cli.early import check_early
 from sinkscope.cli.help import FIRST, WRITTEN
 from sinkscope.cli.options import TextScan, slug, slugs, with_options

@@ -68,7 +68,7 @@ class ScanJob:
     def _begin(self, model: str, target: Path) -> bool:
         """Refuses a folder and a name of a model that no scan can use, before torch is imported; returns whether the
         scan resumes."""
-        from sinkscope.checkpoints.options import check_model
+        from sinkscope.checkpoints.sources import check_model
 
         resumes = self._resumes(target)
         check_model(model, self.request.revision, self.request.allow_pickle)

@@ -19,7 +19,7 @@ from sinkscope.errors import SinkscopeError, in_one_line
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sinkscope.experiments.training.steps import Step
+    from sinkscope.experiments.training.trajectory import Step
     from sinkscope.runs.run import Run
 
 
@@ -60,7 +60,7 @@ def track(
 
     Example: sinkscope track out/checkpoint-* --out runs/training
     """
-    from sinkscope.experiments.training.steps import check_training, steps_of, tables
+    from sinkscope.experiments.training.trajectory import check_training, steps_of, tables
     from sinkscope.runs.saved.trajectory import check_tables
 
     steps = steps_of(model, [name for name in (revisions or "").split(",") if name])
@@ -105,7 +105,7 @@ def scan_steps(
     `standing`: the runs of other steps. Raises SinkscopeError once a step is scanned that cannot stand in one table
     with them and those before it.
     """
-    from sinkscope.experiments.training.steps import check_alike
+    from sinkscope.experiments.training.trajectory import check_alike
     from sinkscope.runs.run import load_run
 
     runs: dict[int, Run] = {}

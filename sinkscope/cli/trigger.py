@@ -10,8 +10,7 @@ import typer
 
 from sinkscope.cli.common import guarded, say
 from sinkscope.cli.help import Command, Group
-from sinkscope.cli.trigger_relaxed import relaxed
-from sinkscope.cli.trigger_study import evaluate, explicit, necessity, study
+from sinkscope.cli.trigger_study import evaluate, explicit, necessity, relaxed, study
 
 app = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
 
@@ -86,8 +85,8 @@ def train(
     Example: sinkscope trigger train --attention relu --layers 2 --heads 2 --out runs/trigger-relu-2x2
     """
     from sinkscope.present.terminal.progress import training_bar
-    from sinkscope.trigger.recipe import Recipe
     from sinkscope.trigger.screen import render_training
+    from sinkscope.trigger.training import Recipe
     from sinkscope.trigger.training import train as run
     from sinkscope.trigger.trajectory import keeper
 
@@ -147,8 +146,8 @@ def scan(
     """
     from sinkscope.checkpoints import open_checkpoint
     from sinkscope.engine.scan import scan as measure
+    from sinkscope.present.terminal.run_parts import render_task, task_csv
     from sinkscope.present.terminal.table import terminal_style
-    from sinkscope.present.terminal.task import render_task, task_csv
     from sinkscope.trigger.as_input import need_task
     from sinkscope.trigger.task import check_sizes
 
@@ -195,8 +194,8 @@ def reproduce(
     from sinkscope.present.terminal.table import terminal_style
     from sinkscope.trigger import reproduce as study
     from sinkscope.trigger.figure import draw_study
-    from sinkscope.trigger.recipe import Recipe
     from sinkscope.trigger.screen import render_study
+    from sinkscope.trigger.training import Recipe
 
     plans = study.recipes(
         attention or study.ATTENTIONS,

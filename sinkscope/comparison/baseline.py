@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.errors import SinkscopeError, first_line
-from sinkscope.runs.moved import Measured, hides_keys
+from sinkscope.runs.catalogue import Measured, hides_keys
 from sinkscope.runs.per_sequence import LEVELS, PLACE, Cells, cells, chosen_metrics, domains
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.base import Record, read_record

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from sinkscope.comparison.changes import Changes, Listed, head_changes
-from sinkscope.comparison.depths import depth_rows
-from sinkscope.comparison.level_rows import Pair, concatenated, level_rows
+from sinkscope.comparison.levels import Changes, Listed, Pair, concatenated, depth_rows, head_changes, level_rows
 from sinkscope.errors import SinkscopeError
-from sinkscope.runs.moved import hides_keys, moved, refuse_moved
+from sinkscope.runs.catalogue import hides_keys, moved, refuse_moved
 from sinkscope.runs.per_sequence import LEVELS, chosen_metrics, domains, metric_names
 from sinkscope.runs.showing import ShownComparison
 

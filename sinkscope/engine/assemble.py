@@ -23,19 +23,16 @@ from sinkscope.engine.manifest import (
 from sinkscope.engine.measurement import Findings, Measurement
 from sinkscope.engine.shards import Shards, with_weights
 from sinkscope.runs.dormancy import dormant_in_some
-from sinkscope.runs.published import published_for
+from sinkscope.runs.papers import published_for
 from sinkscope.runs.run import Run
 from sinkscope.runs.schema.base import plain
 from sinkscope.runs.schema.manifest import FirstToken, Manifest
 from sinkscope.runs.schema.summary import Summary
-from sinkscope.tables.contrasts import contrast_summary, contrast_table
 from sinkscope.tables.frames import curve_table, head_table, layer_table, position_table, sequence_table
-from sinkscope.tables.places import PlacesOf
-from sinkscope.tables.sink_summary import add_sinks
-from sinkscope.tables.sinks import sink_table, token_table
+from sinkscope.tables.sinks import add_sinks, sink_table, token_table
 from sinkscope.tables.stretches import stretch_table
-from sinkscope.tables.summary import domain_summaries, stream_summaries
-from sinkscope.tables.values import Domain
+from sinkscope.tables.summary import contrast_summary, contrast_table, domain_summaries, stream_summaries
+from sinkscope.tables.values import Domain, PlacesOf
 
 
 class Measured(Attended, Protocol):

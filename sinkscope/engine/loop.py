@@ -28,8 +28,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.batches import Batch, batches
 from sinkscope.metrics.guests import Guests
 from sinkscope.metrics.quantities import QuantitySet, quantity_set
-from sinkscope.tables.places import PlacesOf
-from sinkscope.tables.values import Domain
+from sinkscope.tables.values import Domain, PlacesOf
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, sequences done, sequences in all); stages are `loading`, `checking`, `scanning`, and `compiling`

@@ -11,8 +11,7 @@ from sinkscope.inputs.batches import TokenData
 from sinkscope.inputs.chats import region_names
 from sinkscope.inputs.signals import PIXELS
 from sinkscope.tables.frames import sites_of
-from sinkscope.tables.places import Places, PlacesOf, text_regions
-from sinkscope.tables.values import Domain
+from sinkscope.tables.values import Domain, Places, PlacesOf, text_regions
 
 if TYPE_CHECKING:
     from sinkscope.engine.loop import Loop

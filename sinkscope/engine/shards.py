@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sinkscope.checkpoints import Checkpoint
-from sinkscope.checkpoints.hashing import settings_sha256
+from sinkscope.checkpoints.weight_files import settings_sha256
 from sinkscope.engine.collector import Part, Parts
 from sinkscope.errors import SinkscopeError, first_line
 from sinkscope.metrics.quantities import STRETCHED, QuantitySet

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.inputs.corpus import Corpus, read_corpus, too_short, warn_of_count
-from sinkscope.inputs.cutting import Stretch, stretches
+from sinkscope.inputs.corpus import Corpus, Stretch, read_corpus, stretches, too_short, warn_of_count
 from sinkscope.inputs.documents import SYNTHETIC, read_source
 from sinkscope.inputs.rules import TokenRules, check_ids, encode, ordinary_tokens
-from sinkscope.runs.openings import Opening, repeats
+from sinkscope.runs.request import Opening, repeats
 
 ESCAPES = {"\\n": "\n", "\\t": "\t"}
 SHOWN = 6

@@ -5,7 +5,7 @@ LayerView holds no padding); the mean over sequences is taken afterwards. A miss
 queries, `j` and `k` count keys, both from 0. The columns of a question stand in the question's folder.
 """
 
-from sinkscope.metrics import events, geometry, mass, positions, residual, seen, uniform, values
+from sinkscope.metrics import events, geometry, mass, positions, residual, values
 from sinkscope.metrics.registry import METRICS, Metric, MetricSet, register, registered
 
 FAMILIES = (geometry, mass, residual, values, events)  # in the columns' order
@@ -22,7 +22,5 @@ __all__ = [
     "positions",
     "registered",
     "residual",
-    "seen",
-    "uniform",
     "values",
 ]

@@ -1,17 +1,18 @@
-"""Query-key geometry: why the sink wins the softmax.
+"""Geometry: why the sink wins the softmax, and how far a point lies from the convex hull of others.
 
 q and k are taken as the softmax sees them, after rotary embedding and q/k norm. Columns about queries are per query
 head; columns about keys alone are constant within a key/value group. Means over pairs need no T x T matrix: the mean of
-cosines is a dot product with the sum of unit keys. Unless a column says otherwise, masks and windows are ignored.
-"""
+cosines is a dot product with the sum of unit keys. Unless a column says otherwise, masks and windows are ignored."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from sinkscope.capture.precision import as_float64
 from sinkscope.capture.view import LayerView
 from sinkscope.metrics.registry import head_metric
 
@@ -61,3 +62,39 @@ def logit_gap(view: LayerView) -> HeadValues:
     bidirectional and cross heads the inner mean is over all keys. Where the mask adds a finite bias (ALiBi), it is over
     the keys that i may see."""
     return view.attention.logit_gap[..., 1:].mean(-1)
+
+
+# How far a point lies from the convex hull of others, in float64.
+
+
+INSIDE = 1e-6
+"""A distance below this share of the points' size is rounding, and counts as 0."""
+
+
+def hull_distance(points: Float[Tensor, "point channel"]) -> float:
+    """The distance of the origin from the convex hull of the points; 0 where it lies inside; NaN for a point that is
+    not finite.
+
+    The nearest point is found by non-negative least squares: the weights a >= 0 with the least |P^T a|^2 + c^2 (sum a -
+    1)^2 are, but for a factor, those of the nearest point, whatever c is (Wolfe 1976).
+    """
+    from scipy.optimize import nnls
+
+    exact = as_float64(points).cpu()
+    if not exact.isfinite().all():
+        return float("nan")
+    size = float(torch.linalg.vector_norm(exact, dim=1).max())
+    if size == 0:
+        return 0.0
+    system = torch.cat([exact.mT / size, exact.new_ones(1, len(exact))])
+    rows = torch.linalg.qr(torch.cat([system, _target(system)[:, None]], 1), mode="r").R.numpy()  # as tall as wide
+    weights, _ = nnls(rows[:, :-1], rows[:, -1], maxiter=50 * len(exact))
+    nearest = exact.numpy().T @ (weights / weights.sum())
+    distance = float(np.linalg.norm(nearest))
+    return distance if distance > INSIDE * size else 0.0
+
+
+def _target(system: Tensor) -> Tensor:
+    target = system.new_zeros(len(system))
+    target[-1] = 1
+    return target

@@ -26,9 +26,8 @@ from torch import Tensor
 
 from sinkscope.capture.precision import as_widest
 from sinkscope.capture.private_doors import is_out_of_memory, times_written
-from sinkscope.capture.sealed import sealed
-from sinkscope.capture.site import Site
-from sinkscope.capture.view import LayerView, Missing
+from sinkscope.capture.sites import Site
+from sinkscope.capture.view import LayerView, Missing, sealed
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.registry import Metric, MetricSet
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.present.html.comparison import comparison_view
-from sinkscope.present.html.heat_map import Cell, heat_map
 from sinkscope.present.html.page import render_fragment
-from sinkscope.present.html.svg import legend, number
+from sinkscope.present.html.svg import Cell, heat_map, legend, number
 from sinkscope.present.numbers import parameters
 from sinkscope.present.text import answers
 from sinkscope.runs.folder import write_file
@@ -57,8 +56,7 @@ def run_figure(
     """A figure of a run's tables, drawn once to see that it can be. Raises SinkscopeError as `plot` does."""
     from sinkscope.present.figures import SINGLE
     from sinkscope.present.figures.run import draw
-    from sinkscope.present.figures.series import caption
-    from sinkscope.present.figures.several import draw_several, table_figures
+    from sinkscope.present.figures.several import caption, draw_several, table_figures
 
     if figure in SINGLE:
         draw(run, figure, "svg", size, metric, title, domain)

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.runs.catalogue import table_columns
-from sinkscope.runs.moved import by_old_alpha, mixed
-from sinkscope.runs.published import PublishedNumber, Setting, kind_of_text, numbers_of
+from sinkscope.runs.catalogue import by_old_alpha, mixed, table_columns
+from sinkscope.runs.papers import PublishedNumber, Setting, kind_of_text, numbers_of
 from sinkscope.runs.schema.other_tables import ATLAS_TABLE
 from sinkscope.runs.words import says_nothing
 

@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.errors import SinkscopeError, did_you_mean
-from sinkscope.runs.catalogue import columns_of, elsewhere, find_column
-from sinkscope.runs.moved import refuse_mixed
+from sinkscope.runs.catalogue import columns_of, elsewhere, find_column, refuse_mixed
 from sinkscope.runs.per_sequence import cells, domains, metric_names
 from sinkscope.runs.statistics import mean, sem, t_half_width
 from sinkscope.runs.words import first_mass

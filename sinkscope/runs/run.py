@@ -12,8 +12,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from sinkscope.errors import SinkscopeError, did_you_mean, first_line
-from sinkscope.runs.folder import FolderKind, sha256_of, sha256_of_files
-from sinkscope.runs.parquet import save_parquet
+from sinkscope.runs.folder import FolderKind, save_parquet, sha256_of, sha256_of_files
 from sinkscope.runs.questions import tables_of_questions
 from sinkscope.runs.schema.base import read_record, to_json
 from sinkscope.runs.schema.manifest import READ, Manifest, TableFacts

@@ -1,7 +1,6 @@
 """Puts a folder into its place whole: the steps that `FolderKind.write` is made of, each safe against a kill.
 
-Names that begin with `WORK` inside a result folder, and `.NAME` + `WORK` beside one, are ours.
-"""
+Names that begin with `WORK` inside a result folder, and `.NAME` + `WORK` beside one, are ours."""
 
 from __future__ import annotations
 
@@ -15,10 +14,10 @@ import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from io import BufferedReader
 from pathlib import Path
-
-from sinkscope.runs.locks import take
+from typing import Any
 
 WORK = ".sinkscope-"
 COMMITTED, JOURNAL, LOCK = f"{WORK}committed", "journal.json", "lock"
@@ -258,3 +257,30 @@ def sync_folder(folder: Path) -> None:
     """Waits until the disk holds the names in a folder. Some file systems cannot sync a folder: that is no error."""
     with suppress(OSError):
         sync_file(folder)
+
+
+# Locks a file for one process; the system frees it when the file is closed or the process dies.
+
+
+def _module(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError:
+        return None
+
+
+fcntl, msvcrt = _module("fcntl"), _module("msvcrt")
+"""What locks files: the first on POSIX, the second on Windows."""
+
+
+def take(lock: int) -> None:
+    """Locks an open file. Raises BlockingIOError where another process holds it, OSError where there are no locks."""
+    if fcntl is not None:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    elif msvcrt is not None:
+        try:
+            msvcrt.locking(lock, msvcrt.LK_NBLCK, 1)  # its first byte, which need not be there
+        except PermissionError as error:
+            raise BlockingIOError(errno.EAGAIN, error.strerror) from None
+    else:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

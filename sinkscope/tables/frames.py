@@ -14,8 +14,7 @@ from sinkscope.metrics.quantities import Quantity
 from sinkscope.runs.request import Request
 from sinkscope.runs.statistics import mean, sem
 from sinkscope.tables.columns import RUN_COLUMNS, HeadRun, LayerRun
-from sinkscope.tables.places import PlacesOf
-from sinkscope.tables.values import Domain, SiteValues
+from sinkscope.tables.values import Domain, PlacesOf, SiteValues
 
 KEYS = ("stream", "layer")
 

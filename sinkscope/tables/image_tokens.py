@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sinkscope.capture import Site
-from sinkscope.capture.site import AttentionKind
+from sinkscope.capture.sites import AttentionKind
 from sinkscope.runs.schema.summary import ImageTokens
 from sinkscope.runs.statistics import mean
 from sinkscope.tables.values import Domain

@@ -1,9 +1,10 @@
-"""The summary of every stream of a run: sink rates, mean metrics, top positions, dormant heads and norms.
-
-summary.json holds these records, and sentences that say the same in words.
-"""
+"""The summary of a run: each stream's sink rates, mean metrics, massive activations, dormant heads and norms, and
+contrasts between domains."""
 
 from __future__ import annotations
+
+from collections import Counter, defaultdict
+from itertools import combinations
 
 import numpy as np
 import pandas as pd
@@ -14,19 +15,159 @@ from sinkscope.runs.dormancy import agreement
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.stream import (
     Average,
+    ChannelPosition,
     DormantHeads,
     FirstTokenNorm,
+    MassiveActivations,
+    MassiveChannel,
     PrefixValues,
     StreamSummary,
     TopPosition,
     Windows,
 )
-from sinkscope.runs.schema.summary import DomainSummary
-from sinkscope.runs.statistics import mean, sem
+from sinkscope.runs.schema.summary import DomainContrast, DomainSummary, HeadContrast
+from sinkscope.runs.statistics import SIGNIFICANT, false_discovery, mean, paired_difference, sem, welch_difference
 from sinkscope.runs.words import in_words
-from sinkscope.tables.massive import massive_activations, token_at
-from sinkscope.tables.places import PlacesOf
-from sinkscope.tables.values import Domain, SiteValues, Stream
+from sinkscope.tables.values import Domain, PlacesOf, SiteValues, Stream
+
+MASSIVE_POSITIONS, TOP_CHANNELS = 3, 8
+
+
+def massive_activations(stream: Stream, layers: pd.DataFrame, tokens: list[str | None]) -> MassiveActivations:
+    """Which layers hold elements above both bounds of Sun et al., and where the largest of these elements sits; the
+    largest of all where no element is above both."""
+    if layers["max_abs"].isna().all():
+        return MassiveActivations(present=None, layers=[], max_abs=None)
+    present = sorted({int(layer) for layer in layers.loc[layers["massive_tokens"] > 0, "layer"]})
+    layer, found = _largest(stream, bool(present))
+    position = int(found["max_abs_token"])
+    return MassiveActivations(
+        present=bool(present),
+        layers=present,
+        max_abs=found["inf_norm"],
+        layer=layer,
+        position=position,
+        token=token_at(tokens, position),
+        channel=int(found["max_abs_dim"]),
+        over_token_median=found["max_over_token_median"],
+        over_layer_median=found["max_over_layer_median"],
+        channels=_massive_channels(stream, tokens),
+    )
+
+
+LARGEST = ("inf_norm", "max_abs_token", "max_abs_dim", "max_over_token_median", "max_over_layer_median")
+
+
+def _largest(stream: Stream, massive: bool) -> tuple[int, dict[str, float]]:
+    """The layer of the largest element, and what its sequence has there; among the massive elements alone if
+    `massive`. A sequence's largest element is massive if any of its elements is."""
+    peaks = []
+    for site, parts in stream:
+        for values in parts:
+            allowed = values.layer("massive_tokens") > 0 if massive else np.ones(values.count, bool)
+            peak = np.where(allowed, values.layer("inf_norm"), np.nan)
+            if not np.isnan(peak).all():
+                peaks.append((float(np.nanmax(peak)), int(np.nanargmax(peak)), site.layer, values))
+    _, sequence, layer, values = max(peaks, key=lambda each: each[0])
+    return layer, {name: float(values.layer(name)[sequence]) for name in LARGEST}
+
+
+def _massive_channels(stream: Stream, tokens: list[str | None]) -> list[MassiveChannel]:
+    """The channels that hold most massive elements, most first, with the layers and positions of those elements.
+
+    `tokens_per_sequence`: how many massive elements the channel has in one sequence, a mean over those layers.
+    `positions`: the positions seen most often, each with the percent of (layer, sequence) pairs that have one there.
+    """
+    seen: dict[int, dict[int, Counter[int]]] = defaultdict(dict)
+    for site, parts in stream:
+        for (position, channel), count in sum((values.massive for values in parts), Counter()).items():
+            seen[channel].setdefault(site.layer, Counter())[position] += count
+    sequences = sum(values.count for values in stream[0][1])
+    found: list[tuple[float, MassiveChannel]] = []
+    for channel, layers in seen.items():
+        pairs, positions = len(layers) * sequences, sum(layers.values(), Counter())
+        often = sorted(positions.items(), key=lambda item: (-item[1], item[0]))[:MASSIVE_POSITIONS]
+        each = positions.total() / pairs
+        places = [
+            ChannelPosition(position=place, token=token_at(tokens, place), percent=100 * count / pairs)
+            for place, count in often
+        ]
+        entry = MassiveChannel(
+            channel=channel, layers=sorted(layers), tokens_per_sequence=each, positions=places
+        )  # fmt: skip
+        found.append((len(layers) * each, entry))
+    found.sort(key=lambda busy: (-busy[0], busy[1].channel))
+    return [entry for _, entry in found[:TOP_CHANNELS]]
+
+
+def token_at(tokens: list[str | None], position: int) -> str | None:
+    """The token that all sequences have at a position; None where they differ."""
+    return tokens[position] if position < len(tokens) else None
+
+
+# Compares the BOS mass of every head between domains, with the false discovery rate controlled.
+#
+# A head that puts its mass on the first token in one domain and attends to other tokens in another is active-dormant
+# (Guo et al. 2410.13835). Where two domains read the same documents, each sequence is its own control (a paired
+# t-test); otherwise the samples are separate (Welch's test). Each difference comes with the 95 % interval of its test.
+
+
+METRIC = "bos_mass"
+SHOWN = ["stream", "layer", "head", "difference", "low", "high", "q"]
+
+
+def contrast_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
+    """domains.csv: one row per (pair of domains, stream, layer, head).
+
+    `bos_mass_a`, `bos_mass_b`: means over sequences. `difference`: b - a. `sem`, `low`, `high`: its standard error and
+    95 % interval (Student's t). `p`: two-sided t-test. `q`: Benjamini-Hochberg over all heads of the pair.
+    `differs`: q < 0.05, where the interval leaves out 0 too; empty where a head has no p-value.
+    """
+    frames = [_contrast(a, b, sites) for a, b in combinations(domains, 2)]
+    return pd.concat(frames, ignore_index=True)
+
+
+def contrast_summary(table: pd.DataFrame) -> list[DomainContrast]:
+    """One entry per pair of domains: number of heads tested, and the heads that differ, largest difference first."""
+    entries = []
+    for (a, b), rows in table.groupby(["domain_a", "domain_b"], sort=False):
+        differing = rows[rows["differs"].fillna(False).astype(bool)]
+        order = differing["difference"].abs().sort_values(ascending=False, kind="stable").index
+        heads = [HeadContrast.model_validate(row) for row in differing.loc[order, SHOWN].to_dict("records")]
+        entries.append(
+            DomainContrast(
+                a=str(a), b=str(b), paired=bool(rows["paired"].iloc[0]), metric=METRIC,
+                heads_tested=int(rows["q"].notna().sum()), heads_that_differ=len(differing),
+                false_discovery_rate=SIGNIFICANT, heads=heads,
+            )
+        )  # fmt: skip
+    return entries
+
+
+def _contrast(a: Domain, b: Domain, sites: list[Site]) -> pd.DataFrame:
+    shared = [site for site in sites if site.name in a.sites and site.name in b.sites]
+    first = np.concatenate([a.sites[site.name].head(METRIC) for site in shared], axis=1)
+    second = np.concatenate([b.sites[site.name].head(METRIC) for site in shared], axis=1)
+    paired = len(first) == len(second) and a.reads_as(b, len(first))
+    found = paired_difference(first, second) if paired else welch_difference(first, second)
+    q = false_discovery(found.p)
+    differs = pd.arrays.BooleanArray(q < SIGNIFICANT, np.isnan(q))
+    places = pd.DataFrame(
+        [(site.stream, site.layer, head, site.name) for site in shared for head in range(site.heads)],
+        columns=["stream", "layer", "head", "module"],
+    )
+    names = pd.DataFrame({"domain_a": a.name, "domain_b": b.name, "paired": paired}, index=places.index)
+    numbers = {
+        "bos_mass_a": found.a, "bos_mass_b": found.b, "difference": found.difference, "sem": found.sem,
+        "low": found.low, "high": found.high, "p": found.p, "q": q, "differs": differs,
+    }  # fmt: skip
+    return pd.concat([names, places, pd.DataFrame(numbers)], axis=1)
+
+
+# The summary of every stream of a run: sink rates, mean metrics, top positions, dormant heads and norms.
+#
+# summary.json holds these records, and sentences that say the same in words.
+
 
 EPSILONS = (0.2, 0.3, 0.5, 0.8)
 TOP_POSITIONS = 5

@@ -14,8 +14,8 @@ from sinkscope.metrics import METRICS, Metric
 from sinkscope.metrics.quantities import EVENT, PlaceTable, Quantity, quantity_set
 from sinkscope.metrics.registry import ALWAYS, register
 from sinkscope.runs.questions import QUESTIONS, Question
-from sinkscope.runs.schema.sink_tables import SINK_COLUMNS, TOKEN_COLUMNS
 from sinkscope.runs.schema.table import Column
+from sinkscope.runs.schema.tables import SINK_COLUMNS, TOKEN_COLUMNS
 from sinkscope.tables.columns import RUN_COLUMNS, RunColumn
 
 FILE = Path(__file__).parents[1] / "data" / "columns.json"

@@ -13,7 +13,7 @@ from sinkscope.trigger import task
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sinkscope.trigger.config import TriggerConfig
+    from sinkscope.trigger.model import TriggerConfig
 
 
 SINK = 0.9

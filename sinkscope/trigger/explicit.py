@@ -26,8 +26,7 @@ from torch import Tensor
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.trigger import task
-from sinkscope.trigger.config import TriggerConfig
-from sinkscope.trigger.model import TriggerModel
+from sinkscope.trigger.model import TriggerConfig, TriggerModel
 from sinkscope.trigger.saving import saving
 from sinkscope.trigger.task import ZERO, Default, draw_default
 

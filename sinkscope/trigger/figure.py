@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from sinkscope.trigger.maps import TriggerMaps
+    from sinkscope.trigger.evaluation import TriggerMaps
     from sinkscope.trigger.reproduce import Trained
 
 

@@ -17,9 +17,8 @@ from sinkscope.runs.defaults import check_not_too_large
 from sinkscope.runs.folder import write_files
 from sinkscope.trigger.as_input import SINK
 from sinkscope.trigger.evaluation import Evaluation, evaluate
-from sinkscope.trigger.recipe import Recipe
 from sinkscope.trigger.theory import forced_curve
-from sinkscope.trigger.training import Progress, train
+from sinkscope.trigger.training import Progress, Recipe, train
 
 ATTENTIONS, SIZES, SEEDS = ("softmax", "relu"), (1, 2, 4), 3
 """The paper's kinds of attention, and its sizes: so many layers, with as many heads in each. The seeds are ours."""

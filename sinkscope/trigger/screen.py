@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sinkscope.present.numbers import MISSING, fixed, is_missing, significant
+from sinkscope.present.terminal.run_parts import WIDTH, task_table, wrapped
 from sinkscope.present.terminal.table import aligned
-from sinkscope.present.terminal.task import WIDTH, task_table, wrapped
 from sinkscope.present.text import printable
 
 if TYPE_CHECKING:

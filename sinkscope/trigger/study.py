@@ -1,6 +1,6 @@
 """Default x attention x seeds: which pattern each kind of attention learns for each default, and whether it solves it.
 
-The verdicts are those of `patterns`. A model that did not solve the task within its steps gets one too: it says what
+The verdicts are those of `evaluation`. A model that did not solve the task within its steps gets one too: it says what
 was learned, and is no evidence on what the task needs.
 """
 
@@ -16,12 +16,10 @@ import pandas as pd
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.folder import write_file
 from sinkscope.trigger import task
-from sinkscope.trigger.evaluation import Evaluation, evaluate
-from sinkscope.trigger.patterns import join_patterns
-from sinkscope.trigger.recipe import Recipe
+from sinkscope.trigger.evaluation import Evaluation, evaluate, join_patterns
 from sinkscope.trigger.task import DEFAULTS
 from sinkscope.trigger.theory import forced_patterns
-from sinkscope.trigger.training import Progress, train
+from sinkscope.trigger.training import Progress, Recipe, train
 
 ATTENTIONS = ("softmax", "relu", "sigmoid", "softmax1", "learned-sink", "gated")
 """What is trained where no attention is named. Kinds that differ in normalisation alone are compared in `necessity`."""

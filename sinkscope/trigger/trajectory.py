@@ -27,7 +27,7 @@ COLUMNS = (
     "total_mean", "pattern", "pattern_share",
 )  # fmt: skip
 """Of trajectory.csv, one row per checkpoint and head. loss, error: mean squared and largest absolute error on 1000
-evaluation sequences; the rest as in `evaluation` and `patterns`."""
+evaluation sequences; the rest as in `evaluation`."""
 
 
 def checkpoint_steps(number: int, steps: int) -> list[int]:

@@ -22,10 +22,8 @@ from torch import Tensor
 from sinkscope.capture.precision import as_float64
 from sinkscope.capture.token_sums import inverse
 from sinkscope.capture.view import Missing
-from sinkscope.wiring.added import ATTENTION, IDENTITY, UNIFORM, Added, read_added
-from sinkscope.wiring.groups import TokenGroups, group_tokens
-from sinkscope.wiring.largest import largest_square
-from sinkscope.wiring.mixes import OutputWeights, Tokens, dots, share, squares
+from sinkscope.wiring.added import ATTENTION, IDENTITY, UNIFORM, Added, TokenGroups, group_tokens, read_added
+from sinkscope.wiring.mixes import OutputWeights, Tokens, dots, largest_square, share, squares
 
 SINGLE = 2.0**-23
 """The spacing of float32 numbers at 1."""

@@ -29,9 +29,9 @@ from sinkscope.checkpoints import LoadOptions, wrap_model
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting, Unablated
 from sinkscope.experiments.arms.asked import Text
 from sinkscope.experiments.arms.engine import measure, run
+from sinkscope.experiments.arms.experiment import opened, planned
 from sinkscope.experiments.arms.grammar import read_arm
-from sinkscope.experiments.arms.opening import opened, planned
-from sinkscope.experiments.arms.sinks import SinkCount
+from sinkscope.experiments.arms.readings import SinkCount
 
 LENGTH, ROUNDS, BOUND = 4096, 2, 3.0
 SEQUENCES, SHORT, ARMS = 2, 256, int(os.environ.get("ARMS", "20"))

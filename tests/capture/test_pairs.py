@@ -9,7 +9,7 @@ import torch
 
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.map_walk import AttentionMap
-from sinkscope.capture.kernels.pairs import pair_margins
+from sinkscope.capture.kernels.per_query import pair_margins
 
 BATCH, HEADS, GROUPS, LENGTH, DIM = 2, 4, 2, 40, 6
 

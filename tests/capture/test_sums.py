@@ -14,8 +14,7 @@ from torch import Tensor
 
 from sinkscope.capture import loops
 from sinkscope.capture.loops import mixes, normalised, vectors
-from sinkscope.capture.query_sums import query_sums
-from sinkscope.capture.token_sums import TokenSums, token_sums
+from sinkscope.capture.token_sums import TokenSums, query_sums, token_sums
 from sinkscope.wiring import folding
 from sinkscope.wiring.added import ATTENTION, IDENTITY, UNIFORM, Added, read_added
 from sinkscope.wiring.folded import FoldedHeads

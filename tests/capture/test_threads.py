@@ -23,8 +23,8 @@ from sinkscope.capture import Capture
 from sinkscope.capture.alone import alone
 from sinkscope.capture.hooks import hooked
 from sinkscope.capture.interface import shadowed
+from sinkscope.capture.listeners import overheard
 from sinkscope.capture.masks.lazy import lazy_masks
-from sinkscope.capture.overheard import overheard
 from sinkscope.capture.private_doors import interface_lookup
 from sinkscope.capture.registries import layered
 from sinkscope.wiring.parts import find_parts

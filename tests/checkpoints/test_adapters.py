@@ -271,7 +271,7 @@ def test_a_rank_far_beyond_the_files_is_refused(
     tiny_folder: Path, spoilt: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the room that any model has, which is more than these layers take at any rank."""
-    monkeypatch.setattr("sinkscope.checkpoints.bounds.SPARE_NUMBERS", 0)
+    monkeypatch.setattr("sinkscope.checkpoints.checks.SPARE_NUMBERS", 0)
     assert "far larger than its weights" in refused(tiny_folder, "--adapter", setting(spoilt, r=2000))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sinkscope.checkpoints.names import near_hub_names
+from sinkscope.checkpoints.hub import near_hub_names
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ import transformers
 from families import tiny_model
 
 import sinkscope
-from sinkscope.checkpoints import LoadOptions, hashing, loading, open_checkpoint
-from sinkscope.checkpoints.hashing import PIECE, Hashing, sha256_of_file
+from sinkscope.checkpoints import LoadOptions, loading, open_checkpoint, weight_files
+from sinkscope.checkpoints.weight_files import PIECE, Hashing, sha256_of_file
 from sinkscope.runs.folder import KEY, UNFINISHED
 
 
@@ -53,7 +53,7 @@ def test_the_weights_are_hashed_beside_the_loading(tmp_path: Path, monkeypatch: 
         threads.add(threading.current_thread())
         return sha256_of_file(file, stopped)
 
-    monkeypatch.setattr(hashing, "sha256_of_file", told)
+    monkeypatch.setattr(weight_files, "sha256_of_file", told)
     checkpoint = open_checkpoint(str(tmp_path))
     file = tmp_path / "model.safetensors"
     line = f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}\n"
@@ -95,7 +95,7 @@ def slow_hash(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
                 raise CancelledError
         return sha256_of_file(file)
 
-    monkeypatch.setattr(hashing, "sha256_of_file", read)
+    monkeypatch.setattr(weight_files, "sha256_of_file", read)
     return go_on
 
 

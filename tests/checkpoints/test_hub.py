@@ -645,7 +645,7 @@ def test_a_description_without_end_is_not_read_to_it(
 ) -> None:
     """64 MB of JSON, packed into 64 kB or as they are: it is left after the most that a description may have."""
     hub.add(NAME, files)
-    monkeypatch.setattr("sinkscope.checkpoints.description.LONGEST", 2**20)
+    monkeypatch.setattr("sinkscope.checkpoints.hub.LONGEST", 2**20)
     plain = b'{"siblings": [' + b" " * 2**26 + b"]}"
     sent: list[int] = []
 

@@ -10,10 +10,8 @@ from conftest import Outcome
 from desk import scanned
 from typer.testing import CliRunner
 
-from sinkscope.claims.catalogue import chosen_claims
-from sinkscope.claims.claim import NotTested
-from sinkscope.claims.findings import put
-from sinkscope.claims.forecast import costs
+from sinkscope.claims.claim import NotTested, chosen_claims
+from sinkscope.claims.findings import costs, put
 from sinkscope.claims.subject import Subject
 from sinkscope.cli import app
 from sinkscope.errors import SinkscopeError

@@ -9,10 +9,9 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from sinkscope.claims.catalogue import CLAIMS, chosen_claims
+from sinkscope.claims.claim import CLAIMS, chosen_claims
 from sinkscope.claims.findings import COLUMNS, read_csv, to_csv
-from sinkscope.claims.page import in_html, in_markdown, make_page, parts
-from sinkscope.claims.screen import render_claims
+from sinkscope.claims.page import in_html, in_markdown, make_page, parts, render_claims
 from sinkscope.present.paper.formats.csv import without_formulas
 
 HARMFUL = "<script>x</script>|`y`\x1b[31m"

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner, Result
 
-from sinkscope.claims.catalogue import CLAIMS, chosen_claims
+from sinkscope.claims.claim import CLAIMS, chosen_claims
 from sinkscope.cli import app
 from sinkscope.trigger.explicit import write_explicit
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sinkscope.claims.catalogue import CLAIMS, chosen_claims
+from sinkscope.claims.claim import CLAIMS, chosen_claims
 from sinkscope.claims.findings import number_of, put, read_csv
 from sinkscope.claims.subject import Subject
 

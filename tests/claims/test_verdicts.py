@@ -16,16 +16,26 @@ import torch
 from models import random_ids, tiny
 
 import sinkscope
-from sinkscope.claims.catalogue import CLAIMS, chosen_claims
-from sinkscope.claims.claim import FAILS, HOLDS, IN_PART, NOT_TESTED, Number, Rule, mean, number, share
+from sinkscope.claims.claim import (
+    CLAIMS,
+    FAILS,
+    HOLDS,
+    IN_PART,
+    NOT_TESTED,
+    Number,
+    Rule,
+    chosen_claims,
+    mean,
+    number,
+    share,
+)
 from sinkscope.claims.findings import judged
 from sinkscope.claims.subject import Subject
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.run import Run
 from sinkscope.trigger import task
-from sinkscope.trigger.config import TriggerConfig
 from sinkscope.trigger.explicit import explicit
-from sinkscope.trigger.model import TriggerModel
+from sinkscope.trigger.model import TriggerConfig, TriggerModel
 
 
 @cache

@@ -197,7 +197,7 @@ def test_a_launch_that_there_is_not_is_one_line(
         raise ValueError("environment variable MASTER_ADDR expected, but not set")
 
     monkeypatch.setattr("accelerate.PartialState", unreachable)
-    monkeypatch.setattr("sinkscope.engine.joining._in_vain", False)
+    monkeypatch.setattr("sinkscope.engine.launch._in_vain", False)
     for name, value in {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     assert as_command(*words) == 2

@@ -10,7 +10,7 @@ import pytest
 from conftest import SHORT
 from typer.testing import CliRunner
 
-from sinkscope.checkpoints.options import check_model
+from sinkscope.checkpoints.sources import check_model
 from sinkscope.cli import app
 from sinkscope.cli.scan_job import free_folder, run_folder
 from sinkscope.runs.folder import KEY, UNFINISHED
@@ -75,7 +75,7 @@ def test_a_name_that_is_nearly_a_folder_s_is_not_looked_for_at_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sinkscope.checkpoints.options.find_source", lambda *_: pytest.fail("the hub was asked"))
+    monkeypatch.setattr("sinkscope.checkpoints.sources.find_source", lambda *_: pytest.fail("the hub was asked"))
     for name in ("smol", "bad-wv"):
         (tmp_path / name).mkdir()
     refused = CliRunner().invoke(app, ["scan", "bad-wvv"])
@@ -93,7 +93,7 @@ def test_a_model_of_the_hub_beside_a_folder_of_its_owner_is_asked_for(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     asked: list[object] = []
-    monkeypatch.setattr("sinkscope.checkpoints.options.find_source", lambda *words: asked.append(words[0]))
+    monkeypatch.setattr("sinkscope.checkpoints.sources.find_source", lambda *words: asked.append(words[0]))
     (tmp_path / "google" / "gemma-3-1b").mkdir(parents=True)
     check_model("google/gemma-3-1b-pt")
     assert asked == ["google/gemma-3-1b-pt"]

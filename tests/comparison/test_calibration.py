@@ -17,18 +17,17 @@ from scipy.stats import binom
 from tiers import slow_but
 
 from sinkscope.capture import Site
-from sinkscope.capture.site import AttentionKind
+from sinkscope.capture.sites import AttentionKind
 from sinkscope.comparison.baseline import baseline_of
-from sinkscope.comparison.changes import head_changes
 from sinkscope.comparison.gate import check
-from sinkscope.comparison.level_rows import level_rows
+from sinkscope.comparison.levels import head_changes, level_rows
 from sinkscope.comparison.policy import DEFAULT, Policy, Rule
 from sinkscope.inputs import Corpus
 from sinkscope.metrics.quantities import quantity_set
 from sinkscope.runs.per_sequence import domains
 from sinkscope.runs.run import Run
 from sinkscope.runs.statistics import Difference, paired_difference, welch_difference
-from sinkscope.tables.contrasts import contrast_table
+from sinkscope.tables.summary import contrast_table
 from sinkscope.tables.values import Domain, SiteValues
 
 LEVEL, RARE = 0.05, 1e-4

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 import sinkscope
 from sinkscope.cli import app
-from sinkscope.comparison.changes import Listed
 from sinkscope.comparison.compare_runs import Comparison, compare
+from sinkscope.comparison.levels import Listed
 from sinkscope.errors import SinkscopeError
 from sinkscope.present.numbers import interval
 from sinkscope.present.terminal.comparison import render_comparison

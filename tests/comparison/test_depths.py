@@ -9,8 +9,8 @@ from desk import scanned
 from scipy import stats
 
 from sinkscope.comparison.compare_runs import compare
-from sinkscope.comparison.depths import Profile, parting, relative_depths
-from sinkscope.present.depths import partings
+from sinkscope.comparison.levels import Profile, parting, relative_depths
+from sinkscope.present.differences import partings
 from sinkscope.present.html.report import render_report
 from sinkscope.present.terminal.comparison import render_comparison
 from sinkscope.runs.run import Run

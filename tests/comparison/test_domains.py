@@ -19,7 +19,7 @@ import sinkscope
 from sinkscope.inputs.documents import SYNTHETIC
 from sinkscope.present.terminal.run import render_run
 from sinkscope.runs.dormancy import SCORES, agreement, most_dormant, overlap
-from sinkscope.runs.published import published_for
+from sinkscope.runs.papers import published_for
 from sinkscope.runs.run import Run, load_run
 from sinkscope.runs.schema.summary import HeadContrast
 

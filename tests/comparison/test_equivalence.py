@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from sinkscope.cli import app
 from sinkscope.comparison.compare_runs import compare
 from sinkscope.errors import SinkscopeError
-from sinkscope.present.equivalence import equivalences
+from sinkscope.present.differences import equivalences
 from sinkscope.runs.statistics import equivalence, holm, paired_difference, t_half_width, welch_difference
 
 GENERATOR = np.random.default_rng(5)

@@ -19,11 +19,10 @@ from typer.testing import CliRunner
 
 from sinkscope.cli import app
 from sinkscope.comparison.baseline import baseline_of, baseline_text, read_baseline
-from sinkscope.comparison.gate import check
+from sinkscope.comparison.gate import Verdict, check
 from sinkscope.comparison.policy import DEFAULT, Policy, Rule, read_policy
-from sinkscope.comparison.verdict import Verdict
 from sinkscope.errors import SinkscopeError
-from sinkscope.present.ci import github_annotations, junit_xml, markdown_verdict, render_verdict
+from sinkscope.present.verdict import github_annotations, junit_xml, markdown_verdict, render_verdict
 from sinkscope.runs.run import Run, load_run
 
 STRICT = Policy(rules=[Rule(metric="bos_mass", level="head", max_change=0.0)])

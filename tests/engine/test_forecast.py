@@ -40,9 +40,8 @@ from sinkscope.checkpoints.forward import Forward
 from sinkscope.checkpoints.outline import outline_of
 from sinkscope.cli import app
 from sinkscope.engine.batch_size import chosen_batch
-from sinkscope.engine.forecast.costs import attention_flops, counted, sums_bytes
-from sinkscope.engine.forecast.look import looked, token_ids
-from sinkscope.engine.forecast.rates import MACHINES, UTILISATION, measured_rate
+from sinkscope.engine.forecast.build import looked, token_ids
+from sinkscope.engine.forecast.costs import MACHINES, UTILISATION, attention_flops, counted, measured_rate, sums_bytes
 from sinkscope.engine.record import BatchRecord
 from sinkscope.experiments.arms.experiment import arms
 from sinkscope.present.terminal.forecast import WIDTH, duration, render_forecast
@@ -353,7 +352,7 @@ def test_the_screen_says_that_the_configuration_alone_is_known(tmp_path: Path, m
     def fail(*_: Any) -> Any:
         raise SinkscopeError("LlamaModel cannot be run") from RuntimeError()
 
-    monkeypatch.setattr("sinkscope.engine.forecast.look.plan", fail)
+    monkeypatch.setattr("sinkscope.engine.forecast.build.plan", fail)
     told = dry_run(folder(tmp_path, tiny("gemma3").config), **ON)
     assert (told.found_by, told.time, told.gpus, told.fits) == (CONFIGURATION, None, None, None)
     assert [(each.kind, each.calls, each.path) for each in told.attention] == [("sliding", 2, None), ("full", 1, None)]

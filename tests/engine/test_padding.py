@@ -20,7 +20,7 @@ from sinkscope.capture import Capture, LayerView, Site, plan
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.map_walk import AttentionMap
 from sinkscope.checkpoints.forward import Forward
-from sinkscope.engine.whole_maps import dense_map
+from sinkscope.engine.self_check import dense_map
 from sinkscope.metrics import registered
 
 EVERY = registered().asked(())

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import sinkscope
 from sinkscope.checkpoints import wrap_model
 from sinkscope.cli import app
-from sinkscope.inputs.signals_with_text import GRIDS
+from sinkscope.inputs.signals import GRIDS
 
 
 def alone(given: dict[str, Tensor], number: int) -> dict[str, Tensor]:

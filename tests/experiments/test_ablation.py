@@ -24,10 +24,9 @@ from watched import find, hooks
 
 import sinkscope
 from sinkscope.cli.scan_job import unfinished_folder
-from sinkscope.experiments.arms.compared import Reference
+from sinkscope.experiments.arms.changes import zeroed
 from sinkscope.experiments.arms.head_choice import HeadTable, Score, read_fractions, read_score
-from sinkscope.experiments.arms.loss import next_token_losses
-from sinkscope.experiments.arms.zeroing import zeroed
+from sinkscope.experiments.arms.readings import Reference, next_token_losses
 from sinkscope.runs.saved.ablation import HIDDEN, RANDOM, summarise
 from sinkscope.runs.saved.ablation import ZeroedArm as Arm
 from sinkscope.runs.saved.arms_table import UNABLATED, beside_random, versus_random
@@ -118,9 +117,9 @@ def test_loss_is_transformers_own(family: str, monkeypatch: pytest.MonkeyPatch) 
         expected = [float(model(row[None], labels=row[None]).loss) for row in ids]
         logits = model(ids).logits
     np.testing.assert_allclose(own_losses(logits, ids), expected, rtol=1e-6)
-    monkeypatch.setattr("sinkscope.experiments.arms.compared.CHUNK_BYTES", 4 * 97 * 5 * 7)  # 7 positions at a time
+    monkeypatch.setattr("sinkscope.experiments.arms.readings.CHUNK_BYTES", 4 * 97 * 5 * 7)  # 7 positions at a time
     np.testing.assert_allclose(own_losses(logits, ids), expected, rtol=1e-6)
-    monkeypatch.setattr("sinkscope.experiments.arms.compared.CHUNK_BYTES", 4 * 97 * 5 * 8)  # no token follows the last
+    monkeypatch.setattr("sinkscope.experiments.arms.readings.CHUNK_BYTES", 4 * 97 * 5 * 8)  # no token follows the last
     np.testing.assert_allclose(own_losses(logits, ids), expected, rtol=1e-6)
 
 
@@ -354,7 +353,7 @@ def test_an_interrupted_ablation_goes_on(
         return original(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr("sinkscope.experiments.arms.compared.next_token_losses", stop)
+        patch.setattr("sinkscope.experiments.arms.readings.next_token_losses", stop)
         stopped = run_cli(tiny_folder, tiny_run)
     assert stopped.exit_code == 130
     folder = tmp_path / "ablation"

@@ -23,12 +23,11 @@ import sinkscope
 from sinkscope.capture.hooks import hooked
 from sinkscope.cli import app
 from sinkscope.experiments.arms.arm import Setting
-from sinkscope.experiments.arms.cosines import Cosines, layers_of
 from sinkscope.experiments.arms.engine import measure
 from sinkscope.experiments.arms.grammar import read_arm
+from sinkscope.experiments.arms.readings import Cosines, layers_of
 from sinkscope.runs.catalogue import table_columns
-from sinkscope.runs.saved.arms_cosines import compared_layers, cosine_table, in_words
-from sinkscope.runs.saved.arms_table import MEASURES, ArmNumbers
+from sinkscope.runs.saved.arms_table import MEASURES, ArmNumbers, compared_layers, cosine_table, in_words
 from sinkscope.runs.schema.other_tables import ARMS_TABLES
 
 IDS = random_ids(2, 40)

@@ -38,8 +38,7 @@ from sinkscope.capture import calls
 from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.masks import lazy
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
-from sinkscope.experiments.arms.calls import watched
-from sinkscope.experiments.arms.compared import Reference
+from sinkscope.experiments.arms.changes import watched
 from sinkscope.experiments.arms.engine import measure, run
 from sinkscope.experiments.arms.experiment import expanded
 from sinkscope.experiments.arms.finished import Finished, key_of
@@ -47,7 +46,7 @@ from sinkscope.experiments.arms.grammar import BUILT_IN, KINDS, READERS, read_ar
 from sinkscope.experiments.arms.kinds import massive
 from sinkscope.experiments.arms.kinds.keys import HiddenKeys
 from sinkscope.experiments.arms.positions import Positions
-from sinkscope.experiments.arms.sinks import SinkCount
+from sinkscope.experiments.arms.readings import Reference, SinkCount
 from sinkscope.runs.catalogue import table_columns
 from sinkscope.runs.saved.arms import in_words
 from sinkscope.runs.saved.arms_table import DESTROYED, MEASURES, ArmNumbers, loss_cells, table_of
@@ -403,7 +402,7 @@ def test_dynamic_heads_are_those_whose_score_crosses_the_quantile() -> None:
         ours = model(setting.ids[2:]).logits
     for row in range(2, 4):
         chosen = {name: mask[row].nonzero().flatten().tolist() for name, mask in arm.chosen.items()}
-        from sinkscope.experiments.arms.zeroing import zeroed
+        from sinkscope.experiments.arms.changes import zeroed
 
         with torch.no_grad(), zeroed(model.base_model, setting.sites, chosen):
             alone = model(setting.ids[row : row + 1]).logits

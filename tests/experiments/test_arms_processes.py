@@ -19,10 +19,9 @@ from models import random_ids
 import sinkscope
 from sinkscope.engine.launch import Processes
 from sinkscope.experiments.arms import engine
-from sinkscope.experiments.arms.engine import measure
+from sinkscope.experiments.arms.engine import measure, pieces
 from sinkscope.experiments.arms.finished import Finished
 from sinkscope.experiments.arms.grammar import read_arm
-from sinkscope.experiments.arms.sharing import pieces
 from sinkscope.runs.folder import UNFINISHED
 from sinkscope.runs.schema.base import to_json
 

@@ -12,11 +12,10 @@ from scipy import stats
 import sinkscope
 from sinkscope.checkpoints import LoadOptions, open_checkpoint
 from sinkscope.experiments.arms.arm import Pass, Setting
-from sinkscope.experiments.arms.compared import Reference
 from sinkscope.experiments.arms.engine import run
+from sinkscope.experiments.arms.experiment import planned
 from sinkscope.experiments.arms.grammar import read_arm
-from sinkscope.experiments.arms.opening import planned
-from sinkscope.experiments.arms.sinks import SinkCount
+from sinkscope.experiments.arms.readings import Reference, SinkCount
 
 GEMMA = "example:gemma-3-270m"
 pytestmark = [pytest.mark.slow, pytest.mark.real]

@@ -17,10 +17,8 @@ from typer.testing import CliRunner
 from sinkscope.cli import app
 from sinkscope.engine.batch_size import free_bytes
 from sinkscope.errors import SinkscopeError
-from sinkscope.experiments.bench import bench as speed
-from sinkscope.experiments.bench.bench import bench
-from sinkscope.experiments.bench.contenders import Passes
-from sinkscope.experiments.bench.memory import peak_bytes
+from sinkscope.experiments import bench as speed
+from sinkscope.experiments.bench import Passes, bench, peak_bytes
 from sinkscope.present.terminal.bench import render_bench
 from sinkscope.runs.saved.speed import BACKBONE, EAGER, LATER, PLAIN, SCAN, Cost, Speed
 
@@ -100,7 +98,7 @@ def test_memory_that_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch, t
     other = torch.device("mps")
     assert free_bytes(other) is None
     assert peak_bytes(lambda: None, other) is None
-    monkeypatch.setattr("sinkscope.experiments.bench.memory.RESET", tmp_path / "no" / "proc")
+    monkeypatch.setattr("sinkscope.experiments.bench.RESET", tmp_path / "no" / "proc")
     assert peak_bytes(lambda: None, CPU) is None
 
 
@@ -126,7 +124,7 @@ def test_an_accelerator_s_queue_is_empty_before_the_clock_is_read(monkeypatch: p
         return next(clock)
 
     monkeypatch.setattr(torch, "get_device_module", lambda device: queue)
-    monkeypatch.setattr("sinkscope.experiments.bench.contenders.time", SimpleNamespace(perf_counter=read))
+    monkeypatch.setattr("sinkscope.experiments.bench.time", SimpleNamespace(perf_counter=read))
     assert passes.timed(torch.ones(1, 4, device="meta"), 1, lambda *_: None) == {PLAIN: [2.5]}
     assert told == ["clock", "pass", "wait", "clock", "pass", "wait", "clock"]
 

@@ -14,7 +14,7 @@ from desk import scanned
 from scipy.stats import ttest_1samp
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.runs.saved.loaded_arms import load_arms, placed
+from sinkscope.runs.saved.arms import load_arms, placed
 
 
 @pytest.mark.parametrize("kind", ["arms", "ablation"])

@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 
 import sinkscope
 from sinkscope.cli import app
-from sinkscope.experiments.training.steps import Step, steps_of, tables
-from sinkscope.experiments.training.trajectory import emergence
+from sinkscope.experiments.training.trajectory import Step, emergence, steps_of, tables
 from sinkscope.present.terminal.trajectory import render_trajectory
 from sinkscope.runs.catalogue import table_columns
 from sinkscope.runs.schema.other_tables import TRAINING_TABLES

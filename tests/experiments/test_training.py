@@ -17,8 +17,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import sinkscope
 from sinkscope.engine.launch import Processes
-from sinkscope.experiments.training.callback import keep_until
-from sinkscope.experiments.training.live_model import undisturbed
+from sinkscope.experiments.training.callback import keep_until, undisturbed
 from sinkscope.experiments.training.trajectory import TRAJECTORY, emergence
 
 

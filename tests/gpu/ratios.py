@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
 from sinkscope.capture.kernels.attend import TRITON
-from sinkscope.experiments.bench.contenders import Passes
-from sinkscope.experiments.bench.memory import peak_bytes
+from sinkscope.experiments.bench import Passes, peak_bytes
 from sinkscope.runs.saved.speed import BACKBONE, SCAN
 
 DTYPES = ("bfloat16", "float32")

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from sinkscope.metrics.hull import hull_distance
+from sinkscope.metrics.geometry import hull_distance
 
 
 def test_closed_forms() -> None:

@@ -22,7 +22,7 @@ from sinkscope.capture.kernels import attend
 from sinkscope.capture.kernels.map_walk import AttentionMap, map_sums
 from sinkscope.capture.kernels.sums import AttentionSums
 from sinkscope.capture.masks.visibility import read_mask
-from sinkscope.engine.whole_maps import dense_map
+from sinkscope.engine.self_check import dense_map
 from sinkscope.metrics.events import counted
 from sinkscope.metrics.mass import ranked, received
 

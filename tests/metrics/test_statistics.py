@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sinkscope.capture import loops
-from sinkscope.metrics.median import median_abs
+from sinkscope.metrics.residual import median_abs
 from sinkscope.metrics.spectra import SpectrumEntropy, cheap_spectra, full, solve, spectrum_entropy
 from sinkscope.questions.modules.tables import ModuleRun, amax_position, amax_token
 from sinkscope.runs.statistics import mean, most_frequent, pairwise_cosine, sem

@@ -15,7 +15,7 @@ from tiers import slow_but
 from transformers import AutoModel
 
 import sinkscope
-from sinkscope.capture.site import AttentionKind
+from sinkscope.capture.sites import AttentionKind
 from sinkscope.present.figures import run as run_figures
 from sinkscope.present.terminal.run import render_run
 from sinkscope.tables.image_tokens import uniform_mass

@@ -12,7 +12,7 @@ from huggingface_hub import DatasetCard
 from typer.testing import CliRunner
 
 from sinkscope.cli import app
-from sinkscope.present.dataset import dataset_card
+from sinkscope.present.card import dataset_card
 from sinkscope.runs.atlas import atlas, atlas_table
 from sinkscope.runs.run import load_run
 

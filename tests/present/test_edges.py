@@ -19,7 +19,6 @@ from sinkscope.comparison.baseline import baseline_of
 from sinkscope.comparison.compare_runs import compare
 from sinkscope.comparison.gate import check
 from sinkscope.comparison.policy import Policy, Rule
-from sinkscope.present.ci import markdown_verdict, render_verdict
 from sinkscope.present.figures.canvas import drawn
 from sinkscope.present.html.report import render_report
 from sinkscope.present.html.svg import Line, line_chart
@@ -27,7 +26,8 @@ from sinkscope.present.terminal.bench import render_bench
 from sinkscope.present.terminal.comparison import render_comparison
 from sinkscope.present.terminal.run import render_run
 from sinkscope.present.terminal.table import ROWS
-from sinkscope.runs.published import published_for
+from sinkscope.present.verdict import markdown_verdict, render_verdict
+from sinkscope.runs.papers import published_for
 from sinkscope.runs.run import Run
 from sinkscope.runs.saved.speed import BACKBONE, LATER, PLAIN, SCAN, Cost, Speed
 from sinkscope.runs.schema.stream import SinksBeyondFirst, SinkToken

@@ -23,7 +23,7 @@ from sinkscope.present.html.check import render_check
 from sinkscope.present.html.report import render_report
 from sinkscope.runs.atlas import atlas
 from sinkscope.runs.run import Run
-from sinkscope.runs.saved.loaded_arms import load_arms, placed
+from sinkscope.runs.saved.arms import load_arms, placed
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (chromium, google-chrome on PATH)"),

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from sinkscope.cli import app
 from sinkscope.errors import SinkscopeError
 from sinkscope.present.figures.run import draw
-from sinkscope.present.figures.series import caption
+from sinkscope.present.figures.several import caption
 from sinkscope.present.html.report import render_report
 from sinkscope.present.paper import formats
 from sinkscope.present.paper.format import FORMATS

@@ -19,11 +19,11 @@ from sinkscope.cli import app
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.attention_map import HeadMap
 from sinkscope.present.colors import CONTROL, DIVERGING, MAP
-from sinkscope.present.figures import ablation as ablation_figure
+from sinkscope.present.figures import arms as ablation_figure
 from sinkscope.present.figures.canvas import WIDTHS
-from sinkscope.present.figures.gallery import draw_attention
+from sinkscope.present.figures.maps import draw_attention
 from sinkscope.present.figures.run import _heatmap, draw
-from sinkscope.present.figures.series import caption
+from sinkscope.present.figures.several import caption
 from sinkscope.present.text import run_id
 from sinkscope.runs.run import Run
 from sinkscope.runs.saved.ablation import Ablation

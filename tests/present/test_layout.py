@@ -14,7 +14,7 @@ from tiers import slow_but
 from sinkscope.experiments.attention_map import HeadMap
 from sinkscope.present.figures import SINGLE
 from sinkscope.present.figures.canvas import WIDTHS
-from sinkscope.present.figures.gallery import draw_attention, draw_gallery, gallery_heads
+from sinkscope.present.figures.maps import draw_attention, draw_gallery, gallery_heads
 from sinkscope.present.figures.run import draw
 from sinkscope.present.figures.several import draw_several, table_figures
 from sinkscope.runs.run import Run

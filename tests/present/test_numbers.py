@@ -88,7 +88,7 @@ def test_no_screen_takes_helpers_from_another_screen() -> None:
         "several",
         "head_data",
     }
-    shared |= {"verdict", "depths", "equivalence", "gallery", "attention"}
+    shared |= {"verdict", "differences", "gallery", "attention"}
     shared |= {"heat_map", "section", "page", "paper", "cells", "format", "figures"}
     parts = ("render_", "_view", "_rows", "_answers")
     for path in set(root.rglob("*.py")) - {root / "notebook.py"}:

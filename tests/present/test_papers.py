@@ -7,8 +7,7 @@ import re
 import pytest
 
 from sinkscope.present.terminal.metrics import metric_list
-from sinkscope.runs.papers import PAPERS, Paper, cited_papers
-from sinkscope.runs.published import published_numbers
+from sinkscope.runs.papers import PAPERS, Paper, cited_papers, published_numbers
 
 SOURCES = sorted(
     {column["source"] for column in metric_list([])} | {each.number.source for each in published_numbers()}

@@ -21,7 +21,7 @@ from sinkscope.comparison.compare_runs import compare
 from sinkscope.present.html.head_data import spread, thinned
 from sinkscope.present.html.page import embedded, unpacked
 from sinkscope.present.html.report import render_report
-from sinkscope.runs.saved.loaded_arms import load_arms, placed
+from sinkscope.runs.saved.arms import load_arms, placed
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\x1b[1m\u2028"
 

@@ -17,7 +17,7 @@ import sinkscope
 from sinkscope.cli import app
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.attention_map import HeadMap, attention_maps
-from sinkscope.present.figures.gallery import gallery_heads
+from sinkscope.present.figures.maps import gallery_heads
 from sinkscope.present.html.attention import LEVELS, MOST_HEADS, MOST_TOKENS, AttentionMaps, attention_view
 from sinkscope.present.html.report import render_report
 

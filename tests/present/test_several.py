@@ -22,11 +22,9 @@ from sinkscope.cli.plot import SEVERAL, SINGLE, Style
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.attention_map import HeadMap
 from sinkscope.present.figures.canvas import WIDTHS, Grid, drawn, headline
-from sinkscope.present.figures.gallery import Pick, draw_attention, draw_gallery, gallery_heads
 from sinkscope.present.figures.lampert import PLAN, captions
-from sinkscope.present.figures.maps import Tile, paint_map, sinks
-from sinkscope.present.figures.series import all_series
-from sinkscope.present.figures.several import by_layer, draw_several, table_figures
+from sinkscope.present.figures.maps import Pick, Tile, draw_attention, draw_gallery, gallery_heads, paint_map, sinks
+from sinkscope.present.figures.several import all_series, by_layer, draw_several, table_figures
 from sinkscope.present.figures.trajectory import draw_trajectories, draw_trajectory
 from sinkscope.questions.smoothing.figure import paint_costs
 from sinkscope.questions.smoothing.figure_heads import paint_parts, paint_theory, selected

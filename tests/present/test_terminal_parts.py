@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sinkscope.present.terminal.head_map import Cells, MapRow, head_map, plain, shades
-from sinkscope.present.terminal.table import aligned
+from sinkscope.present.terminal.table import Cells, MapRow, aligned, head_map, plain, shades
 
 
 def test_a_map_wraps_long_layers_and_keeps_notes_that_fit() -> None:

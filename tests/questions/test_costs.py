@@ -13,7 +13,7 @@ from sinkscope.questions.smoothing.columns import cost_diagonal_lower, cost_sink
 from sinkscope.questions.smoothing.tables import cheaper, cheaper_block, cheaper_groups, cheaper_qk
 from sinkscope.wiring.folded import FoldedHeads
 from sinkscope.wiring.linear_maps import Projection
-from sinkscope.wiring.weights import one_factor
+from sinkscope.wiring.trace import one_factor
 
 SCALE, KAPPA = 0.25, 3.0
 

@@ -20,8 +20,7 @@ import sinkscope
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.attend import attend_in_blocks
 from sinkscope.capture.kernels.map_walk import AttentionMap, map_sums
-from sinkscope.capture.kernels.masses import group_masses
-from sinkscope.capture.kernels.regions import Regions, region_sums
+from sinkscope.capture.kernels.per_query import Regions, group_masses, region_sums
 from sinkscope.metrics import registered
 from sinkscope.runs.request import make_request
 

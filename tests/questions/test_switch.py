@@ -22,7 +22,7 @@ from transformers import AutoModel
 
 import sinkscope
 from sinkscope.capture.kernels.sums import AttentionSums
-from sinkscope.capture.site import AttentionKind, Site
+from sinkscope.capture.sites import AttentionKind, Site
 from sinkscope.capture.view import LayerView, Missing
 from sinkscope.inputs import Corpus
 from sinkscope.metrics import registered

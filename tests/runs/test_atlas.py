@@ -16,7 +16,7 @@ from sinkscope.cli import app
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.atlas import atlas, atlas_table, run_names
 from sinkscope.runs.catalogue import table_columns
-from sinkscope.runs.published import Setting, numbers_of, published_numbers
+from sinkscope.runs.papers import Setting, numbers_of, published_numbers
 from sinkscope.runs.run import Run, load_run
 from sinkscope.runs.schema.other_tables import ATLAS_TABLE
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import sinkscope
 from sinkscope.cli import app
 from sinkscope.errors import SinkscopeError
-from sinkscope.runs.duo import kv_scores, write_pattern
+from sinkscope.runs.selections import kv_scores, write_pattern
 
 OPTIONS: dict[str, Any] = {"measure": "streaming", "window": 6, "sinks": 3, "self_check": False}
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from sinkscope.runs import locks, whole
+from sinkscope.runs import whole
+from sinkscope.runs import whole as locks
 from sinkscope.runs.folder import FolderKind
 
 fcntl = pytest.importorskip("fcntl", reason="Windows itself is no place for stand-ins")

@@ -14,7 +14,7 @@ from sinkscope.comparison.compare_runs import compare
 from sinkscope.comparison.gate import check
 from sinkscope.comparison.policy import Policy, Rule
 from sinkscope.errors import SinkscopeError
-from sinkscope.runs.moved import BY_ALPHA, hides_keys
+from sinkscope.runs.catalogue import BY_ALPHA, hides_keys
 from sinkscope.runs.run import load_run
 
 OLD = Path(__file__).parents[1] / "fixtures" / "v0_2"
@@ -96,7 +96,7 @@ def test_the_gate_refuses_what_moved(runs: dict[str, sinkscope.Run], tmp_path: P
 @pytest.mark.slow
 def test_no_table_of_several_runs_mixes_what_moved(runs: dict[str, sinkscope.Run], tmp_path: Path) -> None:
     """By one rule: old runs with a window beside new runs, whatever these are; old runs by themselves agree."""
-    from sinkscope.present.dataset import dataset_files
+    from sinkscope.present.card import dataset_files
     from sinkscope.runs.atlas import atlas, left_out
     from sinkscope.runs.paper_table import paper_table
 

@@ -16,7 +16,7 @@ from sinkscope.cli import main
 from sinkscope.engine.loop import Loop
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms import engine
-from sinkscope.experiments.arms.sharing import Piece
+from sinkscope.experiments.arms.engine import Piece
 
 FAULT = sys.argv.pop(1)
 LAST = os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1)

@@ -57,7 +57,7 @@ def wrapped(how: str, model: nn.Module) -> nn.Module:
 
 def own_loop(model: nn.Module, own: Any) -> dict[str, Any]:
     from sinkscope.checkpoints.wrappers import is_sharded
-    from sinkscope.experiments.training.live_model import gathered
+    from sinkscope.experiments.training.callback import gathered
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     batch = ids(8)[distributed.get_rank() :: 2]

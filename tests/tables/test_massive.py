@@ -12,7 +12,7 @@ from models import random_ids, tiny
 from sinkscope import scan
 from sinkscope.runs.schema.stream import MassiveActivations, MassiveChannel
 from sinkscope.runs.words import _massive_words
-from sinkscope.tables.massive import LARGEST, _largest
+from sinkscope.tables.summary import LARGEST, _largest
 
 
 def layer(number: int, peaks: list[float], massive: list[float]) -> tuple[Any, list[Any]]:

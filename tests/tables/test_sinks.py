@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from sinkscope.capture import Site
-from sinkscope.capture.site import AttentionKind
+from sinkscope.capture.sites import AttentionKind
 from sinkscope.inputs import Corpus
 from sinkscope.metrics.quantities import EVENT_FIELDS, quantity_set
-from sinkscope.tables.places import Places, text_regions
 from sinkscope.tables.sinks import sink_table
-from sinkscope.tables.values import Domain, SiteValues
+from sinkscope.tables.values import Domain, Places, SiteValues, text_regions
 
 LAYERS, HEADS, SEQUENCES, TOKENS, MOST = 32, 32, 32, 4096, 53
 

@@ -15,16 +15,13 @@ import sinkscope
 from sinkscope.capture.scores import SCORES, attention_score
 from sinkscope.cli.trigger import app
 from sinkscope.trigger import task
-from sinkscope.trigger.anchors import PLACES, moved
-from sinkscope.trigger.config import KINDS, TriggerConfig
 from sinkscope.trigger.evaluation import Evaluation, evaluate
 from sinkscope.trigger.explicit import explicit
-from sinkscope.trigger.model import TriggerModel
-from sinkscope.trigger.necessity import FOLLOWED, GROUPS, necessity, plans
-from sinkscope.trigger.recipe import LATER, OPTIMIZERS, Recipe
+from sinkscope.trigger.model import KINDS, TriggerConfig, TriggerModel
+from sinkscope.trigger.necessity import FOLLOWED, GROUPS, PLACES, moved, necessity, plans
 from sinkscope.trigger.screen import render_necessity
 from sinkscope.trigger.task import TARGETS
-from sinkscope.trigger.training import Training, train
+from sinkscope.trigger.training import LATER, OPTIMIZERS, Recipe, Training, train
 
 LAST, WIDTH = 15, 16
 FAR = 12.0

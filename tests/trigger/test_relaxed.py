@@ -12,11 +12,9 @@ from typer.testing import CliRunner
 
 from sinkscope.cli.trigger import app
 from sinkscope.errors import SinkscopeError
-from sinkscope.trigger.relaxed.construction import Block, construction, margin, missed
-from sinkscope.trigger.relaxed.screen import NAMES, draw_relaxed, render_relaxed
 from sinkscope.trigger.relaxed.search import Least, least_rest, least_scores
-from sinkscope.trigger.relaxed.study import COLUMNS, relaxed, tasks
-from sinkscope.trigger.relaxed.task import PATTERNS, Relaxed
+from sinkscope.trigger.relaxed.study import COLUMNS, NAMES, draw_relaxed, relaxed, render_relaxed, tasks
+from sinkscope.trigger.relaxed.task import PATTERNS, Block, Relaxed, construction, margin, missed
 
 GRID = [Relaxed(*each) for each in itertools.product((1, 3), (1, 4), (64,), (4.0,), (0.25, 1.0), (1.0, 0.7))]
 

@@ -23,14 +23,12 @@ from typer.testing import CliRunner
 import sinkscope
 from sinkscope.cli import app
 from sinkscope.trigger import task
-from sinkscope.trigger.config import KINDS, TriggerConfig
 from sinkscope.trigger.evaluation import evaluate
 from sinkscope.trigger.explicit import explicit, explicit_relu
-from sinkscope.trigger.model import TriggerModel
-from sinkscope.trigger.recipe import TOLERANCE, Recipe
+from sinkscope.trigger.model import KINDS, TriggerConfig, TriggerModel
 from sinkscope.trigger.reproduce import Trained, head_table, model_table, recipes, verdict, write
 from sinkscope.trigger.theory import forced_curve, forced_mass
-from sinkscope.trigger.training import STATE, Training, train
+from sinkscope.trigger.training import STATE, TOLERANCE, Recipe, Training, train
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -21,16 +21,13 @@ import sinkscope
 from sinkscope.cli import app
 from sinkscope.trigger import study as experiment
 from sinkscope.trigger import task
-from sinkscope.trigger.config import TriggerConfig
-from sinkscope.trigger.evaluation import by_length, evaluate
+from sinkscope.trigger.evaluation import by_length, evaluate, head_pattern, join_patterns, name_pattern
 from sinkscope.trigger.explicit import explicit, sink_logit
-from sinkscope.trigger.model import TriggerModel
-from sinkscope.trigger.patterns import head_pattern, join_patterns, name_pattern
-from sinkscope.trigger.recipe import Recipe
+from sinkscope.trigger.model import TriggerConfig, TriggerModel
 from sinkscope.trigger.screen import render_summary
 from sinkscope.trigger.task import DEFAULTS, draw_default
 from sinkscope.trigger.theory import PATTERNS, forced_patterns
-from sinkscope.trigger.training import STATE, Training, train
+from sinkscope.trigger.training import STATE, Recipe, Training, train
 from sinkscope.trigger.trajectory import checkpoint_steps, emergence, keeper, trajectory
 
 SMALL = Recipe("softmax", dim=6, length=6, steps=12)

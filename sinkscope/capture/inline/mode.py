@@ -18,8 +18,7 @@ from torch.nn.functional import multi_head_attention_forward
 from torch.overrides import TorchFunctionMode
 
 from sinkscope.capture.hooks import hooked
-from sinkscope.capture.inline.calls import InlineCall, SdpaCall, flex_call, map_of, sdpa_call
-from sinkscope.capture.inline.products import Product, read_product
+from sinkscope.capture.inline.calls import InlineCall, Product, SdpaCall, flex_call, map_of, read_product, sdpa_call
 from sinkscope.capture.private_doors import open_multi_head_attention, weak_tensor_table
 
 SAME_VALUES = frozenset(

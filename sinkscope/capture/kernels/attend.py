@@ -19,8 +19,7 @@ from sinkscope.capture.kernels import triton_call
 from sinkscope.capture.kernels.compiled_walk import CompiledWalk, supports
 from sinkscope.capture.kernels.shared_walk import read_shared, shares
 from sinkscope.capture.kernels.sums import AttentionSums, block_edges
-from sinkscope.capture.kernels.unnormalised import UnnormalisedWalk, walk_of
-from sinkscope.capture.kernels.walk import Walk
+from sinkscope.capture.kernels.walk import UnnormalisedWalk, Walk, walk_of
 from sinkscope.capture.private_doors import is_out_of_memory
 from sinkscope.errors import all_lines
 

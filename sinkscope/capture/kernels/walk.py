@@ -1,23 +1,25 @@
 """Computes one attention call in blocks of queries: its output and every row and column sum, never T x T.
 
 Sums are float32 whatever the model's dtype (float64 for a float64 model). The keys and values of a group are shared,
-not repeated for each of its query heads.
-"""
+not repeated for each of its query heads."""
 
 from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
-from sinkscope.capture.kernels.gap import linear_gap
 from sinkscope.capture.kernels.sums import BLOCK_BYTES, EARLY, AttentionSums
 from sinkscope.capture.masks.visibility import BlockMask
+from sinkscope.capture.precision import as_widest
+from sinkscope.capture.scores import Score, score_of
 from sinkscope.errors import SinkscopeError
 
 FLOOR = -1e30
@@ -270,3 +272,89 @@ def grouped(tensor: Tensor, shape: tuple[int, int, int]) -> Tensor:
     if tensor.shape[1] == 1:
         return tensor.unsqueeze(2)
     return tensor.unflatten(1, (groups, repeat))
+
+
+# The logit gap of plain scaled dot products, from mean keys: no logits are formed.
+
+
+ROWS = 64
+"""Queries taken at a time on a CPU: their tensors stay in its caches, which is two to three times as fast as memory."""
+
+
+def linear_gap(call: AttentionCall, dtype: torch.dtype) -> Float[Tensor, "batch head query"]:
+    """s_i0 - mean_j s_ij for plain scaled dot products: the mean of the logits is the logit of the mean key.
+
+    Where keys are similar, k_0 - mean k nearly cancels, so it is computed in float64. Its products with q are in
+    `dtype`.
+    """
+    batch, heads, queries, _ = call.query.shape
+    groups, device = call.key.shape[1], call.query.device
+    gap = torch.empty(batch, groups, heads // groups, queries, dtype=dtype, device=device)
+    grouped_query = call.query.unflatten(1, (groups, -1))
+    running = call.visible.causal and call.square
+    first = as_widest(call.key[:, :, :1])
+    total = torch.zeros_like(first) if running else as_widest(call.key).sub(first).mean(2, keepdim=True)
+    step = ROWS if device.type == "cpu" else queries
+    for start in range(0, queries, step):
+        rows = slice(start, min(start + step, queries))
+        mean = total
+        if running:
+            sums = (as_widest(call.key[:, :, rows]) - first).cumsum(2).add_(total)
+            total = sums[:, :, -1:].clone()
+            counts = torch.arange(rows.start + 1, rows.stop + 1, device=device, dtype=sums.dtype)
+            mean = sums.div_(counts[:, None])
+        products = grouped_query[..., rows, :].to(dtype) * mean.to(dtype).unsqueeze(2)
+        torch.sum(products, -1, out=gap[..., rows])
+    return gap.mul_(-call.scaling).flatten(1, 2)
+
+
+# The walk that sums attention of another score than softmax (`capture.scores`).
+#
+# It differs from the softmax walk in the step from logits to A, and in the meaning of a row's sums.
+
+
+Kind = TypeVar("Kind", bound=Walk)
+
+
+class UnnormalisedWalk(Walk):
+    """Sums of raw A. Entropy, margin and learned-sink mass are NaN: they are defined for a softmax alone.
+
+    Learned sinks are no part of such a call: their logits stand in the softmax's denominator.
+    """
+
+    UNDERSTOOD = Walk.UNDERSTOOD - {"sinks"} | {"score"}
+
+    def __init__(self, call: AttentionCall, *sizes: Any, score: Score) -> None:
+        super().__init__(call, *sizes)
+        self.score = score
+        self.total = torch.zeros_like(self.first)
+        for rows in (self.entropy, self.margin, self.learned):
+            rows.fill_(torch.nan)
+
+    def block(self, start: int, stop: int) -> None:
+        """Adds queries start..stop to every sum, and writes their output."""
+        rows, seen, logits = self._begin(start, stop)
+        weights = self.score(logits, torch.arange(start, stop, device=logits.device)[:, None])
+        self._hide(weights, seen, 0.0)
+        weights = self.score.finish(weights)
+        sizes = weights.abs()
+        self.total[..., rows] = sizes.sum(-1)
+        if seen.low == 0:
+            self.first[..., rows] = weights[..., 0]
+            self.largest[..., rows] = (sizes[..., 0] >= sizes.amax(-1)) & (sizes[..., 0] > 0)
+        one = torch.ones_like(self.total[..., rows])
+        self._column_sums(seen, weights, one, stop)
+        self._output(rows, seen, weights, one)
+
+    def finish(self) -> tuple[Tensor, AttentionSums]:
+        output, sums = super().finish()
+        sums.row_total = self.total.flatten(1, 2)
+        return output, sums
+
+
+def walk_of(score: str, softmax: Callable[..., Kind], other: Callable[..., Kind]) -> Callable[..., Kind]:
+    """What computes a call of that score: `softmax`, or `other`, a kind of UnnormalisedWalk, with the score's function.
+
+    Raises SinkscopeError for an unknown score.
+    """
+    return softmax if score == "softmax" else partial(other, score=score_of(score))

@@ -6,7 +6,7 @@ from sinkscope.claims.claim import Claim, Found, Rule, number, share
 from sinkscope.claims.evidence import EPSILON, Evidence, not_tested
 from sinkscope.claims.needs import OPENINGS
 from sinkscope.claims.subject import Subject
-from sinkscope.runs.moved import by_old_alpha
+from sinkscope.runs.catalogue import by_old_alpha
 
 
 def find(run: Evidence, subject: Subject) -> Found:

@@ -12,10 +12,8 @@ from sinkscope.checkpoints.adapters import adapter_asked
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.checkpoints.loading import check_device_map, pick_device
 from sinkscope.checkpoints.outline import Outline, outline_of, outlined
-from sinkscope.engine.forecast.build import Asked, built, pieces_of, short_passes
-from sinkscope.engine.forecast.costs import kept_bytes
-from sinkscope.engine.forecast.look import Look, looked_for
-from sinkscope.engine.forecast.rates import check_machine
+from sinkscope.engine.forecast.build import Asked, Look, built, looked_for, pieces_of, short_passes
+from sinkscope.engine.forecast.costs import check_machine, kept_bytes
 from sinkscope.engine.input_kinds import check_asked
 from sinkscope.engine.measurement import Measurement, measurements
 from sinkscope.engine.requested import requested

@@ -18,8 +18,7 @@ from sinkscope.inputs import Corpus, TokenRules
 from sinkscope.inputs.batches import TokenData, batches
 from sinkscope.inputs.rules import first_token
 from sinkscope.runs.request import Request
-from sinkscope.tables.places import text_regions
-from sinkscope.tables.values import Domain
+from sinkscope.tables.values import Domain, text_regions
 
 if TYPE_CHECKING:
     import pandas as pd

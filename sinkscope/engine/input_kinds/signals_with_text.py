@@ -17,12 +17,10 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import TokenRules, token_rules
 from sinkscope.inputs.batches import batches, token_data
 from sinkscope.inputs.images import processed
-from sinkscope.inputs.signals import PIXELS, signal_name
-from sinkscope.inputs.signals_with_text import IMAGE, ImageNames, Sighted, image_token, joined, sighted_data
+from sinkscope.inputs.signals import IMAGE, PIXELS, ImageNames, Sighted, image_token, joined, sighted_data, signal_name
 from sinkscope.runs.request import Request
 from sinkscope.tables.image_tokens import image_tokens
-from sinkscope.tables.places import text_regions
-from sinkscope.tables.values import Domain
+from sinkscope.tables.values import Domain, text_regions
 
 if TYPE_CHECKING:
     import pandas as pd

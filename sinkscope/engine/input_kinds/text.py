@@ -17,8 +17,7 @@ from sinkscope.inputs.documents import SYNTHETIC
 from sinkscope.inputs.openings import read_opened
 from sinkscope.inputs.signals import TASKS
 from sinkscope.runs.defaults import DATA, NUM_SEQUENCES, SEQ_LEN
-from sinkscope.runs.openings import openings
-from sinkscope.runs.request import Request
+from sinkscope.runs.request import Request, openings
 
 
 class TextInput(InputKind):

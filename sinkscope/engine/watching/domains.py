@@ -12,11 +12,11 @@ import pandas as pd
 from sinkscope.capture import Plan, Site
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.engine.assemble import build_run
-from sinkscope.engine.growing import GrowingRecord
 from sinkscope.engine.input_kinds.kind import InputKind, Reading
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.manifest import describe
 from sinkscope.engine.measurement import Measurement
+from sinkscope.engine.record import GrowingRecord
 from sinkscope.engine.shards import Shards
 from sinkscope.engine.watching.measured import BOUNDS, Calls, Measurer, Sequences, plan_of
 from sinkscope.inputs import Corpus, TokenRules, token_rules
@@ -27,8 +27,7 @@ from sinkscope.metrics.quantities import QuantitySet
 from sinkscope.runs.passages import Passage, ids_fingerprint
 from sinkscope.runs.request import Request
 from sinkscope.runs.run import Run
-from sinkscope.tables.places import Places, PlacesOf, text_regions
-from sinkscope.tables.values import Domain
+from sinkscope.tables.values import Domain, Places, PlacesOf, text_regions
 
 OUTPUTS = "the outputs of the model's own attention"
 KINDS = KindNames(("first position", "position"))

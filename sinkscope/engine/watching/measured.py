@@ -9,13 +9,11 @@ from torch import Tensor, nn
 
 from sinkscope.capture import Site
 from sinkscope.capture.calls import MaskReadings
-from sinkscope.capture.cuts import Cut, Pending, Span
 from sinkscope.capture.joined import Joined
 from sinkscope.capture.kernels.attend import TORCH, kernel_of
-from sinkscope.capture.plan import Plan, sites_of
+from sinkscope.capture.plan import Plan, Seen, no_maps, sites_of
 from sinkscope.capture.steps import Whole
-from sinkscope.capture.unreadable import Seen, no_maps
-from sinkscope.capture.views import Views
+from sinkscope.capture.views import Cut, Pending, Span, Views
 from sinkscope.engine.collector import Collector, Parts
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.quantities import QuantitySet

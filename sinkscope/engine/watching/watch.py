@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from sinkscope.capture.alone import alone
 from sinkscope.capture.batches import passes_of
-from sinkscope.capture.cache_changes import cache_changes
 from sinkscope.capture.heard import Pass, Share
 from sinkscope.capture.joined import Joined
+from sinkscope.capture.listeners import cache_changes
 from sinkscope.capture.listening import Listener, undisturbing
 from sinkscope.capture.views import Views
 from sinkscope.checkpoints import wrap_running
-from sinkscope.engine.growing import GrowingRecord
+from sinkscope.engine.record import GrowingRecord
 from sinkscope.engine.watching.domains import Heap, Watched
 from sinkscope.engine.watching.measured import Measurer
 from sinkscope.errors import SinkscopeError, in_one_line

@@ -1,4 +1,4 @@
-"""Runs the experiment: every arm on the same held-out sequences, with its random control beside it."""
+"""Runs the experiment: opens the model, the run and the held-out text, and measures every arm on the same sequences."""
 
 from __future__ import annotations
 
@@ -6,22 +6,199 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
+from sinkscope.capture import Plan, plan
 from sinkscope.capture.alone import alone
-from sinkscope.checkpoints import LoadOptions
+from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
+from sinkscope.checkpoints.checkpoint import check_length
+from sinkscope.checkpoints.forward import Forward, probe
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loop import Progress
 from sinkscope.engine.manifest import unread
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Setting
-from sinkscope.experiments.arms.asked import Text, check_numbers
+from sinkscope.experiments.arms.asked import SEQUENCES, Text, check_numbers
 from sinkscope.experiments.arms.engine import measure
 from sinkscope.experiments.arms.finished import Finished, key_of
 from sinkscope.experiments.arms.grammar import read_arm
-from sinkscope.experiments.arms.opening import facts_of, opened_by_all
-from sinkscope.inputs.handed import loss_data
-from sinkscope.runs.run import Run
+from sinkscope.inputs import Corpus, read_corpus, token_rules
+from sinkscope.inputs.handed import TokenRows, loss_data
+from sinkscope.runs.defaults import EPSILON, SEQ_LEN
+from sinkscope.runs.passages import NothingLeft, Passage
+from sinkscope.runs.run import Run, load_run
 from sinkscope.runs.saved.arms import Arms, summarise
 from sinkscope.runs.saved.arms_table import UNABLATED
+from sinkscope.runs.schema.manifest import Manifest
+
+
+def size_of(text: Text, manifest: Manifest | None) -> tuple[int, int]:
+    """How many sequences are read, and tokens of each. Raises SinkscopeError for token ids of several lengths without
+    `seq_len`."""
+    given = text.data if isinstance(text.data, TokenRows) else None
+    count = text.num_sequences or (SEQUENCES if given is None else len(given.rows))
+    if text.seq_len or given is not None:
+        return count, text.seq_len or (0 if given is None else given.length)
+    return count, max((data.seq_len for data in ([] if manifest is None else manifest.data)), default=SEQ_LEN)
+
+
+def held_out(text: Text, checkpoint: Checkpoint, manifest: Manifest | None) -> Corpus:
+    """Reads as many sequences as are asked for, or as are left, without anything that the run has read.
+
+    Documents are recognised by their content, whatever their file is called. Without a run (`manifest` None) nothing is
+    left out. Raises SinkscopeError where fewer than 2 sequences are left, they are the run's own sequences, the data
+    cannot be read, or there is no tokenizer.
+    """
+    spec = text.data if isinstance(text.data, str) else text.data.NAME
+    read = [] if manifest is None else manifest.data
+    count, length = size_of(text, manifest)
+    check_length(checkpoint, length)
+    without = [] if manifest is None else read_before(manifest)
+    rules = token_rules(checkpoint.tokenizer, checkpoint.vocabulary)
+    bos = _bos(manifest)
+    try:
+        corpus = read_corpus(text.data, checkpoint.tokenizer, rules, length, count, bos, text.seed, without=without)
+    except NothingLeft:
+        raise SinkscopeError(
+            f"--data {spec}: the run has read it all, nothing is left to measure a loss on; give other --data, or scan "
+            "with fewer --num-sequences"
+        ) from None
+    if corpus.fingerprint in {data.fingerprint for data in read}:
+        raise SinkscopeError(f"--data {spec}: these are the very sequences the run read; give another --seed or --data")
+    if len(corpus.ids) < 2:
+        raise SinkscopeError(f"--data {spec}: one sequence is left; a loss with its error needs two")
+    return corpus
+
+
+def further(text: Text, checkpoint: Checkpoint, manifest: Manifest | None, corpus: Corpus, count: int) -> Corpus:
+    """Reads `count` more sequences of the text that `corpus` was read from, as long as its own, or as many as are left,
+    without anything that it holds.
+
+    What the run has read is not left out. Raises SinkscopeError where nothing is left.
+    """
+    without = [passage for pieces in corpus.passages for passage in pieces]
+    rules, length = token_rules(checkpoint.tokenizer, checkpoint.vocabulary), corpus.ids.shape[1]
+    try:
+        return read_corpus(
+            text.data, checkpoint.tokenizer, rules, length, count, _bos(manifest), text.seed, without=without
+        )
+    except NothingLeft:
+        raise SinkscopeError(
+            f"--data {corpus.domain}: all of it is measured, and nothing is left to fit a map on; give other --data, "
+            "or fewer --num-sequences"
+        ) from None
+
+
+def _bos(manifest: Manifest | None) -> str:
+    """Whether BOS stands first, as the run asked for it."""
+    return "auto" if manifest is None else manifest.request.bos[0]
+
+
+def read_before(manifest: Manifest) -> list[Passage | str]:
+    """Everything that a run has read: passages by content, or names of documents where sinkscope 0.1 wrote the run.
+
+    0.1 recorded names only, and joined those of several documents with ` + `: both the whole name and its parts count.
+    """
+    passages: list[Passage | str] = [
+        passage for data in manifest.data for pieces in data.passages for passage in pieces
+    ]
+    old = [data.documents for data in manifest.data if not data.passages]
+    return passages + [name for names in old for joined in names for name in (joined, *joined.split(" + "))]
+
+
+# Opens the model, the run and the held-out text of a measurement, and checks that they fit each other.
+
+
+def opened(
+    model: Any, run: Run | str | Path | None, tokenizer: Any, options: LoadOptions, text: Text, report: Progress
+) -> tuple[Setting, Corpus]:  # fmt: skip
+    """Loads the model with its head, makes the dry run and reads the text.
+
+    Raises SinkscopeError where the model does not predict the next token, the run is of another model, or the text
+    cannot be had.
+    """
+    loaded = run if isinstance(run, Run) or run is None else load_run(run)
+    named = isinstance(model, str)
+    checkpoint = open_checkpoint(model, options, report) if named else wrap_model(model, tokenizer, head=True)
+    if loaded is not None:
+        _same_model(checkpoint, loaded)
+    base, calls = planned(checkpoint)
+    if loaded is not None:
+        _same_heads(checkpoint, calls, loaded)
+    manifest = None if loaded is None else loaded.manifest
+    corpus = held_out(text, checkpoint, manifest)
+    epsilon = EPSILON if manifest is None else manifest.request.epsilon
+    setting = Setting(checkpoint, base, calls, torch.from_numpy(corpus.ids), loaded, text.seed, epsilon)
+    setting.more_text = lambda count: torch.from_numpy(further(text, checkpoint, manifest, corpus, count).ids)
+    return setting, corpus
+
+
+def opened_by_all(
+    model: Any, run: Run | str | Path | None, tokenizer: Any, options: LoadOptions, text: Text, report: Progress,
+    processes: Processes,
+) -> tuple[Setting, Corpus]:  # fmt: skip
+    """As `opened`, in every process of a launch.
+
+    Raises SinkscopeError also where the processes cannot share the work, or read other weights or text.
+    """
+    if processes.tensor:
+        raise SinkscopeError("--tp spreads the heads of a scan; arms are shared by processes without it")
+    processes.check(model, options.device_map)
+    setting, corpus = processes.run(lambda: opened(model, run, tokenizer, options, text, report))
+    processes.require_same([setting.checkpoint.facts["weights_sha256"], corpus.fingerprint])
+    return setting, corpus
+
+
+def _same_model(checkpoint: Checkpoint, run: Run) -> None:
+    """Raises SinkscopeError for a run of other weights: scores of one model say nothing about another model's heads.
+
+    Compares the hashes of the weights; where one is missing, the id and commit; where these are missing too (a model
+    object), the model type. `_same_heads` compares the heads.
+    """
+    theirs, ours = run.manifest.model.model_dump(by_alias=True), checkpoint.facts
+    for known in (("weights_sha256",), ("id", "revision"), ("model_type",)):
+        pair = [[facts.get(name) for name in known] for facts in (theirs, ours)]
+        if any(value is None for values in pair for value in values):
+            continue
+        if pair[0] != pair[1]:
+            raise SinkscopeError(
+                f"the run is of {run.manifest.model.shown}, whose weights are not those of {ours['id']}: scan this "
+                "model first"
+            )
+        return
+
+
+def planned(checkpoint: Checkpoint) -> tuple[nn.Module, Plan]:
+    """The base model and its attention calls."""
+    base: nn.Module = getattr(checkpoint.model, "base_model", checkpoint.model)
+    forward, short = Forward(base), probe(checkpoint)
+    return base, plan(base, lambda: forward(short))
+
+
+def _same_heads(checkpoint: Checkpoint, calls: Plan, run: Run) -> None:
+    """Raises SinkscopeError where the model's heads are not those of the run."""
+    ours = {(site.name, head) for site in calls.sites for head in range(site.heads)}
+    if ours != {(str(module), int(head)) for module, head in zip(run.heads["module"], run.heads["head"], strict=True)}:
+        raise SinkscopeError(f"the run's heads are not those of {checkpoint.name}: scan this model first")
+
+
+def facts_of(setting: Setting, corpus: Corpus) -> dict[str, Any]:
+    """What was measured, for the JSON files: the model, the run and the text."""
+    read: dict[str, Any] = {"spec": corpus.domain, "fingerprint": corpus.fingerprint, "documents": corpus.documents}
+    read |= {"sequences": len(corpus.ids), "seq_len": int(corpus.ids.shape[1]), "bos": corpus.bos}
+    run = setting.run
+    return {
+        "model": setting.checkpoint.facts,
+        "run": None if run is None else {
+            "path": None if run.path is None else str(run.path),
+            "data": [data.fingerprint for data in run.manifest.data],
+        },
+        "data": read,
+    }  # fmt: skip
+
+
+# Runs the experiment: every arm on the same held-out sequences, with its random control beside it.
 
 
 @alone("a measurement of arms")

@@ -15,18 +15,16 @@ from sinkscope.checkpoints.forward import DRY_RUN_TOKENS
 from sinkscope.checkpoints.loading import check_device_map, pick_device
 from sinkscope.checkpoints.outline import Outline, outline_of, outlined
 from sinkscope.engine.batch_size import chosen_batch
-from sinkscope.engine.forecast.build import Asked, built, pieces_of, short_passes
-from sinkscope.engine.forecast.look import looked, token_ids
-from sinkscope.engine.forecast.rates import check_machine
+from sinkscope.engine.forecast.build import Asked, built, looked, pieces_of, short_passes, token_ids
+from sinkscope.engine.forecast.costs import check_machine
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
 from sinkscope.experiments.arms.asked import Text, check_numbers
 from sinkscope.experiments.arms.engine import trials_of
-from sinkscope.experiments.arms.experiment import expanded
+from sinkscope.experiments.arms.experiment import expanded, size_of
 from sinkscope.experiments.arms.grammar import read_arm
-from sinkscope.experiments.arms.held_out import size_of
-from sinkscope.experiments.arms.loss import batch_size
-from sinkscope.experiments.arms.per_token import SEQUENCES, groups_of
+from sinkscope.experiments.arms.kinds.per_token import SEQUENCES, groups_of
+from sinkscope.experiments.arms.readings import batch_size
 from sinkscope.experiments.arms.replay import Layers
 from sinkscope.inputs.handed import loss_data
 from sinkscope.runs.defaults import EPSILON

@@ -16,7 +16,7 @@ from torch import Tensor
 from sinkscope.capture.plan import INTERFACE
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
-from sinkscope.experiments.arms.calls import check_calls
+from sinkscope.experiments.arms.changes import check_calls
 from sinkscope.experiments.arms.grammar import number
 from sinkscope.runs.selections import sink_ids
 

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from sinkscope.capture.hooks import instead
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
-from sinkscope.experiments.arms.cosines import Cosines
-from sinkscope.experiments.arms.sinks import SinkCount
+from sinkscope.experiments.arms.readings import Cosines, SinkCount
 
 KEPT_BYTES = 512 * 2**20
 """Most memory for what layers returned in the unablated pass of a batch: as much as its logits may take."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sinkscope.present.figures.gallery import CLASSES
+from sinkscope.present.figures.maps import CLASSES
 
 PAPER = "Lampert et al. 2605.08453"
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from sinkscope.comparison.depths import relative_depths
+from sinkscope.comparison.levels import relative_depths
 from sinkscope.errors import SinkscopeError
 from sinkscope.present.colors import LINES
 from sinkscope.present.figures.canvas import drawn, fitting, headline, inches
-from sinkscope.present.figures.series import Series, all_series, common, measured
-from sinkscope.present.notation import in_words, mathematics
+from sinkscope.present.figures.several import Series, all_series, common, measured
+from sinkscope.present.paper.cells import in_words, mathematics
 from sinkscope.present.text import run_id, sentence
 from sinkscope.runs.words import first_mass
 

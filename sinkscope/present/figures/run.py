@@ -12,7 +12,7 @@ from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.present.colors import DIVERGING, LINES, MAP
 from sinkscope.present.figures import SINGLE
 from sinkscope.present.figures.canvas import NO_TITLE, drawn, inches
-from sinkscope.present.notation import in_words, mathematics
+from sinkscope.present.paper.cells import in_words, mathematics
 from sinkscope.present.text import printable, run_id
 from sinkscope.runs.catalogue import elsewhere, find_column
 from sinkscope.runs.dormancy import parse_rule

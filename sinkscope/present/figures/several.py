@@ -1,7 +1,5 @@
-"""Figures over several runs that need the tables of questions alone: what one declares, and how it is drawn.
-
-A question's module `figure` lists its figures in FIGURES.
-"""
+"""Figures over several runs: each domain of each run under a name that tells it from the others, and the figures that
+need the tables of questions alone."""
 
 from __future__ import annotations
 
@@ -12,17 +10,133 @@ from typing import TYPE_CHECKING
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.present.figures.canvas import Grid, drawn, legend_below
-from sinkscope.present.figures.series import all_series, common, measured
-from sinkscope.present.text import run_id
+from sinkscope.present.text import printable, run_id, sentence
+from sinkscope.runs.catalogue import find_column
+from sinkscope.runs.per_sequence import domains
 from sinkscope.runs.questions import QUESTIONS
+from sinkscope.runs.words import first_mass
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from sinkscope.present.figures.series import Series
     from sinkscope.runs.run import Run
+    from sinkscope.runs.schema.manifest import DomainFacts
+
+
+MADE_BY = {table.name: question.name for question in QUESTIONS.values() for table in question.tables}
+"""The question that writes each table on request."""
+ENOUGH = 3
+"""Points that a curve over length needs to look like one."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One domain of one run, and its first stream. `label`: its name in the figure."""
+
+    run: Run
+    data: DomainFacts
+    stream: str
+    label: str
+
+    def rows(self, table: str) -> pd.DataFrame:
+        """Its rows of a run's table, by the table's name. Raises SinkscopeError where the run lacks the table."""
+        found = self.run.measured.get(table)
+        found = self.run.tables().get(table) if found is None else found
+        if found is None or found.empty:
+            how = f": scan it with --measure {MADE_BY[table]}" if table in MADE_BY else ""
+            raise SinkscopeError(f"{self.run.path or self.run.manifest.model.id} has no table {table}{how}")
+        rows = found[found["stream"] == self.stream]
+        return rows[rows["domain"] == self.data.domain] if "domain" in rows else rows
+
+
+def all_series(runs: list[Run]) -> list[Series]:
+    """Every domain of every run, in order. Raises SinkscopeError where there is no run."""
+    if not runs:
+        raise SinkscopeError("no run: name at least one run folder")
+    parts = [(run, data) for run in runs for data in domains(run)]
+    return [
+        Series(run, data, run.heads["stream"].iloc[0], label)
+        for (run, data), label in zip(parts, _labels(parts), strict=True)
+    ]
+
+
+def _labels(parts: list[tuple[Run, DomainFacts]]) -> list[str]:
+    """Model, domain and dtype, as far as they differ; runs that share all of them are numbered."""
+    names = [short(run.manifest.model.shown) for run, _ in parts]
+    texts = [printable(data.domain) for _, data in parts]
+    kinds = [str(run.manifest.model.dtype) for run, _ in parts]
+    chosen = [names] if len(set(names)) > 1 or len(parts) == 1 else []
+    chosen += [each for each in (texts, kinds) if len(set(each)) > 1]
+    labels = [", ".join(words) for words in zip(*(chosen or [names]), strict=True)]
+    return [
+        f"{label} ({labels[: place + 1].count(label)})" if labels.count(label) > 1 else label
+        for place, label in enumerate(labels)
+    ]
+
+
+def common(series: list[Series]) -> str:
+    """The model's name, where all series are of one model; its only domain too. Empty where models differ."""
+    models = {short(each.run.manifest.model.shown) for each in series}
+    if len(models) > 1:
+        return ""
+    return f"{models.pop()}, {printable(series[0].data.domain)}" if len(series) == 1 else models.pop()
+
+
+def short(model: str) -> str:
+    """The last part of a model's name."""
+    return printable(str(model).rstrip("/").rpartition("/")[2].removeprefix("example:"))
+
+
+def measured(series: list[Series]) -> str:
+    """What was read, as a sentence for a caption."""
+    told = dict.fromkeys(
+        f"{short(each.run.manifest.model.shown)} ({each.run.manifest.model.dtype}): {each.data.sequences} sequences of "
+        f"{each.data.seq_len} tokens of {printable(each.data.domain)}"
+        for each in series
+    )
+    return "; ".join(told) + "."
+
+
+def caption(run: Run, figure: str, metric: str | None = None, domain: str | None = None) -> str:
+    """The caption of a figure that `present.figures.run.draw` draws."""
+    request, mass = run.manifest.request, sentence(first_mass(run.summary.first_token))
+    drawn = [each for each in all_series([run]) if domain in (None, each.data.domain)]
+    lengths = sorted(drawn[0].rows("length_curve")["length"].unique()) if figure == "length" else []
+    what = {
+        "heatmap": f"{_said(run, metric or 'bos_mass')} One cell a head, mean over sequences.",
+        "profile": f"{mass}, alignment and norm of the first token, by layer: mean attention of queries 1.. on the "
+        "first token over the layer's heads, mean cosine of the first token's residual stream with that of every "
+        "other token, and its norm over theirs. Bands: standard error over sequences.",
+        "length": f"Sink score alpha_0 over the first n tokens of the sequences, n = {', '.join(map(str, lengths))}, "
+        "all from one pass: the strongest sinks, the mean of all heads, and what uniform attention would give. Bands: "
+        f"standard error over sequences.{_few(len(lengths), request.lengths is None)}",
+        "scatter": f"{mass} against HONOR, one dot a head. Circled: heads that the rule {request.dormant_rule} "
+        "calls dormant.",
+    }[figure]
+    return f"{what} {measured(drawn[:1])}"
+
+
+def _few(points: int, usual: bool) -> str:
+    """Why a curve over length has so few points, and how to measure more; empty where they show a curve, or were asked
+    for."""
+    if points >= ENOUGH or not usual:
+        return ""
+    counted = "one point" if points == 1 else f"{points} points"
+    return f" It has {counted} because a scan measures 64, 128, 256, ... tokens unless --lengths names others."
+
+
+def _said(run: Run, metric: str) -> str:
+    """What a column of heads.csv is, as a sentence."""
+    found = find_column(run.manifest, metric, "heads")
+    return f"{metric}: {found.formula.rstrip('.')}." if found else f"{metric}."
+
+
+# Figures over several runs that need the tables of questions alone: what one declares, and how it is drawn.
+#
+# A question's module `figure` lists its figures in FIGURES.
+
 
 OFFSET = 0.35
 """Heads of a layer stand at most this far from the layer's place."""

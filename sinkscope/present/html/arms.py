@@ -14,7 +14,7 @@ from sinkscope.runs.saved.arms_table import UNABLATED
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sinkscope.runs.saved.loaded_arms import SavedArms
+    from sinkscope.runs.saved.arms import SavedArms
 
 WIDTH, EDGE, HEIGHT = 260, 14, 24
 """Size of a row's drawing in pixels, and the margin at both of its sides."""

@@ -17,7 +17,7 @@ from sinkscope.runs.catalogue import table_columns
 from sinkscope.runs.schema.other_tables import ATLAS_TABLE
 
 if TYPE_CHECKING:
-    from sinkscope.runs.published import PublishedNumber
+    from sinkscope.runs.papers import PublishedNumber
 
 STRIP, TALL, BAR = 260, 24, 64
 """Width and height of a row's strip of layers, and width of the bar below a share, in pixels."""

@@ -10,8 +10,7 @@ from markupsafe import Markup, escape
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.present.colors import CIVIDIS, mixed
-from sinkscope.present.figures.gallery import kind_of, named_heads
-from sinkscope.present.figures.maps import is_causal, sinks
+from sinkscope.present.figures.maps import is_causal, kind_of, named_heads, sinks
 from sinkscope.present.html.svg import legend
 from sinkscope.present.numbers import fixed
 from sinkscope.present.text import printable, token_text

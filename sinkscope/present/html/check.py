@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sinkscope.present.colors import DIVERGING
-from sinkscope.present.html.heat_map import Cell, heat_map
 from sinkscope.present.html.page import render_page
-from sinkscope.present.html.svg import Line, legend, line_chart
+from sinkscope.present.html.svg import Cell, Line, heat_map, legend, line_chart
 from sinkscope.present.numbers import MISSING, probability, signed, significant
 from sinkscope.present.text import shortened
 from sinkscope.present.verdict import allowed_by, by_size, headline, times_allowed, where
@@ -15,7 +14,7 @@ from sinkscope.present.verdict import allowed_by, by_size, headline, times_allow
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sinkscope.comparison.verdict import Breach, Tally, Verdict
+    from sinkscope.comparison.gate import Breach, Tally, Verdict
     from sinkscope.runs.schema.baseline import BaselineFile
     from sinkscope.runs.schema.manifest import Manifest
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sinkscope.present.colors import DIVERGING
-from sinkscope.present.depths import partings
-from sinkscope.present.equivalence import equivalences
-from sinkscope.present.html.heat_map import Cell, heat_map, points
-from sinkscope.present.html.svg import legend
+from sinkscope.present.differences import equivalences, partings
+from sinkscope.present.html.svg import Cell, heat_map, legend, points
 from sinkscope.present.numbers import change, interval, probability, signed, significant
 from sinkscope.present.text import CHANGED, within_noise
 

@@ -9,10 +9,9 @@ from sinkscope.present.html.arms import arms_view
 from sinkscope.present.html.attention import attention_view
 from sinkscope.present.html.comparison import comparison_view
 from sinkscope.present.html.head_data import head_data
-from sinkscope.present.html.heat_map import Cell, heat_map, points
 from sinkscope.present.html.page import blocks, embedded, listed, packed, parked, render_page, trusted
 from sinkscope.present.html.section import groups, head_scatter, sections
-from sinkscope.present.html.svg import Line, legend, line_chart, number
+from sinkscope.present.html.svg import Cell, Line, heat_map, legend, line_chart, number, points
 from sinkscope.present.numbers import MISSING, fixed, is_missing
 from sinkscope.present.text import answers, printable, run_id, sentence, shortened, token_text
 from sinkscope.runs.words import first_mass
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from sinkscope.comparison.compare_runs import Comparison
     from sinkscope.present.html.attention import AttentionMaps
     from sinkscope.runs.run import Run
-    from sinkscope.runs.saved.loaded_arms import SavedArms
+    from sinkscope.runs.saved.arms import SavedArms
 
 PROFILES = (
     ("alignment with the first token", "cosine", False,

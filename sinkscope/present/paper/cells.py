@@ -1,4 +1,4 @@
-"""The cells of a paper's table as text: a mean with its standard error, as on every screen."""
+"""Columns and cells as papers write them: a column in mathematics, a mean with its standard error."""
 
 from __future__ import annotations
 
@@ -11,6 +11,35 @@ import pandas as pd
 
 from sinkscope.present.numbers import decimals, is_missing
 from sinkscope.runs.paper_table import Column, PaperTable
+from sinkscope.runs.words import FIRST_MASS
+
+MATHEMATICS = {
+    "sink_score": r"$\alpha_0$",
+    "entropy": "$H$",
+    "honor": "HONOR",
+    "cos_first_residual": r"$\cos(x_0, x_j)$",
+    "norm_ratio": r"$\|x_0\| / \|x_j\|$",
+    "norm_first": r"$\|x_0\|$",
+    "norm_other": r"$\|x_j\|$",
+    "inf_norm": r"$\|x\|_\infty$",
+    "max_abs": r"$\max |x|$",
+}
+"""By column; a layer's mean of a head metric is written as the metric is."""
+
+
+def mathematics(name: str) -> str | None:
+    """The column as mathematics; None where papers write it in words."""
+    return MATHEMATICS.get(name.removeprefix("mean_"))
+
+
+def in_words(name: str, first_mass: str) -> str:
+    """The column's name in words, not escaped. `first_mass`: what attention on the first token is called in the run
+    (`sinkscope.runs.words.first_mass`)."""
+    return first_mass if name.removeprefix("mean_") == FIRST_MASS else name.replace("_", " ")
+
+
+# The cells of a paper's table as text: a mean with its standard error, as on every screen.
+
 
 MOST = 6
 """Most decimals of a cell."""

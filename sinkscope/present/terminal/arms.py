@@ -1,4 +1,4 @@
-"""A measurement of arms as a table for the terminal, and the grids of the presets."""
+"""Measurements of arms and ablations as tables for the terminal, and the grids of the presets."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from sinkscope.present.numbers import estimate, fixed
+from sinkscope.present.numbers import estimate, fixed, is_missing
 from sinkscope.present.terminal.table import aligned
-from sinkscope.present.text import printable
-from sinkscope.runs.saved.arms_cosines import compared_layers
+from sinkscope.present.text import next_command, printable
+from sinkscope.runs.saved.arms_table import compared_layers
 
 if TYPE_CHECKING:
+    from sinkscope.runs.saved.ablation import Ablation
     from sinkscope.runs.saved.arms import Arms
+
 
 HEADER = ("intervention", "size", "increase", "versus random", "KL", "top 1", "sinks")
 WIDTH = 80
@@ -117,3 +119,47 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         fixed(row["top1"], 3),
         fixed(row["sink_rate_any"], 3),
     )
+
+
+# An ablation as a table for the terminal.
+
+
+ABLATION_HEADER = ("intervention", "heads", "loss", "increase", "versus random")
+
+
+def render_ablation(ablation: Ablation, written: Iterable[Path] = ()) -> str:
+    """The table with its rows in the order of fractions, then the result in words, then the files written."""
+    data = ablation.facts["data"]
+    lines = [
+        f"{printable(ablation.facts['model']['id'])}: loss in nats a token on {printable(data['spec'])}, "
+        f"{data['sequences']} sequences of {data['seq_len']} tokens that the run did not read",
+        "",
+    ]
+    lines += aligned([ABLATION_HEADER, *(_ablation_cells(row) for row in ablation.table.to_dict("records"))])
+    lines.append("")
+    for sentence in ablation.words:
+        lines += textwrap.wrap(sentence, WIDTH, subsequent_indent="  ")
+    paths = list(written)
+    if paths:
+        names = ", ".join(path.name for path in paths)
+        lines += ["", *textwrap.wrap(f"written to {printable(str(paths[0].parent))}: {names}", WIDTH)]
+        run = ablation.facts["run"]["path"]
+        if run is not None:
+            lines.append(f"next: {next_command('plot', run, '--figure', 'scatter', '-o', 'dormant.png')}")
+    return "\n".join([*lines, ""])
+
+
+def _ablation_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    share = "" if is_missing(row["fraction"]) else f" {100 * row['fraction']:g} %"
+    draws = f" ({row['draws']} draws)" if row["draws"] > 1 else ""
+    return (
+        f"{row['arm']}{share}{draws}",
+        str(row["heads"]),
+        _loss(row, "loss"),
+        _loss(row, "increase", sign=True),
+        _loss(row, "versus_random", sign=True),
+    )
+
+
+def _loss(row: dict[str, Any], name: str, sign: bool = False) -> str:
+    return estimate(row[name], row[f"{name}_sem"], 4, sign=sign, missing="")

@@ -12,11 +12,9 @@ from rich.text import Text
 
 from sinkscope.comparison.compare_runs import Comparison
 from sinkscope.present.colors import DIVERGING
-from sinkscope.present.depths import partings
-from sinkscope.present.equivalence import equivalences
+from sinkscope.present.differences import equivalences, partings
 from sinkscope.present.numbers import change, interval, probability, signed, significant
-from sinkscope.present.terminal.head_map import Cells, MapRow, head_map, plain, shades
-from sinkscope.present.terminal.table import as_text, table
+from sinkscope.present.terminal.table import Cells, MapRow, as_text, head_map, plain, shades, table
 from sinkscope.present.text import CHANGED, printable, within_noise
 
 STRONGEST, LISTED, ROWS, MAPS = 8, 12, 12, 4

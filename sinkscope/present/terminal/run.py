@@ -12,17 +12,28 @@ from rich.table import Table
 from rich.text import Text
 
 from sinkscope.present.numbers import MISSING, estimate, fixed, is_missing, parameters
-from sinkscope.present.terminal.domains import (
+from sinkscope.present.terminal.run_parts import (
     contrast_rows,
     domain_answers,
     domain_rows,
     dormant_rows,
     published_rows,
+    render_task,
+    token_rows,
 )
-from sinkscope.present.terminal.head_map import Cells, MapRow, head_map, plain, shades
-from sinkscope.present.terminal.table import FEW, ROWS, aligned, as_text, dormant_heads, table
-from sinkscope.present.terminal.task import render_task
-from sinkscope.present.terminal.tokens import token_rows
+from sinkscope.present.terminal.table import (
+    FEW,
+    ROWS,
+    Cells,
+    MapRow,
+    aligned,
+    as_text,
+    dormant_heads,
+    head_map,
+    plain,
+    shades,
+    table,
+)
 from sinkscope.present.text import next_command, printable
 from sinkscope.runs.statistics import CONFIDENCE, t_half_width
 from sinkscope.runs.words import first_mass, says_nothing

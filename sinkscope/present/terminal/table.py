@@ -1,4 +1,4 @@
-"""Tables at the terminal: one kind for rich's screens, one in plain text."""
+"""Tables at the terminal: one kind for rich's screens, one in plain text, and the map of all heads."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
@@ -16,8 +16,11 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from sinkscope.present.colors import CIVIDIS, color_at, ink
+
 if TYPE_CHECKING:
     from sinkscope.runs.schema.stream import DormantHeads
+
 
 NARROW, GAP = 12, 2
 """Columns that words may be folded into, and blanks between two columns."""
@@ -143,3 +146,67 @@ def dormant_heads(dormant: DormantHeads, heads: int) -> str:
 def more(left_out: int, noun: str, file: str) -> list[RenderableType]:
     """A line that says how many more there are, and where; nothing where there are none."""
     return [Text(f"and {left_out} more {noun}{'s' if left_out > 1 else ''} ({file})")] if left_out > 0 else []
+
+
+# A map of all heads at the terminal: layers down, heads across, a few characters per head.
+
+
+MARGIN = 6
+"""Columns that a layer's number takes."""
+
+
+@dataclass(frozen=True)
+class MapRow:
+    """One layer: the values of its heads, and a note to its right."""
+
+    layer: int
+    values: Sequence[float]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Cells:
+    """How a map writes a head: `text` of `size` characters, in rich's `style`; at most `per_line` heads on a line."""
+
+    size: int
+    per_line: int
+    text: Callable[[float], str]
+    style: Callable[[float], str]
+
+
+def head_map(title: str, rows: Sequence[MapRow], cells: Cells, width: int) -> Text:
+    """The map below its title, with a line of head numbers where cells are wide enough for them."""
+    text = Text(f"\n{title}: layers down, heads across\n", style="bold")
+    if cells.size > 1:
+        numbers = "".join(f"{head:>{cells.size}}" for head in range(max(len(row.values) for row in rows)))
+        text.append(" " * MARGIN + numbers + "\n", style="not bold dim")
+    for row in rows:
+        _append_layer(text, row, cells, width)
+    return text
+
+
+def _append_layer(text: Text, row: MapRow, cells: Cells, width: int) -> None:
+    """Appends a layer on as many lines as it needs. Its note goes on the first line, where there is room."""
+    for start in range(0, len(row.values), cells.per_line):
+        line = row.values[start : start + cells.per_line]
+        text.append(f"{row.layer:>{MARGIN - 1}} " if start == 0 else " " * MARGIN, style="not bold dim")
+        for value in line:
+            text.append(cells.text(value), style=cells.style(value))
+        if start == 0 and row.note and MARGIN + cells.size * len(line) + 2 + len(row.note) <= width:
+            text.append(f"  {row.note}", style="not bold dim")
+        text.append("\n")
+
+
+def shades(low: float, high: float, scale: Sequence[str] = CIVIDIS) -> Callable[[float], str]:
+    """Styles for a map in colour: the scale's colour behind each value, with ink that is legible on it."""
+
+    def style(value: float) -> str:
+        background = color_at(value, low, high, scale)
+        return "not bold dim" if background is None else f"not bold {ink(background)} on {background}"
+
+    return style
+
+
+def plain(value: float) -> str:
+    """The style of every cell in a map without colour."""
+    return "not bold"

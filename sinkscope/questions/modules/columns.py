@@ -17,8 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sinkscope.capture import loops
-from sinkscope.metrics.median import median_abs
 from sinkscope.metrics.registry import formula_of
+from sinkscope.metrics.residual import median_abs
 
 PerSequence = Float[Tensor, " sequence"]
 PerToken = Float[Tensor, "sequence token"]

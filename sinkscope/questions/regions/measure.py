@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sinkscope.capture import AttentionCall, LayerView, Missing
 from sinkscope.capture.kernels.map_walk import AttentionMap
-from sinkscope.capture.kernels.masses import group_masses
+from sinkscope.capture.kernels.per_query import group_masses
 from sinkscope.capture.precision import as_float64
 from sinkscope.engine.measurement import Findings, Measurement, Subject
 from sinkscope.inputs.batches import Batch

@@ -16,7 +16,7 @@ from sinkscope.runs.statistics import mean, sem
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from sinkscope.present.figures.series import Series
+    from sinkscope.present.figures.several import Series
 
 COSINES_OF_TOKENS = (
     ("avg_cos_residual", "$x$", LINES[0], "-", "o"),

@@ -14,7 +14,7 @@ from sinkscope.present.figures.several import TableFigure, by_layer
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from sinkscope.present.figures.series import Series
+    from sinkscope.present.figures.several import Series
 
 UNIFORM = 0.6
 """Heads above this mean uniformity have the second panel of `parts`."""

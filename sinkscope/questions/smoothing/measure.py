@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sinkscope.capture import AttentionCall, LayerView, Missing
 from sinkscope.capture.kernels.map_walk import AttentionMap
-from sinkscope.capture.kernels.pairs import pair_margins
+from sinkscope.capture.kernels.per_query import pair_margins
 from sinkscope.capture.precision import as_float64
 from sinkscope.engine.measurement import Findings, Measurement
 from sinkscope.metrics.quantities import Quantity

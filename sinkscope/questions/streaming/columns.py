@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sinkscope.capture.kernels.regions import RegionSums
+from sinkscope.capture.kernels.per_query import RegionSums
 from sinkscope.capture.view import LayerView, Missing, need
 from sinkscope.metrics.registry import layer_metric, measured_metric
 

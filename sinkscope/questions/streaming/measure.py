@@ -6,7 +6,7 @@ import pandas as pd
 
 from sinkscope.capture import AttentionCall
 from sinkscope.capture.kernels.map_walk import AttentionMap
-from sinkscope.capture.kernels.regions import Regions, RegionSums, region_sums
+from sinkscope.capture.kernels.per_query import Regions, RegionSums, region_sums
 from sinkscope.engine.measurement import Measurement
 from sinkscope.questions.streaming.columns import TABLE
 from sinkscope.questions.streaming.words import add_streaming

@@ -25,7 +25,7 @@ from sinkscope.capture.precision import as_float64, as_widest
 from sinkscope.capture.token_sums import inverse
 from sinkscope.capture.view import LayerView, Missing, need, once_per_view
 from sinkscope.metrics import mass
-from sinkscope.metrics.hull import hull_distance
+from sinkscope.metrics.geometry import hull_distance
 from sinkscope.metrics.registry import layer_metric, measured_metric
 
 NAME = "switch"

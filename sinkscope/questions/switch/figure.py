@@ -10,7 +10,7 @@ from sinkscope.present.figures.several import TableFigure, beside_layers, by_lay
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from sinkscope.present.figures.series import Series
+    from sinkscope.present.figures.several import Series
 
 COSINES = (
     ("cos_residual", r"$\cos(x_0, x_j)$"),

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from sinkscope.capture.private_doors import linear_kinds
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
+from sinkscope.experiments.arms.changes import WHOLE, around_zero
 from sinkscope.experiments.arms.grammar import number
 from sinkscope.experiments.arms.positions import SINKS, PositionArm, Positions, read_kept
-from sinkscope.experiments.arms.rounding import WHOLE, around_zero
 
 LINEAR = linear_kinds()
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
+from sinkscope.experiments.arms.changes import check_sites, projections, zeroed_by_sequence
 from sinkscope.experiments.arms.head_choice import Score, read_scored
-from sinkscope.experiments.arms.zeroing import check_sites, projections, zeroed_by_sequence
 from sinkscope.runs.run import Run
 
 

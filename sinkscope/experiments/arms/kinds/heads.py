@@ -12,9 +12,9 @@ import pandas as pd
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
+from sinkscope.experiments.arms.changes import check_sites, projections, zeroed
 from sinkscope.experiments.arms.grammar import number
 from sinkscope.experiments.arms.head_choice import PLACE, HeadTable, Score, head_table, read_scored
-from sinkscope.experiments.arms.zeroing import check_sites, projections, zeroed
 from sinkscope.runs.saved.ablation import Heads
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sinkscope.capture.narrowed import Narrowing
+from sinkscope.capture.calls import Narrowing
 from sinkscope.experiments.arms.arm import Arm, Pass
 from sinkscope.experiments.arms.positions import PositionArm, read_positions
 

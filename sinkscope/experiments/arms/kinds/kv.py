@@ -11,9 +11,9 @@ from torch import Tensor
 from sinkscope.capture import Site
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.experiments.arms.arm import Arm, Pass
+from sinkscope.experiments.arms.changes import WHOLE, between_ends
 from sinkscope.experiments.arms.grammar import number
 from sinkscope.experiments.arms.positions import PositionArm, read_kept
-from sinkscope.experiments.arms.rounding import WHOLE, between_ends
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
-from sinkscope.experiments.arms.loss import batch_size
-from sinkscope.metrics.median import median_abs
-from sinkscope.metrics.residual import MASSIVE_ABS, MASSIVE_RATIO
+from sinkscope.experiments.arms.readings import batch_size
+from sinkscope.metrics.residual import MASSIVE_ABS, MASSIVE_RATIO, median_abs
 
 Elements = dict[str, list[int]]
 """Channels by the path of the block whose input is changed."""

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from sinkscope.present.notation import in_words, mathematics
-from sinkscope.present.paper.cells import Writing, errors, is_number, places, places_of, written_rows
+from sinkscope.present.paper.cells import (
+    Writing,
+    errors,
+    in_words,
+    is_number,
+    mathematics,
+    places,
+    places_of,
+    written_rows,
+)
 from sinkscope.present.paper.format import Format
 from sinkscope.present.text import printable
 from sinkscope.runs.paper_table import Column, PaperTable

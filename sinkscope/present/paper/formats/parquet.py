@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinkscope.present.paper.format import Format
+from sinkscope.runs.folder import parquet_bytes
 from sinkscope.runs.paper_table import PaperTable
-from sinkscope.runs.parquet import parquet_bytes
 
 
 def parquet_table(table: PaperTable) -> bytes:

@@ -1,17 +1,20 @@
-"""Several domains side by side, and published numbers beside the run's own, as tables for the terminal."""
+"""Parts of a run's screen: several domains side by side, published numbers, tokens that are sinks, the model's task."""
 
 from __future__ import annotations
 
+import csv
+import io
+import textwrap
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sinkscope.present.numbers import MISSING, fixed, interval, probability
-from sinkscope.present.terminal.table import FEW, ROWS, dormant_heads, more, table
-from sinkscope.present.text import printable
+from sinkscope.present.numbers import MISSING, fixed, interval, is_missing, probability
+from sinkscope.present.terminal.table import FEW, ROWS, aligned, dormant_heads, more, table
+from sinkscope.present.text import printable, shortened
 from sinkscope.runs.words import beyond_words, first_mass, says_nothing
 
 if TYPE_CHECKING:
@@ -173,3 +176,79 @@ def _largest(heads: list[HeadContrast]) -> Table:
         for head in heads
     ]  # fmt: skip
     return table("", ("layer.head", "difference", "95 % interval", "q"), rows, left=["layer.head"])
+
+
+# The tokens that are attention sinks, as a table for the terminal.
+
+
+TOKENS_SHOWN, WIDEST = 6, 20
+"""Most tokens that are shown, and most characters of each."""
+MEANS = (
+    "sinks: occurrences that are sinks; of: all occurrences; heads: in which any is a sink; share: part of the "
+    "attention on all sinks"
+)
+
+
+def token_rows(run: Run, stream: str, domain: str | None = None) -> list[RenderableType]:
+    """The tokens with the most attention on them as sinks; nothing where there are none, or in an older run."""
+    if run.tokens is None:
+        return []
+    found = run.tokens[(run.tokens["stream"] == stream) & (run.tokens["kind"] == "attention")]
+    if domain is not None:
+        found = found[found["domain"] == domain]
+    if found.empty:
+        return []
+    headers = ("token", "region", "place", "sinks", "of", "rate", "heads", "layers", "alpha_k", "share")
+    rows = [
+        (shortened("-" if is_missing(row["token"]) else printable(str(row["token"])), WIDEST), printable(row["region"]),
+         "first" if row["first"] else "later", str(row["sinks"]), str(row["occurrences"]), fixed(row["rate"], 3),
+         str(row["heads"]), f"{row['first_layer']}-{row['last_layer']}", fixed(row["mean_alpha"], 3),
+         fixed(row["sink_share"], 3))
+        for row in found.head(TOKENS_SHOWN).to_dict("records")
+    ]  # fmt: skip
+    where = f" on {printable(domain)}" if domain else ""
+    title = f"\ntokens that are sinks{where}: alpha_k > {run.summary.epsilon:g} in some head"
+    return [
+        table(title, headers, rows, left=headers[:3]),
+        *more(len(found) - TOKENS_SHOWN, "token", "tokens.csv"),
+        Text(MEANS),
+    ]
+
+
+# What a scan says of a model's own task: the answer in words and a table of its heads.
+
+
+WIDTH = 100
+
+
+def render_task(task: dict[str, Any], width: int = WIDTH, meanings: bool = True) -> str:
+    """What summary.json says of a task: the answer in words, one row per head, and what the columns mean."""
+    names = ["layer", "head", *task["columns"]]
+    rows = [[_cell(row[name]) for name in names] for row in task["heads"]]
+    title = f"{task['name']} task, {printable(task['attention'])} attention, trigger at {task['trigger_position']}"
+    lines = [title, *(wrapped(sentence, width) for sentence in task["in_words"]), "", *task_table([names, *rows])]
+    if meanings:
+        lines += ["", *(wrapped(f"{name}: {text}", width, "  ") for name, text in task["columns"].items())]
+    return "\n".join(lines) + "\n"
+
+
+def task_csv(task: dict[str, Any]) -> str:
+    """The rows of a task's heads as CSV, with every digit."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["layer", "head", *task["columns"]], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(task["heads"])
+    return text.getvalue()
+
+
+def _cell(value: Any) -> str:
+    return fixed(value, 4) if isinstance(value, float) else str(value)
+
+
+def task_table(rows: list[list[str]]) -> list[str]:
+    """Right-aligned columns, one blank apart, so that a task's columns fit into 80 characters."""
+    return aligned(rows, left=0, gap=" ")
+
+
+def wrapped(text: str, width: int, indent: str = "") -> str:
+    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)

@@ -1,8 +1,5 @@
-"""Splits the keys of every query into the first ones, a window of recent ones and the distant ones between them.
-
-A KV cache of StreamingLLM (Xiao et al. 2309.17453) keeps the first and the recent keys and forgets the distant ones.
-The sums here say what each region holds, block by block, never T x T.
-"""
+"""What questions ask of every query's attention, block by block: its sums over groups of keys, over windows, and by how
+much it prefers key 0."""
 
 from __future__ import annotations
 
@@ -10,15 +7,121 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
-from sinkscope.capture.kernels.map_walk import AttentionMap
+from sinkscope.capture.kernels.map_walk import HIDDEN_GAP, AttentionMap
 from sinkscope.capture.kernels.sums import block_edges
-from sinkscope.capture.kernels.unnormalised import UnnormalisedWalk, walk_of
-from sinkscope.capture.kernels.walk import Walk
+from sinkscope.capture.kernels.walk import FLOOR, UnnormalisedWalk, Walk, walk_of
 from sinkscope.capture.masks.visibility import BlockMask
+
+
+def group_masses(
+    call: AttentionCall | AttentionMap, groups: Int[Tensor, "batch key"], count: int
+) -> Float[Tensor, "batch head query group"]:
+    """The sum of A[i, j] over the keys j of each of `count` groups, in float32 (float64 for a float64 model).
+
+    `groups`: the number of each key's group, from 0 on; a key of a negative number belongs to none.
+    """
+    member = torch.nn.functional.one_hot(groups.clamp(min=0), count) * (groups >= 0).unsqueeze(-1)
+    if isinstance(call, AttentionMap):
+        return _masses_of_map(call, member)
+    batch, heads, queries, _ = call.query.shape
+    shared, keys = call.key.shape[1:3]
+    walk = walk_of(call.score, _MassWalk, _UnnormalisedMassWalk)(call, batch, shared, heads // shared, queries, keys)
+    walk.member = member.to(device=call.query.device, dtype=walk.dtype)[:, None, None]
+    walk.masses = walk.first.new_zeros(*walk.first.shape, count)
+    for start, stop in block_edges(queries, batch * heads * keys * 4, call.query.device):
+        walk.block(start, stop)
+    return walk.masses.flatten(1, 2)
+
+
+def _masses_of_map(seen: AttentionMap, member: Tensor) -> Tensor:
+    """From a map that the model formed. Probabilities in half precision are recomputed from their logits."""
+    batch, heads, queries, keys = seen.probabilities.shape
+    weights = member.to(device=seen.probabilities.device, dtype=seen.dtype)[:, None]
+    edges = block_edges(queries, batch * heads * keys * 4, seen.probabilities.device)
+    return torch.cat([seen.shares(slice(start, stop)) @ weights for start, stop in edges], 2)
+
+
+class _MassWalk(Walk):
+    """A walk that takes the sums over groups of keys in place of all others."""
+
+    member: Tensor
+    masses: Tensor
+
+    def _row_sums(self, *_: Any) -> None:
+        pass
+
+    def _column_sums(self, *_: Any) -> None:
+        pass
+
+    def _output(self, rows: slice, seen: BlockMask, weights: Tensor, norm: Tensor) -> None:
+        summed = weights @ self.member[..., seen.low : seen.high, :]
+        self.masses[..., rows, :] = summed / norm.unsqueeze(-1)
+
+
+class _UnnormalisedMassWalk(_MassWalk, UnnormalisedWalk):
+    pass
+
+
+# By how much each query prefers key 0 to its next best key, block by block.
+
+
+def pair_margins(call: AttentionCall | AttentionMap) -> Float[Tensor, "batch head query"] | None:
+    """s_i0 - max s_ij over the other keys j that query i sees, in float32 (float64 for a float64 model).
+
+    NaN for a query that does not see key 0, or sees nothing else. A learned sink is no key, and is left out. None where
+    the score is not softmax, and where a map was formed by the model whose logits were not seen.
+    """
+    if isinstance(call, AttentionMap):
+        return _margins_of_map(call)
+    if call.score != "softmax":
+        return None
+    batch, heads, queries, _ = call.query.shape
+    groups, keys = call.key.shape[1:3]
+    walk = _PairWalk(call, batch, groups, heads // groups, queries, keys)
+    walk.pairs = torch.full_like(walk.first, torch.nan)
+    for start, stop in block_edges(queries, batch * heads * keys * 4, call.query.device):
+        walk.block(start, stop)
+    return walk.pairs.flatten(1, 2)
+
+
+def _margins_of_map(seen: AttentionMap) -> Tensor | None:
+    if seen.logits is None:
+        return None
+    logits = seen.logits[..., : seen.probabilities.shape[-1]].to(seen.dtype)
+    shown = logits > seen.logits.to(seen.dtype).amax(-1, keepdim=True) - HIDDEN_GAP
+    return _margins(logits.masked_fill(~shown, -torch.inf))
+
+
+class _PairWalk(Walk):
+    """A walk that takes these margins in place of all sums."""
+
+    pairs: Tensor
+
+    def block(self, start: int, stop: int) -> None:
+        """Takes the margins of queries start..stop."""
+        rows, seen, logits = self._begin(start, stop)
+        if seen.low:
+            return
+        self._hide(logits, seen, -torch.inf)
+        self.pairs[..., rows] = _margins(logits.masked_fill(logits <= FLOOR / 2, -torch.inf))
+
+
+def _margins(logits: Tensor) -> Tensor:
+    """From logits that are -inf where a query does not see a key."""
+    if logits.shape[-1] < 2:
+        return torch.full_like(logits[..., 0], torch.nan)
+    margins = logits[..., 0] - logits[..., 1:].amax(-1)
+    return margins.masked_fill(~margins.isfinite(), torch.nan)
+
+
+# Splits the keys of every query into the first ones, a window of recent ones and the distant ones between them.
+#
+# A KV cache of StreamingLLM (Xiao et al. 2309.17453) keeps the first and the recent keys and forgets the distant ones.
+# The sums here say what each region holds, block by block, never T x T.
 
 
 @dataclass(frozen=True)
@@ -60,7 +163,7 @@ class RegionSums:
 def region_sums(call: AttentionCall | AttentionMap, regions: Regions) -> RegionSums:
     """The sums of one attention call of as many queries as keys."""
     if isinstance(call, AttentionMap):
-        return _of_map(call, regions)
+        return _regions_of_map(call, regions)
     batch, heads, queries, _ = call.query.shape
     groups, keys = call.key.shape[1:3]
     walk = walk_of(call.score, _SplitWalk, _UnnormalisedSplitWalk)(call, batch, groups, heads // groups, queries, keys)
@@ -70,7 +173,7 @@ def region_sums(call: AttentionCall | AttentionMap, regions: Regions) -> RegionS
     return walk.split.finish()
 
 
-def _of_map(seen: AttentionMap, regions: Regions) -> RegionSums:
+def _regions_of_map(seen: AttentionMap, regions: Regions) -> RegionSums:
     """From a map that the model formed. Probabilities in half precision are recomputed from their logits."""
     batch, heads, queries, keys = seen.probabilities.shape
     sums = seen.probabilities.new_zeros(3, batch, heads, queries, dtype=seen.dtype)

@@ -1,4 +1,4 @@
-"""An ablation: a grid of arms, of scores by shares of heads, each beside as many random heads."""
+"""An ablation: zeroes the heads that a score calls dormant, and compares the loss with that of zeroing random heads."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ from sinkscope.experiments.arms.positions import Positions
 from sinkscope.runs.run import Run, load_run
 from sinkscope.runs.saved.ablation import HIDDEN, NAN, RANDOM, Ablation, ZeroedArm, summarise
 from sinkscope.runs.saved.arms_table import UNABLATED
+
+# An ablation: a grid of arms, of scores by shares of heads, each beside as many random heads.
+
 
 TOKENS = ("first",)
 
