@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
-from functools import partial
 from importlib.util import find_spec
 
 import torch
@@ -17,7 +15,6 @@ from torch import Tensor
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels import triton_call
 from sinkscope.capture.kernels.compiled_walk import CompiledWalk, supports
-from sinkscope.capture.kernels.shared_walk import read_shared, shares
 from sinkscope.capture.kernels.sums import AttentionSums, block_edges
 from sinkscope.capture.kernels.walk import UnnormalisedWalk, Walk, walk_of
 from sinkscope.capture.private_doors import is_out_of_memory
@@ -57,21 +54,11 @@ def attend_in_blocks(call: AttentionCall, block_bytes: int | None = None) -> tup
     over the whole matrix within float32 rounding; a query that sees no key returns 0. Raises SinkscopeError for an
     unknown score.
     """
-    if not supports(call):
-        return _walked(call, walk_of(call.score, Walk, UnnormalisedWalk), len(call.query), block_bytes)
-    count = shares(call)
-    compiled = partial(_walked, kind=CompiledWalk, together=len(call.query), block_bytes=block_bytes)
-    return compiled(call) if count == 1 else read_shared(call, count, compiled)
-
-
-def _walked(
-    call: AttentionCall, kind: Callable[..., Walk], together: int, block_bytes: int | None
-) -> tuple[Tensor, AttentionSums]:
-    """`together`: the sequences that are read at the same time, which share the memory of a block."""
     batch, heads, queries, _ = call.query.shape
     groups, keys = call.key.shape[1:3]
+    kind = CompiledWalk if supports(call) else walk_of(call.score, Walk, UnnormalisedWalk)
     walk = kind(call, batch, groups, heads // groups, queries, keys)
-    for start, stop in block_edges(queries, together * heads * keys * 4, call.query.device, block_bytes):
+    for start, stop in block_edges(queries, batch * heads * keys * 4, call.query.device, block_bytes):
         walk.block(start, stop)
     return walk.finish()
 
