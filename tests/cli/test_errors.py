@@ -358,10 +358,10 @@ def test_out_that_is_a_file(tiny_folder: Path, refused: Refused, tmp_path: Path)
     assert path.read_text("utf-8") == "mine"
 
 
-@pytest.mark.parametrize("out", ["/dev/null/run", "/proc/nonesuch/run"])
-def test_unwritable_place_is_seen_before_the_model_is_loaded(out: str, refused: Refused) -> None:
+@pytest.mark.parametrize(("out", "nearest"), [("/dev/null/run", "/dev/null"), ("/proc/nonesuch/run", "/proc")])
+def test_unwritable_place_is_seen_before_the_model_is_loaded(out: str, nearest: str, refused: Refused) -> None:
     message = refused("./no-such-model", out=out)
-    assert str(Path(out).parent) in message
+    assert f"cannot write to {nearest}: " in message
     assert "--out" in message
     assert "exists" not in message
 

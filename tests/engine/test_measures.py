@@ -19,7 +19,7 @@ from watched import hooks
 
 import sinkscope
 from sinkscope.cli import app
-from sinkscope.engine import scan as scanning
+from sinkscope.engine import prepared as preparing
 from sinkscope.engine.collector import Part, Parts
 from sinkscope.engine.measurement import Findings, Measurement, measurements, refuse_spread
 from sinkscope.errors import SinkscopeError
@@ -83,7 +83,7 @@ def no(view: Any) -> torch.Tensor:
 
 @pytest.fixture
 def echo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scanning, "measurements", lambda names: [Echo])
+    monkeypatch.setattr(preparing, "measurements", lambda names: [Echo])
 
 
 @pytest.mark.usefixtures("echo")
@@ -112,7 +112,7 @@ class Count(Measurement):
 
 
 def test_a_measurement_may_read_the_tables_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scanning, "measurements", lambda names: [Count])
+    monkeypatch.setattr(preparing, "measurements", lambda names: [Count])
     run = sinkscope.scan(tiny("llama"), data=random_ids(2, 20), self_check=False)
     assert run.measured["count"]["size"].tolist() == [4, 4, 4]
     assert run.summary.streams["text"].measured == {"count": {"heads": 12}}
