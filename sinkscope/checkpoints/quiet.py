@@ -7,8 +7,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
 
-from sinkscope.capture.quiet_logs import quiet_logs
-
 Report = Callable[[str, int, int], None]
 """Called with (stage, done, total)."""
 
@@ -25,6 +23,8 @@ def quiet_transformers(bars_too: bool = False) -> Iterator[None]:
     `bars_too`: also hides bars that ignore this setting (GGUF conversion's), by discarding stderr.
     """
     from transformers.utils import logging
+
+    from sinkscope.capture.quiet_logs import quiet_logs  # its room loads torch, and names are looked up without it
 
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture.hooks import hooked
+from sinkscope.capture.private_doors import times_written
 from sinkscope.wiring.parts import Parts, first_tensor, stream_in
 
 KEPT_BYTES = 3 * 2**28
@@ -63,7 +64,7 @@ class Kept:
         if self._lost or tensor is None or tensor.dim() != 3 or len(tensor) != self._count or tensor.is_inference():
             self._tensors.pop((block, place), None)
             return
-        self._tensors[block, place] = tensor, tensor._version
+        self._tensors[block, place] = tensor, times_written(tensor)
         self._sizes[tensor.data_ptr()] = tensor.nbytes
         if sum(self._sizes.values()) > KEPT_BYTES:
             self._lost = True
@@ -78,7 +79,7 @@ class Kept:
         """[sequence, channel]: what was kept, at one token of each sequence; None where nothing was, or where the model
         has written into it since."""
         tensor, version = self._tensors.get((block, place), (None, 0))
-        if tensor is None or tensor._version != version:
+        if tensor is None or times_written(tensor) != version:
             return None
         return tensor[torch.arange(self._count, device=tensor.device), tokens.to(tensor.device)]
 
