@@ -101,9 +101,16 @@ class Pace:
         if not self.stage:
             return ""
         rate, left = self.rate(), self.left()
-        speed = f"{rate:.1f} seq/s" if rate and self.stage in COUNTED else ""
+        speed = _speed(rate) if rate and self.stage in COUNTED else ""
         time_left = f"{duration(self.clock() - self.began)} so far" if left is None else f"{duration(left)} left"
+        if self.done == self.total and self.clock() - self.told >= APART:
+            time_left = "finishing"  # all is counted, and work that has no count goes on
         return "  ".join(filter(None, (self.count(), speed, time_left, self.note)))
+
+
+def _speed(rate: float) -> str:
+    """`2.5 seq/s`; below one sequence a second `12.0 s/seq`, which keeps its digits."""
+    return f"{rate:.1f} seq/s" if rate >= 1 else f"{1 / rate:.1f} s/seq"
 
 
 def duration(seconds: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sinkscope.runs.schema.table import HEAD, LAYER, STREAM, ColumnSchema, TableSchema, key, number
 
-NATS = "nats a token"
+NATS = "nats per token"
 ARM = ColumnSchema("arm", "string", "", "", "The arm, in the grammar that docs/commands/arms.md lists.")
 
 NUMBERS = {
