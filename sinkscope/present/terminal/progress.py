@@ -38,6 +38,8 @@ STAGES = {
 }
 MINUTE, APART = 60.0, 10.0
 """Seconds after which a line is due off a terminal, and between two lines at least."""
+BAR = 20
+"""Width of the bar in characters. A bar as wide as the terminal shares its room with the words, and cuts them."""
 
 Progress = Callable[[str, int, int], None]
 Begin = Callable[[str, int], None]
@@ -200,7 +202,7 @@ def _bar(console: Console, pace: Pace) -> Iterator[None]:
             task.total, task.completed = pace.total or None, pace.done
             return super().render(task)
 
-    line = [Words(Column()), Bar(bar_width=None), State(Column(no_wrap=True))]  # a narrow terminal cuts the words first
+    line = [Words(Column()), Bar(bar_width=BAR), State(Column(no_wrap=True))]  # a narrow terminal cuts the words first
     with Live(*line, console=console, transient=True) as live:
         live.add_task("")
         pace.draw = live.refresh
