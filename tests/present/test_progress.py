@@ -170,6 +170,9 @@ def test_work_without_a_count_is_not_said_to_have_no_time_left() -> None:
     assert pace.state() == "1.00/1.00 GiB  0:00 left"
     clock.now = 80.0
     assert pace.state() == "1.00/1.00 GiB  finishing"
+    pace.begin("loading", "loading the model", 0, 0)
+    clock.now = 100.0
+    assert pace.state() == "0:20 so far", "nothing is counted here"
 
 
 def test_bytes_are_counted_in_gib() -> None:

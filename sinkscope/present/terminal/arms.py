@@ -93,7 +93,10 @@ def _closed(lines: list[str], arms: Arms, written: Iterable[Path]) -> str:
     paths = list(written)
     if paths:
         names = ", ".join(path.name for path in paths)
-        lines += ["", *textwrap.wrap(f"written to {printable(str(paths[0].parent))}: {names}", WIDTH)]
+        lines += [
+            *([""] if lines[-1] else []),
+            *textwrap.wrap(f"written to {printable(str(paths[0].parent))}: {names}", WIDTH),
+        ]
     return "\n".join([*lines, ""])
 
 

@@ -105,7 +105,7 @@ class Pace:
         rate, left = self.rate(), self.left()
         speed = _speed(rate) if rate and self.stage in COUNTED else ""
         time_left = f"{duration(self.clock() - self.began)} so far" if left is None else f"{duration(left)} left"
-        if self.done == self.total and self.clock() - self.told >= APART:
+        if self.total and self.done == self.total and self.clock() - self.told >= APART:
             time_left = "finishing"  # all is counted, and work that has no count goes on
         return "  ".join(filter(None, (self.count(), speed, time_left, self.note)))
 
