@@ -24,6 +24,7 @@ from sinkscope.runs.schema.baseline import (
     BaselineLevel,
     BaselineModel,
 )
+from sinkscope.runs.schema.manifest import with_adapter
 from sinkscope.runs.schema.old import baseline_from_0_1
 from sinkscope.runs.statistics import mean, sem
 
@@ -82,6 +83,14 @@ class Baseline:
     def request(self) -> Request:
         """The request of the run; `Request.of_model` asks the same of another model."""
         return self.facts.request
+
+    @property
+    def shown(self) -> str:
+        """The model for people to read: the name that its scan was given (`--name`), else its id; and its adapter."""
+        model, name = self.facts.model, self.facts.request.name
+        if name is None:
+            return model.shown
+        return with_adapter(name, None if model.adapter is None else model.adapter.path)
 
     @property
     def measured(self) -> Measured:

@@ -159,7 +159,7 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
     tallies = [_tally(each, q, policy.significance) for each, q in zip(judged, _pooled(judged), strict=True)]
     if not any(tally.places or tally.breaches for tally in tallies):
         raise SinkscopeError("nothing was compared: no value that the policy names is in both the run and the baseline")
-    model, before_model = (each.facts.model.shown for each in (now, baseline))
+    model, before_model = (each.shown for each in (now, baseline))
     return Verdict(model, before_model, same_text, tallies, notes)
 
 

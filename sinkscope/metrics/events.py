@@ -32,7 +32,7 @@ Events = Float[Tensor, "event field"]
 @head_metric(unit="probability", range="[0, 1]", source="Xiao et al. 2309.17453 (four sink tokens); estimator ours")
 def first4_mass(view: LayerView) -> HeadValues:
     """Mean over all queries i = 0..T-1 of sum over k < 4 of A[i,k]; in causal heads the rows of the first four queries
-    are trivially 1, so uniform attention is the baseline to hold it against: see first4_boost."""
+    are trivially 1, so compare it with uniform attention: see first4_boost."""
     return view.attention.columns[..., :FIRST].sum(-1) / view.queries
 
 

@@ -65,8 +65,8 @@ def sinks_per_sequence(view: LayerView) -> HeadValues:
 
 @head_metric(unit="share", range="[0, 1]", source="Kaul et al. 2410.17174", dormant="high")
 def first_argmax(view: LayerView) -> HeadValues:
-    """Share of queries i >= 1 whose largest A[i,j] over keys j is at key 0; a tie counts for key 0, and a query that
-    may not see key 0 against it."""
+    """Share of queries i >= 1 whose largest A[i,j] over keys j is at key 0; a tie counts as key 0, and a query that may
+    not see key 0 counts as another key."""
     return mean_rows(view.attention.first_is_largest[..., 1:].float())
 
 

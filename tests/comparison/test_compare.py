@@ -245,6 +245,16 @@ def test_other_shapes_by_summary_only() -> None:
     assert "different shapes (3 layers x 4 heads against 2 layers x 4 heads)" in " ".join(text.split())
 
 
+@pytest.mark.parametrize("layers", [2, 3])
+@pytest.mark.parametrize("margin", [{}, {"entropy": 0.5}])
+def test_a_screen_ends_with_its_last_line(layers: int, margin: dict[str, float]) -> None:
+    result = compare(scanned(), scanned(layers=layers), metrics=["entropy"], equivalence_margin=margin)
+    text = render_comparison(result)
+    assert text.endswith("\n")
+    assert not text.endswith("\n\n")
+    assert "\n\n\n" not in text
+
+
 def with_scores(run: Run, name: str, scores: dict[tuple[int, int], float], spread: float, seed: int) -> Run:
     """The run with values of `name` drawn around each head's score, 0.1 where none is given."""
     noise, table = np.random.default_rng(seed), run.sequences
@@ -376,7 +386,7 @@ became dormant: none
 
 
 def test_the_screen() -> None:
-    assert render_comparison(_by_hand()) == SCREEN + "\n"
+    assert render_comparison(_by_hand()) == SCREEN
 
 
 def test_the_screen_of_a_run_against_itself() -> None:

@@ -48,6 +48,16 @@ def run_check(tmp_path: Path, plant: str, *more: str) -> Any:
     return CliRunner().invoke(app, arguments)
 
 
+def test_a_verdict_calls_models_by_the_names_that_their_scans_were_given(tmp_path: Path) -> None:
+    run, named = scanned(), scanned()
+    named.manifest.request = named.manifest.request.model_copy(update={"name": "Release 7"})
+    kept = tmp_path / "named.json"
+    kept.write_text(baseline_text(baseline_of(named)), encoding="utf-8")
+    verdict = check(run, read_baseline(kept))
+    assert (verdict.model, verdict.baseline_model) == (run.manifest.model.id, "Release 7")
+    assert f"{run.manifest.model.id} against Release 7" in render_verdict(verdict)
+
+
 def test_exit_codes(tmp_path: Path) -> None:
     assert run_check(tmp_path, "").exit_code == 0
     failed = run_check(tmp_path, "zero head")

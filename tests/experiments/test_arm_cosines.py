@@ -143,5 +143,5 @@ def test_a_command_writes_and_shows_them(tiny_folder: Path, tmp_path: Path, monk
     ]
     assert (table.loc[table["arm"] == "unablated", "change"] == 0).all()
     assert "keys:first1: tokens are more similar than in the unablated model after" in " ".join(done.stdout.split())
-    assert "tokens alike, layers" in done.stdout
+    assert "cosine of tokens" in done.stdout
     assert "arm_cosines.csv" in json.loads((tmp_path / "found" / "arms.json").read_text())["files"]

@@ -135,9 +135,9 @@ def test_the_time_left_is_known_where_a_batch_takes_minutes() -> None:
     clock.now = 120.0
     assert pace.state() == "0/32  2:00 so far"
     pace.go_on(8)
-    assert pace.state() == "8/32  0.1 seq/s  6:00 left"
+    assert pace.state() == "8/32  15.0 s/seq  6:00 left"
     clock.now = 180.0
-    assert pace.state() == "8/32  0.1 seq/s  5:00 left", "it runs down while a batch is computed"
+    assert pace.state() == "8/32  15.0 s/seq  5:00 left", "it runs down while a batch is computed"
 
 
 def test_a_resumed_scan_counts_its_own_pace() -> None:
@@ -147,6 +147,32 @@ def test_a_resumed_scan_counts_its_own_pace() -> None:
     clock.now = 10.0
     pace.go_on(26)
     assert pace.left() == pytest.approx(30.0)
+
+
+def test_the_speed_keeps_its_digits_in_fast_and_slow_scans() -> None:
+    clock = Clock()
+    pace = Pace(clock)
+    pace.begin("scanning", "scanning", 0, 32)
+    clock.now = 2.0
+    pace.go_on(5)
+    assert pace.state() == "5/32  2.5 seq/s  0:11 left"
+    clock.now = 250.0
+    pace.go_on(6)
+    assert pace.state() == "6/32  41.7 s/seq  18:03 left"
+
+
+def test_work_without_a_count_is_not_said_to_have_no_time_left() -> None:
+    clock = Clock()
+    pace = Pace(clock)
+    pace.begin("converting", "converting", 0, 2**30)
+    clock.now = 20.0
+    pace.go_on(2**30)
+    assert pace.state() == "1.00/1.00 GiB  0:00 left"
+    clock.now = 80.0
+    assert pace.state() == "1.00/1.00 GiB  finishing"
+    pace.begin("loading", "loading the model", 0, 0)
+    clock.now = 100.0
+    assert pace.state() == "0:20 so far", "nothing is counted here"
 
 
 def test_bytes_are_counted_in_gib() -> None:
@@ -169,7 +195,7 @@ def test_without_a_terminal_a_line_is_due_each_tenth_and_each_minute(capsys: pyt
     assert [line.partition("  ")[0] for line in said] == [
         f"sinkscope: scanning: {done}/20" for done in (0, 2, 4, 6, 8, 8, 8)
     ]
-    assert said[1].endswith("0.1 seq/s  2:10 left")
+    assert said[1].endswith("7.5 s/seq  2:10 left")
 
 
 def test_short_work_prints_no_lines(capfd: Any) -> None:

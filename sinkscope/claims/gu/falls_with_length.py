@@ -51,8 +51,8 @@ CLAIM = Claim(
     rule=Rule("sink rate of the whole text over that of its first 64 tokens, epsilon 0.3", 0.9, 1.0),
     contrast="sink rate at epsilon 0.8 over that at 0.3, whole text",
     not_shown=(
-        "A sink rate without its T and epsilon says nothing. Texts longer than a sliding window cut the first "
-        "token off there."
+        "A sink rate means nothing without its T and epsilon. In texts longer than a sliding window, the window "
+        "hides the first token from later queries."
     ),
     place=2,
 )

@@ -62,6 +62,6 @@ CLAIM = Claim(
     find=find,
     rule=Rule("sink rate on text, epsilon 0.3, T = 64", 0.5, 0.1),
     contrast="the sink rate on random tokens",
-    not_shown="A first token that is BOS and one that is not are two questions: see stays-at-the-first-position.",
+    not_shown="Whether the first token is BOS or another token makes a difference: see stays-at-the-first-position.",
     place=1,
 )

@@ -45,6 +45,6 @@ CLAIM = Claim(
     find=find,
     rule=Rule("share of heads with a sink for which both hold", 0.9, 0.5),
     contrast="the same of heads without a sink",
-    not_shown="A bias would be the same for all queries, and `key_bias` 0 nats.",
+    not_shown="A true bias would be the same for all queries, so that `key_bias` would be 0 nats.",
     place=4,
 )

@@ -37,7 +37,10 @@ CLAIM = Claim(
     title="the sink stays at the first position",
     says="Models sink into the first position, whatever token stands there.",
     source="sections 3 and 4; LLaMA2-7B on one token repeated, with 0.00 %, is their own exception.",
-    assumes="A sink stays where it is above epsilon at position 0 with another token there, and not at BOS elsewhere.",
+    assumes=(
+        "A sink stays if it is above epsilon with another token at position 0, and does not appear where BOS stands "
+        "elsewhere."
+    ),
     needs=OPENINGS,
     find=find,
     rule=Rule("share of sinks on BOS that stay at position 0", 0.9, 0.1),

@@ -53,16 +53,18 @@ CLAIM = Claim(
     ),
     source="proposition 4.1.",
     assumes=(
-        "z is what the projections read, one text at a time; J is every query j >= 1, and i every key, seen or not."
+        "z is what the projections read, in one text at a time. J is the set of all queries j >= 1. i is every "
+        "other key, whether or not the query sees it."
     ),
     needs=TEXT.with_tables("switch"),
     find=find,
     rule=Rule("share of layers with a sink head in which some W has a margin above 0", 0.95, 0.5),
     contrast="the same of layers without a sink head",
     not_shown=(
-        "Linearly independent tokens have such a W whatever they are, and T <= D tokens mostly are; longer texts "
-        "may have one too. A condition of one text is weaker than that of all texts. A causal head need not beat "
-        "the keys that a query does not see. Rotary positions and norms of q and k are no part of one W."
+        "Linearly independent tokens always have such a W, and T <= D tokens mostly are linearly independent; "
+        "longer texts may have one too. The condition for one text is weaker than for all texts. A causal head need "
+        "not give the sink more than keys that a query does not see. W contains neither rotary positions nor norms "
+        "of q and k."
     ),
     figure="alignment",
     place=2,

@@ -59,20 +59,20 @@ CLAIM = Claim(
     paper="2605.08453",
     by="ours, after Lampert et al.",
     title="the first token's cosine with every other is above 0",
-    says="Where a head sinks, the cosine of the first token with every other token is above 0.",
+    says="In a head with a sink, the cosine of the first token with every other token is above 0.",
     source=(
         "our reading of figure 1 and of the word alignment. The paper's own construction of a sink has BOS "
         "orthogonal to all others, so that cosines above 0 are not necessary: a failure refutes this reading, not "
         "the paper."
     ),
-    assumes="The smallest cosine over a sequence's positions, behind the input norm, then a mean over sequences.",
+    assumes="Per sequence the smallest cosine over positions, after the input norm; then the mean over sequences.",
     needs=TEXT.with_tables("switch"),
     find=find,
     rule=Rule("share of layers with a sink head whose smallest cosine is above 0", 0.95, 0.5),
     contrast="the same of layers without a sink head",
     not_shown=(
-        "W_Q and W_K stand between these embeddings and the scores. That aligned heads are not off answers no "
-        "condition of the paper but the missing one: alignment alone does not make a switch."
+        "W_Q and W_K stand between these embeddings and the scores. If heads with aligned embeddings are not off, "
+        "this shows only that alignment alone does not make a switch."
     ),
     figure="alignment",
     place=3,

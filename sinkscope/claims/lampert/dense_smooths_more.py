@@ -68,9 +68,9 @@ CLAIM = Claim(
     ),
     source="the derivatives D'_k(0) and D'_k(1); figures 8 and 9 by their captions.",
     assumes=(
-        "The path in lambda goes from each token's own value to the mean of all that it sees. The rule compares its "
-        "end with the head's own attention, and the rows on the spread walk it. Numerator and denominator of the "
-        "cosine are positive."
+        "On the path in lambda, attention goes from each token's own value to the mean of all that the token sees. "
+        "The rule compares the end of this path with the head's own attention; the rows about the spread follow the "
+        "path itself. Numerator and denominator of the cosine are positive."
     ),
     needs=TEXT.with_tables("smoothing"),
     find=find,

@@ -44,8 +44,8 @@ CLAIM = Claim(
         "the sink's embedding with all others (Assumption 2)."
     ),
     source=(
-        "section 4 as the abstract and readers give it. It proves that one can stand for the other; whether "
-        "trained heads are off where they sink is a question to measurement."
+        "section 4 as the abstract and other readers report it. It proves that a sink can replace a switch and a "
+        "switch a sink. Whether trained heads are off in the rows of their sink has to be measured."
     ),
     assumes="Sunk: A[i,0] >= 0.9. Off: the head writes less than a tenth of one value.",
     needs=TEXT.with_tables("switch"),
@@ -53,8 +53,8 @@ CLAIM = Claim(
     rule=Rule("share of heads with sink rows whose sink rows are off (90 %)", 0.9, 0.1),
     contrast="share of the same heads' other rows that are off",
     not_shown=(
-        "The result hangs on two thresholds; `open_q10` says how far the second may be moved. A switch up to a "
-        "constant, which W_O v_0 would be, is not excluded: `constant_share` is 1 there."
+        "The verdict depends on two thresholds; `open_q10` says how far the second may be moved. The rule does not "
+        "exclude a switch that writes a constant, W_O v_0, instead of 0: for such a head `constant_share` is 1."
     ),
     figure="switch",
     place=1,

@@ -47,6 +47,8 @@ CLAIM = Claim(
     find=find,
     rule=Rule("median `communication` of heads with half of their mass on their own token", SILENT, 0.5),
     contrast="the same of all other heads",
-    not_shown="Energy is no usefulness: what is moved may be ignored, and a small part may be what counts.",
+    not_shown=(
+        "Energy does not measure usefulness: later layers may ignore what is moved, and a small part may matter most."
+    ),
     place=5,
 )

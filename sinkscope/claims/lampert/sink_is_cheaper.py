@@ -65,9 +65,9 @@ CLAIM = Claim(
         "|W_K|^2 we have built and measured."
     ),
     assumes=(
-        "Terms with kappa pay for queries and keys, r_eta + C for values and MLP. kappa is the head's own mean "
-        "margin over each other key; C = 1, given, but where clusters are named; r_eta the numerical rank of the "
-        "tokens around their mean; the diagonal's lower bound is ours, 2 kappa / (s |B'|_2)."
+        "Terms with kappa are the cost of queries and keys; r_eta + C is that of values and MLP. kappa is the "
+        "head's own mean margin over each other key. C is 1, except in rows that name clusters. r_eta is the "
+        "numerical rank of the tokens around their mean. The diagonal's lower bound is ours, 2 kappa / (s |B'|_2)."
     ),
     needs=TEXT.with_tables("smoothing"),
     find=find,
@@ -76,8 +76,9 @@ CLAIM = Claim(
     ),
     contrast="the same with values and MLP counted, which no lower bound contains",
     not_shown=(
-        "The bounds are of the least weights that could make a pattern, not of a head's own. A text's tokens are "
-        "no relaxed switch: there are no copy tokens, and nuisance and signal are not orthogonal."
+        "The bounds are for the smallest weights that could make a pattern, not for a head's own weights. The "
+        "tokens of a text are not the paper's relaxed switch: there are no copy tokens, and nuisance and signal are "
+        "not orthogonal."
     ),
     figure="costs",
     place=4,

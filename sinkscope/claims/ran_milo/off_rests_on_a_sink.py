@@ -65,10 +65,11 @@ CLAIM = Claim(
     by="ours, after Ran-Milo",
     title="heads that act at few tokens rest on a sink",
     says=(
-        "The trigger task is to stand for heads of language models that do something at some tokens and nothing "
-        "at the others. If a model has such heads, they are off in many rows, and these rows are sunk."
+        "The trigger task is meant as a model of heads in language models that do something at some tokens and "
+        "nothing at others. If a model has such heads, they are off in many rows, and in these rows they are on the "
+        "sink."
     ),
-    source="the reading that the task is a model of such heads; no measurement of it in a language model was read.",
+    source="our reading that the task is a model of such heads; we know of no measurement of this in a language model.",
     assumes="Off: the head writes less than a tenth of one value. Sunk: A[i,0] >= 0.9.",
     needs=TEXT.with_tables("switch"),
     find=find,

@@ -27,8 +27,8 @@ CLAIM = Claim(
     says="ReLU attention solves the same task without a sink: normalisation is the fundamental driver.",
     source="abstract.",
     assumes=(
-        "The paper's words name ReLU, so that no other score without normalisation is put to the claim, an exponential "
-        "or a sigmoid, nor ReLU over its sum. ReLU is divided by the position."
+        "The paper names ReLU. So the claim is not tested on other scores without normalisation, such as an "
+        "exponential or a sigmoid, nor on ReLU divided by its sum. ReLU is divided by the position."
     ),
     needs=TASK,
     find=find,

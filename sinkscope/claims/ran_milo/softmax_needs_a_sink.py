@@ -57,13 +57,13 @@ CLAIM = Claim(
     title="a softmax that solves the trigger task has a sink",
     says=(
         "One softmax layer that writes the mean of all preceding tokens at the trigger, and exactly 0 elsewhere, "
-        "must put its mass on a content-agnostic anchor. What would refute it, as stated: a softmax that solves "
-        "the task without any head exhibiting a sink."
+        "must put its mass on a content-agnostic anchor. A softmax that solves the task without a sink in any head "
+        "would refute this."
     ),
     source="abstract; theorems and falsifier as read of the paper.",
     assumes=(
-        "A head exhibits a sink where its mean BOS mass over rows without a trigger is 0.9 or more. The mean at "
-        "the trigger is of x_1 .. x_j, the trigger's own token among them."
+        "A head has a sink if its mean BOS mass over rows without a trigger is 0.9 or more. The mean at the trigger "
+        "is that of x_1 .. x_j, which includes the trigger's own token."
     ),
     needs=TASK,
     find=find,

@@ -227,8 +227,8 @@ def arms(
 ) -> Arms:
     """Measures what a causal language model loses under each arm, on text that the run has not read.
 
-    Every arm reads the same sequences as the unablated model. The loss is the next-token cross-entropy in nats a token,
-    a mean over positions 1..T-1 and then over sequences. A chosen arm gets its random control.
+    Every arm reads the same sequences as the unablated model. The loss is the next-token cross-entropy in nats per
+    token, a mean over positions 1..T-1 and then over sequences. A chosen arm gets its random control.
 
     Args:
         model: a name, or a causal language model in eval mode (then with `tokenizer`).

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sinkscope.runs.saved.arms import Arms
 
 
-INCREASE = "loss increase, nats a token"
+INCREASE = "loss increase, nats per token"
 
 
 def draw_arms(arms: Arms) -> dict[str, bytes]:
@@ -112,7 +112,7 @@ def draw_ablation(ablation: Ablation) -> dict[str, bytes]:
         axes.axhline(0.0, color="grey", linewidth=0.6)
         measured = sorted({100 * fraction for fraction in rows["fraction"]})
         axes.set_xticks(measured, [f"{share:g}" for share in measured])
-        axes.set(xlabel="heads zeroed, %", ylabel="loss increase, nats a token")
+        axes.set(xlabel="heads zeroed, %", ylabel="loss increase, nats per token")
         axes.set_title(printable(ablation.facts["model"]["id"]), parse_math=False)
         canvas.legend(frameon=False, ncols=2, loc="outside lower center")
 

@@ -65,17 +65,17 @@ def _opening(arms: Arms) -> list[str]:
     read = "" if arms.facts["run"] is None else " that the run did not read"
     loss = arms.table.iloc[0]
     return [
-        f"{printable(arms.facts['model']['id'])}: loss {estimate(loss['loss'], loss['loss_sem'], 4)} nats a token on "
+        f"{printable(arms.facts['model']['id'])}: loss {estimate(loss['loss'], loss['loss_sem'], 4)} nats per token on "
         f"{printable(data['spec'])}, {data['sequences']} sequences of {data['seq_len']} tokens{read}",
         "",
     ]
 
 
-COSINES = ("tokens alike, layers", "more", "less", "more than random", "less than random", "largest change", "layer")
+COSINES = ("cosine of tokens", "rises", "falls", "above random", "below random", "largest change", "layer")
 
 
 def _alike(arms: Arms) -> list[str]:
-    """A row for each arm that has a control: at how many layers its tokens are more similar, and less."""
+    """A row for each arm that has a control: after how many layers the mean cosine of its tokens rises, and falls."""
     found = pd.DataFrame() if arms.cosines is None else compared_layers(arms.cosines)
     names = ("more", "less", "more_than_random", "less_than_random")
     rows = [
@@ -93,7 +93,10 @@ def _closed(lines: list[str], arms: Arms, written: Iterable[Path]) -> str:
     paths = list(written)
     if paths:
         names = ", ".join(path.name for path in paths)
-        lines += ["", *textwrap.wrap(f"written to {printable(str(paths[0].parent))}: {names}", WIDTH)]
+        lines += [
+            *([""] if lines[-1] else []),
+            *textwrap.wrap(f"written to {printable(str(paths[0].parent))}: {names}", WIDTH),
+        ]
     return "\n".join([*lines, ""])
 
 
@@ -131,7 +134,7 @@ def render_ablation(ablation: Ablation, written: Iterable[Path] = ()) -> str:
     """The table with its rows in the order of fractions, then the result in words, then the files written."""
     data = ablation.facts["data"]
     lines = [
-        f"{printable(ablation.facts['model']['id'])}: loss in nats a token on {printable(data['spec'])}, "
+        f"{printable(ablation.facts['model']['id'])}: loss in nats per token on {printable(data['spec'])}, "
         f"{data['sequences']} sequences of {data['seq_len']} tokens that the run did not read",
         "",
     ]

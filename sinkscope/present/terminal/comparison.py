@@ -42,7 +42,8 @@ def render_comparison(result: Comparison, width: int = 80, color: str | None = N
             parts += [Text(), _strongest(result.heads, width)]
     if result.same_shape:
         parts.append(_changes(result))
-    parts += _depths(result) + [Text(line) for line in equivalences(result)]
+    said = [Text(line) for line in equivalences(result)]
+    parts += [*_depths(result), *([Text()] if said and result.same_shape else []), *said]
     return as_text(parts, width, color)
 
 
@@ -184,6 +185,7 @@ def _changes(result: Comparison) -> Text:
         more = f" and {len(heads) - LISTED} more" if len(heads) > LISTED else ""
         noise = within_noise(len(result.within_noise[name]), bool(heads))
         text.append(f"{listed or 'none'}{more}{noise}\n", style="not bold")
+    text.rstrip()
     return text
 
 

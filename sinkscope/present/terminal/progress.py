@@ -38,6 +38,8 @@ STAGES = {
 }
 MINUTE, APART = 60.0, 10.0
 """Seconds after which a line is due off a terminal, and between two lines at least."""
+BAR = 20
+"""Width of the bar in characters. A bar as wide as the terminal shares its room with the words, and cuts them."""
 
 Progress = Callable[[str, int, int], None]
 Begin = Callable[[str, int], None]
@@ -101,9 +103,16 @@ class Pace:
         if not self.stage:
             return ""
         rate, left = self.rate(), self.left()
-        speed = f"{rate:.1f} seq/s" if rate and self.stage in COUNTED else ""
+        speed = _speed(rate) if rate and self.stage in COUNTED else ""
         time_left = f"{duration(self.clock() - self.began)} so far" if left is None else f"{duration(left)} left"
+        if self.total and self.done == self.total and self.clock() - self.told >= APART:
+            time_left = "finishing"  # all is counted, and work that has no count goes on
         return "  ".join(filter(None, (self.count(), speed, time_left, self.note)))
+
+
+def _speed(rate: float) -> str:
+    """`2.5 seq/s`; below one sequence a second `12.0 s/seq`, which keeps its digits."""
+    return f"{rate:.1f} seq/s" if rate >= 1 else f"{1 / rate:.1f} s/seq"
 
 
 def duration(seconds: float) -> str:
@@ -193,7 +202,7 @@ def _bar(console: Console, pace: Pace) -> Iterator[None]:
             task.total, task.completed = pace.total or None, pace.done
             return super().render(task)
 
-    line = [Words(Column()), Bar(bar_width=None), State(Column(no_wrap=True))]  # a narrow terminal cuts the words first
+    line = [Words(Column()), Bar(bar_width=BAR), State(Column(no_wrap=True))]  # a narrow terminal cuts the words first
     with Live(*line, console=console, transient=True) as live:
         live.add_task("")
         pace.draw = live.refresh

@@ -311,8 +311,9 @@ def group_span(folded: FoldedHeads) -> HeadValues:
 
 @smoothing_metric(unit="cost", range="(0, inf)", source=CLUSTERS, sampled=True)
 def cost_sink_upper_groups(folded: FoldedHeads) -> HeadValues:
-    """12 kappa C / (s D) with C = token_groups: cost_sink_upper_qk, whose C is 1, times that. The paper takes groups
-    whose signals are orthogonal, as these need not be. kappa, s, D as in cost_sink_lower_qk."""
+    """12 kappa C / (s D) with C = token_groups: cost_sink_upper_qk, whose C is 1, times that. The paper assumes groups
+    with orthogonal signals; the signals of these groups need not be orthogonal. kappa, s, D as in
+    cost_sink_lower_qk."""
     return folded.groups.count * cost_sink_upper_qk(folded)
 
 

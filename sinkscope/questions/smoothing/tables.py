@@ -68,9 +68,9 @@ def rank_qk(run: SmoothingRun) -> np.ndarray:
 @run_column("smoothing", unit="cost", range="[0, inf)", source="ours")
 def cost_actual(run: SmoothingRun) -> np.ndarray:
     """(|W_Q^h diag(gain)|_F^2 + |W_K^h diag(gain)|_F^2) / 2 of the head's own weights: half of cost_qk, which has the
-    unit of the bounds. Values and MLP, which the upper bounds count, are left out. A key head of several query heads
-    counts whole in each. Empty where a map could not be read, and where a norm of q or k makes the weights' size say
-    nothing."""
+    unit of the bounds. Values and MLP, which the upper bounds count, are left out. A key head that several query heads
+    share counts fully for each of them. Empty where a map could not be read, and where q or k is normalised, so that
+    the size of the weights means nothing."""
     return _ranks(run.wiring.cost_qk, run)
 
 
@@ -125,8 +125,8 @@ def spread_path(run: SmoothingRun) -> np.ndarray:
 @run_column("smoothing", unit="name", range="sink, undecided", source=CLUSTERS)
 def cheaper_groups(run: SmoothingRun) -> np.ndarray:
     """As cheaper_qk, with C = token_groups: sink if the mean of cost_sink_upper_groups is below that of
-    cost_diagonal_lower_groups; otherwise undecided, for no upper bound of a diagonal lies below the sink's lower one.
-    Empty where the head has no cost."""
+    cost_diagonal_lower_groups; otherwise undecided, because no upper bound for a diagonal pattern is below the sink's
+    lower bound. Empty where the head has no cost."""
     high, low = run.means["cost_sink_upper_groups"], run.means["cost_diagonal_lower_groups"]
     with np.errstate(invalid="ignore"):
         names = np.where(high < low, "sink", "undecided").astype(object)

@@ -45,9 +45,9 @@ def distant_mass(view: LayerView) -> HeadValues:
 @measured_metric(TABLE, unit="ratio", range="[0, inf)", source="ours", dormant="low")
 def distant_write(view: LayerView) -> HeadValues:
     """sum_i |W_O^h sum_{distant j} A[i,j] v_j|^2 / sum_i |W_O^h o_i|^2 over i >= 1: the energy that the distant keys
-    write, over that of the whole output. Mass that moves nothing counts nothing. Above 1 the rest of the output cancels
-    it. Empty where a gate or norm lies between attention and the output projection, and in a head that writes
-    nothing."""
+    write, over that of the whole output. Attention to a value that writes nothing adds nothing. Above 1, the rest of
+    the output cancels a part of it. Empty where a gate or norm lies between attention and the output projection, and in
+    a head that writes nothing."""
     regions, whole, factors = _regions(view), need(view.output), need(view.factors)
     if not torch.equal(view.projected, whole):
         raise Missing

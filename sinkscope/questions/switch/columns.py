@@ -57,7 +57,7 @@ def off_rate(view: LayerView) -> HeadValues:
 
 @measured_metric(NAME, unit="ratio", range="[0, inf)", source=ESTIMATOR)
 def open_q10(view: LayerView) -> HeadValues:
-    """The 10 % quantile over i >= 1 of norm(W_O^h o_i) / m; between two values, the straight line."""
+    """The 10 % quantile over i >= 1 of norm(W_O^h o_i) / m; with linear interpolation."""
     return quantile(by_size(view), 0.1)
 
 
@@ -115,7 +115,7 @@ def off_not_sunk(view: LayerView) -> HeadValues:
 
 @measured_metric(NAME, unit="share", range="[0, 1]", source=ESTIMATOR)
 def sunk_not_off(view: LayerView) -> HeadValues:
-    """Share of queries i >= 1 that are on the sink, but not off: the head has a sink and writes all the same."""
+    """Share of queries i >= 1 that are on the sink, but not off: the head writes although it attends to the sink."""
     return _share(sunk(view) & ~off(view), openness(view))
 
 
@@ -303,7 +303,7 @@ def cos_first_residual_min(view: LayerView) -> LayerValues:
 
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG1, measure=NAME)
 def cos_first_residual_q05(view: LayerView) -> LayerValues:
-    """The 5 % quantile over j >= 1 of cos(x_0, x_j); between two values, the straight line."""
+    """The 5 % quantile over j >= 1 of cos(x_0, x_j); with linear interpolation."""
     return quantile(residual_cosines(view)[:, 1:].sort(-1).values, 0.05)
 
 
@@ -335,7 +335,7 @@ def cos_first_input_min(view: LayerView) -> LayerValues:
 
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG1, measure=NAME)
 def cos_first_input_q05(view: LayerView) -> LayerValues:
-    """The 5 % quantile over j >= 1 of cos(z_0, z_j); between two values, the straight line."""
+    """The 5 % quantile over j >= 1 of cos(z_0, z_j); with linear interpolation."""
     return quantile(input_cosines(view)[:, 1:].sort(-1).values, 0.05)
 
 
@@ -360,8 +360,8 @@ def cos_peak_input(view: LayerView) -> LayerValues:
 @layer_metric(unit="ratio", range="[0, inf)", source=PROPOSITION, measure=NAME, sampled=True)
 def alignment_margin(view: LayerView) -> LayerValues:
     """The largest margin m for which a W with norm(W)_F = 1 and z_j^T W (z_0 - z_i) >= m for all i, j >= 1 exists, over
-    mean norm(z_j)^2, j >= 1: above 0, a sink at 0 is possible for all queries; 0, it is not. Measured on the first n
-    sequences only, as matrix_entropy is.
+    mean norm(z_j)^2, j >= 1: if it is above 0, a sink at key 0 is possible for all queries; if it is 0, it is not.
+    Measured on the first n sequences only, as matrix_entropy is.
 
     It is the product of two distances: of 0 from the convex hull of the z_j, and of z_0 from that of the z_i. Their
     shortest vectors v and u give W = v u^T with this margin, and the weights a, b of the nearest points give every

@@ -35,8 +35,8 @@ class SwitchRun:
 
 @run_column("switch", unit="share", range="[0, 1]", source=ESTIMATOR)
 def off_when_sunk(run: SwitchRun) -> np.ndarray:
-    """1 - mean sunk_not_off / mean sink_rows: the share of the head's rows on the sink that are off. Near 1 the sink
-    turns the head off, near 0 the head writes on the sink as elsewhere. Empty where no row is on the sink."""
+    """1 - mean sunk_not_off / mean sink_rows: the share of the head's rows on the sink that are off. Near 1, the head
+    is off in the rows of its sink; near 0, it writes there too. Empty where no row is on the sink."""
     sunk = run.means["sink_rows"]
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(sunk > 0, 1 - run.means["sunk_not_off"] / sunk, np.nan)

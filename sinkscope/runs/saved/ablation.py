@@ -16,7 +16,7 @@ from sinkscope.runs.saved.result import Result, result_folder
 RANDOM, HIDDEN = "random", "first token hidden"
 NAN = float("nan")
 COLUMNS = {
-    "loss": "next-token cross-entropy, nats a token: mean over positions 1..T-1, then over sequences (and draws)",
+    "loss": "next-token cross-entropy, nats per token: mean over positions 1..T-1, then over sequences (and draws)",
     "increase": "loss minus the unablated model's on the same sequence; its error and p from the paired t-test",
     "versus_random": "loss minus the mean loss of the random draws of as many heads, paired by sequence; its error "
     "joins the sequences' and that of the draws' mean, p by Welch and Satterthwaite",

@@ -107,7 +107,7 @@ def _beside_random(row: dict[str, Any], beside: str) -> str:
 
 def _sinks_cost(row: dict[str, Any]) -> str:
     return (
-        f"{row['arm']}: keeping the sinks in 16 bits saves {row['d_sink']:+.4f} nats a token, 95 % interval "
+        f"{row['arm']}: keeping the sinks in 16 bits saves {row['d_sink']:+.4f} nats per token, 95 % interval "
         f"{row['d_sink_low']:+.4f} to {row['d_sink_high']:+.4f}."
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sinkscope.runs.schema.table import HEAD, LAYER, STREAM, ColumnSchema, TableSchema, key, number
 
-NATS = "nats a token"
+NATS = "nats per token"
 ARM = ColumnSchema("arm", "string", "", "", "The arm, in the grammar that docs/commands/arms.md lists.")
 
 NUMBERS = {
@@ -47,9 +47,9 @@ def _mean(name: str) -> tuple[ColumnSchema, ColumnSchema]:
 
 
 PAIRED_P = (
-    "p of the two-sided paired t-test, with as many degrees of freedom as sequences less 1, that it is 0: 1 where it "
-    "is at most 2^-20 of the larger mean loss, which is rounding, so also where every sequence has the same loss under "
-    "both; else 0 where it is the same in every sequence. Empty for one sequence."
+    "p of the two-sided paired t-test that it is 0, with one degree of freedom less than there are sequences. A "
+    "difference of at most 2^-20 of the larger mean loss is rounding, and has p = 1. Any other difference that is the "
+    "same in every sequence has p = 0. Empty for one sequence."
 )
 JOINED_P = (
     "p of the two-sided t-test that it is 0, with Satterthwaite's degrees of freedom: 1 where it is exactly 0. Empty "
@@ -74,7 +74,7 @@ ARMS_TABLES = {
             "arms", "arms.csv", "one arm; the draws of a random one together",
             (ARM,),
             own=(
-                ColumnSchema("control", "string", "", "", "The random arm that this one is held against."),
+                ColumnSchema("control", "string", "", "", "The random control that this arm is compared with."),
                 ColumnSchema("family", "string", "", "", "The arms that differ by the number kept alone."),
                 ColumnSchema("kept", "integer", "tokens", "[0, inf)", "That number."),
                 ColumnSchema("draws", "integer", "count", "[1, inf)", "Draws of a random arm; 1 for any other."),
@@ -119,7 +119,7 @@ ARMS_TABLES = {
             "arm_cosines", "arm_cosines.csv", "one (arm, layer), with --cosines",
             (ARM, LAYER),
             own=(
-                ColumnSchema("control", "string", "", "", "The random arm that this one is held against."),
+                ColumnSchema("control", "string", "", "", "The random control that this arm is compared with."),
                 ColumnSchema("draws", "integer", "count", "[1, inf)", "Draws of a random arm; 1 for any other."),
                 ColumnSchema(
                     "avg_cos_output", "number", "cosine", "[-1, 1]",
