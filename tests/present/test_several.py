@@ -21,7 +21,7 @@ from sinkscope.cli.figures import _galleries, save
 from sinkscope.cli.plot import SEVERAL, SINGLE, Style
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.attention_map import HeadMap
-from sinkscope.present.figures.canvas import WIDTHS, Grid, drawn, headline
+from sinkscope.present.figures.canvas import WIDTHS, Grid, drawn, headline, legend_below
 from sinkscope.present.figures.lampert import PLAN, captions
 from sinkscope.present.figures.maps import Pick, Tile, draw_attention, draw_gallery, gallery_heads, paint_map, sinks
 from sinkscope.present.figures.several import all_series, by_layer, draw_several, table_figures
@@ -66,6 +66,24 @@ def test_a_single_layer_has_one_number_below_it() -> None:
     by_layer(axes)
     low, high = axes.get_xlim()
     assert [tick for tick in axes.get_xticks() if low <= tick <= high] == [3]
+
+
+@pytest.mark.parametrize("height", [1.58, 1.6, 1.62])
+def test_room_is_made_for_the_numbers_that_the_axes_have_in_the_end(height: float) -> None:
+    """With a legend below them, panels are lower, and their axes may then have longer numbers: 0.25 in place of 0.2."""
+    grid = Grid(("a",), 2, "column", height, "a title")
+
+    def paint(canvas: Figure) -> None:
+        panels = grid.panels(canvas)[0]
+        for axes in panels:
+            for name in ("one", "another"):
+                axes.plot([0, 1], [0.2, 0.98], label=name)
+            axes.set(xlabel="layer", ylabel="a name of\ntwo lines", ylim=(0, None))
+        grid.share_layers([panels])
+        legend_below(canvas, panels, 1)
+
+    image = picture(drawn(paint, "a figure", "png", grid.inches))
+    assert (image[:, :2] == 255).all()
 
 
 @pytest.mark.slow
