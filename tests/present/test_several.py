@@ -106,6 +106,39 @@ def test_nothing_is_cut_off_at_the_left_or_above(size: str, monkeypatch: pytest.
     assert max(tops) > 1.4
 
 
+BEYOND = {
+    "avgcos_residual": -0.9, "avgcos_identity": -0.9, "theory_identity": 1.0, "rank_output": 500.0,
+    "cos_residual": -0.9, "cos_input": -0.9,
+}  # fmt: skip
+"""Values that the other run has not, each far below or above its own."""
+
+
+@pytest.mark.parametrize("figure", ["cosine", "ranks", "parts", "theory", "alignment"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_no_series_is_cut_off_by_the_scale_of_another(figure: str, place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Panels of a part share their scales, whichever series is painted last."""
+    seen: list[tuple[float, float, np.ndarray]] = []
+    monkeypatch.setattr(Figure, "savefig", lambda canvas, *_, **__: seen.extend(
+        (*axes.get_ylim(), np.concatenate([[np.nan], *(np.asarray(line.get_ydata(), float) for line in axes.lines)]))
+        for axes in canvas.axes
+    ))  # fmt: skip
+    other = smoothed(1)
+    other.sequences = other.sequences.assign(
+        **{name: value for name, value in BEYOND.items() if name in other.sequences}
+    )
+    other.measured["alignment"] = other.measured["alignment"].assign(cos_residual=-0.9, cos_input=-0.9)
+    runs = [smoothed()]
+    runs.insert(place, other)
+    draw_several(runs, figure, "png")
+    assert len(seen) == 2 * table_figures()[figure].parts
+    drawn_values = np.concatenate([values for *_, values in seen])
+    assert np.nanmin(drawn_values) < -0.5 or np.nanmax(drawn_values) > 1.5
+    for low, high, values in seen:
+        known = np.append(values[~np.isnan(values)], (low + high) / 2)  # a panel may have none
+        assert known.min() >= low - 1e-9, (low, known.min())
+        assert known.max() <= high + 1e-9, (high, known.max())
+
+
 def test_a_run_without_the_table_is_refused_with_the_remedy() -> None:
     for figure, measure in (("smoothing", "smoothing"), ("alignment", "switch"), ("switch", "switch")):
         with pytest.raises(SinkscopeError, match=f"scan it with --measure {measure}"):
