@@ -56,8 +56,9 @@ CORPORA = ("prose", "code", "multilingual")
 EXTRA_LOGIT = {"softmax": -1e9, "softmax1": 0.0, "learned": 0.0}
 SCORES = ("sigmoid", "relu")
 """Kinds without normalisation, by their names in sinkscope.capture.scores."""
-OPTIMIZERS = {"adamw": "adamw_torch", "sgd": "sgd"}
-"""By transformers' names."""
+OPTIMIZERS = {"adamw": "adamw_torch", "sgd": "sgd", "muon": "adamw_torch"}
+"""By transformers' names. It has no Muon: `MuonBesideAdamW` takes the place of its AdamW."""
+BETAS = (0.9, 0.95)
 KNOBS: dict[str, dict[str, Any]] = {
     "nothing": {},
     "learning rate 0.0003": {"learning_rate": 3e-4},
@@ -69,6 +70,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "first weights of 0.005": {"init": 0.005},
     "first weights of 0.1": {"init": 0.1},
     "SGD, rate 0.3": {"optimizer": "sgd", "learning_rate": 0.3},
+    "Muon beside AdamW": {"optimizer": "muon"},
     "loss from position 33 on": {"loss_from": 33},
     "rows of one stretch": {"plain": True},
 }
@@ -157,6 +159,29 @@ def use_score(model: GptOssForCausalLM, score: str) -> None:
         layer.self_attn.register_forward_pre_hook(named, with_kwargs=True)
 
 
+class MuonBesideAdamW(torch.optim.Optimizer):
+    """torch's Muon for the projections of attention, AdamW for all else: embeddings, the head, norms, and the expert,
+    whose weights have three axes. Muon's steps are scaled to the size of AdamW's, so that both have one rate."""
+
+    def __init__(self, model: torch.nn.Module, rate: float, decay: float) -> None:
+        matrices, others, spared = [], [], []
+        for name, weight in model.named_parameters():
+            vector = weight.ndim == 1 or name.endswith("bias")  # the Trainer spares these the decay, too
+            (spared if vector else matrices if ".self_attn." in name else others).append(weight)
+        self.parts: tuple[torch.optim.Optimizer, ...] = (
+            torch.optim.Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, lr=rate, weight_decay=decay, betas=BETAS),
+            torch.optim.AdamW(spared, lr=rate, weight_decay=0.0, betas=BETAS),
+        )
+        super().__init__([group for part in self.parts for group in part.param_groups], {})
+
+    def step(self, closure: Any = None) -> None:
+        """One step of each, at the rates that the schedule has written into this optimizer's groups."""
+        for part, group in zip(self.parts, self.param_groups, strict=True):
+            part.param_groups = [group]
+            part.step()
+
+
 def train(kind: str, out: Path, recipe: Recipe, seed: int = 0) -> dict[str, Any]:
     """Trains one model; writes its tables and figure into `out` and prints when its sinks appeared.
 
@@ -168,13 +193,15 @@ def train(kind: str, out: Path, recipe: Recipe, seed: int = 0) -> dict[str, Any]
     arguments = TrainingArguments(
         output_dir=str(out), max_steps=recipe.steps, per_device_train_batch_size=16, per_device_eval_batch_size=16,
         learning_rate=recipe.learning_rate, lr_scheduler_type="constant_with_warmup", warmup_steps=100,
-        weight_decay=recipe.weight_decay, optim=OPTIMIZERS[recipe.optimizer], adam_beta2=0.95, eval_strategy="steps",
-        eval_steps=recipe.every, eval_on_start=True, logging_steps=recipe.every, save_strategy="no", report_to=[],
-        use_cpu=True, disable_tqdm=True, seed=seed,
+        weight_decay=recipe.weight_decay, optim=OPTIMIZERS[recipe.optimizer], adam_beta2=BETAS[1],
+        eval_strategy="steps", eval_steps=recipe.every, eval_on_start=True, logging_steps=recipe.every,
+        save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True, seed=seed,
     )  # fmt: skip
     callback = sinkscope.SinkCallback(every=recipe.every, data=held_out)
+    model = small_model(kind, seed, recipe.init)
+    own = MuonBesideAdamW(model, recipe.learning_rate, recipe.weight_decay) if recipe.optimizer == "muon" else None
     trainer = Trainer(
-        small_model(kind, seed, recipe.init), arguments, callbacks=[callback],
+        model, arguments, callbacks=[callback], optimizers=(own, None),
         train_dataset=Rows(16 * recipe.steps, recipe.plain, recipe.data_share, recipe.loss_from),
         eval_dataset=[{"input_ids": ids, "labels": ids} for ids in held_out],
     )  # fmt: skip

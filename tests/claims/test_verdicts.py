@@ -78,10 +78,10 @@ def relu_with_a_sink() -> Any:
     return network
 
 
-def losing(first: float, other: float) -> Subject:
+def losing(first: float, other: float, alpha_0: float = 0.9) -> Subject:
     arms = ["keys:first1", "keys:random1", "value:first1", "value:random1"]
     table = pd.DataFrame({"arm": arms, "increase": [1.0, 0.0, first, other], "increase_sem": 0.01})
-    subject = made()
+    subject = made({"sink_score": alpha_0})
     subject._kept["arms"] = SimpleNamespace(table=table)
     return subject
 
@@ -266,6 +266,13 @@ def test_a_threshold_on_probabilities_is_put_to_no_raw_score(name: str) -> None:
     reason = "its attention is not normalised, and the threshold is one on probabilities"
     assert (verdict, told.reason) == (NOT_TESTED, reason)
     assert judged(CLAIMS[name], scored("relu-norm", 0.9))[1].reason != reason
+
+
+def test_a_model_without_a_sink_says_nothing_of_the_sink_s_value() -> None:
+    """The first token's value is then any token's, and a loss that does not rise would be no finding."""
+    verdict, told = judged(CLAIMS["value-is-not-needed"], losing(0.01, 0.02, alpha_0=0.1))
+    assert (verdict, told.reason) == (NOT_TESTED, "no head has a sink")
+    assert told.figures["the first key hidden, increase"].value == 1.0
 
 
 def test_a_text_that_is_nearly_its_own_first_64_tokens_says_nothing_of_length() -> None:

@@ -21,7 +21,7 @@ from sinkscope.cli.figures import _galleries, save
 from sinkscope.cli.plot import SEVERAL, SINGLE, Style
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.attention_map import HeadMap
-from sinkscope.present.figures.canvas import WIDTHS, Grid, drawn, headline
+from sinkscope.present.figures.canvas import WIDTHS, Grid, drawn, headline, legend_below
 from sinkscope.present.figures.lampert import PLAN, captions
 from sinkscope.present.figures.maps import Pick, Tile, draw_attention, draw_gallery, gallery_heads, paint_map, sinks
 from sinkscope.present.figures.several import all_series, by_layer, draw_several, table_figures
@@ -68,6 +68,24 @@ def test_a_single_layer_has_one_number_below_it() -> None:
     assert [tick for tick in axes.get_xticks() if low <= tick <= high] == [3]
 
 
+@pytest.mark.parametrize("height", [1.58, 1.6, 1.62])
+def test_room_is_made_for_the_numbers_that_the_axes_have_in_the_end(height: float) -> None:
+    """With a legend below them, panels are lower, and their axes may then have longer numbers: 0.25 in place of 0.2."""
+    grid = Grid(("a",), 2, "column", height, "a title")
+
+    def paint(canvas: Figure) -> None:
+        panels = grid.panels(canvas)[0]
+        for axes in panels:
+            for name in ("one", "another"):
+                axes.plot([0, 1], [0.2, 0.98], label=name)
+            axes.set(xlabel="layer", ylabel="a name of\ntwo lines", ylim=(0, None))
+        grid.share_layers([panels])
+        legend_below(canvas, panels, 1)
+
+    image = picture(drawn(paint, "a figure", "png", grid.inches))
+    assert (image[:, :2] == 255).all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("size", slow_but(WIDTHS, "page"))
 def test_nothing_is_cut_off_at_the_left_or_above(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +104,39 @@ def test_nothing_is_cut_off_at_the_left_or_above(size: str, monkeypatch: pytest.
     assert len(edges) == 4
     assert min(edges) >= 0
     assert max(tops) > 1.4
+
+
+BEYOND = {
+    "avgcos_residual": -0.9, "avgcos_identity": -0.9, "theory_identity": 1.0, "rank_output": 500.0,
+    "cos_residual": -0.9, "cos_input": -0.9,
+}  # fmt: skip
+"""Values that the other run has not, each far below or above its own."""
+
+
+@pytest.mark.parametrize("figure", ["cosine", "ranks", "parts", "theory", "alignment"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_no_series_is_cut_off_by_the_scale_of_another(figure: str, place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Panels of a part share their scales, whichever series is painted last."""
+    seen: list[tuple[float, float, np.ndarray]] = []
+    monkeypatch.setattr(Figure, "savefig", lambda canvas, *_, **__: seen.extend(
+        (*axes.get_ylim(), np.concatenate([[np.nan], *(np.asarray(line.get_ydata(), float) for line in axes.lines)]))
+        for axes in canvas.axes
+    ))  # fmt: skip
+    other = smoothed(1)
+    other.sequences = other.sequences.assign(
+        **{name: value for name, value in BEYOND.items() if name in other.sequences}
+    )
+    other.measured["alignment"] = other.measured["alignment"].assign(cos_residual=-0.9, cos_input=-0.9)
+    runs = [smoothed()]
+    runs.insert(place, other)
+    draw_several(runs, figure, "png")
+    assert len(seen) == 2 * table_figures()[figure].parts
+    drawn_values = np.concatenate([values for *_, values in seen])
+    assert np.nanmin(drawn_values) < -0.5 or np.nanmax(drawn_values) > 1.5
+    for low, high, values in seen:
+        known = np.append(values[~np.isnan(values)], (low + high) / 2)  # a panel may have none
+        assert known.min() >= low - 1e-9, (low, known.min())
+        assert known.max() <= high + 1e-9, (high, known.max())
 
 
 def test_a_run_without_the_table_is_refused_with_the_remedy() -> None:

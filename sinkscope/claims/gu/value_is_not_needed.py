@@ -5,7 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from sinkscope.claims.claim import Claim, Found, Number, Rule
-from sinkscope.claims.needs import LOSSES
+from sinkscope.claims.evidence import EPSILON, NO_PROBABILITIES, not_tested
+from sinkscope.claims.needs import LOSSES, TEXT
 from sinkscope.claims.subject import Subject
 
 
@@ -14,6 +15,11 @@ def find(arms: pd.DataFrame, subject: Subject) -> Found:
         "the first key hidden, increase": increase(arms, "keys:first1"),
         "another key hidden, increase": increase(arms, "keys:random1"),
     }
+    run = TEXT.of(subject)
+    if not run.normalised:
+        return not_tested(NO_PROBABILITIES, figures)
+    if not (run.heads["sink_score"] > EPSILON).any():
+        return not_tested("no head has a sink", figures)
     return Found(increase(arms, "value:first1"), increase(arms, "value:random1"), figures)
 
 
@@ -32,6 +38,7 @@ CLAIM = Claim(
     source="abstract.",
     assumes="A value does not contribute where the loss does not rise without it.",
     needs=LOSSES,
+    also=(TEXT,),
     find=find,
     rule=Rule("increase of the loss, nats a token, with the first token's value set to 0 in all heads", 0.05, 0.5),
     contrast="the same with another token's value",

@@ -94,6 +94,7 @@ def drawn(
         canvas = Figure(figsize=size, layout="constrained")
         paint(canvas)
         retitle(canvas, title)
+        canvas.draw_without_rendering()  # the layout may move the axes' numbers, and is made for the ones before
         buffer = io.BytesIO()
         canvas.savefig(buffer, format=form, metadata=metadata[form])
     return buffer.getvalue()

@@ -50,7 +50,9 @@ def paint_cosine(series: Series, panels: list[Axes], named: bool) -> None:
             axes.fill_between(layers, values - error, values + error, color=color, alpha=0.25, linewidth=0)
         if not axes.lines:
             raise SinkscopeError(f"{series.label}: no cosine of {label} was measured")
-        axes.set_ylim(min(0.0, float(np.nanmin([np.nanmin(line.get_ydata()) for line in axes.lines]))), 1.02)
+        shared = axes.get_shared_y_axes().get_siblings(axes)
+        lowest = np.nanmin([np.nanmin(line.get_ydata()) for each in shared for line in each.lines])
+        axes.set_ylim(min(0.0, float(lowest)), 1.02)
         by_layer(axes)
         if named:
             axes.set_ylabel("mean cosine")
@@ -134,6 +136,7 @@ def paint_ranks(series: Series, panels: list[Axes], named: bool) -> None:
     axes.plot(weights.index, weights["rank_w"], color=LINES[5], linewidth=1, linestyle="--", label="$W_O W_V$")
     axes.plot(weights.index, weights["rank_qk"], color="black", linewidth=1, linestyle=":", label="$W_Q^T W_K$")
     axes.set_yscale("log", base=2)
+    axes.autoscale(axis="y")  # all series share the axis
     axes.set_ylim(bottom=0.9)
     axes.yaxis.set_major_formatter("{x:g}")
     by_layer(axes)

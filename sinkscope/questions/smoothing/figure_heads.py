@@ -45,6 +45,7 @@ def paint_parts(series: Series, panels: list[Axes], named: bool) -> None:
                 _line(axes, own, name, layers, {"color": color, "linestyle": style, "marker": marker, "label": label})
         if not axes.lines:
             axes.text(0.5, 0.5, "no head", transform=axes.transAxes, ha="center", va="center", color=CONTROL)
+        axes.autoscale(axis="y")  # all series share the axis
         axes.set(xlim=(min(layers) - 0.5, max(layers) + 0.5), ylim=(min(0.0, axes.get_ylim()[0]), 1.02))
         by_layer(axes)
         if named:
@@ -62,6 +63,7 @@ def paint_theory(series: Series, panels: list[Axes], named: bool) -> None:
             _line(axes, rows, "error", layers, {"color": color, "marker": marker, "label": label})
     if not axes.lines:
         raise SinkscopeError(f"{series.label}: no theoretical cosine was measured")
+    axes.autoscale(axis="y")  # all series share the axis
     axes.set_ylim(bottom=0)
     by_layer(axes)
     if named:

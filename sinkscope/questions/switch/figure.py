@@ -35,6 +35,7 @@ def paint_alignment(series: Series, panels: list[Axes], named: bool) -> None:
         axes.plot(
             middle.index, cosines.mean(), color=color, linewidth=1, linestyle="--", marker=mark, ms=3, label="mean"
         )
+        axes.autoscale(axis="y")  # a bound that another series has set would hide what lies beyond it
         axes.set_ylim(top=1.02)
         by_layer(axes)
         if named:
