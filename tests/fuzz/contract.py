@@ -15,6 +15,8 @@ CLEAN, FAILED_CHECK, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 LONGEST = 1000
 """Characters of a line on stderr, tmp paths included."""
 WARNING, NEXT, WROTE, USAGE = "sinkscope: warning:", "sinkscope: next:", "sinkscope: wrote ", "Usage: "
+NOT_DRAWN = "sinkscope: not drawn:"
+"""One line for each figure that a run has no numbers for, beside those that were drawn."""
 OF_PYTHON = (r"\b[A-Z]\w*(?:Error|Exception|Interrupt)\b", r"unexpected \w+:|Traceback")
 """What no line may hold: an exception's class, or the words for one that nobody foresaw."""
 GUEST = "a guest says"
@@ -83,7 +85,7 @@ def _of_the_lines(case: Case, outcome: Outcome) -> list[str]:
     of_python = OF_PYTHON[1:] if "--metrics" in case.words else OF_PYTHON  # whose writer reads the class of an error
     found = [f"{words} on stderr" for each in of_python for words in re.findall(each, outcome.stderr)]
     # A result is written, and said to be, before it is printed: a stream that takes nothing more fails after that.
-    beside = (WARNING, NEXT, WROTE) if outcome.code == CLEAN or case.closed else WARNING
+    beside = (WARNING, NEXT, WROTE, NOT_DRAWN) if outcome.code == CLEAN or case.closed else WARNING
     lines = [line for line in lines if not line.startswith(GUEST)]
     told = [line for line in lines if not line.startswith(beside)]
     if told and told[0].startswith(USAGE):  # typer's three lines before its own error: usage, hint, blank

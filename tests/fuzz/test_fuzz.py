@@ -120,6 +120,9 @@ def test_the_contract_finds_what_breaks_it(tmp_path: Path) -> None:
     wrote = "sinkscope: warning: few\nsinkscope: warning: short\nsinkscope: wrote x\nsinkscope: next: sinkscope show x"
     assert judged(tmp_path, 0, wrote) == []
     assert judged(tmp_path, 2, f"{error}\nsinkscope: next: sinkscope show x") == ["2 lines on stderr"]
+    left_out = "sinkscope: not drawn: a: no table\nsinkscope: not drawn: b: no table"
+    assert judged(tmp_path, 0, left_out, "figures lampert a") == []
+    assert judged(tmp_path, 2, left_out, "figures lampert a") == ["2 lines on stderr"]
     assert judged(tmp_path, 1, error, "check a") == []
     assert judged(tmp_path, 1, error) == ["exit code 1"]
     assert judged(tmp_path, 2) == ["exit code 2 without a word"]
