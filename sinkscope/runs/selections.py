@@ -98,7 +98,8 @@ def selected_tokens(run: Run, selection: str) -> dict[str, dict[str, Any]]:
         later, at_first = (
             [int(each) for each in rows["id"][own].dropna().drop_duplicates()] for own in (~first, first)
         )
-        apart = [each for each in at_first if each not in later]
+        known = set(later)
+        apart = [each for each in at_first if each not in known]
         found[str(stream)] = {"ids": later, "ids_at_position_0_only": apart, "tokens": _plain(rows)}
     return found
 
