@@ -70,11 +70,14 @@ def headline(canvas: Figure, text: str) -> None:
 
 
 def drawn(
-    paint: Callable[[Figure], None], about: str, form: str, size: tuple[float, float], title: str | None = None
-) -> bytes:
+    paint: Callable[[Figure], None], about: str, form: str, size: tuple[float, float], title: str | None = None,
+    twice: bool = False,
+) -> bytes:  # fmt: skip
     """The figure that `paint` draws, as PNG, SVG or PDF of `size` inches, with `about` in its metadata.
 
-    `title`: as in `retitle`. Raises SinkscopeError for an unknown form, and where matplotlib is not installed.
+    `title`: as in `retitle`. `twice`: lay the figure out once more, for panels whose numbers the first layout changes,
+    as it does where it makes room for a legend. Raises SinkscopeError for an unknown form, and where matplotlib is not
+    installed.
     """
     if form not in FORMATS:
         raise SinkscopeError(f"a figure is written as .{', .'.join(FORMATS)}, not {form!r}")
@@ -94,7 +97,8 @@ def drawn(
         canvas = Figure(figsize=size, layout="constrained")
         paint(canvas)
         retitle(canvas, title)
-        canvas.draw_without_rendering()  # the layout may move the axes' numbers, and is made for the ones before
+        if twice:
+            canvas.draw_without_rendering()
         buffer = io.BytesIO()
         canvas.savefig(buffer, format=form, metadata=metadata[form])
     return buffer.getvalue()

@@ -226,7 +226,7 @@ def draw_several(
             grid.share_layers(panels)
         legend_below(canvas, [axes for own in panels for axes in own], kind.legend_columns * (1 + (size == "page")))
 
-    content = drawn(paint, f"sinkscope {figure} of {ids(series)}", form, grid.inches, title)
+    content = drawn(paint, f"sinkscope {figure} of {ids(series)}", form, grid.inches, title, twice=True)
     return content, f"{kind.caption} {measured(series)}"
 
 
