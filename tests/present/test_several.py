@@ -82,7 +82,7 @@ def test_room_is_made_for_the_numbers_that_the_axes_have_in_the_end(height: floa
         grid.share_layers([panels])
         legend_below(canvas, panels, 1)
 
-    image = picture(drawn(paint, "a figure", "png", grid.inches))
+    image = picture(drawn(paint, "a figure", "png", grid.inches, twice=True))
     assert (image[:, :2] == 255).all()
 
 
