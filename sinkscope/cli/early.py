@@ -28,7 +28,7 @@ def check_early(
     from sinkscope.checkpoints.sources import check_dtype, check_model
     from sinkscope.engine.requested import requested
     from sinkscope.inputs import check_spec
-    from sinkscope.runs.request import no_verdict
+    from sinkscope.runs.openings import no_verdict
 
     asked = {"bos": "auto", "first": (), "prepend": (), "images": None, "audio": None, "adapter": None} | options
     extended = bool(asked.pop("metrics", None))  # such a file may also declare kinds of data

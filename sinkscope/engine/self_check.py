@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,11 @@ from sinkscope.capture.registries import uncompiled
 from sinkscope.checkpoints.forward import Forward, eager
 from sinkscope.checkpoints.quiet import quiet_transformers
 from sinkscope.engine.batch_size import memory_needed
-from sinkscope.engine.loop import Loop
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.defaults import EPSILON
+
+if TYPE_CHECKING:
+    from sinkscope.engine.loop import Loop  # a check needs no loop, and not all that a loop imports
 
 Pass = Callable[..., Any]
 LENGTH = 128

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +23,14 @@ from sinkscope.checkpoints.forward import DRY_RUN_TOKENS, Forward, eager
 from sinkscope.checkpoints.loading import unwrapped
 from sinkscope.engine.batch_size import chosen_batch, free_bytes, memory_needed
 from sinkscope.engine.collector import Collector
-from sinkscope.engine.loop import Progress
 from sinkscope.engine.self_check import self_check
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.spectra import cheap_spectra
 from sinkscope.runs.defaults import EPSILON, NUM_SEQUENCES, check_not_too_large
 from sinkscope.runs.saved.speed import BACKBONE, EAGER, LATER, PLAIN, SCAN, Cost, Speed
+
+if TYPE_CHECKING:
+    from sinkscope.engine.loop import Progress
 
 # Peak memory of a function call, on the GPU that a model is on or on this machine's CPU.
 

@@ -12,8 +12,8 @@ import numpy as np
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.documents import SYNTHETIC, DataSource, Document, origin, read_source
 from sinkscope.inputs.rules import TokenRules, check_ids, encode, ordinary_tokens
+from sinkscope.runs.openings import BOS_MODES
 from sinkscope.runs.passages import LeftOut, NothingLeft, Passage, overlap
-from sinkscope.runs.request import BOS_MODES
 
 if TYPE_CHECKING:
     from sinkscope.inputs.handed import Given

@@ -11,7 +11,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.corpus import Corpus, Stretch, read_corpus, stretches, too_short, warn_of_count
 from sinkscope.inputs.documents import SYNTHETIC, read_source
 from sinkscope.inputs.rules import TokenRules, check_ids, encode, ordinary_tokens
-from sinkscope.runs.request import Opening, repeats
+from sinkscope.runs.openings import Opening, repeats
 
 ESCAPES = {"\\n": "\n", "\\t": "\t"}
 SHOWN = 6

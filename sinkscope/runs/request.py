@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import product
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
@@ -13,6 +9,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, field_vali
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.defaults import DORMANT_RULE, EPSILON, check_not_too_large
 from sinkscope.runs.dormancy import parse_rule
+from sinkscope.runs.openings import BOS_MODES, check_opening, openings
 from sinkscope.runs.questions import QUESTIONS, declared_options, questions_asked
 from sinkscope.runs.schema.base import Record
 
@@ -252,69 +249,3 @@ def _wrong_options(request: Request) -> str | None:
         if request.options[name] != option.default and question.name not in request.measures:
             return f"{option.flag} belongs to --measure {question.name}: ask that too, or leave it out"
     return None
-
-
-# How a request says that sequences of text begin: the ways of BOS, other first tokens, tokens put before them.
-
-
-BOS_MODES = ("auto", "always", "never")
-NAMED = ("auto", "bos", "none", "random")
-MOST_REPEATS = 64
-"""Most times that `bosxN` puts BOS at the start."""
-
-
-@dataclass(frozen=True)
-class Opening:
-    """What stands before the text of each sequence.
-
-    Attributes:
-        first: `auto` (the tokenizer's own special tokens), `bos`, `bosxN` (BOS N times), `none`, `random` (one ordinary
-            token, drawn for each sequence), or a text that is one token.
-        prepend: number of ordinary tokens that are drawn for each sequence and stand before `first`. They are the same
-            under every `first`.
-    """
-
-    first: str = "auto"
-    prepend: int = 0
-
-    def named(self, several: tuple[bool, bool]) -> str:
-        """The end of a domain's name. `several`: whether a scan has several `first`, and several `prepend`."""
-        plain = self.first in NAMED or repeats(self.first) is not None
-        shown = self.first if plain else f"'{self.first}'"
-        return (f" first={shown}" if several[0] else "") + (f" prepend={self.prepend}" if several[1] else "")
-
-
-def check_opening(opening: Opening) -> None:
-    """Raises SinkscopeError for an opening that is wrong for every tokenizer."""
-    times = repeats(opening.first)
-    if not opening.first:
-        raise SinkscopeError(f"--first '': give one of {', '.join(NAMED)}, bosxN, or a text that is one token")
-    if times is not None and not 1 <= times <= MOST_REPEATS:
-        raise SinkscopeError(f"--first {opening.first}: BOS can stand there 1 to {MOST_REPEATS} times")
-    if opening.prepend < 0:
-        raise SinkscopeError(f"--prepend {opening.prepend}: a number of tokens is needed, 0 for none")
-
-
-def openings(first: Sequence[str], prepend: Sequence[int]) -> list[Opening]:
-    """Every combination, in the order given; `auto` and 0 stand where nothing is given."""
-    return [Opening(*each) for each in product(first or ("auto",), prepend or (0,))]
-
-
-def no_verdict(first: Sequence[str], prepend: Sequence[int]) -> str | None:
-    """Why `--measure first` can give no verdict over these openings, whatever the tokenizer; None where it may.
-
-    A verdict compares BOS at a later position with another token at position 0. `auto` may be either.
-    """
-    opened = openings(first, prepend)
-    may_be_bos = [each for each in opened if each.first == "auto" or repeats(each.first) is not None]
-    if all(repeats(each.first) is not None for each in opened):
-        return "every text begins with BOS; add --first random"
-    if not any(each.prepend or (repeats(each.first) or 1) > 1 for each in may_be_bos):
-        return "BOS never stands at a later position; add --first bos --prepend 0 --prepend 8"
-    return None
-
-
-def repeats(first: str) -> int | None:
-    """How many times `first` puts BOS at the start; None for any other opening."""
-    found = re.fullmatch(r"bos(?:x(\d{1,4}))?", first)
-    return None if found is None else int(found[1] or 1)

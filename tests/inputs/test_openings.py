@@ -13,7 +13,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.corpus import same_documents
 from sinkscope.inputs.openings import opening_tokens, read_opened
 from sinkscope.inputs.rules import TokenRules, token_rules
-from sinkscope.runs.request import MOST_REPEATS, Opening, check_opening, openings
+from sinkscope.runs.openings import MOST_REPEATS, Opening, check_opening, openings
 
 LENGTH, COUNT = 24, 5
 EVERY = [Opening(first, prepend) for first in ("auto", "bos", "bosx4", "none", "random", "a") for prepend in (0, 3)]

@@ -17,7 +17,7 @@ import sinkscope
 from sinkscope.questions.first import QUESTION
 from sinkscope.questions.first.tables import bos_place, verdict
 from sinkscope.runs.catalogue import table_columns
-from sinkscope.runs.request import no_verdict
+from sinkscope.runs.openings import no_verdict
 
 ASKED: dict[str, Any] = {"first": ["bos", "random"], "prepend": [0, 6], "seq_len": 40, "num_sequences": 3}
 

@@ -28,7 +28,8 @@ from sinkscope.inputs.signals import PIXELS
 from sinkscope.inputs.sound import sound_paths
 from sinkscope.runs.defaults import NUM_SEQUENCES, SEQ_LEN
 from sinkscope.runs.forecast import CONFIGURATION, DRY, Attention, Forecast, Memory, Passes
-from sinkscope.runs.request import Request, openings
+from sinkscope.runs.openings import openings
+from sinkscope.runs.request import Request
 
 
 @dataclass(frozen=True)

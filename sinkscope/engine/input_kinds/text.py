@@ -17,7 +17,8 @@ from sinkscope.inputs.documents import SYNTHETIC
 from sinkscope.inputs.openings import read_opened
 from sinkscope.inputs.signals import TASKS
 from sinkscope.runs.defaults import DATA, NUM_SEQUENCES, SEQ_LEN
-from sinkscope.runs.request import Request, openings
+from sinkscope.runs.openings import openings
+from sinkscope.runs.request import Request
 
 
 class TextInput(InputKind):
