@@ -51,6 +51,7 @@ PLACINGS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 def open_checkpoint(name: str, options: LoadOptions = LoadOptions(), report: Report = silent) -> Checkpoint:
     """Loads a MODEL argument, and `report`s. Raises SinkscopeError, in one line, for anything that is wrong with it."""
+    report("loading", 0, 0)
     device = pick_device(options.device)
     dtype = pick_dtype(options.dtype)
     check_device_map(options.device_map)

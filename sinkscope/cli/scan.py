@@ -78,6 +78,7 @@ def scan(
 
     if formats not in FORMATS:
         raise SinkscopeError(f"--format {formats!r}: choose one of {', '.join(FORMATS)}")
+    options = text.settings() | more.settings() | asdict(asked)
     processes = launched(text.device, more.tp)
     listed = [] if more.names is None else processes.on_main(partial(names_in, more.names))
     models = list(dict.fromkeys([*(model or []), *listed]))
@@ -85,7 +86,6 @@ def scan(
         raise SinkscopeError("no model: name one, or give --models FILE")
     if more.name is not None and len(models) > 1:
         raise SinkscopeError(f"--name {more.name!r} is what one model is called, and {len(models)} are to be scanned")
-    options = text.settings() | more.settings() | asdict(asked)
     request = processes.run(partial(check_early, models, look=False, **options))
     dry.check()
     if dry.dry_run:

@@ -1,4 +1,8 @@
-"""One scan: loads a model, reads its inputs, measures the batches and returns a Run."""
+"""One scan: loads a model, reads its inputs, measures the batches and returns a Run.
+
+Each step of `scan_request` is a function of a file of its own. All processes of a launch take it, and learn how it
+ended in the others, before the next one begins.
+"""
 
 from __future__ import annotations
 
@@ -11,75 +15,20 @@ from typing import Any
 
 from sinkscope.capture.alone import alone
 from sinkscope.capture.loops.compilation import COMPILATION
-from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
-from sinkscope.checkpoints.forward import keep_writer
 from sinkscope.engine.assemble import build_run
 from sinkscope.engine.finished import finished_or_shards
-from sinkscope.engine.input_kinds import check_asked
 from sinkscope.engine.launch import ALONE, Processes
+from sinkscope.engine.loaded import checked, loaded
 from sinkscope.engine.loop import Progress
 from sinkscope.engine.manifest import describe, refuse_unread, shared_facts
-from sinkscope.engine.measurement import measurements, refuse_spread
 from sinkscope.engine.prepared import prepared
 from sinkscope.engine.requested import requested
 from sinkscope.engine.self_check import check_loop
 from sinkscope.engine.stages import Stages
-from sinkscope.errors import SinkscopeError
-from sinkscope.metrics.registry import MetricSet
 from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
-from sinkscope.runs.dormancy import check_rule
 from sinkscope.runs.questions import declared_options
 from sinkscope.runs.request import Request
 from sinkscope.runs.run import Run
-from sinkscope.tables.columns import metric_set
-
-
-def checked(
-    request: Request, metrics: Sequence[Callable[..., Any] | str | Path], model: Any, processes: Processes,
-    hash_later: bool = False,
-) -> tuple[MetricSet, LoadOptions]:  # fmt: skip
-    """The metrics of the scan, and how its model is loaded. Raises SinkscopeError for what is wrong with the request
-    for every model.
-
-    `hash_later`: see `LoadOptions`; several processes compare the hash at once.
-    """
-    if request.given is not None and request.handed is None:
-        raise SinkscopeError(
-            f"the {request.given} of that scan were handed over in Python, or in a folder that sinkscope 0.1 did not "
-            "record: they cannot be read again; scan the model yourself and give its run folder"
-        )
-    processes.check(model, request.device_map)
-    options = LoadOptions(
-        request.revision, processes.device(request.device), request.device_map, request.dtype,
-        request.trust_remote_code, request.allow_pickle, head=request.generate is not None,
-        tensor_parallel=processes.count if processes.tensor else 1, adapter=request.adapter,
-        hash_later=hash_later and processes.count == 1,
-    )  # fmt: skip
-    if processes.tensor:
-        refuse_spread(measurements(request.measures))
-    check_asked(request)
-    measured = metric_set(metrics).asked(request.measures)
-    check_rule(request.dormant_rule, measured.names("heads"))
-    return measured, options
-
-
-def loaded(model: Any, tokenizer: Any, options: LoadOptions, report: Progress) -> Checkpoint:
-    """The checkpoint of a name, or around a model object. Raises SinkscopeError for anything wrong with it.
-
-    `options.head`: the model also writes, so that its head is needed.
-    """
-    report("loading", 0, 0)
-    named = isinstance(model, str)
-    checkpoint = open_checkpoint(model, options, report) if named else wrap_model(model, tokenizer, head=options.head)
-    if options.head:
-        keep_writer(checkpoint)
-    return checkpoint
-
-
-# One scan: loads a model, reads its inputs, measures the batches and returns a Run.
-#
-# Each step below is a function of a file of its own. All processes of a launch take it, and learn how it ended in the
-# others, before the next one begins.
 
 
 class Interrupted(KeyboardInterrupt):
