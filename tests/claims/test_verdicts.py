@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import torch
 from models import random_ids, tiny
+from trigger_models import relu_with_a_sink
 
 import sinkscope
 from sinkscope.claims.claim import (
@@ -65,17 +66,6 @@ def made(
 
 def model(network: Any) -> Callable[[], Subject]:
     return lambda: Subject("a model", network, reading={"num_sequences": 20}, loading={"self_check": False})
-
-
-def relu_with_a_sink() -> Any:
-    """ReLU that solves the task with a large raw score on BOS wherever no trigger stands: BOS's value is 0."""
-    network = deepcopy(explicit("relu"))
-    layer, last = network.layers[0].self_attn, network.config.hidden_size - 1
-    with torch.no_grad():
-        layer.q_proj.weight[1, last] = 100.0
-        layer.k_proj.weight[1, task.BOS] = 1.0
-        layer.v_proj.weight[:, task.BOS] = 0.0
-    return network
 
 
 def losing(first: float, other: float, alpha_0: float = 0.9) -> Subject:

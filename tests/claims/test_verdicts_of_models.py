@@ -14,10 +14,10 @@ import pytest
 import torch
 from conftest import make_tokenizer
 from models import random_ids, tiny
-from test_verdicts import relu_with_a_sink
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from trigger_models import relu_with_a_sink
 
 from sinkscope.claims.claim import CLAIMS, FAILS, HOLDS
 from sinkscope.claims.findings import judged

@@ -144,4 +144,4 @@ def test_the_domains_that_differ_are_those_of_the_page(tmp_path: Path, monkeypat
     )
     table = page.partition("| layer.head | prose | code | difference |")[2].partition("\n\n")[0]
     assert differences(rows, "\n".join(table.splitlines()[2:])) == []
-    assert f"{(found['q'] < 0.05).sum()} of {len(found)} differ" in page
+    assert f"{(found['q'] < 0.05).sum()} of the {len(found)} heads differ" in page
