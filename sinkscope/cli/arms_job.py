@@ -164,14 +164,25 @@ class ArmsJob:
             sys.stdout.write(render(result, files))
 
     def _telling(self, progress: Progress) -> Progress:
-        """The progress, and before the first pass how many there are."""
-        told = False
+        """The progress; before the first pass how many there are, and after it about how long all take, where that is a
+        minute or more."""
+        from sinkscope.present.terminal.progress import MINUTE, Pace
+
+        pace, timed = Pace(), False
 
         def report(stage: str, done: int, total: int) -> None:
-            nonlocal told
-            if stage == "ablating" and not told and self.processes.index == 0:
-                told = True
-                say(f"{self.command}: {total - done} forward passes of one sequence each")
+            nonlocal timed
+            if stage == "ablating" and self.processes.index == 0:
+                if pace.stage != stage:
+                    pace.begin(stage, self.command, done, total)
+                    say(f"{self.command}: {total - done} forward passes of one sequence each")
+                pace.go_on(done)
+                left = pace.left()
+                if left is not None and not timed:
+                    timed = True
+                    if left >= MINUTE:
+                        first = f"the first {done - pace.first} took {pace.told - pace.began:.1f} s"
+                        say(f"{self.command}: about {left / MINUTE:.0f} minutes left: {first}")
             progress(stage, done, total)
 
         return report

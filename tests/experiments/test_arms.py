@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import math
 import os
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +49,7 @@ from sinkscope.experiments.arms.kinds import massive
 from sinkscope.experiments.arms.kinds.keys import HiddenKeys
 from sinkscope.experiments.arms.positions import Positions
 from sinkscope.experiments.arms.readings import Reference, SinkCount
+from sinkscope.present.terminal.progress import Pace
 from sinkscope.runs.catalogue import table_columns
 from sinkscope.runs.saved.arms import in_words
 from sinkscope.runs.saved.arms_table import DESTROYED, MEASURES, ArmNumbers, loss_cells, table_of
@@ -1245,6 +1248,19 @@ def test_arms_are_positional_and_their_passes_are_told_before_the_first(cli: Cal
     assert "value:first1" in done.stdout
     (told,) = [line for line in done.stderr.splitlines() if "forward passes" in line]
     assert told == "sinkscope: arms: 21 forward passes of one sequence each"
+    assert "left" not in done.stderr
+
+
+def test_the_time_that_passes_take_is_told_after_the_first(
+    cli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is a minute or more: here each look at the clock is a minute and a half after the one before."""
+    now = itertools.count(step=90.0)
+    monkeypatch.setattr("sinkscope.present.terminal.progress.Pace", partial(Pace, lambda: next(now)))
+    done = cli("arms", "keys:first1")
+    assert done.exit_code == 0, done.stderr
+    (told,) = [line for line in done.stderr.splitlines() if " left: " in line]
+    assert re.fullmatch(r"sinkscope: arms: about \d+ minutes left: the first \d+ took \d+\.0 s", told), told
 
 
 def test_a_model_that_does_not_predict_the_next_token(cli: Callable[..., Result]) -> None:
