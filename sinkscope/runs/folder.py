@@ -204,43 +204,47 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 
 def write_files(contents: Mapping[Path, str | bytes]) -> None:
-    """Writes files whole, and all of them or none: each to a temporary file beside it, then all are renamed over them.
-    A link stays a link.
+    """Writes files whole, and all of them or none: each into a temporary folder beside it, then all are renamed to
+    their places. A link stays a link. The folder of a process that was killed is removed by the next that writes there.
 
     A device, a pipe and a stream of this process (/dev/stdout) cannot be replaced: the content is written into them,
     after all other files. Raises SinkscopeError where one cannot be written; BrokenPipeError where the reader of a pipe
     has gone.
     """
-    temporaries: dict[Path, Path] = {}
+    staged: dict[Path, Path] = {}
+    folders: dict[Path, Path] = {}
     path = Path()
     try:
+        with contextlib.ExitStack() as ended:
+            for path in contents:
+                if _own_stream(path) is None and _may_be_replaced(path):
+                    target = Path(os.path.realpath(path))
+                    if target.parent not in folders:
+                        whole.remove_leftovers(target.parent)
+                        folders[target.parent] = ended.enter_context(whole.work_in(target.parent, WORK)).run
+                    staged[target] = folders[target.parent] / str(len(staged))
+                    staged[target].write_bytes(_as_bytes(contents[path]))
+                    whole.sync_file(staged[target])
+            _replaced(staged)
+            for folder in folders:
+                whole.sync_folder(folder)
         for path in contents:
-            if _own_stream(path) is None and _may_be_replaced(path):
-                target = Path(os.path.realpath(path))
-                temporaries[target] = _staged(target, _as_bytes(contents[path]))
-        _replaced(temporaries)
-        for folder in {target.parent for target in temporaries}:
-            whole.sync_folder(folder)
-        for path in contents:
-            if Path(os.path.realpath(path)) not in temporaries:
+            if Path(os.path.realpath(path)) not in staged:
                 _write_into(path, _as_bytes(contents[path]))
     except BrokenPipeError:
         raise
     except OSError as error:
         raise SinkscopeError(f"cannot write {error.filename2 or path}: {error.strerror or error}") from None
-    finally:
-        for temporary in temporaries.values():
-            temporary.unlink(missing_ok=True)
 
 
-def _replaced(temporaries: Mapping[Path, Path]) -> None:
-    """Renames each temporary file over its target. Where one cannot be renamed, as over another user's file in /tmp,
-    the targets before it are put back as they were. Raises OSError."""
+def _replaced(staged: Mapping[Path, Path]) -> None:
+    """Renames each staged file over its target. Where one cannot be renamed, as over another user's file in /tmp, the
+    targets before it are put back as they were. Raises OSError."""
     before: dict[Path, Path | None] = {}
     try:
-        for target, temporary in temporaries.items():
-            if len(temporaries) > 1:
-                before[target] = _second_name(target)
+        for target, temporary in staged.items():
+            if len(staged) > 1:
+                before[target] = _second_name(target, temporary.with_suffix(".before"))
             temporary.replace(target)
     except BaseException as error:
         if isinstance(error, OSError):
@@ -249,23 +253,16 @@ def _replaced(temporaries: Mapping[Path, Path]) -> None:
             with contextlib.suppress(OSError):
                 if old is not None:
                     old.replace(done)
-                elif not temporaries[done].exists():
+                elif not staged[done].exists():
                     done.unlink()
         raise
-    finally:
-        for old in filter(None, before.values()):
-            old.unlink(missing_ok=True)
 
 
-def _second_name(path: Path) -> Path | None:
-    """Another name of the file, beside it; None where there is no file. Raises OSError."""
+def _second_name(path: Path, second: Path) -> Path | None:
+    """Gives the file a second name and returns that; None where there is no file. Raises OSError."""
     if not path.exists():
         return None
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    os.close(handle)
-    second = Path(name)
     try:
-        second.unlink()
         second.hardlink_to(path)
     except OSError:  # a file system without links, or another user's file
         shutil.copy2(path, second)
@@ -301,23 +298,6 @@ def _own_stream(path: Path) -> int | None:
             return None
         path = path.parent / path.readlink()
     return None
-
-
-def _staged(path: Path, data: bytes) -> Path:
-    """A temporary file beside `path` that holds the data, on the disk."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(temporary).chmod(0o666 & ~mask)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return Path(temporary)
 
 
 # Tables as Parquet: what its library says of a failure becomes one line.

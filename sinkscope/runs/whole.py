@@ -32,6 +32,9 @@ CANNOT = frozenset(
 )  # fmt: skip
 """Errors by which a system says that it cannot move a folder in one step: no such call, a mount point, no right."""
 
+ATTEMPTS = 20
+"""Temporary folders that are made where other processes remove each before it is locked."""
+
 WINDOWS = os.name == "nt"
 """There a file that is open can neither be removed nor be synced by who may only read it, and no folder be renamed to
 the place of an empty one."""
@@ -68,21 +71,37 @@ class Work:
 @contextmanager
 def work_in(parent: Path, prefix: str) -> Iterator[Work]:
     """Makes a temporary folder in `parent` and removes it at the end, with what is then in it. Raises OSError."""
-    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-    lock = None
+    folder, lock = _new_folder(parent, prefix)
     try:
-        lock = _locked(folder)
-        if lock is None:
-            raise FileNotFoundError(errno.ENOENT, "another process removes it", str(folder))
         work = Work(folder, lock)
         work.run.mkdir()  # mkdtemp lets nobody else in; this folder follows the umask
         yield work
     finally:
-        if lock is not None and WINDOWS:
+        if WINDOWS:
             os.close(lock)
         shutil.rmtree(folder, ignore_errors=True)
-        if lock is not None and not WINDOWS:
+        if not WINDOWS:
             os.close(lock)
+
+
+def _new_folder(parent: Path, prefix: str) -> tuple[Path, int]:
+    """A new folder and its lock. Another process that removes leftovers may take it for one before it is locked: then
+    another is made. Raises OSError."""
+    for _ in range(ATTEMPTS):
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        try:
+            lock = _locked(folder)
+        except FileNotFoundError:
+            continue
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        if lock is not None and folder.is_dir():  # else its lock file was removed before it was locked
+            return folder, lock
+        if lock is not None:
+            os.close(lock)
+        shutil.rmtree(folder, ignore_errors=True)
+    raise FileNotFoundError(errno.ENOENT, "another process removes each new folder", str(parent))
 
 
 def _locked(folder: Path) -> int | None:

@@ -22,7 +22,7 @@ from tiers import slow_but
 from sinkscope import scan
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs import whole
-from sinkscope.runs.folder import UNFINISHED
+from sinkscope.runs.folder import UNFINISHED, write_file
 from sinkscope.runs.run import FILES, RUN_FOLDER, load_run
 
 fcntl = pytest.importorskip("fcntl", reason="users, modes and kills of POSIX")
@@ -253,7 +253,7 @@ def test_a_run_of_another_user_that_may_not_be_read(mode: int, runs: Path) -> No
 def test_a_temporary_folder_that_another_process_takes_for_a_leftover(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between its making and its lock: that process removes it, so the run is written elsewhere."""
+    """Between its making and its lock: that process removes it, so another is made."""
     make, locks = tempfile.mkdtemp, list[int]()
 
     def taken(**options: Any) -> str:
@@ -265,9 +265,35 @@ def test_a_temporary_folder_that_another_process_takes_for_a_leftover(
 
     monkeypatch.setattr(tempfile, "mkdtemp", taken)
     try:
-        assert written_inside(runs, tmp_path / "run")
+        assert not written_inside(runs, tmp_path / "run")
     finally:
         os.close(locks[0])
+
+
+def test_every_temporary_folder_is_taken_by_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = tempfile.mkdtemp
+
+    def removed(**options: Any) -> str:
+        folder = make(**options)
+        Path(folder).rmdir()
+        return folder
+
+    monkeypatch.setattr(tempfile, "mkdtemp", removed)
+    with pytest.raises(SinkscopeError, match=r"^cannot write .*table.csv: another process removes each new folder$"):
+        write_file(tmp_path / "table.csv", "a")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_process_left_beside_a_file_goes(tmp_path: Path) -> None:
+    """By the next that writes a file there, whatever its name; what a living process holds stays."""
+    left = tmp_path / f"{whole.WORK}left"
+    left.mkdir()
+    with whole.work_in(tmp_path, whole.WORK) as held:
+        write_file(tmp_path / "table.csv", "a")
+        assert {path.name for path in tmp_path.iterdir()} == {"table.csv", held.folder.name}
+    write_file(tmp_path / "table.csv", "b")
+    assert [path.name for path in tmp_path.iterdir()] == ["table.csv"]
+    assert (tmp_path / "table.csv").read_text() == "b"
 
 
 def test_a_file_system_without_locks_keeps_leftovers(
