@@ -1,6 +1,8 @@
 """Times a watched model against the same model unwatched: prefills, and a decode of 128 tokens.
 
-    python tests/benchmarks/benchmark_watch.py [--rounds N] [--length T] [--width D] [--layers L]
+    python tests/benchmarks/benchmark_watch.py [--rounds N] [--length T] [--width D] [--layers L] [--model MODEL]
+
+Without --model it is a Llama with random weights.
 
 The two take turns. CPU time is counted, of all threads, so that a busy machine does not show; the ratio of the
 medians is printed.
@@ -20,6 +22,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sinkscope
+from sinkscope.checkpoints import LoadOptions, open_checkpoint
 
 
 def small(width: int, layers: int) -> Any:
@@ -53,9 +56,14 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--model", help="a name that `sinkscope scan` reads, in place of the small Llama")
     given = parser.parse_args()
-    model = small(given.width, given.layers)
-    ids = torch.randint(2000, (1, given.length), generator=torch.Generator().manual_seed(0))
+    if given.model is None:
+        model = small(given.width, given.layers)
+    else:
+        model = open_checkpoint(given.model, LoadOptions(head=True)).model
+    tokens = model.config.get_text_config().vocab_size
+    ids = torch.randint(tokens, (1, given.length), generator=torch.Generator().manual_seed(0))
 
     def decode(tokens: int) -> None:
         model.generate(ids[:, :tokens], max_new_tokens=128, min_new_tokens=128, do_sample=False, pad_token_id=0)
