@@ -81,8 +81,8 @@ def _of_tokens(opening: list[dict[str, Any]], listed: bool, tests: list[TokenTes
     if not listed and tested and all(each.sequences < each.needed for each in tested):
         best = max(tested, key=lambda each: each.sequences - each.needed)
         return (
-            f"Too few sequences to tell which tokens switch heads on: among {best.tests} tests a token must stand in "
-            f"{best.needed} of them for q < {CHANCE:g}, and the most frequent one stands in {best.sequences}."
+            f"Too few sequences to tell which tokens switch heads on: with {best.tests} tests, q < {CHANCE:g} takes a "
+            f"token that occurs in {best.needed} sequences; the most frequent one occurs in {best.sequences}."
         )
     return "No token switches a head on: none doubles its share of rows that are on."
 
