@@ -23,6 +23,7 @@ from house import (
     imported,
     misplaced,
     modules,
+    private_imports,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -67,6 +68,13 @@ def test_no_files_import_each_other() -> None:
     """A circle, also one through imports inside functions, is one thought in several files."""
     assert circles(file_imports(HOME)) == []
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [["a", "b", "c"]]
+
+
+def test_no_module_imports_a_private_name_of_another(tmp_path: Path) -> None:
+    """A name with an underscore may change without a look at other modules."""
+    assert private_imports(HOME) == []
+    (tmp_path / "one.py").write_text(f"from {PACKAGE}.two import _three, four\nfrom torch import _C\n")
+    assert private_imports(tmp_path) == [f"one.py:{PACKAGE}.two._three"]
 
 
 def test_the_contracts_of_import_linter_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

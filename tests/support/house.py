@@ -10,6 +10,7 @@ level above the highest entry it imports.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -99,6 +100,16 @@ def file_imports(package: Path) -> dict[str, set[str]]:
         name: {each if each in names else each.rpartition(".")[0] for each in imported(path)} & names.keys() - {name}
         for name, path in names.items()
     }
+
+
+def private_imports(package: Path) -> list[str]:
+    """`module:name` of every name with an underscore that a module imports from another module of the package."""
+    return sorted(
+        f"{path.relative_to(package)}:{name}"
+        for path in modules(package)
+        for name in imported(path)
+        if name.startswith(f"{PACKAGE}.") and re.search(r"\._(?!_)", name)
+    )
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
