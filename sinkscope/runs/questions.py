@@ -61,6 +61,7 @@ class Option:
 
     @property
     def flag(self) -> str:
+        """The option as `sinkscope scan` takes it."""
         return "--" + self.name.replace("_", "-")
 
     def read(self, value: Any) -> Any:

@@ -70,16 +70,19 @@ class FoldedHeads:
     x_out: Tensor | None = None
 
     def need(self, tensor: Tensor | None) -> Tensor:
+        """Returns a tensor that the layer has. Raises Missing where it is None."""
         if tensor is None:
             raise Missing
         return tensor
 
     @cached_property
     def tokens(self) -> Tokens:
+        """x_i, i >= 1."""
         return self.need(self.x)
 
     @cached_property
     def normalised(self) -> Tokens:
+        """z_i, i >= 1."""
         return self.need(self.z)
 
     @cached_property
@@ -173,6 +176,7 @@ class FoldedHeads:
 
     @property
     def mean_read(self) -> Float[Tensor, "head vdim"]:
+        """W_O^hT xbar."""
         return self.read[:, -1]
 
     @cached_property
@@ -245,19 +249,23 @@ class FoldedHeads:
 
     @property
     def cos_residual(self) -> Float[Tensor, " head"]:
+        """Mean cosine of the x_i over unordered pairs i != j."""
         return _mean_cosine(self.token_squares, self.unit_square).expand(self.heads)
 
     @property
     def cos_identity(self) -> Float[Tensor, " head"]:
+        """The same of x_i + W_O^h v_i."""
         return self.cos_added[IDENTITY]
 
     @property
     def cos_attention(self) -> Float[Tensor, " head"]:
+        """The same of x_i + W_O^h o_i."""
         self.need(self.attended)
         return self.cos_added[ATTENTION]
 
     @property
     def cos_uniform(self) -> Float[Tensor, " head"]:
+        """The same with the same weight for all tokens that i sees."""
         return self.cos_added[UNIFORM]
 
     @cached_property
