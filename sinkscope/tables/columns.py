@@ -84,7 +84,7 @@ class HeadRun:
 
     values: SiteValues
     means: dict[str, np.ndarray]
-    asked: Request
+    request: Request
 
     def peaks(self) -> tuple[np.ndarray, np.ndarray]:
         """The key with the largest mean alpha_k of those that enough queries see, and that alpha_k, both [H]."""
@@ -129,7 +129,7 @@ def pattern(run: HeadRun) -> np.ndarray:
 def dormant(run: HeadRun) -> pd.arrays.BooleanArray:
     """Whether the dormant rule (honor < 0.4 by default) holds for the head's mean of the rule's column; empty where
     that mean is missing."""
-    rule = parse_rule(run.asked.dormant_rule)
+    rule = parse_rule(run.request.dormant_rule)
     if rule.column not in run.means:  # a metric of others that failed
         return pd.arrays.BooleanArray(np.zeros(len(run.values.alpha), bool), np.ones(len(run.values.alpha), bool))
     return pd.arrays.BooleanArray(rule(run.means), np.isnan(run.means[rule.column]))
@@ -142,7 +142,7 @@ class LayerRun:
 
     values: SiteValues
     heads: pd.DataFrame
-    asked: Request
+    request: Request
 
     def sequence_of_max(self) -> int | None:
         """The sequence in which |x| is largest; None where x was not seen."""
@@ -184,7 +184,7 @@ def max_abs_dim(run: LayerRun) -> float:
 @run_column("layers", unit="heads", range="[0, H]", source="Gu et al. 2410.10781 (threshold)")
 def sink_heads(run: LayerRun) -> int:
     """Number of the layer's heads whose mean sink_score exceeds epsilon."""
-    return int((run.heads["sink_score"] > run.asked.epsilon).sum())
+    return int((run.heads["sink_score"] > run.request.epsilon).sum())
 
 
 @run_column("layers", unit="heads", range="[0, H]", source="ours (rule)")
