@@ -370,7 +370,7 @@ def execution_devices(model: nn.Module) -> Iterable[Any]:
     return [device for device in found if device is not None]
 
 
-# torch: how long joined processes wait for each other
+# torch: how long joined processes wait for each other, and whether one of them is gone
 
 
 def set_process_timeout(patience: timedelta) -> None:
@@ -381,6 +381,11 @@ def set_process_timeout(patience: timedelta) -> None:
     timeout = _part("torch", distributed_c10d, "distributed_c10d._set_pg_timeout")
     store().set_timeout(patience)
     timeout(patience)
+
+
+def lost_process(error: BaseException) -> bool:
+    """Whether an error of an exchange between processes says that another one is gone. Gloo has no class for it."""
+    return "gloo/transport" in str(error) or type(error).__name__.startswith("Dist")
 
 
 # torch: every operation of a thread, the memory behind a tensor, and counts of floating-point operations

@@ -6,6 +6,8 @@ from __future__ import annotations
 import ast
 import gc
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from importlib.metadata import version
@@ -193,6 +195,43 @@ def test_a_launch_waits_as_long_as_it_is_told_after_its_start(tmp_path: Path) ->
         assert distributed.distributed_c10d._get_default_store().timeout == timedelta(hours=2)
     finally:
         distributed.destroy_process_group()
+
+
+EXCHANGE = """
+import sys
+import torch
+from torch import distributed
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+distributed.barrier()
+if rank == 0:
+    try:
+        while True:
+            distributed.all_reduce(torch.ones(3))
+    except RuntimeError as error:
+        print(error)
+"""
+"""Two processes meet. One ends, and the other prints what its next exchange raises."""
+
+
+@pytest.mark.slow
+def test_gloo_says_that_the_other_process_is_gone(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", EXCHANGE]
+    with subprocess.Popen([*command, "1", str(tmp_path / "store")], stderr=subprocess.DEVNULL):
+        told = subprocess.run(
+            [*command, "0", str(tmp_path / "store")], capture_output=True, text=True, check=True, timeout=60
+        )
+    assert told.stdout
+    assert doors.lost_process(RuntimeError(told.stdout))
+
+
+def test_only_errors_of_an_exchange_say_that_a_process_is_gone() -> None:
+    from torch import distributed
+
+    assert doors.lost_process(RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer"))
+    assert doors.lost_process(distributed.DistBackendError("NCCL communicator was aborted on rank 0."))
+    assert not doors.lost_process(RuntimeError("CUDA out of memory."))
 
 
 @pytest.mark.parametrize("interface", [AttentionInterface, AttentionMaskInterface])
