@@ -82,7 +82,7 @@ def _of_sinks() -> list[Column]:
     """The measured columns of sinks.parquet and tokens.csv."""
     tables = (("sinks", "sink", SINK_COLUMNS), ("tokens", "token", TOKEN_COLUMNS))
     return [
-        Column(each.name, table, each.unit, each.range, each.formula, "ours", per=per)
+        Column(each.name, table, each.unit, each.range, each.what, "ours", per=per)
         for table, per, columns in tables
         for each in columns
         if each.unit
