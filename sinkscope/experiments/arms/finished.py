@@ -25,7 +25,7 @@ from sinkscope.runs.folder import KEY, UNFINISHED, kept_json, write_file
 from sinkscope.runs.schema.base import plain, to_json
 
 
-class Interrupted(KeyboardInterrupt):
+class ArmsInterrupted(KeyboardInterrupt):
     """Ctrl-C, after `sequences` sequences were measured under every arm and kept in `folder`."""
 
     def __init__(self, sequences: int, folder: Path) -> None:
@@ -68,7 +68,7 @@ class Finished:
 
     @contextlib.contextmanager
     def kept(self, main: bool = True) -> Iterator[None]:
-        """Around the measurement. Where it ends early, no empty folder stays, and Ctrl-C becomes Interrupted where
+        """Around the measurement. Where it ends early, no empty folder stays, and Ctrl-C becomes ArmsInterrupted where
         batches are done. `main`: whether this is the main process of the launch, which alone removes the folder."""
         try:
             yield
@@ -77,7 +77,7 @@ class Finished:
             if not done and main:
                 self._discard()
             elif done and isinstance(error, KeyboardInterrupt):
-                raise Interrupted(done, self._folder.parent) from None
+                raise ArmsInterrupted(done, self._folder.parent) from None
             raise
 
     def _sequences(self) -> int:

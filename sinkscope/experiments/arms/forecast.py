@@ -19,13 +19,13 @@ from sinkscope.engine.forecast.build import Workload, built, looked, pieces_of, 
 from sinkscope.engine.forecast.costs import check_machine
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
-from sinkscope.experiments.arms.asked import Text, check_numbers
 from sinkscope.experiments.arms.engine import trials_of
 from sinkscope.experiments.arms.experiment import expanded, size_of
 from sinkscope.experiments.arms.grammar import read_arm
 from sinkscope.experiments.arms.kinds.per_token import SEQUENCES, groups_of
 from sinkscope.experiments.arms.readings import batch_size
 from sinkscope.experiments.arms.replay import Layers
+from sinkscope.experiments.arms.text import Text, check_numbers
 from sinkscope.inputs.handed import loss_data
 from sinkscope.runs.defaults import EPSILON
 from sinkscope.runs.forecast import Forecast, Passes
