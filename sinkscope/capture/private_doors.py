@@ -183,6 +183,11 @@ def set_attention_name(config: PreTrainedConfig, name: str | None) -> None:
     config._attn_implementation_internal = name
 
 
+def rotates_by_length(model: nn.Module) -> bool:
+    """Whether the model's rotary frequencies depend on the length of what it reads: two kinds of transformers do."""
+    return any(kind in repr(getattr(model, "config", None)) for kind in ("longrope", "dynamic"))
+
+
 def base_class(config: Any) -> Any:
     """The class that AutoModel builds from this configuration; None for a type it does not know."""
     try:

@@ -41,6 +41,7 @@ from transformers import (
 )
 from transformers.generation.continuous_batching import continuous_api
 from transformers.masking_utils import AttentionMaskInterface, create_causal_mask
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto import modeling_auto
 from transformers.utils import output_capturing
 
@@ -173,6 +174,38 @@ def test_a_strip_of_a_mask_is_that_part_of_the_whole_one(name: str) -> None:
     left_out = {**given, "attention_mask": None, "allow_is_causal_skip": True}
     strip = doors.mask_strip(make, left_out, range(7), range(7))
     assert torch.equal(strip[0, 0], whole[1, 0])
+
+
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"factor": 2.0},
+    "dynamic": {"factor": 2.0},
+    "yarn": {"factor": 2.0},
+    "proportional": {"factor": 2.0, "partial_rotary_factor": 0.5},
+    "llama3": {
+        "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8
+    },
+    "longrope": {
+        "factor": 2.0, "original_max_position_embeddings": 8, "short_factor": [1.0, 1.0], "long_factor": [2.0, 4.0]
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(["default", *ROPE_INIT_FUNCTIONS]))
+def test_rotary_frequencies_that_depend_on_the_length(kind: str) -> None:
+    """The door says what the model does when it reads few tokens, and then more than it was trained on."""
+    rope = {"rope_type": kind, "rope_theta": 10000.0, **ROPES[kind]}
+    config = LlamaConfig(
+        hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=8,
+        max_position_embeddings=8, rope_parameters=rope,
+    )  # fmt: skip
+    model = AutoModel.from_config(config)
+    frequencies = []
+    for length in (4, 32):
+        model.rotary_emb(torch.zeros(1, length, 8), torch.arange(length)[None])
+        frequencies.append(model.rotary_emb.inv_freq.clone())
+    assert doors.rotates_by_length(model) == (not torch.equal(*frequencies))
+    assert doors.rotates_by_length(model) == (kind in ("dynamic", "longrope"))
 
 
 def test_linear_layers_of_both_kinds() -> None:
