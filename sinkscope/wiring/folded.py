@@ -134,6 +134,12 @@ class FoldedHeads:
     @cached_property
     def tr_bw(self) -> Float[Tensor, " head"]:
         """tr(B W) = mean (z_i - zbar).W_O^h (u_i - ubar)."""
+        # B is the mean of (z_i - zbar) (z_i - zbar)^T, and W (z_i - zbar) = W_O^h (u_i - ubar): hence the mean above.
+        # Where z_i = a_i (x_i - b_i), no z_i is read. The u_i - ubar sum to 0, so that zbar drops out, and what is left
+        # is the mean of a_i x_i.W_O^h (u_i - ubar) - a_i b_i 1.W_O^h (u_i - ubar). With x_i = (x_i - xbar) + xbar it is
+        #     mean a_i (x_i - xbar).W_O^h u_i  +  mean (a_i - abar) xbar.W_O^h u_i
+        #     - mean (a_i b_i - mean a b) 1.W_O^h u_i  -  (mean a_i W_O^hT (x_i - xbar)).ubar
+        # In the code these are scale * around, varied's two parts, and scaled_read times values_mean.
         values = self.need(self.values)[:, 1:]
         if self.affine is None:
             return dots(self._weights.read(self.centred), values).mean(-1)
