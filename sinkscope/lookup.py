@@ -86,6 +86,7 @@ class Lookup(Generic[T]):
         return [self[name] for name in self]
 
     def items(self) -> list[tuple[str, T]]:
+        """(name, thing) of all of them, loaded, in the order of their names."""
         return [(name, self[name]) for name in self]
 
     def ships(self, name: str) -> bool:

@@ -23,6 +23,8 @@ from house import (
     imported,
     misplaced,
     modules,
+    private_imports,
+    undocumented,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -67,6 +69,21 @@ def test_no_files_import_each_other() -> None:
     """A circle, also one through imports inside functions, is one thought in several files."""
     assert circles(file_imports(HOME)) == []
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [["a", "b", "c"]]
+
+
+def test_no_module_imports_a_private_name_of_another(tmp_path: Path) -> None:
+    """A name with an underscore may change without a look at other modules."""
+    assert private_imports(HOME) == []
+    (tmp_path / "one.py").write_text(f"from {PACKAGE}.two import _three, four\nfrom torch import _C\n")
+    assert private_imports(tmp_path) == [f"one.py:{PACKAGE}.two._three"]
+
+
+def test_public_names_say_what_they_are(tmp_path: Path) -> None:
+    """Nine tenths have a docstring. The others are mostly methods whose contract stands in the base class."""
+    without, public = undocumented(HOME)
+    assert len(without) <= 0.1 * public
+    (tmp_path / "one.py").write_text("class A:\n    def b(self): ...\n    def _c(self): ...\ndef d(): 'Says.'\n")
+    assert undocumented(tmp_path) == (["one.py:A", "one.py:A.b"], 3)
 
 
 def test_the_contracts_of_import_linter_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

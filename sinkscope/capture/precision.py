@@ -24,4 +24,5 @@ def like(tensor: Tensor, other: Tensor) -> Tensor:
 
 
 def has_float64(device: torch.device) -> bool:
+    """Whether the device computes in float64; Apple's GPUs do not."""
     return device.type != "mps"

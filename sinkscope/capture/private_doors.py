@@ -183,6 +183,11 @@ def set_attention_name(config: PreTrainedConfig, name: str | None) -> None:
     config._attn_implementation_internal = name
 
 
+def rotates_by_length(model: nn.Module) -> bool:
+    """Whether the model's rotary frequencies depend on the length of what it reads: two kinds of transformers do."""
+    return any(kind in repr(getattr(model, "config", None)) for kind in ("longrope", "dynamic"))
+
+
 def base_class(config: Any) -> Any:
     """The class that AutoModel builds from this configuration; None for a type it does not know."""
     try:
@@ -370,7 +375,7 @@ def execution_devices(model: nn.Module) -> Iterable[Any]:
     return [device for device in found if device is not None]
 
 
-# torch: how long joined processes wait for each other
+# torch: how long joined processes wait for each other, and whether one of them is gone
 
 
 def set_process_timeout(patience: timedelta) -> None:
@@ -381,6 +386,11 @@ def set_process_timeout(patience: timedelta) -> None:
     timeout = _part("torch", distributed_c10d, "distributed_c10d._set_pg_timeout")
     store().set_timeout(patience)
     timeout(patience)
+
+
+def lost_process(error: BaseException) -> bool:
+    """Whether an error of an exchange between processes says that another one is gone. Gloo has no class for it."""
+    return "gloo/transport" in str(error) or type(error).__name__.startswith("Dist")
 
 
 # torch: every operation of a thread, the memory behind a tensor, and counts of floating-point operations

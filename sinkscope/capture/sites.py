@@ -59,6 +59,7 @@ class Site:
 
     @property
     def name(self) -> str:
+        """The module's path; path[n] for its n-th call in one pass."""
         return self.module if self.call == 0 else f"{self.module}[{self.call}]"
 
     @property

@@ -59,30 +59,37 @@ class LayerView:
 
     @property
     def batch(self) -> int:
+        """Number of sequences."""
         return self.attention.first.shape[0]
 
     @property
     def heads(self) -> int:
+        """Number of query heads."""
         return self.attention.first.shape[1]
 
     @property
     def queries(self) -> int:
+        """Tq, the number of queries."""
         return self.attention.first.shape[-1]
 
     @property
     def keys(self) -> int:
+        """Tk, the number of keys."""
         return self.attention.columns.shape[-1]
 
     @cached_property
     def query(self) -> Float[Tensor, "batch head query dim"]:
+        """q_i of each head, as the attention call gets it."""
         return need(self.raw_query)
 
     @cached_property
     def key(self) -> Float[Tensor, "batch group key dim"]:
+        """k_j of each group of heads, as the attention call gets it."""
         return need(self.raw_key)
 
     @cached_property
     def value(self) -> Float[Tensor, "batch group key vdim"]:
+        """v_j of each group of heads."""
         return need(self.raw_value)
 
     @cached_property
@@ -98,6 +105,7 @@ class LayerView:
 
     @cached_property
     def key_norms(self) -> Float[Tensor, "batch group key"]:
+        """norm k_j, for each group of heads."""
         return torch.linalg.vector_norm(self.key, dim=-1)
 
     @cached_property
@@ -164,6 +172,7 @@ class LayerView:
 
     @property
     def x_norms(self) -> Float[Tensor, "batch token"]:
+        """norm x_i."""
         return self.x_sums.norms
 
     @property
@@ -183,6 +192,7 @@ class LayerView:
 
     @property
     def z_norms(self) -> Float[Tensor, "batch token"]:
+        """norm z_i."""
         return self.z_sums.norms
 
     def rows(self, count: int) -> LayerView:

@@ -136,10 +136,12 @@ class AdapterFolder:
 
     @property
     def weights(self) -> Path:
+        """The file of its weights."""
         return self.path / WEIGHTS
 
     @property
     def paths(self) -> list[Path]:
+        """The files that are read: configuration and weights."""
         return [self.path / CONFIG, self.weights]
 
 

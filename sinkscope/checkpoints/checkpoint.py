@@ -85,6 +85,7 @@ class Checkpoint:
 
     @property
     def dtype(self) -> torch.dtype:
+        """The type of its first floating-point weight; float32 where it has none."""
         return next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32)
 
     @property

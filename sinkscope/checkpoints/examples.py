@@ -38,6 +38,7 @@ class Example:
 
     @property
     def installed(self) -> bool:
+        """Whether its package is installed here."""
         return find_spec(self.package) is not None
 
 

@@ -225,6 +225,10 @@ def check_device_map(value: str | dict[str, Any] | None) -> None:
 
 
 def pick_dtype(name: str) -> torch.dtype | str:
+    """The torch dtype of `--dtype`; `auto`, which transformers reads from the checkpoint, stays a word.
+
+    Raises SinkscopeError for a name that is no dtype.
+    """
     if name == "auto":
         return "auto"
     check_dtype(name)

@@ -35,6 +35,7 @@ class Source:
 
     @property
     def folder(self) -> Path | None:
+        """The local folder of the model; None where it is no folder."""
         path = Path(self.location)
         return path if path.is_dir() else None
 

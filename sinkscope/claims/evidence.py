@@ -39,6 +39,7 @@ class Evidence:
 
     @cached_property
     def sequences(self) -> pd.DataFrame:
+        """The rows of the claim's domain: a head's, and a layer's where `head` is missing."""
         return self.sequences_of(self.data.domain)
 
     @cached_property

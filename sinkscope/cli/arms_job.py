@@ -197,7 +197,7 @@ def prepared(
     `kind`: the kind of folder where it is none of arms. `otherwise`: chooses the folder where --out is not given, from
     the usual one, in the main process. `dry`: with --dry-run the folder is not looked at. Raises SinkscopeError.
     """
-    from sinkscope.experiments.arms.asked import Text, check_numbers
+    from sinkscope.experiments.arms.text import Text, check_numbers
 
     check_numbers(Text(text.data, text.seq_len, text.num_sequences, text.seed), text.draws)
     from sinkscope.engine.launch import start_processes
@@ -218,11 +218,11 @@ def prepared(
 @contextmanager
 def resumable() -> Iterator[None]:
     """Around a measurement: after Ctrl-C, says what is kept and ends with exit code 130."""
-    from sinkscope.experiments.arms.finished import Interrupted
+    from sinkscope.experiments.arms.finished import ArmsInterrupted
 
     try:
         yield
-    except Interrupted as stopped:
+    except ArmsInterrupted as stopped:
         say(f"interrupted: {stopped}; --resume goes on")
         raise typer.Exit(INTERRUPTED) from None
 

@@ -95,6 +95,7 @@ def open_closed_streams() -> None:
 
 
 def fail(message: str) -> None:
+    """Prints the error and ends the command with the exit code of bad input."""
     say(f"error: {message}")
     raise typer.Exit(BAD_INPUT)
 

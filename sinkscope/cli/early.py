@@ -30,10 +30,10 @@ def check_early(
     from sinkscope.inputs import check_spec
     from sinkscope.runs.openings import no_verdict
 
-    asked = {"bos": "auto", "first": (), "prepend": (), "images": None, "audio": None, "adapter": None} | options
-    extended = bool(asked.pop("metrics", None))  # such a file may also declare kinds of data
-    asked["measures"] = (*measure, *(["smoothing"] if smoothing else []))
-    request = requested(models[0], data, asked)
+    keywords = {"bos": "auto", "first": (), "prepend": (), "images": None, "audio": None, "adapter": None} | options
+    extended = bool(keywords.pop("metrics", None))  # such a file may also declare kinds of data
+    keywords["measures"] = (*measure, *(["smoothing"] if smoothing else []))
+    request = requested(models[0], data, keywords)
     check_dtype(request.dtype)
     if "first" in measure and (why := no_verdict(request.first, request.prepend)):
         raise SinkscopeError(f"--measure first can give no verdict: {why}")

@@ -197,6 +197,7 @@ def parse_lengths(text: str | None) -> list[int] | None:
 
 
 def parse_batch_size(text: str) -> int | None:
+    """Reads `--batch-size`: a number, or None for `auto`. Raises SinkscopeError for any other text."""
     from sinkscope.errors import SinkscopeError
 
     if text == "auto":

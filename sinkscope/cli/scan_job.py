@@ -44,14 +44,15 @@ class ScanJob:
 
         Raises SinkscopeError. After Ctrl-C, saves what was measured until then and exits with 130.
         """
-        asked, resume = self.request, self.processes.on_main(partial(self._begin, model, target))
+        resume = self.processes.on_main(partial(self._begin, model, target))
         from sinkscope.engine.scan import Interrupted, scan_request
         from sinkscope.present.terminal.progress import progress_bar
 
         with progress_bar(self.quiet, self.what) as progress:
             try:
                 run = scan_request(
-                    asked.model_copy(update={"model": model}), metrics=self.metrics, shards=target, resume=resume,
+                    self.request.model_copy(update={"model": model}),
+                    metrics=self.metrics, shards=target, resume=resume,
                     progress=progress, processes=self.processes, strict=self.strict,
                 )  # fmt: skip
             except Interrupted as stopped:
@@ -96,7 +97,7 @@ class ScanJob:
         from sinkscope.errors import SinkscopeError
 
         own = {name: value for name, value in self.request.part("text").items() if value is not None}
-        theirs = _asked(target / UNFINISHED / KEY, own) or {}
+        theirs = _settings(target / UNFINISHED / KEY, own) or {}
         for name, value in theirs.items():
             if value is not None and value != own[name]:
                 raise SinkscopeError(
@@ -146,9 +147,9 @@ def run_folder(base: Path, settings: dict[str, Any], resume: bool, force: bool) 
     there = list(itertools.takewhile(lambda path: path.exists() and not _empty(path), _numbered(base)))[::-1]
     unfinished = [path for path in there if (path / UNFINISHED).is_dir()]
     if resume:
-        same = [path for path in unfinished if _asked(path / UNFINISHED / KEY) == settings]
+        same = [path for path in unfinished if _settings(path / UNFINISHED / KEY) == settings]
         finished = [path for path in there if path not in unfinished]
-        done = [path for path in finished if _asked(path / "manifest.json", settings) == settings]
+        done = [path for path in finished if _settings(path / "manifest.json", settings) == settings]
         if same or done or unfinished:
             return [*same, *done, *unfinished][0]
     return free_folder(base)
@@ -164,10 +165,10 @@ def _empty(path: Path) -> bool:
     return path.is_dir() and next(path.iterdir(), None) is None
 
 
-def _asked(path: Path, names: dict[str, Any] | None = None) -> Any:
+def _settings(path: Path, names: dict[str, Any] | None = None) -> Any:
     """The settings of the request in a JSON file, those called `names`; None where it holds none."""
     try:
-        asked = json.loads(read_file(path))["request"]
-        return asked if names is None else {name: asked[name] for name in names}
+        request = json.loads(read_file(path))["request"]
+        return request if names is None else {name: request[name] for name in names}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -62,19 +62,19 @@ class Measured(Attended, Protocol):
 
 def build_run(loop: Measured, manifest: Manifest, started: float, complete: bool) -> Run:
     """Builds the Run of the sequences measured so far. `started`: time.perf_counter() when the scan began."""
-    sites, domains, asked = loop.sites, loop.domains(), manifest.request
+    sites, domains, request = loop.sites, loop.domains(), manifest.request
     return_freed()
     manifest = with_late_keywords(with_weights(manifest, loop.checkpoint), loop.plan)
     manifest = with_failures(manifest, [*loop.plan.failures, *loop.failures])
     manifest = with_guests(manifest, loop)
     places = loop.places(domains)
-    heads = head_table(domains, sites, asked)
-    layers = layer_table(domains, sites, heads, asked)
+    heads = head_table(domains, sites, request)
+    layers = layer_table(domains, sites, heads, request)
     positions = position_table(domains, sites, places)
     sinks = sink_table(domains, sites, places)
     sink_tokens = token_table(domains, sites, sinks, places)
     domains_compared = contrast_table(domains, sites) if len(domains) > 1 else None
-    findings = Findings(domains, sites, heads, layers, loop.reading, asked)
+    findings = Findings(domains, sites, heads, layers, loop.reading, request)
     measured = {name: table for each in loop.measurements for name, table in each.tables(findings).items()}
     summary = _summary(loop, manifest, complete, domains, heads, layers, places)
     summary.domains_compared = [] if domains_compared is None else contrast_summary(domains_compared)
@@ -119,16 +119,16 @@ def _summary(
     loop: Measured, manifest: Manifest, complete: bool, domains: list[Domain], heads: pd.DataFrame,
     layers: pd.DataFrame, places: PlacesOf,
 ) -> Summary:  # fmt: skip
-    sites, asked = loop.sites, manifest.request
+    sites, request = loop.sites, manifest.request
     return Summary(
         model=manifest.model.shown,
         complete=complete,
         data=[domain.name for domain in domains],
         sequences=loop.done,
-        epsilon=asked.epsilon,
+        epsilon=request.epsilon,
         first_token=FirstToken(**loop.reading.first_token(len(domains))),
-        streams=stream_summaries(domains, sites, heads, layers, places, asked),
-        domains=domain_summaries(domains, sites, heads, layers, places, asked),
+        streams=stream_summaries(domains, sites, heads, layers, places, request),
+        domains=domain_summaries(domains, sites, heads, layers, places, request),
         dormant_in_some_domains=dormant_in_some(heads) if len(domains) > 1 else [],
         published=[] if manifest.model.adapter else published_for(manifest.model.id),
         not_softmax=not_softmax(loop.checkpoint.model, sites),

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import psutil
 import torch
 
-from sinkscope.capture.private_doors import is_out_of_memory
+from sinkscope.capture import private_doors
 from sinkscope.errors import OutOfMemory
 
 CPU_BATCH_TOKENS, DEVICE_BATCH_TOKENS = 2048, 16384
@@ -35,7 +35,7 @@ def memory_needed(what: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise OutOfMemory(
             f"out of memory in {what}: try --dtype bfloat16, --device-map auto or another --device"
@@ -57,11 +57,13 @@ def return_freed() -> None:
         trim(0)
 
 
-def _is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
-    return isinstance(error, MemoryError) or is_out_of_memory(error)
+def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
+    """Whether an error says that memory ran out, of the machine or of an accelerator."""
+    return isinstance(error, MemoryError) or private_doors.is_out_of_memory(error)
 
 
-def _what_would_fit(length: int) -> str:
+def what_would_fit(length: int) -> str:
+    """The error where a single sequence of `length` tokens does not fit: what to try instead."""
     return (
         f"out of memory with one sequence of {length} tokens: try --seq-len {max(2, length // 2)}, --dtype bfloat16, "
         "or --device-map auto"

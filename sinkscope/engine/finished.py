@@ -15,36 +15,36 @@ from sinkscope.runs.schema.base import plain
 from sinkscope.runs.schema.manifest import Manifest
 
 
-def finished_or_shards(folder: str | Path, asked: Manifest, checkpoint: Checkpoint, resume: bool) -> Run | Shards:
+def finished_or_shards(folder: str | Path, wanted: Manifest, checkpoint: Checkpoint, resume: bool) -> Run | Shards:
     """With `resume`, the finished run in a folder; where there is none, the shards that this scan goes on with.
 
-    `asked`: the manifest of the scan that is asked for now. Only a scan that resumes waits for the weights' hash here.
+    `wanted`: the manifest of the scan that is asked for now. Only a scan that resumes waits for the weights' hash here.
     Where the hash is still being made, the shards' key is written with the first batch. Raises SinkscopeError where
     another scan left what is there, or the folder cannot be written.
     """
-    before = finished_before(folder, with_weights(asked, checkpoint)) if resume else None
+    before = finished_before(folder, with_weights(wanted, checkpoint)) if resume else None
     if before is not None:
         return before
     if resume or checkpoint.hashing is None:
-        return Shards.open(folder, resume_key(asked, checkpoint), resume)
-    return Shards.begin(folder, partial(resume_key, asked, checkpoint))
+        return Shards.open(folder, resume_key(wanted, checkpoint), resume)
+    return Shards.begin(folder, partial(resume_key, wanted, checkpoint))
 
 
 READ = {"spec", "bos", "fingerprint", "sequences", "seq_len"}
 """What tells the sequences of one domain from others."""
 
 
-def finished_before(folder: str | Path, asked: Manifest) -> Run | None:
+def finished_before(folder: str | Path, wanted: Manifest) -> Run | None:
     """The finished run in a folder; None where there is none, or where an unfinished scan is to replace it.
 
-    `asked`: the manifest of the scan that is asked for now. Raises SinkscopeError where another scan made the run: of
+    `wanted`: the manifest of the scan that is asked for now. Raises SinkscopeError where another scan made the run: of
     another model, over other sequences, or with other settings. It names the first difference.
     """
     target = Path(folder)
     if not finished(target) or (target / UNFINISHED).exists():
         return None
     run = load_run(target)
-    own, theirs = _facts(asked), _facts(run.manifest)
+    own, theirs = _facts(wanted), _facts(run.manifest)
     known = {name for name, value in theirs["model"].items() if value is not None}  # sinkscope 0.1 recorded fewer
     for facts in (own, theirs):
         facts["model"] = {name: value for name, value in facts["model"].items() if name in known}

@@ -177,8 +177,10 @@ class Launched(Processes):
 
         This process cannot tell them; the launcher ends them as soon as it has ended.
         """
+        from sinkscope.capture.private_doors import lost_process
+
         self._broken = True
-        if "gloo/transport" in str(error) or type(error).__name__.startswith("Dist"):
+        if lost_process(error):
             raise SinkscopeError(GONE) from None
         if self.index:
             print(f"sinkscope: error: {_elsewhere(self.index, in_one_line(error))}", file=sys.__stderr__)

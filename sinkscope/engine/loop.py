@@ -15,7 +15,7 @@ from accelerate.utils import release_memory
 from sinkscope.capture import Capture, Plan, Site
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.checkpoints.forward import Forward
-from sinkscope.engine.batch_size import _is_out_of_memory, _what_would_fit, chosen_batch, not_square
+from sinkscope.engine.batch_size import chosen_batch, is_out_of_memory, not_square, what_would_fit
 from sinkscope.engine.collector import Collector, Parts
 from sinkscope.engine.input_kinds.kind import Reading
 from sinkscope.engine.launch import ALONE, Processes
@@ -247,10 +247,10 @@ class Loop:
                 parts = self._one_batch(domain, batch)
                 break
             except (RuntimeError, MemoryError) as error:
-                if not _is_out_of_memory(error) or self.processes.tensor:
+                if not is_out_of_memory(error) or self.processes.tensor:
                     raise
                 if size == 1:
-                    raise SinkscopeError(_what_would_fit(data.ids.shape[1])) from None
+                    raise SinkscopeError(what_would_fit(data.ids.shape[1])) from None
                 self._fits = size // 2
                 release_memory()
         if start + count < stop:

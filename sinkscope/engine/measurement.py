@@ -39,7 +39,7 @@ class Subject:
 
     `metrics`: the metrics of the scan, also those of the measurements' own tables. `short_pass`: runs the model on a
     few short sequences, every token at position 0; it raises SinkscopeError for a model that cannot be run so.
-    `forward`: runs the model on a batch once more. `asked`: the request.
+    `forward`: runs the model on a batch once more. `request`: what the scan is asked for.
     `bos_id`: the tokenizer's BOS (or CLS); None where it has none.
     """
 
@@ -48,7 +48,7 @@ class Subject:
     metrics: MetricSet
     short_pass: Callable[[], Any]
     forward: Callable[[Batch], Any]
-    asked: Request
+    request: Request
     bos_id: int | None = None
 
     @cached_property
@@ -67,7 +67,7 @@ class Findings:
         sites: the attention calls with all their heads.
         heads, layers: the tables of every scan.
         reading: the sequences, and the tokenizer that spells their tokens.
-        asked: the request.
+        request: what the scan is asked for.
     """
 
     domains: list[Domain]
@@ -75,7 +75,7 @@ class Findings:
     heads: pd.DataFrame
     layers: pd.DataFrame
     reading: Reading
-    asked: Request
+    request: Request
 
 
 class Measurement:

@@ -12,14 +12,17 @@ BEGINNINGS = ("bos", "first", "prepend")
 """Settings of which one value may stand for a list of one."""
 
 
-def requested(model: Any, data: Any, asked: dict[str, Any]) -> Request:
+def requested(model: Any, data: Any, settings: dict[str, Any]) -> Request:
     """Makes a request of the keywords of `scan`. Raises SinkscopeError for settings that are wrong for any model."""
     name = model if isinstance(model, str) else type(model).__name__
-    if name is not model and asked["adapter"] is not None:
+    if name is not model and settings["adapter"] is not None:
         raise SinkscopeError("adapter= goes with the name of a model: put it into your model object with peft instead")
-    settings = asked | {
-        **{name: [asked[name]] if isinstance(asked[name], str | int) else asked[name] for name in BEGINNINGS},
-        **{folder: None if asked[folder] is None else str(asked[folder]) for folder in ("images", "audio", "adapter")},
+    settings = settings | {
+        **{name: [settings[name]] if isinstance(settings[name], str | int) else settings[name] for name in BEGINNINGS},
+        **{
+            folder: None if settings[folder] is None else str(settings[folder])
+            for folder in ("images", "audio", "adapter")
+        },
     }
     texts = as_texts(data)
     if texts is not None:

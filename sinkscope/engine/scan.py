@@ -135,7 +135,7 @@ def scan(
     unknown = sorted(options.keys() - declared_options().keys())
     if unknown:
         raise TypeError(f"scan() got an unexpected keyword argument {unknown[0]!r}")
-    asked: dict[str, Any] = options | {
+    settings: dict[str, Any] = options | {
         "name": name, "images": images, "audio": audio, "prompt": prompt, "seq_len": seq_len,
         "num_sequences": num_sequences, "batch_size": batch_size, "bos": bos, "first": first, "prepend": prepend,
         "generate": generate,
@@ -145,8 +145,8 @@ def scan(
         "lengths": lengths, "self_check": self_check,
     }  # fmt: skip
     if smoothing:
-        asked["measures"] = (*([measure] if isinstance(measure, str) else measure), "smoothing")
-    request = processes.run(partial(requested, model, data, asked))
+        settings["measures"] = (*([measure] if isinstance(measure, str) else measure), "smoothing")
+    request = processes.run(partial(requested, model, data, settings))
     return scan_request(
         request, model=model, tokenizer=tokenizer, metrics=metrics, shards=shards, resume=resume, progress=progress,
         processes=processes, strict=strict,

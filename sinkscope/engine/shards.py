@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors import safe_open
@@ -95,19 +95,64 @@ def _code_of(rooms: tuple[str, ...]) -> str:
     return digest.hexdigest()[:16]
 
 
-class Shards:
-    """The shards of one scan, in `folder`/shards."""
+class Unfinished:
+    """What an unfinished measurement keeps in `folder`/shards: a key, which holds all that decides its numbers, and its
+    batches. `WHAT`: what errors call the measurement."""
+
+    WHAT: ClassVar[str] = "measurement"
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / UNFINISHED
         self._made: list[Path] = []
-        self._key = ""
-        self._later: Callable[[], dict[str, Any]] | None = None
 
     @property
     def folder(self) -> Path:
-        """The run folder that holds the shards."""
+        """The folder of the result, which holds what is kept."""
         return self._folder.parent
+
+    def has_key(self) -> bool:
+        """Whether something stands in the place of the key."""
+        return os.path.lexists(self._folder / KEY)
+
+    def empty(self) -> None:
+        """Removes what is there, and makes the folder. Raises SinkscopeError where it cannot be written."""
+        with _writing(self._folder):
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._made = [path for path in (self._folder, *self._folder.parents) if not path.exists()]
+            self._folder.mkdir(parents=True)
+
+    def write_key(self, own: dict[str, Any]) -> None:
+        """Writes the key. Raises SinkscopeError where it cannot be written."""
+        with _writing(self._folder):
+            _replace(self._folder / KEY, to_json(own).encode())
+
+    def check_key(self, own: dict[str, Any]) -> None:
+        """Raises SinkscopeError where what is kept has another key, or none that can be read."""
+        theirs = kept_json(self._folder / KEY)
+        if not theirs:
+            raise SinkscopeError(f"{self._folder / KEY} is damaged: start anew with --force")
+        if theirs.get("schema_version") != own.get("schema_version"):
+            raise SinkscopeError(
+                f"{self.folder} holds an unfinished {self.WHAT} of sinkscope {theirs.get('sinkscope')}, whose batches "
+                "this sinkscope cannot read: give another --out, or --force to start anew"
+            )
+        different = [name for name in {**own, **theirs} if own.get(name) != theirs.get(name)]
+        if different:
+            raise SinkscopeError(
+                f"{self.folder} holds an unfinished {self.WHAT} with another "
+                f"{first_difference(own, theirs, different)}; give another --out, or --force to start anew"
+            )
+
+
+class Shards(Unfinished):
+    """The shards of one scan."""
+
+    WHAT = "scan"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._key = ""
+        self._later: Callable[[], dict[str, Any]] | None = None
 
     @staticmethod
     def open(folder: str | Path, key: dict[str, Any], resume: bool) -> Shards:
@@ -115,12 +160,12 @@ class Shards:
 
         Raises SinkscopeError: the unfinished scan to resume has another key, or the folder cannot be written.
         """
-        if not resume or not os.path.lexists(Path(folder) / UNFINISHED / KEY):
-            shards = Shards.begin(folder, lambda: key)
-            shards._settle()
-            return shards
         shards = Shards(Path(folder))
-        shards._check(shards._take(key))
+        if resume and shards.has_key():
+            shards.check_key(shards._take(key))
+            return shards
+        shards = Shards.begin(folder, lambda: key)
+        shards._settle()
         return shards
 
     @staticmethod
@@ -131,40 +176,20 @@ class Shards:
         """
         shards = Shards(Path(folder))
         shards._later = key
-        with _writing(shards._folder):
-            shutil.rmtree(shards._folder, ignore_errors=True)
-            shards._made = [path for path in (shards._folder, *shards._folder.parents) if not path.exists()]
-            shards._folder.mkdir(parents=True)
+        shards.empty()
         return shards
 
     def _settle(self) -> None:
         """Writes the key where that is still to be done."""
         if self._later is not None:
             own, self._later = self._take(self._later()), None
-            with _writing(self._folder):
-                _replace(self._folder / KEY, to_json(own).encode())
+            self.write_key(own)
 
     def _take(self, key: dict[str, Any]) -> dict[str, Any]:
         """Makes the shards those of a key, and returns it as plain data."""
         own: dict[str, Any] = plain(key)
         self._key = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
         return own
-
-    def _check(self, own: dict[str, Any]) -> None:
-        theirs = kept_json(self._folder / KEY)
-        if not theirs:
-            raise SinkscopeError(f"{self._folder / KEY} is damaged: start anew with --force")
-        if theirs.get("schema_version") != own["schema_version"]:
-            raise SinkscopeError(
-                f"{self.folder} holds an unfinished scan of sinkscope {theirs.get('sinkscope')}, whose batches this "
-                "sinkscope cannot read: give another --out, or --force to start anew"
-            )
-        different = [name for name in {**own, **theirs} if own.get(name) != theirs.get(name)]
-        if different:
-            raise SinkscopeError(
-                f"{self.folder} holds an unfinished scan with another {first_difference(own, theirs, different)}; "
-                "give another --out, or --force to start anew"
-            )
 
     def discard_if_empty(self) -> None:
         """Removes the folders that this scan made where it failed before its first batch was done."""

@@ -165,6 +165,7 @@ class KindNames:
     names: tuple[str, ...]
 
     def convert_ids_to_tokens(self, kind: int) -> str:
+        """The name of one kind of position, as a tokenizer gives that of a token."""
         return self.names[kind]
 
 
@@ -175,6 +176,7 @@ def task_of(model: nn.Module) -> VectorTask | None:
 
 
 def task_rules(task: VectorTask) -> TokenRules:
+    """The rules for a task's sequences, whose positions have kinds, not tokens: kind 0 is special, none is drawn."""
     return TokenRules([], [], 0, frozenset({0}), len(task.tokens), 0)
 
 
@@ -214,6 +216,7 @@ class ImageNames:
     image_id: int | None
 
     def convert_ids_to_tokens(self, token: int) -> str:
+        """The name of one token."""
         return IMAGE if token == self.image_id else token_text(self.tokenizer, token)
 
 

@@ -23,20 +23,20 @@ TAIL = 64
 HeadValues = Float[Tensor, "batch head"]
 
 
-@head_metric(unit="probability", range="[0, 1]", source="ours", dormant="high")
+@head_metric(unit="probability", range="[0, 1]", source="ours", dormant="high", map_place=1)
 def bos_mass(view: LayerView) -> HeadValues:
     """Mean over queries i = 1..T-1 of A[i,0]; query 0 is left out (its row is trivially 1 in causal heads)."""
     return mean_rows(view.attention.first[..., 1:])
 
 
-@head_metric(unit="probability", range="[0, 1]", source=GU, dormant="high")
+@head_metric(unit="probability", range="[0, 1]", source=GU, dormant="high", map_place=1)
 def sink_score(view: LayerView) -> HeadValues:
     """alpha_0: 1/T sum_i A[i,0], query 0 included, also under a window, where a query that may not see key 0 counts as
     0."""
     return mean_rows(view.attention.first)
 
 
-@head_metric(unit="share", range="[0, 1]", source=GU, dormant="high")
+@head_metric(unit="share", range="[0, 1]", source=GU, dormant="high", map_place=1)
 def sink_rate(view: LayerView) -> HeadValues:
     """Mean over sequences of 1[alpha_0 > epsilon]: the indicator per sequence first, then the mean; epsilon is 0.3 by
     default. Where sequences are so short that uniform attention passes epsilon too, it says nothing about sinks."""
@@ -63,33 +63,37 @@ def sinks_per_sequence(view: LayerView) -> HeadValues:
     return ((alpha(view) > view.epsilon) & ranked(view.attention.seen_by)).float().sum(-1)
 
 
-@head_metric(unit="share", range="[0, 1]", source="Kaul et al. 2410.17174", dormant="high")
+@head_metric(unit="share", range="[0, 1]", source="Kaul et al. 2410.17174", dormant="high", map_place=2)
 def first_argmax(view: LayerView) -> HeadValues:
     """Share of queries i >= 1 whose largest A[i,j] over keys j is at key 0; a tie counts as key 0, and a query that may
     not see key 0 counts as another key."""
     return mean_rows(view.attention.first_is_largest[..., 1:].float())
 
 
-@head_metric(unit="nats", range="(-inf, inf)", source=f"{LAMPERT} (margin kappa); estimator ours", dormant="high")
+@head_metric(
+    unit="nats", range="(-inf, inf)", source=f"{LAMPERT} (margin kappa); estimator ours", dormant="high", map_place=1
+)
 def sink_margin(view: LayerView) -> HeadValues:
     """Mean over i >= 1 of log(A[i,0] / (1 - A[i,0])), from logits, unclipped; queries that cannot see key 0, or see
     nothing else and have no learned sink, are left out."""
     return view.attention.margin[..., 1:].nanmean(-1)
 
 
-@head_metric(unit="probability", range="[0, 1]", source=LAMPERT)
+@head_metric(unit="probability", range="[0, 1]", source=LAMPERT, map_place=3)
 def self_mass(view: LayerView) -> HeadValues:
     """Mean over i >= 1 of A[i,i], the diagonal pattern; empty in cross-attention."""
     return mean_rows(_own(view, view.attention.diagonal)[..., 1:])
 
 
-@head_metric(unit="probability", range="[0, 1]", source="ours")
+@head_metric(unit="probability", range="[0, 1]", source="ours", map_place=3)
 def previous_mass(view: LayerView) -> HeadValues:
     """Mean over i >= 1 of A[i,i-1], the previous-token pattern; empty in cross-attention."""
     return mean_rows(_own(view, view.attention.previous)[..., 1:])
 
 
-@head_metric(unit="nats", range="[0, log T]", source="Sandoval-Segura et al. 2504.03889 (AEQD)", dormant="low")
+@head_metric(
+    unit="nats", range="[0, log T]", source="Sandoval-Segura et al. 2504.03889 (AEQD)", dormant="low", map_place=2
+)
 def entropy(view: LayerView) -> HeadValues:
     """Mean over all queries i (0 included) of -sum_j A[i,j] log A[i,j]; the sum is over keys, without learned
     sinks."""
@@ -101,6 +105,7 @@ def entropy(view: LayerView) -> HeadValues:
     range="[0, 1]",
     source="ours (in place of Lampert et al. eq. 12, which we could not read)",
     dormant="low",
+    map_place=2,
 )
 def uniformity(view: LayerView) -> HeadValues:
     """Mean over i >= 1 of entropy of row i / log(number of keys i may see); queries that see at most one key are left

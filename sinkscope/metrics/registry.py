@@ -56,6 +56,8 @@ class Metric:
         measure: the measurement (`--measure NAME`) that has to be asked for; None for a metric of every scan.
         dormant: the end of its values at which a head is dormant, `low` or `high`; None where neither end says so.
             `ablate` and `arms` choose heads from that end.
+        map_place: its place among the scores that the report's map of heads offers; None = not offered. The map offers
+            every metric that is not sinkscope's own.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Metric:
     begin: Begin | None = None
     measure: str | None = None
     dormant: str | None = None
+    map_place: int | None = None
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,13 @@ def declared(function: object) -> tuple[Metric, ...]:
 
 
 def head_metric(
-    *, unit: str, range: str, source: str = "ours", normalised: bool = False, dormant: str | None = None
+    *,
+    unit: str,
+    range: str,
+    source: str = "ours",
+    normalised: bool = False,
+    dormant: str | None = None,
+    map_place: int | None = None,
 ) -> Callable[[Compute], Compute]:
     """Declares a function LayerView -> [sequence, head] as a head metric: a column of heads.csv.
 
@@ -145,6 +154,7 @@ def head_metric(
         normalised: adds the column `<name>_ln`: the value divided by its mean over the heads of the same layer, in the
             same sequence.
         dormant: see Metric.
+        map_place: see Metric; where `normalised`, it is that of `<name>_ln`.
 
     The function's name is the column's name, the first paragraph of its docstring is the column's formula. The function
     may raise Missing where a layer lacks what it needs. Raises SinkscopeError where there is no docstring, and for a
@@ -154,8 +164,11 @@ def head_metric(
     def declare(compute: Compute) -> Compute:
         metric = replace(_describe(compute, "heads", unit, range, source), dormant=dormant)
         name, text = f"{metric.name}_ln", f"{metric.name} {LN}"
-        ln = Metric(name, "heads", "ratio", "[0, heads]", text, source, over_layer(compute), dormant=dormant)
-        return _declare(compute, metric, ln) if normalised else _declare(compute, metric)
+        ln = Metric(
+            name, "heads", "ratio", "[0, heads]", text, source, over_layer(compute),
+            dormant=dormant, map_place=map_place,
+        )  # fmt: skip
+        return _declare(compute, metric, ln) if normalised else _declare(compute, replace(metric, map_place=map_place))
 
     return declare
 
@@ -192,16 +205,18 @@ def measured_metric(
     measure: str | None = None,
     sampled: bool = False,
     dormant: str | None = None,
+    map_place: int | None = None,
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Declares a function as a column with one value for each sequence, in a table that a measurement writes.
 
     The measurement decides what the function takes and returns, and leaves a `sampled` column empty from sequence
-    `LayerView.sampled` on. `measure`: its name; None = the table's name. `dormant`: see Metric.
+    `LayerView.sampled` on. `measure`: its name; None = the table's name. `dormant`, `map_place`: see Metric.
     """
 
     def declare(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
         metric = _describe(compute, table, unit, range, source)
-        return _declare(compute, replace(metric, measure=measure or table, sampled=sampled, dormant=dormant))
+        metric = replace(metric, measure=measure or table, sampled=sampled, dormant=dormant, map_place=map_place)
+        return _declare(compute, metric)
 
     return declare
 

@@ -68,26 +68,26 @@ def ahon(view: LayerView) -> HeadValues:
     return view.projected_norms.mean(-1)
 
 
-@head_metric(unit="ratio", range="[0, heads]", source=DORMANT)
+@head_metric(unit="ratio", range="[0, heads]", source=DORMANT, map_place=3)
 def honor(view: LayerView) -> HeadValues:
     """AHON (LN): mean_i norm w_i divided by its mean over the heads of the same layer, in the same sequence."""
     values = ahon(view)
     return values / view.layer_mean(values)
 
 
-@head_metric(unit="norm", range="[0, inf)", normalised=True, dormant="low")
+@head_metric(unit="norm", range="[0, inf)", normalised=True, dormant="low", map_place=3)
 def residual_write(view: LayerView) -> HeadValues:
     """Mean over all i of norm(W_O^h w_i): what the head adds to the residual stream, before any later norm."""
     return view.written_norms.mean(-1)
 
 
-@head_metric(unit="ratio", range="[0, inf)", source=GUO, dormant="low")
+@head_metric(unit="ratio", range="[0, inf)", source=GUO, dormant="low", map_place=3)
 def value_drain(view: LayerView) -> HeadValues:
     """Norm v_0 / mean over j >= 1 of norm v_j; constant within a key/value group."""
     return view.value_norms[..., 0] / view.value_norms[..., 1:].mean(-1)
 
 
-@head_metric(unit="ratio", range="[0, inf)", source=GUO, dormant="low")
+@head_metric(unit="ratio", range="[0, inf)", source=GUO, dormant="low", map_place=3)
 def ov_drain(view: LayerView) -> HeadValues:
     """norm(W_O^h v_0) / mean over j >= 1 of norm(W_O^h v_j): value-state drain as the residual stream sees it."""
     norms = view.written_value_norms
@@ -95,7 +95,11 @@ def ov_drain(view: LayerView) -> HeadValues:
 
 
 @head_metric(
-    unit="ratio", range="[0, inf)", source="Lampert et al. 2605.08453 (hard switch); estimator ours", dormant="low"
+    unit="ratio",
+    range="[0, inf)",
+    source="Lampert et al. 2605.08453 (hard switch); estimator ours",
+    dormant="low",
+    map_place=3,
 )
 def gate_open(view: LayerView) -> HeadValues:
     """Mean over all i of norm o_i / mean over j >= 1 of norm v_j: 0 = output identically zero, 1 = copies one value."""

@@ -46,6 +46,14 @@ def find_column(manifest: Manifest, name: str, *tables: str) -> Column | None:
     return next((found[table] for table in tables if table in found), None)
 
 
+def map_scores(*tables: str) -> list[str]:
+    """The columns of these tables that the report's map of heads offers, in the order of their places."""
+    offered = [
+        (each.map_place, each.name) for each in catalogue() if each.table in tables and each.map_place is not None
+    ]
+    return [name for _, name in sorted(offered, key=lambda placed: placed[0])]
+
+
 def elsewhere(manifest: Manifest, name: str) -> str:
     """` (it is a column of smoothing)`, for a name that a table other than the one at hand has; empty for any other."""
     tables = dict.fromkeys(each.table for each in columns_of(manifest) if each.name == name and each.shown)

@@ -96,10 +96,12 @@ class Time:
 
     @property
     def least(self) -> float:
+        """The shortest time to expect, in seconds."""
         return self.seconds / self.factor
 
     @property
     def most(self) -> float:
+        """The longest time to expect, in seconds."""
         return self.seconds * self.factor
 
 

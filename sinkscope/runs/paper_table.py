@@ -29,7 +29,7 @@ CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
-class Column:
+class PaperColumn:
     """A metric of the table; `interval`: whether its cells have a standard error and an interval."""
 
     name: str
@@ -53,7 +53,7 @@ class PaperTable:
     """
 
     keys: list[str]
-    columns: list[Column]
+    columns: list[PaperColumn]
     frame: pd.DataFrame
     notes: list[str]
     first_mass: str = "BOS mass"
@@ -97,11 +97,11 @@ def sources_table(runs: list[Run]) -> PaperTable:
     """Every metric that all runs measured for heads or layers, without rows: for those who cite what a run measured."""
     every = [column for column in columns_of(runs[0].manifest) if column.shown and column.table in ("heads", "layers")]
     shared = [each for each in every if all(each.name in getattr(run, each.table) for run in runs)]
-    columns = [Column(each.name, each.unit, each.source, False) for each in shared]
+    columns = [PaperColumn(each.name, each.unit, each.source, False) for each in shared]
     return PaperTable([], columns, pd.DataFrame(), [describe_run(run) for run in runs])
 
 
-def _value_columns(columns: list[Column]) -> list[str]:
+def _value_columns(columns: list[PaperColumn]) -> list[str]:
     ends = ("", "_sem", "_low", "_high")
     return [f"{column.name}{end}" for column in columns for end in (ends if column.interval else ends[:1])]
 
@@ -115,9 +115,9 @@ def _has(run: Run, level: str, name: str) -> bool:
     return name in run.heads if level == "head" else name in run.layers or f"mean_{name}" in run.layers
 
 
-def _column(manifest: Manifest, name: str, interval: bool) -> Column:
+def _column(manifest: Manifest, name: str, interval: bool) -> PaperColumn:
     found = find_column(manifest, name.removeprefix("mean_"), "heads", "layers")
-    return Column(name, found.unit, found.source, interval) if found else Column(name, "", "", interval)
+    return PaperColumn(name, found.unit, found.source, interval) if found else PaperColumn(name, "", "", interval)
 
 
 def _rows(run: Run, level: str, names: list[str]) -> pd.DataFrame:

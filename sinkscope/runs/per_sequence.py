@@ -47,23 +47,23 @@ def metric_names(run: Run) -> tuple[list[str], list[str]]:
     return list(compress(columns, of_heads)), list(compress(columns, of_layers))
 
 
-def chosen_metrics(runs: list[Run], asked: list[str]) -> list[str]:
-    """The metrics asked for, in that order; all that every run has where `asked` is empty.
+def chosen_metrics(runs: list[Run], wanted: list[str]) -> list[str]:
+    """The metrics asked for, in that order; all that every run has where `wanted` is empty.
 
     Raises SinkscopeError for a name that is no per-sequence metric of every run.
     """
     sets = [set().union(*metric_names(run)) for run in runs]
     shared = set.intersection(*sets)
-    if not asked:
+    if not wanted:
         heads, layers = metric_names(runs[0])
         return [name for name in [*heads, *layers] if name in shared]
-    for name in asked:
+    for name in wanted:
         if name in shared:
             continue
         if any(name in names for names in sets):
             raise SinkscopeError(f"metric {name!r}: not measured in all of the runs")
         raise SinkscopeError(f"unknown metric {name!r}; `sinkscope metrics` lists them{did_you_mean(name, shared)}")
-    return list(dict.fromkeys(asked))
+    return list(dict.fromkeys(wanted))
 
 
 def domains(run: Run) -> list[DomainFacts]:

@@ -61,6 +61,7 @@ class Option:
 
     @property
     def flag(self) -> str:
+        """The option as `sinkscope scan` takes it."""
         return "--" + self.name.replace("_", "-")
 
     def read(self, value: Any) -> Any:
@@ -97,7 +98,6 @@ class Question:
         notation: what the formulas of its columns have in common.
         options: its settings.
         place: its place among the questions, in tables, sentences and lists; equal places are ordered by name.
-        head_scores: columns of its table of heads that the report's map of heads offers.
         figures: names of its figures, which its module `figure` draws.
         asked_by: settings of a scan that ask the question too, where they are given.
         module: the folder that declares it, as Python imports it.
@@ -110,7 +110,6 @@ class Question:
     notation: str = ""
     options: tuple[Option, ...] = ()
     place: int = LAST
-    head_scores: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()
     asked_by: tuple[str, ...] = ()
 

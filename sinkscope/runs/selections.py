@@ -154,11 +154,11 @@ def write_pattern(run: Run, folder: str | Path) -> list[str]:
     Raises SinkscopeError where the run has no score of some KV head, and where the folder holds other files.
     """
     scores = kv_scores(run)
-    asked = run.manifest.request
+    request = run.manifest.request
     config = {
         "model_name": run.manifest.model.id,
-        "sink_size": asked.options["sinks"],
-        "recent_size": asked.options["window"],
+        "sink_size": request.options["sinks"],
+        "recent_size": request.options["window"],
         "score": "distant_write of sinkscope, the largest of the KV head's query heads and of the domains, at most 1",
         "dataset_name": ", ".join(run.summary.data),
     }

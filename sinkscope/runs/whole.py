@@ -65,6 +65,7 @@ class Work:
 
     @property
     def run(self) -> Path:
+        """The folder that is to be filled."""
         return self.folder / "run"
 
 

@@ -25,10 +25,10 @@ def first_mass(*firsts: FirstToken) -> str:
     return "BOS mass" if firsts and all(first.is_bos for first in firsts) else "first-token attention"
 
 
-def in_words(summary: StreamSummary, scores: list[str], normalised: bool, asked: Request) -> list[str]:
+def in_words(summary: StreamSummary, scores: list[str], normalised: bool, request: Request) -> list[str]:
     """Sentences about one stream. `scores`: the kinds of attention in it that are not a softmax; `normalised`: whether
     the rows of all of them are divided by their sum."""
-    return _score_words(scores, normalised) if scores else _words(summary, asked)
+    return _score_words(scores, normalised) if scores else _words(summary, request)
 
 
 def _score_words(scores: list[str], normalised: bool) -> list[str]:
@@ -44,10 +44,10 @@ def _score_words(scores: list[str], normalised: bool) -> list[str]:
     ]
 
 
-def _words(summary: StreamSummary, asked: Request) -> list[str]:
-    words = [_sink_words(summary, asked.epsilon)]
+def _words(summary: StreamSummary, request: Request) -> list[str]:
+    words = [_sink_words(summary, request.epsilon)]
     top = summary.top_positions[0]
-    told = not says_nothing(summary.uniform_alpha_0.T, asked.epsilon)
+    told = not says_nothing(summary.uniform_alpha_0.T, request.epsilon)
     if told and top.position != 0 and top.heads_over_epsilon:
         words.append(f"The strongest sink is position {top.position}, in {top.heads_over_epsilon} heads.")
     massive = summary.massive_activations

@@ -28,7 +28,8 @@ PATTERN_UNIFORM = 0.9
 class RunColumn:
     """A column with one value for the whole run, such as a maximum over sequences; it has no standard error.
 
-    `compute` takes a HeadRun, a LayerRun or, in a table of a measurement, what that measurement hands it.
+    `compute` takes a HeadRun, a LayerRun or, in a table of a measurement, what that measurement hands it. `map_place`:
+    as in Metric.
     """
 
     name: str
@@ -38,6 +39,7 @@ class RunColumn:
     formula: str
     source: str
     compute: Callable[..., object]
+    map_place: int | None = None
 
 
 RUN_COLUMNS: dict[Table, dict[str, RunColumn]] = defaultdict(dict)
@@ -64,14 +66,17 @@ def metric_set(given: Iterable[Any] = ()) -> MetricSet:
     return with_own_metrics(given, reserved=[name for columns in run_columns().values() for name in columns])
 
 
-def run_column(table: Table, *, unit: str, range: str, source: str = "ours") -> Callable[..., Callable[..., object]]:
+def run_column(
+    table: Table, *, unit: str, range: str, source: str = "ours", map_place: int | None = None
+) -> Callable[..., Callable[..., object]]:
     """Declares a function of the whole run's values as a column. Raises SinkscopeError where the name is taken."""
 
     def declare(compute: Callable[..., object]) -> Callable[..., object]:
         name = compute.__name__
         if name in RUN_COLUMNS[table]:
             raise SinkscopeError(f"column {name} of the whole run is declared a second time")
-        RUN_COLUMNS[table][name] = RunColumn(name, table, unit, range, formula_of(compute), source, compute)
+        formula = formula_of(compute)
+        RUN_COLUMNS[table][name] = RunColumn(name, table, unit, range, formula, source, compute, map_place)
         return compute
 
     return declare
@@ -84,7 +89,7 @@ class HeadRun:
 
     values: SiteValues
     means: dict[str, np.ndarray]
-    asked: Request
+    request: Request
 
     def peaks(self) -> tuple[np.ndarray, np.ndarray]:
         """The key with the largest mean alpha_k of those that enough queries see, and that alpha_k, both [H]."""
@@ -109,7 +114,7 @@ def peak_score(run: HeadRun) -> np.ndarray:
     return run.peaks()[1].astype(float)
 
 
-@run_column("heads", unit="name", range="sink, diagonal, previous, uniform, mixed", source="ours")
+@run_column("heads", unit="name", range="sink, diagonal, previous, uniform, mixed", source="ours", map_place=3)
 def pattern(run: HeadRun) -> np.ndarray:
     """The first of these that holds for the head's means: sink if bos_mass >= 0.5, diagonal if self_mass >= 0.5,
     previous if previous_mass >= 0.5, uniform if uniformity >= 0.9; otherwise mixed. Empty where one of these means is
@@ -124,12 +129,16 @@ def pattern(run: HeadRun) -> np.ndarray:
 
 
 @run_column(
-    "heads", unit="bool", range="true, false", source="ours (rule); scores of Sandoval-Segura et al. 2504.03889"
+    "heads",
+    unit="bool",
+    range="true, false",
+    source="ours (rule); scores of Sandoval-Segura et al. 2504.03889",
+    map_place=3,
 )
 def dormant(run: HeadRun) -> pd.arrays.BooleanArray:
     """Whether the dormant rule (honor < 0.4 by default) holds for the head's mean of the rule's column; empty where
     that mean is missing."""
-    rule = parse_rule(run.asked.dormant_rule)
+    rule = parse_rule(run.request.dormant_rule)
     if rule.column not in run.means:  # a metric of others that failed
         return pd.arrays.BooleanArray(np.zeros(len(run.values.alpha), bool), np.ones(len(run.values.alpha), bool))
     return pd.arrays.BooleanArray(rule(run.means), np.isnan(run.means[rule.column]))
@@ -142,7 +151,7 @@ class LayerRun:
 
     values: SiteValues
     heads: pd.DataFrame
-    asked: Request
+    request: Request
 
     def sequence_of_max(self) -> int | None:
         """The sequence in which |x| is largest; None where x was not seen."""
@@ -184,7 +193,7 @@ def max_abs_dim(run: LayerRun) -> float:
 @run_column("layers", unit="heads", range="[0, H]", source="Gu et al. 2410.10781 (threshold)")
 def sink_heads(run: LayerRun) -> int:
     """Number of the layer's heads whose mean sink_score exceeds epsilon."""
-    return int((run.heads["sink_score"] > run.asked.epsilon).sum())
+    return int((run.heads["sink_score"] > run.request.epsilon).sum())
 
 
 @run_column("layers", unit="heads", range="[0, H]", source="ours (rule)")

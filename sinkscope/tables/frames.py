@@ -24,7 +24,7 @@ def site_keys(site: Site) -> dict[str, Any]:
     return {"stream": site.stream, "layer": site.layer}
 
 
-def head_table(domains: list[Domain], sites: list[Site], asked: Request) -> pd.DataFrame:
+def head_table(domains: list[Domain], sites: list[Site], request: Request) -> pd.DataFrame:
     """heads.csv: one row per (stream, layer, head), for each domain where there are several."""
     pieces = []
     for domain, site, values in sites_of(domains, sites):
@@ -39,13 +39,13 @@ def head_table(domains: list[Domain], sites: list[Site], asked: Request) -> pd.D
         }
         for index, name in enumerate(names):
             rows |= {name: averages[:, index], f"{name}_sem": errors[:, index]}
-        run = HeadRun(values, {name: averages[:, i] for i, name in enumerate(names)}, asked)
+        run = HeadRun(values, {name: averages[:, i] for i, name in enumerate(names)}, request)
         rows |= {name: column.compute(run) for name, column in RUN_COLUMNS["heads"].items()}
         pieces.append(rows)
     return joined(pieces, {"pattern": "string"})
 
 
-def layer_table(domains: list[Domain], sites: list[Site], heads: pd.DataFrame, asked: Request) -> pd.DataFrame:
+def layer_table(domains: list[Domain], sites: list[Site], heads: pd.DataFrame, request: Request) -> pd.DataFrame:
     """layers.csv: one row per (stream, layer), for each domain where there are several."""
     rows = []
     for domain, site, values in sites_of(domains, sites):
@@ -55,7 +55,7 @@ def layer_table(domains: list[Domain], sites: list[Site], heads: pd.DataFrame, a
         averages, errors = mean(values.layers), sem(values.layers)
         for index, (name, metric) in enumerate(metrics.tables["layers"].items()):
             row |= {name: averages[index], f"{name}_sem": errors[index]} if metric.shown else {}
-        run = LayerRun(values, _rows_of(heads, domains, domain, site), asked)
+        run = LayerRun(values, _rows_of(heads, domains, domain, site), request)
         row |= {name: column.compute(run) for name, column in RUN_COLUMNS["layers"].items()}
         over_heads = np.stack([mean(sequence) for sequence in values.heads])
         averages, errors = mean(over_heads), sem(over_heads)

@@ -177,7 +177,7 @@ JUMP = 5.0
 
 def domain_summaries(
     domains: list[Domain], sites: list[Site], heads: pd.DataFrame, layers: pd.DataFrame,
-    places: PlacesOf, asked: Request,
+    places: PlacesOf, request: Request,
 ) -> dict[str, DomainSummary]:  # fmt: skip
     """The streams' summaries of each domain by itself. Empty where the run has one domain only."""
     if len(domains) == 1:
@@ -186,7 +186,7 @@ def domain_summaries(
         domain.name: DomainSummary(
             streams=stream_summaries(
                 [domain], sites, heads[heads["domain"] == domain.name], layers[layers["domain"] == domain.name],
-                places, asked,
+                places, request,
             )
         )
         for domain in domains
@@ -195,7 +195,7 @@ def domain_summaries(
 
 def stream_summaries(
     domains: list[Domain], sites: list[Site], heads: pd.DataFrame, layers: pd.DataFrame,
-    places: PlacesOf, asked: Request,
+    places: PlacesOf, request: Request,
 ) -> dict[str, StreamSummary]:  # fmt: skip
     """One summary for each stream, over all sequences of the domains given."""
     summaries, tokens = {}, _tokens(domains, sites, places)
@@ -204,7 +204,7 @@ def stream_summaries(
         stream = [(site, [d.sites[site.name] for d in domains if site.name in d.sites]) for site in own]
         summaries[name] = _stream(
             stream, heads[heads["stream"] == name], layers[layers["stream"] == name], tokens.get(name, []),
-            tokens.get("decoder" if name == "cross" else name, []), asked,
+            tokens.get("decoder" if name == "cross" else name, []), request,
         )  # fmt: skip
     return summaries
 
@@ -219,7 +219,7 @@ def _tokens(domains: list[Domain], sites: list[Site], places: PlacesOf) -> dict[
 
 def _stream(
     stream: Stream, heads: pd.DataFrame, layers: pd.DataFrame, of_keys: list[str | None],
-    of_queries: list[str | None], asked: Request,
+    of_queries: list[str | None], request: Request,
 ) -> StreamSummary:  # fmt: skip
     """`of_keys`, `of_queries`: the token that all sequences have at each position."""
     queries = max(values.queries for _, parts in stream for values in parts)
@@ -230,22 +230,22 @@ def _stream(
         sequences=sum(values.count for values in stream[0][1]),
         tokens_per_sequence=queries,
         causal=causal,
-        sink_rate_percent=_sink_rates(stream, asked),
+        sink_rate_percent=_sink_rates(stream, request),
         uniform_alpha_0=_uniform(stream),
         bos_mass=_average(stream, "bos_mass"),
         sink_score=_average(stream, "sink_score"),
         entropy=_average(stream, "entropy"),
         first_argmax=_average(stream, "first_argmax"),
-        sink_heads=int((mean(_per_sequence(stream, "sink_score")) > asked.epsilon).sum()),
-        top_positions=_top_positions(stream, of_keys, asked.epsilon),
-        dormant=_dormant(heads, asked),
+        sink_heads=int((mean(_per_sequence(stream, "sink_score")) > request.epsilon).sum()),
+        top_positions=_top_positions(stream, of_keys, request.epsilon),
+        dormant=_dormant(heads, request),
         dormancy_scores=agreement(heads),
         first_token_norm=_jumps(stream),
         massive_activations=massive_activations(stream, layers, of_queries),
         windows=_windows(stream, queries),
     )
     scores = sorted({site.score for site, _ in stream} - {"softmax"})
-    summary.in_words = in_words(summary, scores, all(map(normalises, scores)), asked)
+    summary.in_words = in_words(summary, scores, all(map(normalises, scores)), request)
     return summary
 
 
@@ -268,12 +268,12 @@ def _average(stream: Stream, metric: str) -> Average:
     return Average(mean=float(mean(over_heads)), sem=float(sem(over_heads)))
 
 
-def _sink_rates(stream: Stream, asked: Request) -> dict[str, PrefixValues]:
+def _sink_rates(stream: Stream, request: Request) -> dict[str, PrefixValues]:
     """100 * mean over sequences, layers, heads of 1[alpha_0 > eps], at T and over the first 64 queries."""
     whole, early = _per_sequence(stream, "sink_score"), _per_sequence(stream, "sink_score_t64")
     return {
         f"{epsilon:g}": PrefixValues(T=_percent_above(whole, epsilon), t64=_percent_above(early, epsilon))
-        for epsilon in sorted({*EPSILONS, asked.epsilon})
+        for epsilon in sorted({*EPSILONS, request.epsilon})
     }
 
 
@@ -321,7 +321,7 @@ def _mean_alpha(parts: list[SiteValues], keys: int) -> np.ndarray:
     return np.average([v.alpha[:, :keys] for v in parts], axis=0, weights=[len(v.heads) for v in parts])
 
 
-def _dormant(heads: pd.DataFrame, asked: Request) -> DormantHeads:
+def _dormant(heads: pd.DataFrame, request: Request) -> DormantHeads:
     chosen = heads[heads["dormant"].fillna(False).astype(bool)]
     domains = heads["domain"].nunique() if "domain" in heads else 1
     counts = chosen.groupby(["layer", "head"], sort=False).size()
@@ -329,7 +329,7 @@ def _dormant(heads: pd.DataFrame, asked: Request) -> DormantHeads:
     some = len(counts) - len(named)
     unknown = heads.loc[heads["dormant"].isna(), ["layer", "head"]].drop_duplicates()
     return DormantHeads(
-        rule=asked.dormant_rule, count=len(named), heads=named, in_some_domains=some, unknown=len(unknown)
+        rule=request.dormant_rule, count=len(named), heads=named, in_some_domains=some, unknown=len(unknown)
     )
 
 

@@ -58,9 +58,10 @@ def _listed(lines: list[str]) -> str:
 
 
 def _line(column: Column) -> str:
-    """A measurement is named only where a table of every scan has a column on request, an end where one is dormant."""
+    """A measurement is named only where a table of every scan has a column on request, an end where one is dormant, a
+    place where the map of heads offers the column."""
     facts = asdict(column)
-    for name in ("measure", "dormant"):
+    for name in ("measure", "dormant", "map_place"):
         if facts[name] is None:
             del facts[name]
     return json.dumps(facts, ensure_ascii=False)
@@ -81,7 +82,7 @@ def _of_sinks() -> list[Column]:
     """The measured columns of sinks.parquet and tokens.csv."""
     tables = (("sinks", "sink", SINK_COLUMNS), ("tokens", "token", TOKEN_COLUMNS))
     return [
-        Column(each.name, table, each.unit, each.range, each.formula, "ours", per=per)
+        Column(each.name, table, each.unit, each.range, each.what, "ours", per=per)
         for table, per, columns in tables
         for each in columns
         if each.unit
@@ -90,11 +91,12 @@ def _of_sinks() -> list[Column]:
 
 def _described(column: Metric | RunColumn) -> Column:
     facts = (column.name, column.table, column.unit, column.range, column.formula, column.source)
-    return (
-        Column(*facts, shown=column.shown, sampled=column.sampled, measure=_on_request(column), dormant=column.dormant)
-        if isinstance(column, Metric)
-        else Column(*facts, per="run")
-    )
+    if not isinstance(column, Metric):
+        return Column(*facts, per="run", map_place=column.map_place)
+    return Column(
+        *facts, shown=column.shown, sampled=column.sampled, measure=_on_request(column), dormant=column.dormant,
+        map_place=column.map_place,
+    )  # fmt: skip
 
 
 def _on_request(column: Metric) -> str | None:

@@ -55,6 +55,7 @@ class Pattern:
     pattern_share: str
 
     def as_dict(self) -> dict[str, Any]:
+        """The pattern as plain data, by field."""
         return asdict(self)
 
 

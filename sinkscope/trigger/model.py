@@ -34,6 +34,7 @@ class AttentionForm:
 
     @property
     def softmax(self) -> bool:
+        """Whether softmax turns the logits into attention."""
         return self.score == "softmax"
 
     @property

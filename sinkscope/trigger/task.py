@@ -173,6 +173,7 @@ def evaluation(count: int, length: int, dim: int, seed: int, trigger: int | None
 
 
 def evaluation_trigger(length: int) -> int:
+    """The position of the trigger in evaluation sequences of this length, before its end."""
     return min(EVALUATION_TRIGGER, length - 1)
 
 

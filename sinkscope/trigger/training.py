@@ -62,6 +62,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
+        """A name for the model's folder, of the options that were changed."""
         others = {name: value for name, value in self.changed.items() if name != "default"}
         told = [f"-{name.replace('_', '-')}-{value}" for name, value in others.items()]
         off = "" if self.default == "zero" else f"-{self.default}"
@@ -172,6 +173,7 @@ class Training:
 
     @property
     def ended(self) -> bool:
+        """Whether the task is solved or the last step done."""
         return self.solved or self.step >= self.recipe.steps
 
     def run(self, progress: Progress | None = None, folder: Path | None = None, keep: Keep | None = None) -> None:

@@ -63,6 +63,7 @@ def keeper(folder: Path, number: int, steps: int) -> Callable[[Training], None]:
 
 
 def step_folder(folder: Path, step: int) -> Path:
+    """The folder of the model as it was after a step."""
     return folder / f"step-{step:06d}"
 
 

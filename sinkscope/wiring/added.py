@@ -33,10 +33,12 @@ class TokenGroups:
 
     @property
     def count(self) -> int:
+        """Number of groups."""
         return int(self.labels.max()) + 1
 
     @cached_property
     def sizes(self) -> Float[Tensor, " group"]:
+        """Number of tokens in each group."""
         return torch.bincount(self.labels).to(self.rows)
 
     @cached_property
@@ -146,6 +148,7 @@ class Added:
 
     @cached_property
     def units(self) -> Units:
+        """The unit vectors of x_i + W_O^h y_i for each mix that is known."""
         values, out = self.values, self.values_out
         units = [self._units(values[:, 1:], out[:, 1:], self.around + self.along)]
         units.append(self._units(self._even(values), self._even(out)))

@@ -70,16 +70,19 @@ class FoldedHeads:
     x_out: Tensor | None = None
 
     def need(self, tensor: Tensor | None) -> Tensor:
+        """Returns a tensor that the layer has. Raises Missing where it is None."""
         if tensor is None:
             raise Missing
         return tensor
 
     @cached_property
     def tokens(self) -> Tokens:
+        """x_i, i >= 1."""
         return self.need(self.x)
 
     @cached_property
     def normalised(self) -> Tokens:
+        """z_i, i >= 1."""
         return self.need(self.z)
 
     @cached_property
@@ -131,6 +134,12 @@ class FoldedHeads:
     @cached_property
     def tr_bw(self) -> Float[Tensor, " head"]:
         """tr(B W) = mean (z_i - zbar).W_O^h (u_i - ubar)."""
+        # B is the mean of (z_i - zbar) (z_i - zbar)^T, and W (z_i - zbar) = W_O^h (u_i - ubar): hence the mean above.
+        # Where z_i = a_i (x_i - b_i), no z_i is read. The u_i - ubar sum to 0, so that zbar drops out, and what is left
+        # is the mean of a_i x_i.W_O^h (u_i - ubar) - a_i b_i 1.W_O^h (u_i - ubar). With x_i = (x_i - xbar) + xbar it is
+        #     mean a_i (x_i - xbar).W_O^h u_i  +  mean (a_i - abar) xbar.W_O^h u_i
+        #     - mean (a_i b_i - mean a b) 1.W_O^h u_i  -  (mean a_i W_O^hT (x_i - xbar)).ubar
+        # In the code these are scale * around, varied's two parts, and scaled_read times values_mean.
         values = self.need(self.values)[:, 1:]
         if self.affine is None:
             return dots(self._weights.read(self.centred), values).mean(-1)
@@ -173,6 +182,7 @@ class FoldedHeads:
 
     @property
     def mean_read(self) -> Float[Tensor, "head vdim"]:
+        """W_O^hT xbar."""
         return self.read[:, -1]
 
     @cached_property
@@ -245,19 +255,23 @@ class FoldedHeads:
 
     @property
     def cos_residual(self) -> Float[Tensor, " head"]:
+        """Mean cosine of the x_i over unordered pairs i != j."""
         return _mean_cosine(self.token_squares, self.unit_square).expand(self.heads)
 
     @property
     def cos_identity(self) -> Float[Tensor, " head"]:
+        """The same of x_i + W_O^h v_i."""
         return self.cos_added[IDENTITY]
 
     @property
     def cos_attention(self) -> Float[Tensor, " head"]:
+        """The same of x_i + W_O^h o_i."""
         self.need(self.attended)
         return self.cos_added[ATTENTION]
 
     @property
     def cos_uniform(self) -> Float[Tensor, " head"]:
+        """The same with the same weight for all tokens that i sees."""
         return self.cos_added[UNIFORM]
 
     @cached_property

@@ -27,11 +27,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from sinkscope.capture.masks import lazy
 from sinkscope.checkpoints import LoadOptions, wrap_model
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting, Unablated
-from sinkscope.experiments.arms.asked import Text
 from sinkscope.experiments.arms.engine import measure, run
 from sinkscope.experiments.arms.experiment import opened, planned
 from sinkscope.experiments.arms.grammar import read_arm
 from sinkscope.experiments.arms.readings import SinkCount
+from sinkscope.experiments.arms.text import Text
 
 LENGTH, ROUNDS, BOUND = 4096, 2, 3.0
 SEQUENCES, SHORT, ARMS = 2, 256, int(os.environ.get("ARMS", "20"))

@@ -6,6 +6,8 @@ from __future__ import annotations
 import ast
 import gc
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from importlib.metadata import version
@@ -39,6 +41,7 @@ from transformers import (
 )
 from transformers.generation.continuous_batching import continuous_api
 from transformers.masking_utils import AttentionMaskInterface, create_causal_mask
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto import modeling_auto
 from transformers.utils import output_capturing
 
@@ -173,6 +176,38 @@ def test_a_strip_of_a_mask_is_that_part_of_the_whole_one(name: str) -> None:
     assert torch.equal(strip[0, 0], whole[1, 0])
 
 
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"factor": 2.0},
+    "dynamic": {"factor": 2.0},
+    "yarn": {"factor": 2.0},
+    "proportional": {"factor": 2.0, "partial_rotary_factor": 0.5},
+    "llama3": {
+        "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8
+    },
+    "longrope": {
+        "factor": 2.0, "original_max_position_embeddings": 8, "short_factor": [1.0, 1.0], "long_factor": [2.0, 4.0]
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(["default", *ROPE_INIT_FUNCTIONS]))
+def test_rotary_frequencies_that_depend_on_the_length(kind: str) -> None:
+    """The door says what the model does when it reads few tokens, and then more than it was trained on."""
+    rope = {"rope_type": kind, "rope_theta": 10000.0, **ROPES[kind]}
+    config = LlamaConfig(
+        hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=8,
+        max_position_embeddings=8, rope_parameters=rope,
+    )  # fmt: skip
+    model = AutoModel.from_config(config)
+    frequencies = []
+    for length in (4, 32):
+        model.rotary_emb(torch.zeros(1, length, 8), torch.arange(length)[None])
+        frequencies.append(model.rotary_emb.inv_freq.clone())
+    assert doors.rotates_by_length(model) == (not torch.equal(*frequencies))
+    assert doors.rotates_by_length(model) == (kind in ("dynamic", "longrope"))
+
+
 def test_linear_layers_of_both_kinds() -> None:
     model = AutoModel.from_config(AutoConfig.for_model("gpt2", n_embd=8, n_layer=1, n_head=2, vocab_size=8))
     read = model.h[0].attn.c_attn
@@ -193,6 +228,43 @@ def test_a_launch_waits_as_long_as_it_is_told_after_its_start(tmp_path: Path) ->
         assert distributed.distributed_c10d._get_default_store().timeout == timedelta(hours=2)
     finally:
         distributed.destroy_process_group()
+
+
+EXCHANGE = """
+import sys
+import torch
+from torch import distributed
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+distributed.barrier()
+if rank == 0:
+    try:
+        while True:
+            distributed.all_reduce(torch.ones(3))
+    except RuntimeError as error:
+        print(error)
+"""
+"""Two processes meet. One ends, and the other prints what its next exchange raises."""
+
+
+@pytest.mark.slow
+def test_gloo_says_that_the_other_process_is_gone(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", EXCHANGE]
+    with subprocess.Popen([*command, "1", str(tmp_path / "store")], stderr=subprocess.DEVNULL):
+        told = subprocess.run(
+            [*command, "0", str(tmp_path / "store")], capture_output=True, text=True, check=True, timeout=60
+        )
+    assert told.stdout
+    assert doors.lost_process(RuntimeError(told.stdout))
+
+
+def test_only_errors_of_an_exchange_say_that_a_process_is_gone() -> None:
+    from torch import distributed
+
+    assert doors.lost_process(RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer"))
+    assert doors.lost_process(distributed.DistBackendError("NCCL communicator was aborted on rank 0."))
+    assert not doors.lost_process(RuntimeError("CUDA out of memory."))
 
 
 @pytest.mark.parametrize("interface", [AttentionInterface, AttentionMaskInterface])

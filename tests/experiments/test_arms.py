@@ -1044,7 +1044,8 @@ def test_a_damaged_key_is_told_of(content: str, tmp_path: Path) -> None:
 def test_a_key_with_a_large_number_is_another_measurement(tmp_path: Path) -> None:
     shards, _ = kept_batch(tmp_path)
     (shards / "key.json").write_text('{"seed": ' + "1" * 400 + "}")
-    with pytest.raises(sinkscope.SinkscopeError, match="an unfinished measurement with another seed"):
+    told = r"an unfinished measurement with another seed \(1{18}\.{3}1{18} there, 0 now\); give another --out"
+    with pytest.raises(sinkscope.SinkscopeError, match=told):
         Finished(tmp_path, {"seed": 0}, resume=True)
 
 

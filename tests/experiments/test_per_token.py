@@ -15,7 +15,6 @@ from watched import hooks
 import sinkscope
 from sinkscope.checkpoints import LoadOptions
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
-from sinkscope.experiments.arms.asked import Text
 from sinkscope.experiments.arms.engine import measure, run
 from sinkscope.experiments.arms.experiment import opened
 from sinkscope.experiments.arms.grammar import read_arm
@@ -23,6 +22,7 @@ from sinkscope.experiments.arms.kinds import per_token
 from sinkscope.experiments.arms.kinds.per_token import Sums, groups_of
 from sinkscope.experiments.arms.readings import Reference, SinkCount
 from sinkscope.experiments.arms.replay import Layers
+from sinkscope.experiments.arms.text import Text
 from sinkscope.inputs.handed import loss_data
 
 PROSE = ("water", "stone", "paper", "glass", "iron", "wood", "sand", "clay", "wool", "silk", "salt", "chalk")

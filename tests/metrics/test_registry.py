@@ -52,6 +52,20 @@ def written(folder: Path, text: str, name: str = "own.py") -> Path:
     return path
 
 
+def test_the_map_offers_the_normalised_form_of_a_metric_that_has_one() -> None:
+    """A manifest does not record the place: the map offers every metric that is not sinkscope's own."""
+
+    def own(view: LayerView) -> Any:
+        """Something of a head."""
+        return view.attention.first[..., 0]
+
+    for normalised, places in ((False, {"own": 2}), (True, {"own": None, "own_ln": 2})):
+        metric = head_metric(unit="ratio", range="[0, 1]", normalised=normalised, map_place=2)(own)
+        metrics = metric_set([metric])
+        assert {name: metrics.tables["heads"][name].map_place for name in places} == places
+        assert not any("map_place" in facts for facts in definitions(metrics).values())
+
+
 def test_a_decorator_registers_nothing_and_a_file_may_be_read_twice(tmp_path: Path) -> None:
     before = registered()
     path = written(tmp_path, GOOD + "\nfrom sinkscope.metrics.mass import bos_mass\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from sinkscope.comparison.compare_runs import compare
 from sinkscope.present.html.head_data import spread, thinned
 from sinkscope.present.html.page import embedded, unpacked
 from sinkscope.present.html.report import render_report
+from sinkscope.runs import catalogue
 from sinkscope.runs.saved.arms import load_arms, placed
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\x1b[1m\u2028"
@@ -72,6 +74,19 @@ def drawings_of(page: Page) -> list[dict[str, Any]]:
     (place,) = [place for place, script in enumerate(page.all("script")) if script.get("id") == "drawings"]
     drawings: list[dict[str, Any]] = json.loads(unpacked(page.scripts[place]))
     return drawings
+
+
+def test_the_map_offers_the_columns_whose_declaration_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of their places. A column that is declared tomorrow stands there without a change here."""
+    run = scanned()
+    before = data_of(Page(render_report([run])))[0]["scores"]
+    assert before == [
+        "bos_mass", "sink_score", "sink_rate", "sink_margin", "first_argmax", "entropy", "uniformity", "self_mass",
+        "previous_mass", "honor", "residual_write_ln", "value_drain", "ov_drain", "gate_open", "pattern", "dormant",
+    ]  # fmt: skip
+    columns = [replace(each, map_place=0) if each.name == "tail_mass" else each for each in catalogue.catalogue()]
+    monkeypatch.setattr(catalogue, "catalogue", lambda: tuple(columns))
+    assert data_of(Page(render_report([run])))[0]["scores"] == ["tail_mass", *before]
 
 
 def test_the_data_of_every_head() -> None:

@@ -10,6 +10,7 @@ level above the highest entry it imports.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -101,6 +102,16 @@ def file_imports(package: Path) -> dict[str, set[str]]:
     }
 
 
+def private_imports(package: Path) -> list[str]:
+    """`module:name` of every name with an underscore that a module imports from another module of the package."""
+    return sorted(
+        f"{path.relative_to(package)}:{name}"
+        for path in modules(package)
+        for name in imported(path)
+        if name.startswith(f"{PACKAGE}.") and re.search(r"\._(?!_)", name)
+    )
+
+
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     """Groups of modules each of which imports every other, if only through others of the group."""
 
@@ -153,6 +164,32 @@ def long_functions(package: Path) -> list[tuple[int, str]]:
     return sorted(found, reverse=True)
 
 
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def undocumented(package: Path) -> tuple[list[str], int]:
+    """`module:name` of every public name without a docstring, and how many public names there are.
+
+    Public are functions, classes, and the methods of public classes, where no underscore begins their name.
+    """
+    names = [(path, owner, node) for path in modules(package) for owner, node in _public(parsed(path))]
+    without = [
+        f"{path.relative_to(package)}:{f'{owner.name}.' if owner else ''}{node.name}"
+        for path, owner, node in names
+        if not ast.get_docstring(node)
+    ]
+    return without, len(names)
+
+
+def _public(tree: ast.Module | ast.ClassDef) -> Iterator[tuple[ast.ClassDef | None, Definition]]:
+    """Each public name of a module or class, with the class that it belongs to."""
+    for node in tree.body:
+        if isinstance(node, Definition) and not node.name.startswith("_"):
+            yield (tree if isinstance(tree, ast.ClassDef) else None), node
+            if isinstance(node, ast.ClassDef):
+                yield from _public(node)
+
+
 def describe(package: Path) -> str:
     """The report as text, one fact a line."""
     pairs, files = arrows(package), modules(package)
@@ -161,6 +198,7 @@ def describe(package: Path) -> str:
     largest = max(files, key=lines_of)
     rings = circles(file_imports(package))
     height = levels(pairs)
+    without, public = undocumented(package)
     return "\n".join([
         f"entries           {len(entries(package))}",
         f"without a place   {len(strangers)}{_listed(strangers)}",
@@ -170,6 +208,7 @@ def describe(package: Path) -> str:
         f"modules           {len(files)}",
         f"lines             {sum(map(lines_of, files))}",
         f"circles           {len(rings)} of files{_listed(' and '.join(ring) for ring in rings)}",
+        f"documented        {public - len(without)} of {public} public names, {1 - len(without) / public:.1%}",
         f"largest module    {largest.relative_to(package)}, {lines_of(largest)} lines",
         f"long functions    {len(longest)} past {FUNCTION_LINES} lines"
         f"{_listed(f'{name} {length}' for length, name in longest)}",

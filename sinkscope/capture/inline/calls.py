@@ -107,6 +107,7 @@ class InlineCall:
 
     @property
     def folded(self) -> bool:
+        """Whether batch and heads are one axis of the map, [batch * head, query, key]."""
         return self.seen.probabilities.dim() == 3
 
     def unfolded(self, heads: int) -> AttentionMap:
@@ -208,6 +209,7 @@ def sdpa_call(
     module: str, output: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> SdpaCall:  # fmt: skip
+    """The call of torch's `scaled_dot_product_attention`, whose parameters these are after `output`."""
     scaling = query.shape[-1] ** -0.5 if scale is None else float(scale)
     return SdpaCall(
         module, AttentionCall(query, key, value, attn_mask, is_causal, scaling), output, dropped=dropout_p > 0

@@ -199,6 +199,8 @@ class Walk:
         return self.buffers[which][:size].view(shape)
 
     def finish(self) -> tuple[Tensor, AttentionSums]:
+        """The attention output, [B, Tq, H, dv], and the sums of all blocks. Call it once, after the last block."""
+
         def heads(values: Tensor) -> Tensor:
             return values.flatten(1, 2)
 

@@ -33,7 +33,7 @@ from sinkscope.runs.request import Request
 
 
 @dataclass(frozen=True)
-class Asked:
+class Workload:
     """What a forecast is made of beside the model.
 
     Attributes:
@@ -58,9 +58,9 @@ class Asked:
     starts: Sequence[int] = ()
 
 
-def pieces_of(sequences: int, length: int, device: torch.device, asked: int | None) -> list[tuple[int, int]]:
+def pieces_of(sequences: int, length: int, device: torch.device, batch_size: int | None) -> list[tuple[int, int]]:
     """(sequences, length) of each pass that a scan makes over one domain, while memory suffices."""
-    size = asked or min(sequences, chosen_batch(length, device))
+    size = batch_size or min(sequences, chosen_batch(length, device))
     found, left = [], sequences
     while left:
         taken = not_square(min(size, left), length)
@@ -69,37 +69,37 @@ def pieces_of(sequences: int, length: int, device: torch.device, asked: int | No
     return found
 
 
-def built(outline: Outline, look: Look, asked: Asked) -> Forecast:
+def built(outline: Outline, look: Look, workload: Workload) -> Forecast:
     """The forecast. Raises SinkscopeError for an unknown machine."""
-    check_machine(asked.machine)
+    check_machine(workload.machine)
     model, notes = outline.model, [*outline.warnings, *outline.notes, *look.notes]
     sites = [] if look.plan is None else look.plan.sites
     attention = attention_of(look.plan) if look.plan is not None else attention_named(model.config)
-    largest = max(asked.pieces, key=lambda piece: piece[0] * piece[1] ** 2, default=(0, 0))
-    costs = _costs(outline, look, largest, asked, notes)
-    passes = [*asked.others, *_over_text(asked)]
+    largest = max(workload.pieces, key=lambda piece: piece[0] * piece[1] ** 2, default=(0, 0))
+    costs = _costs(outline, look, largest, workload, notes)
+    passes = [*workload.others, *_over_text(workload)]
     flops = None if costs is None else sum(costs.flops(each.sequences, each.length) for each in passes)
-    if costs is not None and flops and any(asked.starts):
-        left_out = sum(sum(costs.layers[:start]) for start in asked.starts)
-        left_out = left_out * sum(count for count, _ in asked.pieces) // costs.sequences
-        late = sum(map(bool, asked.starts))
+    if costs is not None and flops and any(workload.starts):
+        left_out = sum(sum(costs.layers[:start]) for start in workload.starts)
+        left_out = left_out * sum(count for count, _ in workload.pieces) // costs.sequences
+        late = sum(map(bool, workload.starts))
         notes.append(
-            f"{late} of {asked.times} passes over each sequence begin above the first layer, which leaves out "
+            f"{late} of {workload.times} passes over each sequence begin above the first layer, which leaves out "
             f"{left_out / flops:.0%} of all operations; a model that does not allow it runs whole"
         )
         flops -= left_out
     weights = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
     activations, watching = (None, None) if costs is None else (costs.activations, costs.watching)
     memory = Memory(
-        weights, outline.facts["weight_bytes"], activations, asked.logits, watching,
-        asked.kept, str(asked.device), free_bytes(asked.device),
+        weights, outline.facts["weight_bytes"], activations, workload.logits, watching,
+        workload.kept, str(workload.device), free_bytes(workload.device),
     )  # fmt: skip
-    held = None if costs is None else weights + costs.activations + costs.watching + asked.logits
+    held = None if costs is None else weights + costs.activations + costs.watching + workload.logits
     calls = sum(each.passes for each in passes) * len(sites)
     dtype = outline.facts["dtype"]
     config = model.config
     return Forecast(
-        command=asked.command,
+        command=workload.command,
         model=outline.name,
         revision=outline.facts["revision"],
         model_type=getattr(config, "model_type", None),
@@ -117,35 +117,37 @@ def built(outline: Outline, look: Look, asked: Asked) -> Forecast:
         batch_size=largest[0],
         seq_len=largest[1],
         flops=flops,
-        time=None if flops is None else estimated(flops, calls, dtype, asked.machine, asked.device),
+        time=None if flops is None else estimated(flops, calls, dtype, workload.machine, workload.device),
         gpus=None if held is None else max(1, -(-held // int(GPU_BYTES * MARGIN))),
         gpu_bytes=GPU_BYTES,
         margin=MARGIN,
-        trials=asked.trials,
+        trials=workload.trials,
         notes=notes,
     )
 
 
-def _costs(outline: Outline, look: Look, largest: tuple[int, int], asked: Asked, notes: list[str]) -> PassCosts | None:
+def _costs(
+    outline: Outline, look: Look, largest: tuple[int, int], workload: Workload, notes: list[str]
+) -> PassCosts | None:
     """What the largest pass costs; None where it cannot be run on shapes."""
     inputs = look.inputs
     if look.plan is None or inputs is None or not largest[0]:
         return None
     try:
         return counted(
-            outline.model, lambda: Forward(outline.model)(inputs(*largest)), *largest, asked.device, asked.layers
+            outline.model, lambda: Forward(outline.model)(inputs(*largest)), *largest, workload.device, workload.layers
         )
     except (RuntimeError, SinkscopeError) as error:
         notes.append(f"the pass cannot be counted: {' '.join(str(error).split())[:160]}")
         return None
 
 
-def _over_text(asked: Asked) -> list[Passes]:
+def _over_text(workload: Workload) -> list[Passes]:
     found: dict[int, list[tuple[int, int]]] = {}
-    for piece in asked.pieces:
+    for piece in workload.pieces:
         found.setdefault(piece[1], []).append(piece)
     return [
-        Passes(asked.what, asked.times * len(own), asked.times * sum(count for count, _ in own), length)
+        Passes(workload.what, workload.times * len(own), workload.times * sum(count for count, _ in own), length)
         for length, own in found.items()
     ]
 

@@ -12,7 +12,7 @@ from sinkscope.checkpoints.adapters import adapter_asked
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.checkpoints.loading import check_device_map, pick_device
 from sinkscope.checkpoints.outline import Outline, outline_of, outlined
-from sinkscope.engine.forecast.build import Asked, Look, built, looked_for, pieces_of, short_passes
+from sinkscope.engine.forecast.build import Look, Workload, built, looked_for, pieces_of, short_passes
 from sinkscope.engine.forecast.costs import check_machine, kept_bytes
 from sinkscope.engine.input_kinds import check_asked
 from sinkscope.engine.measurement import Measurement, measurements
@@ -49,8 +49,8 @@ def dry_run(
     Raises:
         SinkscopeError: one line, for anything that a scan would refuse before it loads the model.
     """
-    asked = {"bos": "auto", "first": (), "prepend": (), "images": None, "audio": None, "adapter": None} | settings
-    request = requested(model, data, {**asked, "measures": measure})
+    keywords = {"bos": "auto", "first": (), "prepend": (), "images": None, "audio": None, "adapter": None} | settings
+    request = requested(model, data, {**keywords, "measures": measure})
     return forecast_request(request, model=model, metrics=metrics, machine=machine)
 
 
@@ -83,7 +83,7 @@ def forecast_request(
         if request.device_map is not None:
             look.notes.append("the memory is that of all devices of --device-map together")
         others = short_passes(look, _checks(request, look, kinds))
-        return built(outline, look, Asked("scan", device, machine, "scan", pieces, others, times, kept=kept))
+        return built(outline, look, Workload("scan", device, machine, "scan", pieces, others, times, kept=kept))
 
 
 def _outline(request: Request, model: Any) -> Outline:

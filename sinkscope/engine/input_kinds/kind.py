@@ -108,6 +108,7 @@ class Reading:
 
     @property
     def warnings(self) -> list[str]:
+        """What the corpora warn of, in their order."""
         return [warning for corpus in self.corpora for warning in corpus.warnings]
 
     def first_token(self, domains: int | None = None) -> dict[str, Any]:

@@ -19,10 +19,10 @@ from sinkscope.engine.loop import Progress
 from sinkscope.engine.manifest import unread
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Setting
-from sinkscope.experiments.arms.asked import SEQUENCES, Text, check_numbers
 from sinkscope.experiments.arms.engine import measure
 from sinkscope.experiments.arms.finished import Finished, key_of
 from sinkscope.experiments.arms.grammar import read_arm
+from sinkscope.experiments.arms.text import SEQUENCES, Text, check_numbers
 from sinkscope.inputs import Corpus, read_corpus, token_rules
 from sinkscope.inputs.handed import TokenRows, loss_data
 from sinkscope.runs.defaults import EPSILON, SEQ_LEN

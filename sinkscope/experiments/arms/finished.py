@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from sinkscope.engine.manifest import declared_keywords
-from sinkscope.errors import SinkscopeError
+from sinkscope.engine.shards import Unfinished
 from sinkscope.experiments.arms.arm import Setting
 from sinkscope.runs.defaults import VERSION
-from sinkscope.runs.folder import KEY, UNFINISHED, kept_json, write_file
-from sinkscope.runs.schema.base import plain, to_json
+from sinkscope.runs.folder import KEY, kept_json, write_file
+from sinkscope.runs.schema.base import plain
 
 
-class Interrupted(KeyboardInterrupt):
+class ArmsInterrupted(KeyboardInterrupt):
     """Ctrl-C, after `sequences` sequences were measured under every arm and kept in `folder`."""
 
     def __init__(self, sequences: int, folder: Path) -> None:
@@ -34,41 +33,26 @@ class Interrupted(KeyboardInterrupt):
         self.sequences, self.folder = sequences, folder
 
 
-class Finished:
-    """The batches of one measurement, in `folder`/shards. The folder goes when the result is written there."""
+class Finished(Unfinished):
+    """The batches of one measurement. The folder goes when the result is written there."""
 
     def __init__(self, folder: Path, key: dict[str, Any], resume: bool) -> None:
         """`key`: all that decides the numbers. Keeps what is there with `resume`, else empties it.
 
         Raises SinkscopeError where what is there has another key, or the folder cannot be written.
         """
-        self._folder = folder / UNFINISHED
+        super().__init__(folder)
         own = plain(key)
         self._key = json.dumps(own, sort_keys=True)
-        if resume and os.path.lexists(self._folder / KEY):
-            self._check(own)
-            return
-        try:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder.mkdir(parents=True)
-        except OSError as error:
-            raise SinkscopeError(f"cannot write {self._folder}: {error.strerror or error}") from None
-        write_file(self._folder / KEY, to_json(own))
-
-    def _check(self, own: dict[str, Any]) -> None:
-        theirs = kept_json(self._folder / KEY)
-        if not theirs:
-            raise SinkscopeError(f"{self._folder / KEY} is damaged: start anew with --force")
-        different = [name for name in own if theirs.get(name) != own[name]]
-        if different:
-            raise SinkscopeError(
-                f"{self._folder.parent} holds an unfinished measurement with another {different[0]}: give another "
-                "--out, or --force to start anew"
-            )
+        if resume and self.has_key():
+            self.check_key(own)
+        else:
+            self.empty()
+            self.write_key(own)
 
     @contextlib.contextmanager
     def kept(self, main: bool = True) -> Iterator[None]:
-        """Around the measurement. Where it ends early, no empty folder stays, and Ctrl-C becomes Interrupted where
+        """Around the measurement. Where it ends early, no empty folder stays, and Ctrl-C becomes ArmsInterrupted where
         batches are done. `main`: whether this is the main process of the launch, which alone removes the folder."""
         try:
             yield
@@ -77,7 +61,7 @@ class Finished:
             if not done and main:
                 self._discard()
             elif done and isinstance(error, KeyboardInterrupt):
-                raise Interrupted(done, self._folder.parent) from None
+                raise ArmsInterrupted(done, self.folder) from None
             raise
 
     def _sequences(self) -> int:
@@ -88,7 +72,7 @@ class Finished:
     def _discard(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # the result's own folder, where nothing else is in it
-            self._folder.parent.rmdir()
+            self.folder.rmdir()
 
     def write(self, start: int, values: np.ndarray) -> None:
         """Keeps the numbers of the batch that begins with sequence `start`, [sequence, trial, measure] float64."""

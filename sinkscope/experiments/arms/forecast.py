@@ -15,17 +15,17 @@ from sinkscope.checkpoints.forward import DRY_RUN_TOKENS
 from sinkscope.checkpoints.loading import check_device_map, pick_device
 from sinkscope.checkpoints.outline import Outline, outline_of, outlined
 from sinkscope.engine.batch_size import chosen_batch
-from sinkscope.engine.forecast.build import Asked, built, looked, pieces_of, short_passes, token_ids
+from sinkscope.engine.forecast.build import Workload, built, looked, pieces_of, short_passes, token_ids
 from sinkscope.engine.forecast.costs import check_machine
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
-from sinkscope.experiments.arms.asked import Text, check_numbers
 from sinkscope.experiments.arms.engine import trials_of
 from sinkscope.experiments.arms.experiment import expanded, size_of
 from sinkscope.experiments.arms.grammar import read_arm
 from sinkscope.experiments.arms.kinds.per_token import SEQUENCES, groups_of
 from sinkscope.experiments.arms.readings import batch_size
 from sinkscope.experiments.arms.replay import Layers
+from sinkscope.experiments.arms.text import Text, check_numbers
 from sinkscope.inputs.handed import loss_data
 from sinkscope.runs.defaults import EPSILON
 from sinkscope.runs.forecast import Forecast, Passes
@@ -98,10 +98,10 @@ def dry_run_arms(
         others.append(Passes("try out which layers may be left out", 2 + tried, 2 + tried, DRY_RUN_TOKENS))
     trials = len(all_trials)
     logits = pieces[0][0] * length * outline.vocabulary * _bytes(outline)
-    asked = Asked(
+    workload = Workload(
         command, place, machine, "arms", pieces, others, trials, trials, logits, layers=layers.blocks, starts=starts
     )
-    return built(outline, look, asked)
+    return built(outline, look, workload)
 
 
 def _outline(model: Any, options: LoadOptions) -> Outline:

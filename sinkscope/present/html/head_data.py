@@ -11,16 +11,12 @@ import pandas as pd
 
 from sinkscope.present.colors import CIVIDIS
 from sinkscope.present.numbers import rounded
-from sinkscope.runs.catalogue import find_column
+from sinkscope.runs.catalogue import find_column, map_scores
 from sinkscope.runs.questions import QUESTIONS
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
 
-SCORES = (
-    "bos_mass", "sink_score", "sink_rate", "sink_margin", "first_argmax", "entropy", "uniformity", "self_mass",
-    "previous_mass", "honor", "residual_write_ln", "value_drain", "ov_drain", "gate_open", "pattern", "dormant",
-)  # fmt: skip
 POINTS = 64
 """Points of alpha by position that are kept for each head (see `thinned`)."""
 FULL, MANY, FEW = 32, 2048, 9
@@ -35,7 +31,7 @@ def head_data(run: Run) -> dict[str, Any]:
     keys = [key for key in ("domain", "stream", "layer", "head") if key in heads and key in run.length_curve]
     scored, offered = _with_questions(run, heads, keys)
     own = [name for name in run.manifest.metrics if name in heads]
-    scores = [name for name in (*SCORES, *own, *offered) if name in scored]
+    scores = [name for name in dict.fromkeys([*map_scores("heads"), *own, *offered]) if name in scored]
     curves = dict(iter(run.length_curve.groupby(keys, sort=False)))
     alphas = dict(iter(_alpha_points(run, keys).groupby(keys, sort=False)))
     spreads = _spreads(run, keys, FULL if len(heads) <= MANY else FEW)
@@ -72,9 +68,10 @@ def _with_questions(run: Run, heads: pd.DataFrame, keys: list[str]) -> tuple[pd.
     """The head table with the columns that questions offer for the map, where the run measured them; their names."""
     names: list[str] = []
     for question in QUESTIONS.values():
-        for table in (run.measured.get(each.name) for each in question.tables):
+        for each in question.tables:
+            table = run.measured.get(each.name)
             offered = [] if table is None or not set(keys) <= set(table) else [*table.columns]
-            own = [name for name in question.head_scores if name in offered]
+            own = [name for name in map_scores(*each.measured) if name in offered]
             if table is not None and own:
                 columns = [each for name in own for each in (name, f"{name}_sem") if each in offered]
                 heads = heads.merge(table[[*keys, *columns]], on=keys, how="left", validate="one_to_one")

@@ -90,9 +90,11 @@ class Plane:
         self.log = log
 
     def x(self, value: float) -> float:
+        """The place of a value on the horizontal axis, in units of the drawing."""
         return LEFT + (WIDTH - LEFT - 10) * (value - self.low_x) / (self.high_x - self.low_x)
 
     def y(self, value: float) -> float:
+        """The place of a value on the vertical axis, in units of the drawing."""
         if self.log:
             share = math.log10(max(value, self.low) / self.low) / math.log10(self.high / self.low)
         else:
@@ -100,6 +102,7 @@ class Plane:
         return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * share
 
     def axes(self, x_label: str, y_label: str) -> str:
+        """Both axes as SVG, with ticks and labels."""
         floor = HEIGHT - BOTTOM
         parts = [f'<path class="axis" d="M{LEFT} {TOP}V{floor}H{WIDTH - 10}"/>']
         for value in decades(self.low, self.high) if self.log else ticks(self.low, self.high):
@@ -144,6 +147,8 @@ def line_chart(
 
 @dataclass(frozen=True)
 class Dot:
+    """A dot of a scatter plot: its place in the data, its colour, what it says on hover. `marked`: it has a ring."""
+
     x: float
     y: float
     fill: str

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from sinkscope.present.numbers import decimals, is_missing
-from sinkscope.runs.paper_table import Column, PaperTable
+from sinkscope.runs.paper_table import PaperColumn, PaperTable
 from sinkscope.runs.words import FIRST_MASS
 
 MATHEMATICS = {
@@ -51,14 +51,14 @@ def is_number(table: PaperTable, name: str) -> bool:
     return pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
 
 
-def errors(table: PaperTable, column: Column) -> pd.Series:
+def errors(table: PaperTable, column: PaperColumn) -> pd.Series:
     """The standard error of each row; empty for a column without errors."""
     if not column.interval:
         return pd.Series(dtype=float)
     return table.frame[f"{column.name}_sem"].dropna()
 
 
-def places(table: PaperTable, column: Column) -> int:
+def places(table: PaperTable, column: PaperColumn) -> int:
     """Decimals of a column's cells; 0 where they are words."""
     return decimals(table.frame[column.name], errors(table, column)) if is_number(table, column.name) else 0
 
@@ -90,7 +90,7 @@ def written_rows(table: PaperTable, writing: Writing) -> list[list[str]]:
     ]
 
 
-def _written(row: dict[Any, Any], column: Column, place: int, writing: Writing) -> str:
+def _written(row: dict[Any, Any], column: PaperColumn, place: int, writing: Writing) -> str:
     value = row[column.name]
     if is_missing(value):
         return writing.missing

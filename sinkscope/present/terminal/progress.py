@@ -68,11 +68,13 @@ class Pace:
     """Shows a new stage at once; a terminal is drawn anew ten times a second anyway."""
 
     def begin(self, stage: str, words: str, done: int, total: int) -> None:
+        """Begins a stage, of which `done` of `total` steps are done already."""
         self.stage, self.words, self.total, self.done, self.first, self.note = stage, words, total, done, done, ""
         self.began = self.told = self.clock()
         self.draw()
 
     def go_on(self, done: int, note: str = "") -> None:
+        """Says how many steps of the stage are done."""
         self.done, self.told, self.note = done, self.clock(), note
         if done == self.total:
             self.draw()

@@ -251,4 +251,5 @@ def task_table(rows: list[list[str]]) -> list[str]:
 
 
 def wrapped(text: str, width: int, indent: str = "") -> str:
+    """The text in lines of at most `width` characters, each behind `indent`."""
     return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)

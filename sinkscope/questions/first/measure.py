@@ -46,7 +46,7 @@ class First(Measurement):
         return alpha(view)[..., self._place]
 
     def tables(self, findings: Findings) -> dict[str, pd.DataFrame]:
-        self._epsilon = findings.asked.epsilon
+        self._epsilon = findings.request.epsilon
         bos_id = findings.reading.rules.bos_id
         return {"first": first_table(findings.domains, findings.sites, bos_id, self._epsilon)}
 

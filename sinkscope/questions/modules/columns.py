@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sinkscope.capture import loops
-from sinkscope.metrics.registry import formula_of
+from sinkscope.metrics.registry import Metric, formula_of
 from sinkscope.metrics.residual import median_abs
 
 PerSequence = Float[Tensor, " sequence"]
@@ -29,7 +29,6 @@ LEVELS = 127
 ANNIHILATED = 0.9
 FLAGS = 2**16
 """Flags that a CPU sets before it counts them: 256 KiB."""
-OURS = "ours"
 
 
 @dataclass(frozen=True)
@@ -99,23 +98,15 @@ def _count(compare: Callable[..., Tensor], values: Inputs, bounds: PerToken) -> 
     return torch.cat(found, 1).long()
 
 
-@dataclass(frozen=True)
-class InputColumn:
-    """A column of modules.csv that is a mean over sequences."""
-
-    unit: str
-    range: str
-    formula: str
-    compute: Callable[[Sizes], PerSequence]
-
-
-INPUT_COLUMNS: dict[str, InputColumn] = {}
-"""By name, in the order of the table."""
+INPUT_COLUMNS: dict[str, Metric] = {}
+"""The columns of modules.csv that are means over sequences, by name, in the order of the table: `compute` takes Sizes
+and returns a value for each sequence."""
 
 
 def _column(unit: str, range: str) -> Callable[[Callable[[Sizes], PerSequence]], Callable[[Sizes], PerSequence]]:
     def declare(compute: Callable[[Sizes], PerSequence]) -> Callable[[Sizes], PerSequence]:
-        INPUT_COLUMNS[compute.__name__] = InputColumn(unit, range, formula_of(compute), compute)
+        name = compute.__name__
+        INPUT_COLUMNS[name] = Metric(name, "modules", unit, range, formula_of(compute), "ours", compute)
         return compute
 
     return declare

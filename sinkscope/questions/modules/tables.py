@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.capture import Site
-from sinkscope.questions.modules.columns import INPUT_COLUMNS, OURS, InputColumn
+from sinkscope.metrics import Metric
+from sinkscope.questions.modules.columns import INPUT_COLUMNS
 from sinkscope.runs.schema.stream import StreamSummary
 from sinkscope.runs.statistics import mean, most_frequent, sem
 from sinkscope.tables.columns import RUN_COLUMNS, RunColumn, run_column
@@ -30,7 +31,7 @@ class ModuleRun:
     tokens: list[str | None]
 
 
-def _declare(name: str, column: InputColumn) -> None:
+def _declare(name: str, column: Metric) -> None:
     """Declares a mean over sequences and its standard error."""
 
     def average(run: ModuleRun) -> float:
@@ -40,9 +41,11 @@ def _declare(name: str, column: InputColumn) -> None:
         return float(sem(run.values[name]))
 
     text = f"Standard error of {name} over sequences."
-    own = RunColumn(name, TABLE, column.unit, column.range, column.formula, OURS, average)
+    own = RunColumn(name, TABLE, column.unit, column.range, column.formula, column.source, average)
     RUN_COLUMNS[TABLE][name] = own
-    RUN_COLUMNS[TABLE][f"{name}_sem"] = RunColumn(f"{name}_sem", TABLE, column.unit, "[0, inf)", text, OURS, error)
+    RUN_COLUMNS[TABLE][f"{name}_sem"] = RunColumn(
+        f"{name}_sem", TABLE, column.unit, "[0, inf)", text, column.source, error
+    )
 
 
 for _name, _column in INPUT_COLUMNS.items():

@@ -22,6 +22,7 @@ from sinkscope.capture import LayerView, Missing
 from sinkscope.capture.hooks import hooked
 from sinkscope.capture.output_projection import projection_weight
 from sinkscope.capture.precision import as_widest
+from sinkscope.capture.private_doors import rotates_by_length
 from sinkscope.engine.collector import Part, Parts
 from sinkscope.engine.measurement import Findings, Measurement, Subject
 from sinkscope.inputs.batches import Batch
@@ -121,7 +122,7 @@ class Spikes(Measurement):
     def _cut(self, batch: Batch) -> Batch | None:
         """The batch up to its last spike; None where later tokens may have a say in what is written there."""
         causal = all(site.causal and not site.cross for site in self.subject.plan.sites)
-        apart = causal and not batch.extra and batch.mask is None and not _stretched(self.subject.model)
+        apart = causal and not batch.extra and batch.mask is None and not rotates_by_length(self.subject.model)
         past = max(SHORTEST, *(int(tokens.max()) + 1 for tokens in self._peaks.tokens.values()))
         if not apart or past >= batch.inputs.shape[1]:
             return None
@@ -239,11 +240,6 @@ class _Peaks:
             self.tokens[stream] = torch.where(larger, tokens, self.tokens.get(stream, tokens))
 
         return hook
-
-
-def _stretched(model: nn.Module) -> bool:
-    """Whether the model's rotary frequencies depend on the length of what it reads."""
-    return any(kind in repr(getattr(model, "config", None)) for kind in ("longrope", "dynamic"))
 
 
 def _at(values: Tensor, tokens: Tensor) -> Tensor:

@@ -53,10 +53,12 @@ class PartRun:
 
     @property
     def shares(self) -> np.ndarray:
+        """Each write's share of the rise; NaN where nothing rises."""
         return np.divide(self.writes, self.rise, out=np.full_like(self.writes, np.nan), where=self.rise != 0)
 
     @property
     def mean_share(self) -> float:
+        """The mean of these shares."""
         return float(mean(self.shares))
 
     def ranked(self) -> list[tuple[int, float]]:

@@ -19,19 +19,19 @@ class Streaming(Measurement):
     name = TABLE
 
     def of_call(self, call: AttentionCall | AttentionMap) -> RegionSums | None:
-        asked = self.subject.asked
+        request = self.subject.request
         if isinstance(call, AttentionCall):
             queries, keys = call.lengths
             cached = call.visible.causal
         else:
             queries, keys = call.probabilities.shape[-2:]
             cached = True  # the sums of the map will tell
-        if not cached or queries != keys or keys <= asked.options["sinks"] + asked.options["window"]:
+        if not cached or queries != keys or keys <= request.options["sinks"] + request.options["window"]:
             return None
-        return region_sums(call, Regions(asked.options["sinks"], asked.options["window"]))
+        return region_sums(call, Regions(request.options["sinks"], request.options["window"]))
 
     def summarise(self, streams: dict[str, StreamSummary], tables: dict[str, pd.DataFrame]) -> None:
-        add_streaming(streams, tables[TABLE], self.subject.asked)
+        add_streaming(streams, tables[TABLE], self.subject.request)
 
 
 MEASUREMENT = Streaming

@@ -11,7 +11,7 @@ IDLE = 0.01
 """A head whose distant keys write a smaller share of its energy counts as one that may forget them."""
 
 
-def add_streaming(streams: dict[str, StreamSummary], table: pd.DataFrame, asked: Request) -> None:
+def add_streaming(streams: dict[str, StreamSummary], table: pd.DataFrame, request: Request) -> None:
     """Adds to the summary of each stream how many heads may forget their distant keys, in numbers and in words.
 
     A head counts where distant_write is below IDLE in every domain.
@@ -22,12 +22,15 @@ def add_streaming(streams: dict[str, StreamSummary], table: pd.DataFrame, asked:
         measured = int(heads.notna().sum())
         idle = int((heads < IDLE).sum())
         stream.measured["streaming"] = {
-            "window": asked.options["window"], "sinks": asked.options["sinks"], "heads": measured, "idle_heads": idle,
-        }  # fmt: skip
-        kept = f"the first {asked.options['sinks']} tokens and the last {asked.options['window']}"
+            "window": request.options["window"],
+            "sinks": request.options["sinks"],
+            "heads": measured,
+            "idle_heads": idle,
+        }
+        kept = f"the first {request.options['sinks']} tokens and the last {request.options['window']}"
         if measured:
             text = f"{idle} of {measured} heads write less than 1 % of their energy from keys other than {kept}."
-        elif stream.causal and stream.tokens_per_sequence <= asked.options["window"] + asked.options["sinks"]:
+        elif stream.causal and stream.tokens_per_sequence <= request.options["window"] + request.options["sinks"]:
             text = f"no sequence is longer than {kept}: give a smaller --window or a larger --seq-len."
         else:
             text = "not measured: no causal self-attention whose heads' writes can be read."

@@ -31,5 +31,4 @@ QUESTION = Question(
     "where norm(W_O^h o_i) < 0.1 m, and on the sink where A[i,0] >= 0.9.",
     place=2,
     figures=("alignment", "switch"),
-    head_scores=("sink_rows", "off_rate", "switch_phi", "communication", "from_sink"),
 )  # fmt: skip

@@ -49,7 +49,7 @@ Rows = Float[Tensor, "batch head row"]
 """One value for each query i >= 1."""
 
 
-@measured_metric(NAME, unit="share", range="[0, 1]", source=ESTIMATOR)
+@measured_metric(NAME, unit="share", range="[0, 1]", source=ESTIMATOR, map_place=2)
 def off_rate(view: LayerView) -> HeadValues:
     """Share of queries i >= 1 that are off: norm(W_O^h o_i) < 0.1 m. Empty where m is 0."""
     return _share(off(view), openness(view))
@@ -73,7 +73,7 @@ def open_q90(view: LayerView) -> HeadValues:
     return quantile(by_size(view), 0.9)
 
 
-@measured_metric(NAME, unit="share", range="[0, 1]")
+@measured_metric(NAME, unit="share", range="[0, 1]", map_place=1)
 def sink_rows(view: LayerView) -> HeadValues:
     """Share of queries i >= 1 on the sink: A[i,0] >= 0.9. Of a score that is no softmax, A is the raw score."""
     return as_widest(sunk(view)).mean(-1)
@@ -96,7 +96,7 @@ def copy_rows(view: LayerView) -> HeadValues:
     return as_widest(((first < FEW) & (total - first - own >= MOST))[..., 1:]).mean(-1)
 
 
-@measured_metric(NAME, unit="correlation", range="[-1, 1]", source=ESTIMATOR)
+@measured_metric(NAME, unit="correlation", range="[-1, 1]", source=ESTIMATOR, map_place=2)
 def switch_phi(view: LayerView) -> HeadValues:
     """Phi coefficient over i >= 1 of [on the sink] and [off]: 1 where the rows on the sink are the rows that are off,
     0 where the two are unrelated. Empty in sequences in which either never varies."""
@@ -119,7 +119,7 @@ def sunk_not_off(view: LayerView) -> HeadValues:
     return _share(sunk(view) & ~off(view), openness(view))
 
 
-@measured_metric(NAME, unit="ratio", range="[0, inf)")
+@measured_metric(NAME, unit="ratio", range="[0, inf)", map_place=4)
 def from_sink(view: LayerView) -> HeadValues:
     """Sum over i >= 1 of norm(W_O^h A[i,0] v_0)^2, over sum norm(W_O^h o_i)^2. It may exceed 1, and from_sink,
     from_self and communication need not sum to 1: the parts need not be orthogonal."""
@@ -136,7 +136,7 @@ def from_self(view: LayerView) -> HeadValues:
 
 
 @measured_metric(
-    NAME, unit="ratio", range="[0, inf)", source=f"{LAMPERT} (a head without it is an MLP); estimator ours"
+    NAME, unit="ratio", range="[0, inf)", source=f"{LAMPERT} (a head without it is an MLP); estimator ours", map_place=3
 )
 def communication(view: LayerView) -> HeadValues:
     """Sum over i >= 1 of norm(W_O^h (o_i - A[i,0] v_0 - A[i,i] v_i))^2, over sum norm(W_O^h o_i)^2: what the head

@@ -136,6 +136,7 @@ class TokenPlaces:
 
     @classmethod
     def of(cls, ids: np.ndarray) -> TokenPlaces:
+        """The places of the tokens in `ids`, [sequence, position]."""
         tokens, place = np.unique(ids, return_inverse=True)
         keys = np.arange(len(ids))[:, None] * len(tokens) + place.reshape(ids.shape)
         found, pair, number = np.unique(keys, return_inverse=True, return_counts=True)

@@ -20,6 +20,7 @@ class Column:
         sampled: whether it is measured on the first sequences of each domain only.
         measure: the measurement that adds the column to a table of every scan; None for all other columns.
         dormant: the end of its values, `low` or `high`, at which a head is dormant; None where neither says so.
+        map_place: its place among the scores that the report's map of heads offers; None = not offered.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Column:
     sampled: bool = False
     measure: str | None = None
     dormant: str | None = None
+    map_place: int | None = None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from sinkscope.present.paper.cells import (
 )
 from sinkscope.present.paper.format import Format
 from sinkscope.present.text import printable
-from sinkscope.runs.paper_table import Column, PaperTable
+from sinkscope.runs.paper_table import PaperColumn, PaperTable
 
 SIGNS = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -60,7 +60,7 @@ def latex_table(table: PaperTable) -> str:
     return "\n".join([*_floating(table, lines), ""])
 
 
-def _heading(table: PaperTable, column: Column) -> str:
+def _heading(table: PaperTable, column: PaperColumn) -> str:
     """The column as papers write it: mathematics where there is some, else its name in words."""
     return mathematics(column.name) or escape(in_words(column.name, table.first_mass))
 
@@ -88,7 +88,7 @@ def _line(cells: list[str]) -> str:
     return " & ".join(cells) + r" \\"
 
 
-def _layout(table: PaperTable, column: Column) -> str:
+def _layout(table: PaperTable, column: PaperColumn) -> str:
     """`l` for words; for numbers an S column that fits every cell.
 
     siunitx leaves out an uncertainty of zero unless told to keep it: 1.000 would read as if no interval were known. It
