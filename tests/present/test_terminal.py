@@ -173,7 +173,8 @@ def test_metric_list_tells_every_column() -> None:
     columns: list[dict[str, Any]] = metric_list([])
     text = render_metrics(columns)
     for column in columns:
-        assert column["formula"]
+        assert column["formula"].endswith("."), "a sentence"
+        assert "NaN" not in column["formula"], "tables have empty cells"
         assert column["source"]
         assert column["unit"]
         assert column["range"]
@@ -222,6 +223,8 @@ def test_the_letters_of_a_formula_are_explained() -> None:
     text = render_metrics(metric_list(["honor"]))
     assert "w_i: what the output projection reads of the head" in text
     assert "s_ij" not in text
+    assert "H: number of query heads of the layer" in text, "the range has it"
+    assert "D: width of the residual stream" in render_metrics(metric_list(["max_abs_dim"]))
     every = render_metrics(metric_list([])).partition("\nSymbols\n")[2]
     assert [symbol for symbol in SYMBOLS if f"\n  {symbol}: " not in every] == []
 
