@@ -27,20 +27,21 @@ RunFolder = Annotated[
     Path | None,
     typer.Option(
         "--run",
-        help="Run folder of this model. Some interventions need its scores; the loss is measured on other text.",
+        help="Run folder of this model. Its T is the default, its documents are left out, and some interventions need its "
+        "scores.",
         metavar="RUN",
     ),
 ]
 Data = Annotated[
     str,
-    typer.Option(metavar="SPEC", help="Text on which the loss is measured; documents that the run read are left out."),
+    typer.Option(metavar="SPEC", help="Text on which the loss is measured, without documents that the run read."),
 ]
 SeqLen = Annotated[
     int | None, typer.Option(help="Tokens per sequence. [default: the run's, or 256 if no --run is given]")
 ]
-NumSequences = Annotated[int, typer.Option(help="Sequences; every arm is measured on the same ones.")]
-Draws = Annotated[int, typer.Option(help="Random draws of each control.")]
-Seed = Annotated[int, typer.Option(help="Seed that draws the documents and the random arms.")]
+NumSequences = Annotated[int, typer.Option(help="Number of sequences, the same for every intervention.")]
+Draws = Annotated[int, typer.Option(help="Number of random draws of each control.")]
+Seed = Annotated[int, typer.Option(help="Seed that draws the documents and the random controls.")]
 RESULTS = "Folder of the results."
 
 

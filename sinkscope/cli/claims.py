@@ -30,7 +30,8 @@ RUNS = "runs"
 def claims(
     subject: Annotated[
         list[str] | None,
-        typer.Argument(help="Models (hub id, folder, example:NAME) and run folders.", metavar="MODEL_OR_RUN"),
+        typer.Argument(help="Models (hub id, folder, example:NAME) and run folders, in any "
+            "order.", metavar="MODEL_OR_RUN"),
     ] = None,
     claim: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Test only this claim; may be repeated. [default: all]")
@@ -40,7 +41,8 @@ def claims(
         Path | None,
         typer.Option(
             "--out", "-o", metavar="FOLDER", rich_help_panel=WRITTEN,
-            help="Write the page (Markdown, HTML), its figures and a CSV, and keep the runs, which are read next time.",
+            help="Folder for the page (Markdown, HTML), its figures, a CSV and the runs. The next call reads the runs "
+                "again.",
         ),
     ] = None,
     force: Annotated[
@@ -59,9 +61,9 @@ def claims(
     *,
     dry: DryRun,
 ) -> None:  # fmt: skip
-    """Test papers' claims about attention sinks on models: verdict by a written rule, deciding number, contrast.
+    """Test what papers claim about attention sinks: a verdict by a written rule, the deciding number, a contrast.
 
-    A model is scanned, which takes minutes; a saved run is read, and a claim that needs more is not tested.
+    A model is scanned, which takes minutes. A saved run is only read: a claim that needs other numbers is not tested.
 
     Example: sinkscope claims example:trigger-softmax example:trigger-relu --out runs/claims
     """
