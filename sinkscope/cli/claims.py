@@ -46,7 +46,7 @@ def claims(
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace the page of an earlier call.", rich_help_panel=WRITTEN)
+        bool, typer.Option("--force", help="Replace the page that an earlier call wrote.", rich_help_panel=WRITTEN)
     ] = False,
     data: Annotated[
         str | None, typer.Option(metavar="SPEC", help="Text that models read. [default: prose]", rich_help_panel=READ)
@@ -89,7 +89,7 @@ def claims(
     table = _put(chosen, subjects, quiet)
     if out is not None:
         _write(out, table, chosen, subjects)
-    sys.stdout.write(render_claims(table, chosen))
+    sys.stdout.write(render_claims(table, chosen, out))
 
 
 def _subjects(names: list[str], reading: dict[str, Any], loading: dict[str, Any], out: Path | None) -> list[Subject]:
