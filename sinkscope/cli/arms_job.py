@@ -183,7 +183,9 @@ class ArmsJob:
                     timed = True
                     if left >= MINUTE:
                         first = f"the first {done - pace.first} took {pace.told - pace.began:.1f} s"
-                        say(f"{self.command}: about {left / MINUTE:.0f} minutes left: {first}")
+                        minutes = f"{left / MINUTE:.0f}"
+                        unit = "minute" if minutes == "1" else "minutes"
+                        say(f"{self.command}: about {minutes} {unit} left: {first}")
             progress(stage, done, total)
 
         return report

@@ -250,8 +250,8 @@ def test_errors_that_leave_sinks_open_are_named_with_the_sample_that_halves_them
     run.heads.loc[:1, "sink_score_sem"] = 0.0043  # x t(0.975, 7) = 2.365: the interval begins at 0.2998
     screen = " ".join(render_run(run).split())
     assert (
-        "In 2 of 12 heads the 95 % interval of alpha_0 holds 0.3: whether they have a sink is open. 32 sequences, 4 "
-        "times as many, would halve the errors." in screen
+        "In 2 of 12 heads the 95 % interval of alpha_0 contains 0.3, so it is open whether they have a sink. "
+        "32 sequences, 4 times as many, would halve the errors." in screen
     )
     run.heads.loc[:1, "sink_score_sem"] = 0.0042
     assert "would halve the errors" not in render_run(run)
