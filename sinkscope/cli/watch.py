@@ -101,7 +101,7 @@ _STARTERS = (Path(__file__).parent, Path(__file__).parents[1] / "engine" / "watc
 
 
 def _write(everywhere: Everywhere, out: Path, force: bool, quiet: bool) -> None:
-    """Writes a run folder for each model that attended, and says so on stderr."""
+    """Writes a run folder for each model that was measured, and says so on stderr."""
     told = [f"{name} was not watched: {why}" for name, why in everywhere.refused.items()]
     told += [line for each in everywhere.watches for line in each.left_out]
     named = slugs([f"{number}-{each.name}" for number, each in enumerate(everywhere.measured, 1)])
@@ -115,8 +115,9 @@ def _write(everywhere: Everywhere, out: Path, force: bool, quiet: bool) -> None:
             say(f"error: {in_one_line(error)}")
             continue
         if not quiet:
-            say(f"{run.summary.sequences} sequences of {watch.name} measured: sinkscope show {folder}")
+            count = run.summary.sequences
+            say(f"measured {count} sequence{'s' * (count != 1)} of {watch.name}; see: sinkscope show {folder}")
     if not everywhere.measured:
-        told.append("no model attended in this program, in its main thread: nothing was written")
+        told.append("no model computed attention in the main thread of this program: nothing was written")
     for line in [] if quiet else dict.fromkeys(told):
         say(f"warning: {line}")
