@@ -236,5 +236,5 @@ def numbers(text: str, option: str, least: int = 0, example: str = "0,1,4") -> l
 
     parts = text.split(",")
     if not all(part.isascii() and part.isdigit() and len(part) < 10 and int(part) >= least for part in parts):
-        raise SinkscopeError(f"--{option} {text!r}: whole numbers from {least} on are needed, e.g. {example}")
+        raise SinkscopeError(f"--{option} {text!r}: give whole numbers of at least {least}, such as {example}")
     return sorted({int(part) for part in parts})

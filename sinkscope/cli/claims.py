@@ -76,7 +76,7 @@ def claims(
         return
     names = list(dict.fromkeys(subject or ()))
     if not names:
-        raise SinkscopeError("no model and no run: name one, or give --list")
+        raise SinkscopeError("no model and no run is named: name one, or give --list")
     if out is not None:
         _check_folder(out, force)
     reading = {"data": data, "seq_len": seq_len, "num_sequences": num_sequences}

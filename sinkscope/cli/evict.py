@@ -42,7 +42,7 @@ def evict(
     Example: sinkscope evict example:gemma-3-270m --window 64,256 --sinks 0,1,4 --seq-len 1024
     """
     if layers not in LAYERS:
-        raise SinkscopeError(f"--layers {layers!r}: one of {', '.join(LAYERS)}")
+        raise SinkscopeError(f"--layers {layers!r}: choose one of {', '.join(LAYERS)}")
     grid = [
         f"window:{size}+{count}{LAYERS[layers]}"
         for size in numbers(window, "window", 1, "64,256")

@@ -691,9 +691,10 @@ def test_short_forms() -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("head:3.1", "no such kind of arm; one of "), ("", "no such kind of arm"), ("heads:3", "names no heads"),
+        ("head:3.1", "no such kind of arm; choose one of "), ("", "no such kind of arm"), ("heads:3", "names no heads"),
         ("heads:honor:0%", "names no heads"), ("heads:honor:500%", "names no heads"),
-        ("heads:qk_cos_first:5%", "which end is dormant"), ("keys:last4", "names no positions; write keys:POSITIONS"),
+        ("heads:qk_cos_first:5%", "are heads dormant where it is low"),
+        ("keys:last4", "names no positions; write keys:POSITIONS"),
         ("keys:first0", "from 1 to"), ("window:0+4", "the window '0' is no whole number from 1"),
         ("window:256", "is no window"), ("window:256+4/half", "names no heads; write window:W+S"),
         ("window:256+4/random0", "the number of KV heads"), ("kv:4+", "names no positions"),
@@ -965,7 +966,7 @@ def test_an_arm_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\n\npackaged:REST: of another package\n\n" in told()
     with pytest.raises(sinkscope.SinkscopeError, match="--arm 'packaged:': no factor; write packaged:REST"):
         read_arm("packaged:")
-    with pytest.raises(sinkscope.SinkscopeError, match=r"no such kind of arm; one of heads, .*, map, packaged$"):
+    with pytest.raises(sinkscope.SinkscopeError, match=r"no such kind of arm; choose one of heads, .*, map, packaged$"):
         read_arm("packed:2")
 
 
@@ -1210,11 +1211,11 @@ def test_force_replaces_the_ablation_of_the_model_s_own_folder(
         ("arms", ["--arm", "nonesuch"], "no such kind of arm"),
         ("arms", ["--arm", "massive:zero"], "give --run"),
         ("arms", ["--arm", "keys:first99"], "only 24 such positions"),
-        ("evict", ["--window", "x"], "whole numbers from 1 on"),
-        ("evict", ["--window", "0"], "whole numbers from 1 on are needed, e.g. 64,256"),
+        ("evict", ["--window", "x"], "give whole numbers of at least 1"),
+        ("evict", ["--window", "0"], "give whole numbers of at least 1, such as 64,256"),
         ("evict", ["--layers", "some"], "one of full, all"),
         ("quant", ["--bits", "32"], "from 1 to 16"),
-        ("quant", ["--draws", "1"], "at least 2 random choices"),
+        ("quant", ["--draws", "1"], "needs at least 2 draws"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -1232,7 +1233,7 @@ def test_numbers_that_fit_no_measurement_are_refused_before_torch_is_asked(
     cli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sinkscope.engine.launch.start_processes", lambda *_: pytest.fail("torch was loaded"))
-    assert "at least 2 random choices" in cli("quant", "--draws", "1").stderr
+    assert "needs at least 2 draws" in cli("quant", "--draws", "1").stderr
 
 
 def test_arms_without_an_arm_are_refused(cli: Callable[..., Result]) -> None:
