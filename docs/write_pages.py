@@ -28,30 +28,37 @@ COLUMNS = """\
 
 [All pages](index.md)
 
-`python docs/write_pages.py` writes this page from the schema that `sinkscope schema NAME` prints. Columns that identify
-a row come first. A missing value is an empty cell in CSV and null in Parquet, never 0. A number that a table shows as a
-mean over sequences has its standard error beside it, in the column `NAME_sem`; such columns are not listed here. The
-name of a measured column leads to its [formula and source](metrics.md).
+This page lists the columns of every table; `sinkscope schema NAME` prints those of one table. Columns that identify a
+row come first. A missing value is an empty cell in CSV and null in Parquet, never 0. Where a column NAME is a mean over
+sequences, the next column is its standard error, `NAME_sem`; these are not listed here. The name of a measured column
+links to its [formula and source](metrics.md#symbols), which explains the symbols. `python docs/write_pages.py` writes
+this page.
 """
 METRICS = """\
 # Metrics
 
 [All pages](index.md)
 
-`python docs/write_pages.py` writes this page from the docstrings of the functions that compute the columns;
-`sinkscope metrics NAME` prints the same. The address of a definition is this page with `#NAME`, such as
-[metrics.md#bos_mass](#bos_mass). "ours" marks what this project defined.
+This page has the definition of every column. `sinkscope metrics NAME` prints the same. The address of a definition is
+this page with `#NAME`, such as [metrics.md#bos_mass](#bos_mass). "ours" marks what this project defined. `python
+docs/write_pages.py` writes the page from the docstrings of the functions that compute the columns.
 
-A value is computed for each sequence, over valid tokens only. The tables show its mean over the n sequences that have a
-value. `NAME_sem` has the standard error of this mean: the standard deviation, with n - 1, divided by sqrt(n). Where
-"per" says run, there is only one value, for the whole run. Where it says position, the value is a mean over the
-sequences that reach the position, without a standard error.
+"Per" says how many values a column has:
 
-Standard errors fall with the square root of the number of sequences: 4 times as many halve them. The screen of a scan
-says so where the 95 % interval of alpha_0 (Student's t, n - 1 degrees of freedom) holds epsilon in a tenth of the heads
-or more. Where an intervention cannot be told from its random control, `arms` and `ablate` name a sample that could:
-sequences and draws are both multiplied by (2.8 SE / d)^2, with the difference d and its standard error SE. If d is
-the true difference, 80 % of such samples show it at the 5 % level, for 2.8 = 1.96 + 0.84 standard normal deviations.
+- sequence: the column is computed for each sequence, without padding. The table shows the mean over the n sequences
+  that have a value. `NAME_sem` has the standard error of this mean: the standard deviation, with n - 1, divided by
+  sqrt(n).
+- position: the value is a mean over the sequences that reach the position, without a standard error.
+- run: there is one value for the whole run. The definition says how it comes from the sequences.
+- sink, token: the value belongs to one row of sinks.parquet or tokens.csv.
+- kind: this is no column, but a value of the column `kind` of sinks.parquet.
+
+Standard errors fall with the square root of the number of sequences: four times as many sequences halve them. A scan
+recommends this if at least a tenth of the heads have a 95 % interval of alpha_0 that contains epsilon (Student's t, n -
+1 degrees of freedom). If an intervention cannot be told from its random control, `arms` and `ablate` say how many
+sequences and draws could show the difference: both numbers are multiplied by (2.8 SE / d)^2, where d is the difference
+and SE its standard error. If the true difference is d, such a sample shows it at the 5 % level with a probability of
+80 %. The number 2.8 is 1.96 + 0.84, the normal quantiles of this level (two-sided) and this probability.
 
 ## Symbols
 
@@ -217,6 +224,7 @@ def columns_page() -> str:
 
 def _table(table: TableSchema) -> str:
     lines = ["", f"## {table.name}", "", f"`{table.file}`: a row is {table.row}.", ""]
+    lines += [_wrapped(_escaped(NOTATION[table.name])), ""] if table.name in NOTATION else []
     lines += ["| column | type, unit, range | meaning |", "|---|---|---|"]
     every = list(table_columns(table))
     names = {column.name for column in every}

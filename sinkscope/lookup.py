@@ -63,7 +63,7 @@ class Lookup(Generic[T]):
         owners = self.owners(name)
         if not owners:
             known = list(self)
-            raise SinkscopeError(f"{self.what} {name!r}: one of {', '.join(known)}{did_you_mean(name, known)}")
+            raise SinkscopeError(f"{self.what} {name!r}: choose one of {', '.join(known)}{did_you_mean(name, known)}")
         if len(owners) > 1:
             raise SinkscopeError(f"{self.what} {name}: declared by {' and by '.join(owners)}; keep one of them")
         if name in self._built_in and name not in self._loaded:

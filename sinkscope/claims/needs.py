@@ -108,7 +108,7 @@ class Losses:
     words: str = "sinkscope arms MODEL --arm keys:first1 --arm value:first1 --draws 2"
 
     def of(self, subject: Subject) -> pd.DataFrame:
-        """One row an arm, by its name: increase and increase_sem, in nats a token."""
+        """One row an arm, by its name: increase and increase_sem, in nats per token."""
         found = subject.arms()
         return found.table.set_index("arm")
 

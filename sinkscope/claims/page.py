@@ -18,6 +18,8 @@ from sinkscope.present.numbers import fixed, significant
 from sinkscope.present.text import markdown_cell, printable, shortened
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sinkscope.claims.subject import Subject
     from sinkscope.runs.run import Run
 
@@ -30,11 +32,18 @@ NARROW = 20
 SHORT = {HOLDS: "holds", IN_PART: "in part", FAILS: "fails", NOT_TESTED: "-"}
 
 
-def render_claims(table: pd.DataFrame, claims: Sequence[Claim]) -> str:
-    """The verdict of each claim with its deciding number: in words for one subject, side by side for several."""
+AFTER = "After /: the contrast. If the claim told nothing about the model, both numbers would be similar."
+ERRORS = "±: standard error. In brackets: 95 % interval."
+
+
+def render_claims(table: pd.DataFrame, claims: Sequence[Claim], folder: Path | None = None) -> str:
+    """The verdict of each claim with its deciding number: in words for one subject, side by side for several.
+
+    `folder`: where the page was written, if it was.
+    """
     subjects = list(dict.fromkeys(table["subject"]))
-    render = _one if len(subjects) == 1 else _several
-    return "\n".join([*render(table, claims, subjects), ""])
+    lines = _one(table, claims, subjects) if len(subjects) == 1 else _several(table, claims, subjects, folder)
+    return "\n".join([*lines, ""])
 
 
 def _one(table: pd.DataFrame, claims: Sequence[Claim], subjects: list[str]) -> list[str]:
@@ -48,10 +57,10 @@ def _one(table: pd.DataFrame, claims: Sequence[Claim], subjects: list[str]) -> l
             judged = _row(table, claim, subjects[0], VERDICT).shown
             lines.append(f"  {claim.name:<{name}}{judged:<{verdict}}{told[0]}".rstrip())
             lines += [" " * (2 + name + verdict) + more for more in told[1:]]
-    return [*lines, "", "after /: the contrast, which would be similar if the claim said nothing"]
+    return [*lines, "", *textwrap.wrap(AFTER, WIDTH), *textwrap.wrap(ERRORS, WIDTH)]
 
 
-def _several(table: pd.DataFrame, claims: Sequence[Claim], subjects: list[str]) -> list[str]:
+def _several(table: pd.DataFrame, claims: Sequence[Claim], subjects: list[str], folder: Path | None) -> list[str]:
     lines = []
     name = max(len(each.name) for each in claims) + 1
     for start in range(0, len(subjects), BESIDE):
@@ -65,7 +74,8 @@ def _several(table: pd.DataFrame, claims: Sequence[Claim], subjects: list[str]) 
                 cells = [_cell(table, claim, subject) for subject in chosen]
                 lines.append((f"{claim.name:<{name}}" + "".join(f"{cell:<{CELL}}" for cell in cells)).rstrip())
         lines.append("")
-    return [*lines, "-: not tested; --out FOLDER writes why, and every number"]
+    told = "--out FOLDER writes" if folder is None else f"{folder} says"
+    return [*lines, f"-: not tested; {told} why, and every number"]
 
 
 def _by_paper(claims: Sequence[Claim]) -> list[tuple[str, list[Claim]]]:

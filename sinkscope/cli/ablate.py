@@ -35,17 +35,22 @@ def ablate(
     score: Annotated[
         list[str] | None,
         typer.Option(
-            help="Column of heads.csv that chooses the heads, and its dormant end: NAME, NAME:low or NAME:high; "
-            "may be repeated. [default: honor]"
+            metavar="NAME[:END]",
+            help="Column of heads.csv that chooses the heads. END, low or high, is the end of its values at which "
+            "heads are dormant; columns that mark dormant heads have one by default. May be repeated. [default: honor]",
         ),
     ] = None,
-    fraction: Annotated[str, typer.Option(help="Shares of all heads to zero.")] = "0.05,0.1,0.2",
-    tokens: Annotated[str | None, typer.Option(help="first: also hide the first token from all later queries.")] = None,
+    fraction: Annotated[
+        str, typer.Option(metavar="F,F,...", help="Shares of all heads that are zeroed.")
+    ] = "0.05,0.1,0.2",
+    tokens: Annotated[
+        str | None, typer.Option(metavar="first", help="Also hide the first token from all later queries.")
+    ] = None,
     *,
     text: TextLoss,
     written: AblationWritten,
 ) -> None:
-    """Zero the heads that a score calls dormant and measure the loss on text the run did not read.
+    """Zero the heads that a score calls dormant, and measure the loss on text that the run did not read.
 
     The control zeroes equally many random heads.
 

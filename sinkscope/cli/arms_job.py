@@ -27,20 +27,21 @@ RunFolder = Annotated[
     Path | None,
     typer.Option(
         "--run",
-        help="Run folder of this model. Some interventions need its scores; the loss is measured on other text.",
+        help="Run folder of this model. Its T is the default, its documents are left out, and some interventions need "
+        "its scores.",
         metavar="RUN",
     ),
 ]
 Data = Annotated[
     str,
-    typer.Option(metavar="SPEC", help="Text on which the loss is measured; documents that the run read are left out."),
+    typer.Option(metavar="SPEC", help="Text on which the loss is measured, without documents that the run read."),
 ]
 SeqLen = Annotated[
     int | None, typer.Option(help="Tokens per sequence. [default: the run's, or 256 if no --run is given]")
 ]
-NumSequences = Annotated[int, typer.Option(help="Sequences; every arm is measured on the same ones.")]
-Draws = Annotated[int, typer.Option(help="Random draws of each control.")]
-Seed = Annotated[int, typer.Option(help="Seed that draws the documents and the random arms.")]
+NumSequences = Annotated[int, typer.Option(help="Number of sequences, the same for every intervention.")]
+Draws = Annotated[int, typer.Option(help="Number of random draws of each control.")]
+Seed = Annotated[int, typer.Option(help="Seed that draws the documents and the random controls.")]
 RESULTS = "Folder of the results."
 
 
@@ -182,7 +183,9 @@ class ArmsJob:
                     timed = True
                     if left >= MINUTE:
                         first = f"the first {done - pace.first} took {pace.told - pace.began:.1f} s"
-                        say(f"{self.command}: about {left / MINUTE:.0f} minutes left: {first}")
+                        minutes = f"{left / MINUTE:.0f}"
+                        unit = "minute" if minutes == "1" else "minutes"
+                        say(f"{self.command}: about {minutes} {unit} left: {first}")
             progress(stage, done, total)
 
         return report
@@ -233,5 +236,5 @@ def numbers(text: str, option: str, least: int = 0, example: str = "0,1,4") -> l
 
     parts = text.split(",")
     if not all(part.isascii() and part.isdigit() and len(part) < 10 and int(part) >= least for part in parts):
-        raise SinkscopeError(f"--{option} {text!r}: whole numbers from {least} on are needed, e.g. {example}")
+        raise SinkscopeError(f"--{option} {text!r}: give whole numbers of at least {least}, such as {example}")
     return sorted({int(part) for part in parts})

@@ -18,7 +18,7 @@ def atlas(
     ),
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the same rows as CSV.")] = None,
 ) -> None:
-    """Write many runs into one table to sort and search, as an HTML page that needs no network.
+    """Show many runs in one table that can be sorted and searched: an HTML page that needs no network.
 
     Published numbers of a model stand beside its own where T, text and first token are the same.
 

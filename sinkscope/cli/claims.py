@@ -30,7 +30,8 @@ RUNS = "runs"
 def claims(
     subject: Annotated[
         list[str] | None,
-        typer.Argument(help="Models (hub id, folder, example:NAME) and run folders.", metavar="MODEL_OR_RUN"),
+        typer.Argument(help="Models (hub id, folder, example:NAME) and run folders, in any "
+            "order.", metavar="MODEL_OR_RUN"),
     ] = None,
     claim: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Test only this claim; may be repeated. [default: all]")
@@ -40,11 +41,12 @@ def claims(
         Path | None,
         typer.Option(
             "--out", "-o", metavar="FOLDER", rich_help_panel=WRITTEN,
-            help="Write the page (Markdown, HTML), its figures and a CSV, and keep the runs, which are read next time.",
+            help="Folder for the page (Markdown, HTML), its figures, a CSV and the runs. The next call reads the runs "
+                "again.",
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace the page of an earlier call.", rich_help_panel=WRITTEN)
+        bool, typer.Option("--force", help="Replace the page that an earlier call wrote.", rich_help_panel=WRITTEN)
     ] = False,
     data: Annotated[
         str | None, typer.Option(metavar="SPEC", help="Text that models read. [default: prose]", rich_help_panel=READ)
@@ -59,9 +61,9 @@ def claims(
     *,
     dry: DryRun,
 ) -> None:  # fmt: skip
-    """Test papers' claims about attention sinks on models: verdict by a written rule, deciding number, contrast.
+    """Test what papers claim about attention sinks: a verdict by a written rule, the deciding number, a contrast.
 
-    A model is scanned, which takes minutes; a saved run is read, and a claim that needs more is not tested.
+    A model is scanned, which takes minutes. A saved run is only read: a claim that needs other numbers is not tested.
 
     Example: sinkscope claims example:trigger-softmax example:trigger-relu --out runs/claims
     """
@@ -74,7 +76,7 @@ def claims(
         return
     names = list(dict.fromkeys(subject or ()))
     if not names:
-        raise SinkscopeError("no model and no run: name one, or give --list")
+        raise SinkscopeError("no model and no run is named: name one, or give --list")
     if out is not None:
         _check_folder(out, force)
     reading = {"data": data, "seq_len": seq_len, "num_sequences": num_sequences}
@@ -87,7 +89,7 @@ def claims(
     table = _put(chosen, subjects, quiet)
     if out is not None:
         _write(out, table, chosen, subjects)
-    sys.stdout.write(render_claims(table, chosen))
+    sys.stdout.write(render_claims(table, chosen, out))
 
 
 def _subjects(names: list[str], reading: dict[str, Any], loading: dict[str, Any], out: Path | None) -> list[Subject]:

@@ -153,8 +153,10 @@ def check_writable(path: Path | None) -> None:
 # `--dry-run` of `scan`, `arms`, `evict`, `quant` and `claims`: the option, and what it prints.
 
 
-HELP = "Say what would be read, and the memory, passes and time; load and write nothing."
-MACHINE = "With --dry-run: whose time is estimated: here (measured), h100 or a100. [default: here]"
+HELP = (
+    "Say what would be read, and how much memory, how many passes and how much time it takes. Load and write nothing."
+)
+MACHINE = "With --dry-run: the machine whose time is estimated, here (measured), h100 or a100. [default: here]"
 
 
 @dataclass(frozen=True)

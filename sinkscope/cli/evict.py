@@ -24,14 +24,17 @@ def evict(
     ] = "64",
     sinks: Annotated[str, typer.Option(metavar="S,S,...", help="How many of the first keys stay visible.")] = "0,1,4",
     layers: Annotated[
-        str, typer.Option(help="Layers whose cache is limited: full (those without a sliding window) or all.")
+        str,
+        typer.Option(
+            metavar="full|all", help="Layers whose cache is limited: full (those without a sliding window) or all."
+        ),
     ] = "full",
     *,
     text: GridLoss,
     written: Written,
     dry: DryRun,
 ) -> None:
-    """Measure what a model loses where its cache keeps only a window and a few first tokens (StreamingLLM).
+    """Measure how much a model's loss rises if its cache keeps only a window and a few first tokens (StreamingLLM).
 
     The control keeps equally many random tokens. Attention masks take the place of a cache, so that one pass measures
     every position.
@@ -39,7 +42,7 @@ def evict(
     Example: sinkscope evict example:gemma-3-270m --window 64,256 --sinks 0,1,4 --seq-len 1024
     """
     if layers not in LAYERS:
-        raise SinkscopeError(f"--layers {layers!r}: one of {', '.join(LAYERS)}")
+        raise SinkscopeError(f"--layers {layers!r}: choose one of {', '.join(LAYERS)}")
     grid = [
         f"window:{size}+{count}{LAYERS[layers]}"
         for size in numbers(window, "window", 1, "64,256")

@@ -32,9 +32,9 @@ def quant(
     written: Written,
     dry: DryRun,
 ) -> None:
-    """Measure what a model loses where its KV cache, or its activations, are rounded to few bits.
+    """Measure how much a model's loss rises if its KV cache, or its activations, are rounded to few bits.
 
-    Some first tokens are not rounded; the control leaves equally many random tokens unrounded.
+    The first tokens may be left unrounded (--kept). The control leaves equally many random tokens unrounded.
 
     Example: sinkscope quant example:gemma-3-270m --bits 3,4 --kept 0,1,4 --acts 8
     """

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def track(
     model: Annotated[
         list[str],
-        typer.Argument(help="Checkpoint folders of one training, or one hub id with --revisions.", metavar="MODEL"),
+        typer.Argument(help="Checkpoint folders of one training run, or one hub id with --revisions.", metavar="MODEL"),
     ],
     revisions: Annotated[
         str | None,
@@ -43,7 +43,7 @@ def track(
             "--out",
             "-o",
             metavar="FOLDER",
-            help="Folder for a run folder per step, trajectory.csv, emergence.csv and the figure.",
+            help="Folder for trajectory.csv, emergence.csv, the figure, and a run folder for each step.",
             rich_help_panel=FIRST,
         ),
     ] = Path("runs/trajectory"),
@@ -54,9 +54,9 @@ def track(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.", rich_help_panel=WRITTEN)] = False,
 ) -> None:
-    """Scan the checkpoints of one training; write how sinks grew, and the step at which each head's appeared.
+    """Scan the checkpoints of one training run; write how sinks grew, and at which step each head's sink appeared.
 
-    Steps that are already scanned are not scanned again, so an interrupted command goes on where it stopped.
+    Steps that are already scanned are not scanned again. So an interrupted command continues where it stopped.
 
     Example: sinkscope track out/checkpoint-* --out runs/training
     """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def watch(
     program: Annotated[
         list[str],
-        typer.Argument(help="SCRIPT.py ARGS, or -m MODULE ARGS, after two dashes.", metavar="-- PROGRAM"),
+        typer.Argument(help="SCRIPT.py ARGS or -m MODULE ARGS, after two dashes.", metavar="-- PROGRAM"),
     ],
     out: Annotated[
         Path,
@@ -29,23 +29,23 @@ def watch(
             "--out",
             "-o",
             metavar="FOLDER",
-            help="Run folder to write; if several models attend, the folder for all their run folders.",
+            help="Run folder to write. If several models are measured, the folder for all their run folders.",
             rich_help_panel=FIRST,
         ),
     ] = Path("runs/watched"),
     every: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Measure each N-th batch of sequences.", rich_help_panel=FIRST)
+        int, typer.Option(min=1, metavar="N", help="Measure every N-th batch of sequences.", rich_help_panel=FIRST)
     ] = 1,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Measure at most N sequences of a model.", rich_help_panel=FIRST),
+        typer.Option(min=1, metavar="N", help="Measure at most N sequences of each model.", rich_help_panel=FIRST),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a finished run.", rich_help_panel=WRITTEN)] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Do not report what was measured.", rich_help_panel=WRITTEN)
     ] = False,
 ) -> None:
-    """Run a Python program; measure every model that it runs, and write a run folder for each.
+    """Run a Python program, measure every model that it runs, and write a run folder for each model.
 
     Output, exit code and errors are the program's own. The program runs in this process, as under coverage.
 
@@ -101,7 +101,7 @@ _STARTERS = (Path(__file__).parent, Path(__file__).parents[1] / "engine" / "watc
 
 
 def _write(everywhere: Everywhere, out: Path, force: bool, quiet: bool) -> None:
-    """Writes a run folder for each model that attended, and says so on stderr."""
+    """Writes a run folder for each model that was measured, and says so on stderr."""
     told = [f"{name} was not watched: {why}" for name, why in everywhere.refused.items()]
     told += [line for each in everywhere.watches for line in each.left_out]
     named = slugs([f"{number}-{each.name}" for number, each in enumerate(everywhere.measured, 1)])
@@ -115,8 +115,9 @@ def _write(everywhere: Everywhere, out: Path, force: bool, quiet: bool) -> None:
             say(f"error: {in_one_line(error)}")
             continue
         if not quiet:
-            say(f"{run.summary.sequences} sequences of {watch.name} measured: sinkscope show {folder}")
+            count = run.summary.sequences
+            say(f"measured {count} sequence{'s' * (count != 1)} of {watch.name}; see: sinkscope show {folder}")
     if not everywhere.measured:
-        told.append("no model attended in this program, in its main thread: nothing was written")
+        told.append("no model computed attention in the main thread of this program: nothing was written")
     for line in [] if quiet else dict.fromkeys(told):
         say(f"warning: {line}")

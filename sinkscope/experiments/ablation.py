@@ -79,7 +79,7 @@ def ablate(
     chosen = list(dict.fromkeys(map(read_score, scores)))
     shares = check_fractions(list(fractions))
     if tokens is not None and tokens not in TOKENS:
-        raise SinkscopeError(f"--tokens {tokens!r}: one of {', '.join(TOKENS)}")
+        raise SinkscopeError(f"--tokens {tokens!r}: choose one of {', '.join(TOKENS)}")
     if not chosen or not shares:
         raise SinkscopeError("nothing to zero: at least one score and one fraction are needed")
     grid = _grid(head_table(loaded, chosen), chosen, shares)

@@ -220,7 +220,7 @@ def too_short(spec: str, seq_len: int, left_out: bool = False) -> SinkscopeError
 
 def _special_tokens(rules: TokenRules, bos: str) -> tuple[list[int], list[int]]:
     if bos not in BOS_MODES:
-        raise SinkscopeError(f"--bos {bos!r}: one of {', '.join(BOS_MODES)}")
+        raise SinkscopeError(f"--bos {bos!r}: choose one of {', '.join(BOS_MODES)}")
     if bos == "never":
         return [], []
     if bos == "auto" or (rules.bos_id is not None and rules.prefix[:1] == [rules.bos_id]):

@@ -31,16 +31,16 @@ Events = Float[Tensor, "event field"]
 
 @head_metric(unit="probability", range="[0, 1]", source="Xiao et al. 2309.17453 (four sink tokens); estimator ours")
 def first4_mass(view: LayerView) -> HeadValues:
-    """Mean over all queries i = 0..T-1 of sum over k < 4 of A[i,k]; in causal heads the rows of the first four queries
-    are trivially 1, so compare it with uniform attention: see first4_boost."""
+    """Mean over all queries i = 0..T-1 of the sum of A[i,k] over the keys k < 4. In causal heads, the first four
+    queries see no other keys. So compare it with uniform attention: see first4_boost."""
     return view.attention.columns[..., :FIRST].sum(-1) / view.queries
 
 
 @head_metric(unit="ratio", range="[0, inf)", source="ours")
 def first4_boost(view: LayerView) -> HeadValues:
-    """first4_mass over its value under uniform attention, which is the mean over all queries i of (number of keys k < 4
-    that i may see) / (number of keys that i may see). Empty where attention is no softmax, and in bidirectional layers
-    with a window."""
+    """first4_mass divided by its value under uniform attention. That value is the mean over all queries i of (number of
+    keys k < 4 that i may see) / (number of keys that i may see). Empty where attention is no softmax, and in
+    bidirectional layers with a window."""
     _need_softmax(view)
     visible = as_widest(view.attention.visible)
     shares = _first_keys_seen(view, visible) / visible.clamp(min=1)
@@ -49,8 +49,9 @@ def first4_boost(view: LayerView) -> HeadValues:
 
 @head_metric(unit="share", range="[0, 1]", source=f"{mass.GU} (alpha_k, threshold); ours")
 def sink_elsewhere(view: LayerView) -> HeadValues:
-    """Share of sequences with a sink beyond the first token: alpha_k > epsilon at a key k >= 1 that enough queries see,
-    n_k >= max(16, n_max/16). Empty where no such key exists, and where attention is no softmax."""
+    """1 in a sequence with a sink beyond the first token, else 0: alpha_k > epsilon at a key k >= 1 that enough queries
+    see, n_k >= max(16, n_max/16). The table shows the mean over sequences. Empty where no key k >= 1 is seen by enough
+    queries, and where attention is no softmax."""
     later = _sinks(view)[..., 1:]
     exists = counted(view.attention.seen_by)[..., 1:].any(-1)
     return torch.where(exists, later.any(-1).to(view.attention.columns.dtype), torch.nan)
@@ -61,8 +62,8 @@ def sink_elsewhere(view: LayerView) -> HeadValues:
     column="attention",
 )  # fmt: skip
 def attention_sinks(view: LayerView) -> Events:
-    """alpha_k > epsilon, in one head and sequence, for a key k that enough queries see, n_k >= max(16, n_max/16); the
-    first token counts too. None where attention is no softmax."""
+    """alpha_k > epsilon in one head and sequence, for a key k that enough queries see, n_k >= max(16, n_max/16). The
+    first token counts too. There is no such row where attention is no softmax."""
     sequence, head, position = _sinks(view).nonzero().T
     state = _state_of_keys(view)
     return _events(sequence, head, position, mass.alpha(view)[sequence, head, position], state)
@@ -73,16 +74,16 @@ def attention_sinks(view: LayerView) -> Events:
     source="Wong et al. 2512.22213 (secondary sinks); the bound on the norm is ours", column="state",
 )  # fmt: skip
 def state_sinks(view: LayerView) -> Events:
-    """|cos(x_k, x_0)| > 0.9 and norm x_k > 5 x the median norm of the sequence's tokens; x is the residual stream that
-    enters the layer. The first token counts too."""
+    """|cos(x_k, x_0)| > 0.9, and norm x_k is more than 5 times the median of norm x_j over the sequence's tokens j. The
+    first token counts too."""
     alike, large = view.x_sums.first_cosines.abs() > STATE_COSINE, norm_ratios(view) > STATE_NORM
     return _tokens(view, alike & large)
 
 
 @quantity("event", "field", unit="token of one layer in one sequence", range="-", source=SUN, column="massive")
 def massive_sinks(view: LayerView) -> Events:
-    """An element of x_k has an abs > 100 and > 1000 x the median abs of the sequence's x; x is the residual stream that
-    enters the layer. The first token counts too."""
+    """x_k has an element whose absolute value is above 100 and above 1000 times the median absolute value of the
+    elements of x in the sequence. The first token counts too."""
     return _tokens(view, view.x_peaks > massive_bound(view)[:, None])
 
 

@@ -21,14 +21,15 @@ HeadValues = Float[Tensor, "batch head"]
 
 @head_metric(unit="cosine", range="[-1, 1]")
 def qk_cos_first(view: LayerView) -> HeadValues:
-    """Mean over i >= 1 of cos(q_i, k_0)."""
+    """Mean over i >= 1 of cos(q_i, k_0). Windows are ignored."""
     first = view.per_query_head(normalize(view.key[:, :, 0], dim=-1))
     return torch.linalg.vecdot(view.query_sums.unit_sum, first) / (view.queries - 1 or torch.nan)
 
 
 @head_metric(unit="cosine", range="[-1, 1]")
 def qk_cos_other(view: LayerView) -> HeadValues:
-    """Mean over pairs 1 <= j <= i of cos(q_i, k_j); bidirectional and cross heads: all pairs i >= 1, j >= 1."""
+    """Mean over pairs 1 <= j <= i of cos(q_i, k_j). In bidirectional and cross heads, mean over all pairs i >= 1, j >=
+    1. Windows are ignored."""
     queries, keys, summed = view.queries - 1, view.keys - 1, view.query_sums.paired
     pairs = queries * (queries + 1) / 2  # query 0 sees none of the keys that count
     if summed is None:
@@ -40,27 +41,27 @@ def qk_cos_other(view: LayerView) -> HeadValues:
 
 @head_metric(unit="norm", range="[0, inf)")
 def q_norm(view: LayerView) -> HeadValues:
-    """Mean over all queries of norm q_i."""
+    """Mean over all queries i of norm q_i."""
     return view.query_sums.norms.mean(-1)
 
 
 @head_metric(unit="norm", range="[0, inf)")
 def k_norm_first(view: LayerView) -> HeadValues:
-    """Norm of k_0; constant within a key/value group."""
+    """norm k_0. Heads of one key/value group have the same value."""
     return view.per_query_head(view.key_norms[..., 0])
 
 
 @head_metric(unit="norm", range="[0, inf)")
 def k_norm_other(view: LayerView) -> HeadValues:
-    """Mean over j >= 1 of norm k_j; constant within a key/value group."""
+    """Mean over j >= 1 of norm k_j. Heads of one key/value group have the same value."""
     return view.per_query_head(view.key_norms[..., 1:].mean(-1))
 
 
 @head_metric(unit="logit", range="(-inf, inf)", source="Guo et al. 2410.13835", dormant="high")
 def logit_gap(view: LayerView) -> HeadValues:
-    """Mean over i >= 1 of (s_i0 - mean_{j<=i} s_ij), s after scaling, soft-cap and bias, before mask and window. In
-    bidirectional and cross heads the inner mean is over all keys. Where the mask adds a finite bias (ALiBi), it is over
-    the keys that i may see."""
+    """Mean over i >= 1 of (s_i0 - mean_{j<=i} s_ij). In bidirectional and cross heads, the inner mean is over all keys
+    j. Where the mask adds a finite bias (ALiBi), it is over the keys that i may see. Otherwise masks and windows are
+    ignored."""
     return view.attention.logit_gap[..., 1:].mean(-1)
 
 

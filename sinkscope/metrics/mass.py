@@ -25,48 +25,48 @@ HeadValues = Float[Tensor, "batch head"]
 
 @head_metric(unit="probability", range="[0, 1]", source="ours", dormant="high", map_place=1)
 def bos_mass(view: LayerView) -> HeadValues:
-    """Mean over queries i = 1..T-1 of A[i,0]; query 0 is left out (its row is trivially 1 in causal heads)."""
+    """Mean over queries i = 1..T-1 of A[i,0]. Query 0 is left out, because in causal heads it sees no other key."""
     return mean_rows(view.attention.first[..., 1:])
 
 
 @head_metric(unit="probability", range="[0, 1]", source=GU, dormant="high", map_place=1)
 def sink_score(view: LayerView) -> HeadValues:
-    """alpha_0: 1/T sum_i A[i,0], query 0 included, also under a window, where a query that may not see key 0 counts as
-    0."""
+    """alpha_0: 1/T sum_i A[i,0], query 0 included. A query that may not see key 0, as under a window, counts as 0."""
     return mean_rows(view.attention.first)
 
 
 @head_metric(unit="share", range="[0, 1]", source=GU, dormant="high", map_place=1)
 def sink_rate(view: LayerView) -> HeadValues:
-    """Mean over sequences of 1[alpha_0 > epsilon]: the indicator per sequence first, then the mean; epsilon is 0.3 by
-    default. Where sequences are so short that uniform attention passes epsilon too, it says nothing about sinks."""
+    """1 in a sequence with alpha_0 > epsilon, else 0. The table shows the mean over sequences: the share of sequences
+    with a sink. Where sequences are so short that uniform attention exceeds epsilon too, it says nothing about
+    sinks."""
     return (sink_score(view) > view.epsilon).float()
 
 
 @head_metric(unit="probability", range="[0, 1]", source=GU, dormant="high")
 def sink_score_t64(view: LayerView) -> HeadValues:
-    """sink_score of the first 64 queries of the same pass (in causal heads equal to a run at T = 64); NaN where
-    T < 64."""
+    """sink_score over the first 64 queries of the same pass. In causal heads it equals sink_score in a run at T = 64.
+    Empty where T < 64."""
     return mean_rows(view.attention.first[..., :EARLY]) if view.queries >= EARLY else _nan(view)
 
 
 @head_metric(unit="share", range="[0, 1]", source=GU, dormant="high")
 def sink_rate_t64(view: LayerView) -> HeadValues:
-    """Mean over sequences of 1[sink_score_t64 > epsilon]: the indicator per sequence first, then the mean; NaN where
-    T < 64."""
+    """1 in a sequence with sink_score_t64 > epsilon, else 0. The table shows the mean over sequences. Empty where T <
+    64."""
     return (sink_score_t64(view) > view.epsilon).float() if view.queries >= EARLY else _nan(view)
 
 
 @head_metric(unit="positions", range="[0, T]", source="ours")
 def sinks_per_sequence(view: LayerView) -> HeadValues:
-    """Mean number of keys k with alpha_k > epsilon, over the keys that enough queries see: n_k >= n_max/4."""
+    """Number of keys k with alpha_k > epsilon. Only keys that enough queries see are counted: n_k >= n_max/4."""
     return ((alpha(view) > view.epsilon) & ranked(view.attention.seen_by)).float().sum(-1)
 
 
 @head_metric(unit="share", range="[0, 1]", source="Kaul et al. 2410.17174", dormant="high", map_place=2)
 def first_argmax(view: LayerView) -> HeadValues:
-    """Share of queries i >= 1 whose largest A[i,j] over keys j is at key 0; a tie counts as key 0, and a query that may
-    not see key 0 counts as another key."""
+    """Share of queries i >= 1 that give key 0 their largest A[i,j]. A tie with another key counts as key 0. A query
+    that may not see key 0 counts as one that prefers another key."""
     return mean_rows(view.attention.first_is_largest[..., 1:].float())
 
 
@@ -74,20 +74,21 @@ def first_argmax(view: LayerView) -> HeadValues:
     unit="nats", range="(-inf, inf)", source=f"{LAMPERT} (margin kappa); estimator ours", dormant="high", map_place=1
 )
 def sink_margin(view: LayerView) -> HeadValues:
-    """Mean over i >= 1 of log(A[i,0] / (1 - A[i,0])), from logits, unclipped; queries that cannot see key 0, or see
-    nothing else and have no learned sink, are left out."""
+    """Mean over i >= 1 of log(A[i,0] / (1 - A[i,0])), computed from the logits and not clipped. Two kinds of queries
+    are left out: those that cannot see key 0, and those that see only key 0 in a head without a learned sink. Empty
+    where attention is no softmax."""
     return view.attention.margin[..., 1:].nanmean(-1)
 
 
 @head_metric(unit="probability", range="[0, 1]", source=LAMPERT, map_place=3)
 def self_mass(view: LayerView) -> HeadValues:
-    """Mean over i >= 1 of A[i,i], the diagonal pattern; empty in cross-attention."""
+    """Mean over i >= 1 of A[i,i], the diagonal pattern. Empty in cross-attention."""
     return mean_rows(_own(view, view.attention.diagonal)[..., 1:])
 
 
 @head_metric(unit="probability", range="[0, 1]", source="ours", map_place=3)
 def previous_mass(view: LayerView) -> HeadValues:
-    """Mean over i >= 1 of A[i,i-1], the previous-token pattern; empty in cross-attention."""
+    """Mean over i >= 1 of A[i,i-1], the previous-token pattern. Empty in cross-attention."""
     return mean_rows(_own(view, view.attention.previous)[..., 1:])
 
 
@@ -95,8 +96,8 @@ def previous_mass(view: LayerView) -> HeadValues:
     unit="nats", range="[0, log T]", source="Sandoval-Segura et al. 2504.03889 (AEQD)", dormant="low", map_place=2
 )
 def entropy(view: LayerView) -> HeadValues:
-    """Mean over all queries i (0 included) of -sum_j A[i,j] log A[i,j]; the sum is over keys, without learned
-    sinks."""
+    """Mean over all queries i, query 0 included, of -sum_j A[i,j] log A[i,j]. A learned sink is no key and not in the
+    sum. Empty where attention is no softmax."""
     return mean_rows(view.attention.entropy)
 
 
@@ -108,8 +109,8 @@ def entropy(view: LayerView) -> HeadValues:
     map_place=2,
 )
 def uniformity(view: LayerView) -> HeadValues:
-    """Mean over i >= 1 of entropy of row i / log(number of keys i may see); queries that see at most one key are left
-    out."""
+    """Mean over i >= 1 of (-sum_j A[i,j] log A[i,j]) / log(number of keys that i may see): 1 where i attends equally to
+    all of them. Queries that see at most one key are left out. Empty where attention is no softmax."""
     visible = view.attention.visible[..., 1:]
     ratio = view.attention.entropy[..., 1:] / visible.to(view.attention.entropy.dtype).log()
     return torch.where(visible > 1, ratio, torch.nan).nanmean(-1)
@@ -117,21 +118,22 @@ def uniformity(view: LayerView) -> HeadValues:
 
 @head_metric(unit="probability", range="[0, 1]", source="ours", dormant="high")
 def learned_sink_mass(view: LayerView) -> HeadValues:
-    """Mean over all queries of 1 - sum_j A[i,j]: the mass that a learned sink logit (gpt-oss) takes; 0 for plain
-    softmax."""
+    """Mean over all queries i of 1 - sum_j A[i,j]: the mass that a learned sink logit takes, as in gpt-oss. It is 0 in
+    a softmax without one. Empty where attention is no softmax."""
     return mean_rows(view.attention.learned_sink)
 
 
 @head_metric(unit="probability", range="[0, 1]", source="ours", dormant="high")
 def tail_mass(view: LayerView) -> HeadValues:
-    """Mean over the last 64 queries of A[i,0]; over i = 1..T-1 where T <= 64."""
+    """Mean over the last 64 queries of A[i,0]. Where T <= 64, mean over i = 1..T-1."""
     return mean_rows(view.attention.first[..., max(1, view.queries - TAIL) :])
 
 
 @head_metric(unit="share", range="[0, 1]", source="ours")
 def first_visible(view: LayerView) -> HeadValues:
-    """Share of queries i >= 1 that may see key 0: no mask or window hides it, and no cache has dropped it. The others
-    count as 0 in bos_mass, so bos_mass / first_visible is the mean of A[i,0] over the queries that may see key 0."""
+    """Share of queries i >= 1 that may see key 0: no mask or window hides it, and no cache has dropped it. In bos_mass
+    the other queries count as 0, so bos_mass / first_visible is the mean of A[i,0] over the queries that may see key
+    0."""
     seen = mean_rows(view.attention.sees_first[..., 1:].float())
     return seen.expand(view.batch, view.heads)
 

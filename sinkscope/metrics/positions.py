@@ -23,13 +23,13 @@ HeadValues = Float[Tensor, "batch head"]
 
 @quantity("sequence", "head", "key", unit="probability", range="[0, 1]", source=mass.GU)
 def alpha(view: LayerView) -> Float[Tensor, "batch head key"]:
-    """alpha_k, k = the position; empty for a key that no query may see."""
+    """alpha_k of the key k at the position. Empty for a key that no query may see."""
     return mass.alpha(view)
 
 
 @quantity("sequence", "head", "early", unit="probability", range="[0, 1]", source=mass.GU, column="alpha_t64")
 def early_alpha(view: LayerView) -> Float[Tensor, "batch head early"]:
-    """alpha_k of the first 64 keys over those of the first 64 queries that may see them; empty where T < 64."""
+    """alpha_k of the key k at the position, k < 64, over the first 64 queries only. Empty where T < 64."""
     columns = need(view.attention.early_columns)
     assert view.attention.early_seen_by is not None
     return mass.received(columns, view.attention.early_seen_by)
@@ -37,13 +37,14 @@ def early_alpha(view: LayerView) -> Float[Tensor, "batch head early"]:
 
 @quantity("sequence", "head", "query", unit="probability", range="[0, 1]", column="bos_mass")
 def first(view: LayerView) -> Float[Tensor, "batch head query"]:
-    """A[i,0], i = the query at the position; empty in cross-attention, whose positions are keys."""
+    """A[i,0] of the query i at the position. Empty in cross-attention, where positions are those of keys."""
     return _by_query(view, view.attention.first)
 
 
 @quantity("sequence", "head", "query", unit="share", range="[0, 1]", source=mass.GU, column="bos_share")
 def first_share(view: LayerView) -> Float[Tensor, "batch head query"]:
-    """|A[i,0]| / sum_j |A[i,j]|, i = the query at the position; 0 where the row is 0, empty in cross-attention."""
+    """|A[i,0]| / sum_j |A[i,j]| of the query i at the position; 0 where the whole row is 0. Empty in
+    cross-attention."""
     return _by_query(view, view.attention.first_share)
 
 
@@ -55,19 +56,19 @@ def _by_query(view: LayerView, rows: Tensor) -> Tensor:
 
 @quantity("sequence", "head", "length", unit="probability", range="[0, 1]", column="bos_mass")
 def curve_bos_mass(view: LayerView, length: int) -> HeadValues:
-    """bos_mass of the first `length` queries."""
+    """bos_mass over the first `length` queries."""
     return mass.mean_rows(view.attention.first[..., 1:length])
 
 
 @quantity("sequence", "head", "length", unit="probability", range="[0, 1]", source=mass.GU, column="sink_score")
 def curve_sink_score(view: LayerView, length: int) -> HeadValues:
-    """sink_score of the first `length` queries."""
+    """sink_score over the first `length` queries."""
     return mass.mean_rows(view.attention.first[..., :length])
 
 
 @quantity("sequence", "head", "length", unit="share", range="[0, 1]", source=mass.GU, column="sink_rate")
 def curve_sink_rate(view: LayerView, length: int) -> HeadValues:
-    """sink_rate of the first `length` queries: the indicator per sequence first, then the mean over sequences."""
+    """sink_rate over the first `length` queries."""
     return (as_widest(curve_sink_score(view, length)) > view.epsilon).float()
 
 

@@ -36,7 +36,7 @@ Table = str
 ALWAYS: tuple[Table, ...] = ("heads", "layers")
 """The tables that every scan has."""
 
-LN = "divided by its mean over the heads of the same layer, in the same sequence"
+LN = "divided by its mean over the heads of the same layer, in the same sequence."
 
 DECLARED = "sinkscope_metrics"
 """The attribute of a decorated function that holds its declarations."""
@@ -165,7 +165,7 @@ def head_metric(
         metric = replace(_describe(compute, "heads", unit, range, source), dormant=dormant)
         name, text = f"{metric.name}_ln", f"{metric.name} {LN}"
         ln = Metric(
-            name, "heads", "ratio", "[0, heads]", text, source, over_layer(compute),
+            name, "heads", "ratio", "[0, H]", text, source, over_layer(compute),
             dormant=dormant, map_place=map_place,
         )  # fmt: skip
         return _declare(compute, metric, ln) if normalised else _declare(compute, replace(metric, map_place=map_place))

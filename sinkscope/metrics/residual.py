@@ -94,39 +94,38 @@ LayerValues = Float[Tensor, " batch"]
 
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG1)
 def cos_first_residual(view: LayerView) -> LayerValues:
-    """Mean over j >= 1 of cos(x_0, x_j): alignment of the sink embedding with all other tokens, in the residual
-    stream."""
+    """Mean over j >= 1 of cos(x_0, x_j): alignment of the first token with all other tokens in the residual stream."""
     return view.x_sums.first_cosines[:, 1:].mean(-1)
 
 
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG1)
 def cos_first_input(view: LayerView) -> LayerValues:
-    """Mean over j >= 1 of cos(z_0, z_j): alignment of the sink embedding with all other tokens, as the q/k/v
-    projections read them."""
+    """Mean over j >= 1 of cos(z_0, z_j): alignment of the first token with all other tokens in the input of the q/k/v
+    projections."""
     return view.z_sums.first_cosines[:, 1:].mean(-1)
 
 
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG246)
 def avg_cos_residual(view: LayerView) -> LayerValues:
-    """Mean over unordered pairs i != j, both >= 1, of cos(x_i, x_j)."""
+    """Mean of cos(x_i, x_j) over all pairs of different tokens i, j >= 1. Empty where T < 3."""
     return view.x_sums.pair_cosine
 
 
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG246)
 def avg_cos_input(view: LayerView) -> LayerValues:
-    """Mean over unordered pairs i != j, both >= 1, of cos(z_i, z_j)."""
+    """Mean of cos(z_i, z_j) over all pairs of different tokens i, j >= 1. Empty where T < 3."""
     return view.z_sums.pair_cosine
 
 
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG246)
 def avg_cos_output(view: LayerView) -> LayerValues:
-    """Mean over unordered pairs i != j, both >= 1, of cos(e_i, e_j)."""
+    """Mean of cos(e_i, e_j) over all pairs of different tokens i, j >= 1. Empty where T < 3."""
     return token_sums(need(view.residual_out)).pair_cosine
 
 
 @layer_metric(unit="norm", range="[0, inf)", source=GU)
 def norm_first(view: LayerView) -> LayerValues:
-    """Norm of x_0."""
+    """norm x_0."""
     return view.x_norms[:, 0]
 
 
@@ -138,44 +137,47 @@ def norm_other(view: LayerView) -> LayerValues:
 
 @layer_metric(unit="ratio", range="[0, inf)", source=GU)
 def norm_ratio(view: LayerView) -> LayerValues:
-    """Norm x_0 / mean over j >= 1 of norm x_j, in the same sequence."""
+    """norm x_0 / (mean over j >= 1 of norm x_j), in the same sequence."""
     return norm_first(view) / norm_other(view)
 
 
 @layer_metric(unit="activation", range="[0, inf)", source="Bondarenko et al. 2306.12929")
 def inf_norm(view: LayerView) -> LayerValues:
-    """Mean over sequences of max abs of x."""
+    """Largest absolute value of the elements of x in the sequence."""
     return view.x_peaks.amax(-1)
 
 
 @layer_metric(unit="ratio", range="[1, inf)", source=SUN)
 def max_over_token_median(view: LayerView) -> LayerValues:
-    """Largest abs of x, divided by the median abs of the elements of the token that holds it; per sequence, then the
-    mean."""
+    """Largest absolute value of the elements of x in the sequence, divided by the median absolute value of the elements
+    of the same token."""
     return inf_norm(view) / median_abs(loudest_token(view))
 
 
 @layer_metric(unit="ratio", range="[1, inf)", source=SUN)
 def max_over_layer_median(view: LayerView) -> LayerValues:
-    """Largest abs of x, divided by the median abs of all elements of the sequence's x; per sequence, then the mean."""
+    """Largest absolute value of the elements of x in the sequence, divided by the median absolute value of all these
+    elements."""
     return inf_norm(view) / layer_median(view)
 
 
 @layer_metric(unit="tokens", range="[0, T]", source=SUN)
 def massive_tokens(view: LayerView) -> LayerValues:
-    """Tokens per sequence with an element whose abs is > 100 and > 1000 x the median abs of the sequence's x."""
+    """Number of tokens with an element whose absolute value is above 100 and above 1000 times the median absolute value
+    of the elements of x in the sequence."""
     return (view.x_peaks > massive_bound(view)[:, None]).float().sum(-1)
 
 
 @layer_metric(unit="kurtosis", range="[-2, inf)", source="Kaul et al. 2410.17174")
 def kurtosis_first(view: LayerView) -> LayerValues:
-    """Fisher (excess) kurtosis of the elements of x_0; population moments, 0 for a normal distribution."""
+    """Excess kurtosis (Fisher) of the elements of x_0, from population moments. It is 0 for a normal distribution.
+    Empty where all elements are equal."""
     return view.x_sums.kurtosis[:, 0]
 
 
 @layer_metric(unit="kurtosis", range="[-2, inf)", source="Kaul et al. 2410.17174")
 def kurtosis_other(view: LayerView) -> LayerValues:
-    """Mean over j >= 1 of the Fisher (excess) kurtosis of the elements of x_j; population moments."""
+    """Mean over j >= 1 of the excess kurtosis of the elements of x_j, as in kurtosis_first."""
     return view.x_sums.kurtosis[:, 1:].mean(-1)
 
 
@@ -189,27 +191,30 @@ def begin_matrix_entropy(view: LayerView) -> SpectrumEntropy:
     sampled=True, begin=begin_matrix_entropy,
 )  # fmt: skip
 def matrix_entropy(view: LayerView) -> LayerValues:
-    """Entropy of the squared singular values of x (all tokens, not centred) divided by their sum. Measured on the first
-    n sequences only (option --spectra), empty in the others. By default n is the largest with n min(T, D)^3 <= 2^26,
-    where T is the longest sequence, and at least 2."""
+    """Entropy of the squared singular values of the matrix with the rows x_i of all tokens, each divided by their sum.
+    The rows are not centred. It is measured on the first n sequences of each domain only and is empty in the others.
+    --spectra sets n. By default n is the largest number with n min(T, D)^3 <= 2^26, where T is that of the longest
+    sequence, but at least 2."""
     return spectrum_entropy(view.x)
 
 
 @layer_metric(unit="position", range="[0, T)", source=SUN, shown=False)
 def max_abs_token(view: LayerView) -> Int[Tensor, " batch"]:
-    """Position of the token that holds the sequence's largest abs of x; the lowest position in a tie."""
+    """Position of the token with the largest absolute value of an element of x in the sequence; in a tie the lowest
+    position."""
     return view.x_peaks.argmax(-1)
 
 
 @layer_metric(unit="channel", range="[0, D)", source=SUN, shown=False)
 def max_abs_dim(view: LayerView) -> Int[Tensor, " batch"]:
-    """Channel of the sequence's largest abs of x; the lowest channel in a tie."""
+    """Channel with the largest absolute value of an element of x in the sequence; in a tie the lowest position, and
+    there the lowest channel."""
     return loudest_token(view).abs().argmax(-1)
 
 
 @layer_metric(unit="norm", range="[0, inf)", source=GU, shown=False)
 def norm_first_output(view: LayerView) -> LayerValues:
-    """Norm of e_0, the first token leaving the block; the summary reports where this norm rises and falls."""
+    """norm e_0, of the first token as it leaves the block. The summary reports where this norm rises and falls."""
     return torch.linalg.vector_norm(need(view.residual_out)[:, 0], dim=-1)
 
 

@@ -70,7 +70,7 @@ def paper_table(runs: list[Run], level: str | None = None, metrics: list[str] | 
     """
     level = level or ("layer" if len(runs) == 1 else "model")
     if level not in LEVELS:
-        raise SinkscopeError(f"--level {level!r}: one of {', '.join(LEVELS)}{did_you_mean(level, LEVELS)}")
+        raise SinkscopeError(f"--level {level!r}: choose one of {', '.join(LEVELS)}{did_you_mean(level, LEVELS)}")
     names = metrics or [name for name in DEFAULTS[level] if all(_has(run, level, name) for run in runs)]
     for name in names:
         if not all(_has(run, level, name) for run in runs):

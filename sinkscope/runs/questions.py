@@ -175,7 +175,9 @@ def questions_asked(names: str | Sequence[str]) -> tuple[str, ...]:
     unknown = sorted(map(str, given - {*known, ALL}))
     if unknown:
         listed = [*known, ALL]
-        raise SinkscopeError(f"--measure {unknown[0]!r}: one of {', '.join(listed)}{did_you_mean(unknown[0], listed)}")
+        raise SinkscopeError(
+            f"--measure {unknown[0]!r}: choose one of {', '.join(listed)}{did_you_mean(unknown[0], listed)}"
+        )
     return tuple(name for name in known if name in given or ALL in given)
 
 

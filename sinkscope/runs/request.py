@@ -200,7 +200,7 @@ def _wrong_data(request: Request) -> str | None:
         return "--prompt is the text that goes with --images or --audio: give one of them"
     for mode in request.bos:
         if mode not in BOS_MODES:
-            return f"--bos {mode!r}: one of {', '.join(BOS_MODES)}{did_you_mean(mode, BOS_MODES)}"
+            return f"--bos {mode!r}: choose one of {', '.join(BOS_MODES)}{did_you_mean(mode, BOS_MODES)}"
     if not request.bos or len(set(request.bos)) < len(request.bos):
         return "--bos names a mode twice, or none"
     if request.data is not None and len(set(request.data)) < len(request.data):

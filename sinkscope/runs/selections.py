@@ -33,7 +33,7 @@ def selected_heads(run: Run, selection: str) -> Selection:
     """
     if selection not in SELECTIONS:
         raise SinkscopeError(
-            f"--heads {selection!r}: one of {', '.join(SELECTIONS)}{did_you_mean(selection, SELECTIONS)}"
+            f"--heads {selection!r}: choose one of {', '.join(SELECTIONS)}{did_you_mean(selection, SELECTIONS)}"
         )
     heads = run.heads
     chosen = (
@@ -89,7 +89,7 @@ def selected_tokens(run: Run, selection: str) -> dict[str, dict[str, Any]]:
     run of an older sinkscope.
     """
     if selection not in KINDS:
-        raise SinkscopeError(f"--tokens {selection!r}: one of {', '.join(KINDS)}")
+        raise SinkscopeError(f"--tokens {selection!r}: choose one of {', '.join(KINDS)}")
     chosen = _rows(run, KINDS[selection])
     found = {}
     for stream in run.heads["stream"].unique():

@@ -103,22 +103,22 @@ class HeadRun:
 
 @run_column("heads", unit="position", range="[0, T)", source="ours")
 def peak_position(run: HeadRun) -> np.ndarray:
-    """argmax_k of the mean of alpha_k over the sequences that reach k, over the keys k with n_k >= n_max/4 in some
-    sequence; the lowest k in a tie."""
+    """The key k with the largest mean of alpha_k; in a tie the lowest k. The mean is over the sequences that reach k.
+    Only keys with n_k >= n_max/4 in some sequence are considered."""
     return run.peaks()[0]
 
 
 @run_column("heads", unit="probability", range="[0, 1]", source="ours")
 def peak_score(run: HeadRun) -> np.ndarray:
-    """max_k of the mean of alpha_k over the sequences that reach k, over the same keys as peak_position."""
+    """The largest mean of alpha_k, at k = peak_position. The mean is over the sequences that reach k."""
     return run.peaks()[1].astype(float)
 
 
 @run_column("heads", unit="name", range="sink, diagonal, previous, uniform, mixed", source="ours", map_place=3)
 def pattern(run: HeadRun) -> np.ndarray:
-    """The first of these that holds for the head's means: sink if bos_mass >= 0.5, diagonal if self_mass >= 0.5,
-    previous if previous_mass >= 0.5, uniform if uniformity >= 0.9; otherwise mixed. Empty where one of these means is
-    missing, as in cross-attention."""
+    """The first of these names whose condition holds for the head's means: sink if bos_mass >= 0.5, diagonal if
+    self_mass >= 0.5, previous if previous_mass >= 0.5, uniform if uniformity >= 0.9. If none holds: mixed. Empty where
+    one of these means is missing, as in cross-attention."""
     bounds = dict.fromkeys(("bos_mass", "self_mass", "previous_mass"), PATTERN_MASS) | {"uniformity": PATTERN_UNIFORM}
     means = {name: run.means[name] for name in bounds}
     with np.errstate(invalid="ignore"):
@@ -136,8 +136,8 @@ def pattern(run: HeadRun) -> np.ndarray:
     map_place=3,
 )
 def dormant(run: HeadRun) -> pd.arrays.BooleanArray:
-    """Whether the dormant rule (honor < 0.4 by default) holds for the head's mean of the rule's column; empty where
-    that mean is missing."""
+    """Whether the dormant rule holds for the head, honor < 0.4 by default. The rule reads the head's mean over
+    sequences. Empty where that mean is missing."""
     rule = parse_rule(run.request.dormant_rule)
     if rule.column not in run.means:  # a metric of others that failed
         return pd.arrays.BooleanArray(np.zeros(len(run.values.alpha), bool), np.ones(len(run.values.alpha), bool))
@@ -166,27 +166,28 @@ class LayerRun:
 
 @run_column("layers", unit="cosine", range="[-1, 1]", source="ours")
 def first_constancy(run: LayerRun) -> float:
-    """Mean cosine of x_0 over pairs of different sequences: 1 if x_0 has the same direction whatever the text; empty
-    for a single sequence."""
+    """Mean of the cosine between the x_0 of two sequences, over all pairs of different sequences: 1 if x_0 has the same
+    direction whatever the text. Empty for a single sequence."""
     units = run.values.first_unit
     return float("nan") if units is None else pairwise_cosine(units)
 
 
 @run_column("layers", unit="activation", range="[0, inf)", source="Sun et al. 2402.17762")
 def max_abs(run: LayerRun) -> float:
-    """Largest absolute value of an element of x, over all sequences of the run."""
+    """Largest absolute value of the elements of x, over all sequences."""
     return run.at_max("inf_norm")
 
 
 @run_column("layers", unit="position", range="[0, T)", source="Sun et al. 2402.17762")
 def max_abs_token(run: LayerRun) -> float:
-    """Position of the token that has max_abs; in a tie that of the first sequence, there the lowest."""
+    """Position of the element that has max_abs. In a tie, the first of the sequences counts, and in it the lowest
+    position."""
     return run.at_max("max_abs_token")
 
 
 @run_column("layers", unit="channel", range="[0, D)", source="Sun et al. 2402.17762")
 def max_abs_dim(run: LayerRun) -> float:
-    """Channel that has max_abs, of the element at max_abs_token; in a tie the lowest."""
+    """Channel of the element that has max_abs, at the position max_abs_token; in a tie the lowest channel."""
     return run.at_max("max_abs_dim")
 
 
@@ -198,6 +199,7 @@ def sink_heads(run: LayerRun) -> int:
 
 @run_column("layers", unit="heads", range="[0, H]", source="ours (rule)")
 def dormant_heads(run: LayerRun) -> int | None:
-    """Number of the layer's heads for which the dormant rule holds; empty where its column is missing in every head."""
+    """Number of the layer's heads for which the dormant rule holds. Empty where the rule's column is missing in every
+    head."""
     dormant = run.heads["dormant"]
     return None if dormant.isna().all() else int(dormant.fillna(False).sum())

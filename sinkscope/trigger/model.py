@@ -68,7 +68,7 @@ def form_of(attention: str) -> AttentionForm:
     if attention not in SCORES:
         known = list(dict.fromkeys([*KINDS, *SCORES]))
         raise SinkscopeError(
-            f"unknown attention {attention!r}: one of {', '.join(known)}{did_you_mean(attention, known)}"
+            f"unknown attention {attention!r}: choose one of {', '.join(known)}{did_you_mean(attention, known)}"
         )
     score_of(attention)  # raises where its package does not load
     return AttentionForm(score=attention)

@@ -176,7 +176,9 @@ def plans(groups: Sequence[str] = tuple(GROUPS), seeds: int = SEEDS, steps: int 
     """
     for name in groups:
         if name not in GROUPS:
-            raise SinkscopeError(f"unknown group {name!r}: one of {', '.join(GROUPS)}{did_you_mean(name, GROUPS)}")
+            raise SinkscopeError(
+                f"unknown group {name!r}: choose one of {', '.join(GROUPS)}{did_you_mean(name, GROUPS)}"
+            )
     if seeds < 1:
         raise SinkscopeError(f"seeds {seeds}: at least 1 is needed")
     check_not_too_large("seeds", seeds)

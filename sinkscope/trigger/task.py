@@ -60,13 +60,17 @@ ZERO = Default()
 def check_default(kind: str) -> None:
     """Raises SinkscopeError for a kind that does not exist."""
     if kind not in DEFAULTS:
-        raise SinkscopeError(f"unknown default {kind!r}: one of {', '.join(DEFAULTS)}{did_you_mean(kind, DEFAULTS)}")
+        raise SinkscopeError(
+            f"unknown default {kind!r}: choose one of {', '.join(DEFAULTS)}{did_you_mean(kind, DEFAULTS)}"
+        )
 
 
 def check_target(kind: str) -> None:
     """Raises SinkscopeError for a target that does not exist."""
     if kind not in TARGETS:
-        raise SinkscopeError(f"unknown target {kind!r}: one of {', '.join(TARGETS)}{did_you_mean(kind, TARGETS)}")
+        raise SinkscopeError(
+            f"unknown target {kind!r}: choose one of {', '.join(TARGETS)}{did_you_mean(kind, TARGETS)}"
+        )
 
 
 def draw_default(kind: str, dim: int, seed: int) -> Default:

@@ -101,7 +101,7 @@ class Recipe:
 
     def _check_numbers(self) -> None:
         if self.optimizer not in OPTIMIZERS:
-            known = f"one of {', '.join(OPTIMIZERS)}{did_you_mean(self.optimizer, OPTIMIZERS)}"
+            known = f"choose one of {', '.join(OPTIMIZERS)}{did_you_mean(self.optimizer, OPTIMIZERS)}"
             raise SinkscopeError(f"unknown optimizer {self.optimizer!r}: {known}")
         if self.optimizer == "muon" and self.attention == "learned-sink":
             raise SinkscopeError("optimizer muon trains matrices, and a learned sink is none: give another optimizer")

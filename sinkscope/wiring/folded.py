@@ -291,8 +291,8 @@ class FoldedHeads:
 
     @cached_property
     def path_slopes(self) -> Float[Tensor, "end head"]:
-        """D'(0) / D(0) and D'(1) / D(0) of D(lam), the spread of x_i + W_O^h y_i around its mean, with y = (1 - lam)
-        identity + lam uniform; NaN where D(0) is 0."""
+        """V'(0) / V(0) and V'(1) / V(0) of V(lam), the spread of x_i + W_O^h y_i around its mean, with y = (1 - lam)
+        identity + lam uniform; NaN where V(0) is 0."""
         added = self.added
         start = self.tokens_spread + 2 * added.around.mean(-1) + added.out_spread
         slopes = 2 * torch.stack([added.towards, added.towards + added.moved]) / start

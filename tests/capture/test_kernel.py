@@ -76,7 +76,7 @@ def test_unsupported_calls_are_walked_over() -> None:
         assert attention.kernel_of(call) == attention.TORCH
         assert torch.equal(attention.read(call)[0], attend_in_blocks(call)[0])
     assert attention.kernel_of(replace(CAUSAL, query=CAUSAL.query.clone().requires_grad_())) == attention.TORCH
-    with pytest.raises(SinkscopeError, match="the attention score 'max': one of relu, sigmoid"):
+    with pytest.raises(SinkscopeError, match="the attention score 'max': choose one of relu, sigmoid"):
         attention.read(replace(CAUSAL, score="max"))
 
 

@@ -109,7 +109,7 @@ def test_every_score_that_ships_has_a_second_implementation() -> None:
 
 
 def test_unknown_score_is_refused() -> None:
-    with pytest.raises(SinkscopeError, match="the attention score 'max': one of relu, sigmoid"):
+    with pytest.raises(SinkscopeError, match="the attention score 'max': choose one of relu, sigmoid"):
         attend(make_call(SIZES[0], "causal", "max")[0])
 
 

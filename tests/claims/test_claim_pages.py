@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -48,7 +49,9 @@ Lampert et al. 2605.08453
 Gu et al. 2410.10781
   first-token  not tested      no head has a sink
 
-after /: the contrast, which would be similar if the claim said nothing
+After /: the contrast. If the claim told nothing about the model, both numbers
+would be similar.
+±: standard error. In brackets: 95 % interval.
 """
     )
 
@@ -59,6 +62,13 @@ def test_several_subjects_side_by_side() -> None:
     assert "A: model-0\nB: model-1\nC: model-2\nD: model-3\n" in shown
     assert "hard-switch in part 0.25 in part 0.25 in part 0.25 in part 0.25\n" in shown
     assert "E: model-4\n" in shown
+    assert shown.endswith("\n-: not tested; --out FOLDER writes why, and every number\n")
+
+
+def test_the_screen_names_the_folder_that_was_written() -> None:
+    found = table(rows("m"), rows("n", verdict="not tested"))
+    shown = render_claims(found, chosen_claims(["hard-switch"]), Path("runs/claims"))
+    assert shown.endswith("\n-: not tested; runs/claims says why, and every number\n")
 
 
 def test_no_line_is_wider_than_the_screen() -> None:

@@ -170,13 +170,13 @@ def test_metrics_lists_what_depends_on_position_and_length(default_run: Outcome)
     text = invoke("metrics", "alpha", "bos_mass").stdout
     assert "positions.parquet: one row per (stream, layer, head, position)" in text
     assert "alpha (position): probability" in text
-    assert "bos_mass of the first `length` queries" in text
+    assert "bos_mass over the first `length` queries" in text
 
 
 def test_metrics_says_what_the_smoothing_table_s_z_is() -> None:
     text = " ".join(invoke("metrics", "tr_bw").stdout.split())
-    assert "z_i the normalised token without the norm's gain" in text
-    assert "Only tokens i, j >= 1 count" in text
+    assert "In this table, z_i is the normalised token without the norm's gain" in text
+    assert "Only the n = T - 1 tokens i, j >= 1 count" in text
     formulas = {column["name"]: column["formula"] for column in json.loads(invoke("metrics", "--json").stdout)}
     assert "without the norm's gain" in formulas["tr_bw"]
     assert "both >= 1" in formulas["avgcos_identity"]

@@ -106,7 +106,7 @@ def test_a_module_runs_too_and_a_program_without_attention_is_told(tmp_path: Pat
     done = watched("--out", tmp_path / "run", "--", "-m", "json.tool", "--help")
     assert done.stdout.startswith("usage: ")
     assert done.returncode == 0
-    assert "no model attended in this program" in done.stderr
+    assert "no model computed attention in the main thread" in done.stderr
     assert not (tmp_path / "run").exists()
 
 

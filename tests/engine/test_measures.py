@@ -187,7 +187,7 @@ def test_the_older_spelling_means_the_same(tiny_folder: Path, scan_cli: Scan) ->
 
 
 def test_an_unknown_measurement_is_refused_before_anything_is_loaded(refused: Refused, tiny_folder: Path) -> None:
-    assert refused(tiny_folder, "--measure", "nonesuch").startswith("--measure 'nonesuch': one of smoothing")
+    assert refused(tiny_folder, "--measure", "nonesuch").startswith("--measure 'nonesuch': choose one of smoothing")
 
 
 def test_spread_heads_are_refused_where_a_measurement_reads_weights() -> None:

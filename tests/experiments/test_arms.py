@@ -630,11 +630,11 @@ def test_the_knee_is_the_least_number_within_an_error_of_the_best() -> None:
     assert table["knee"].fillna(False).to_dict() == {name: name == "w+2" for name in table.index}
     assert table["knee"].isna().sum() == 2
     assert in_words(whole, {}) == [
-        "w: keeping 2 tokens costs +0.5340, within one standard error of the least (+0.5000, with 4), and is the "
-        "smallest number that does."
+        "w: with 2 tokens kept the loss is within one standard error of the lowest (+0.5340; +0.5000 with 4). With "
+        "fewer it is not."
     ]
     best, _ = table_of([rows[0], rows[1], rows[4]], {})  # 0 and 4 kept
-    assert in_words(best, {}) == ["w: keeping 4 tokens costs least (loss +0.5000)."]
+    assert in_words(best, {}) == ["w: the loss is lowest with 4 tokens kept (+0.5000)."]
 
 
 def test_p_is_what_the_words_say() -> None:
@@ -691,9 +691,10 @@ def test_short_forms() -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("head:3.1", "no such kind of arm; one of "), ("", "no such kind of arm"), ("heads:3", "names no heads"),
+        ("head:3.1", "no such kind of arm; choose one of "), ("", "no such kind of arm"), ("heads:3", "names no heads"),
         ("heads:honor:0%", "names no heads"), ("heads:honor:500%", "names no heads"),
-        ("heads:qk_cos_first:5%", "which end is dormant"), ("keys:last4", "names no positions; write keys:POSITIONS"),
+        ("heads:qk_cos_first:5%", "are heads dormant where it is low"),
+        ("keys:last4", "names no positions; write keys:POSITIONS"),
         ("keys:first0", "from 1 to"), ("window:0+4", "the window '0' is no whole number from 1"),
         ("window:256", "is no window"), ("window:256+4/half", "names no heads; write window:W+S"),
         ("window:256+4/random0", "the number of KV heads"), ("kv:4+", "names no positions"),
@@ -965,7 +966,7 @@ def test_an_arm_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\n\npackaged:REST: of another package\n\n" in told()
     with pytest.raises(sinkscope.SinkscopeError, match="--arm 'packaged:': no factor; write packaged:REST"):
         read_arm("packaged:")
-    with pytest.raises(sinkscope.SinkscopeError, match=r"no such kind of arm; one of heads, .*, map, packaged$"):
+    with pytest.raises(sinkscope.SinkscopeError, match=r"no such kind of arm; choose one of heads, .*, map, packaged$"):
         read_arm("packed:2")
 
 
@@ -1148,7 +1149,7 @@ def cli(tmp_path: Path, tiny_folder: Path) -> Callable[..., Result]:
         pytest.param(
             "quant",
             ["--bits", "3", "--kept", "0,1", "--acts", "8"],
-            ["kv:3", "acts:8/token+sinks", "saves"],
+            ["kv:3", "acts:8/token+sinks", "loss minus that with"],
             marks=pytest.mark.slow,
         ),
     ],
@@ -1164,6 +1165,7 @@ def test_a_command_writes_its_folder(
     files = {"arms.csv", "arm_sequences.csv", "arms.json", "arms.png", "arms.svg"}
     assert {path.name for path in folder.iterdir()} == files
     assert all(part in done.stdout for part in shown), done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80, "long names stand above their numbers"
     for name in sorted(ARMS_TABLES.keys() - {"arm_cosines"}):
         table = pd.read_csv(folder / f"{name}.csv")
         assert list(table.columns) == [column.name for column in table_columns(ARMS_TABLES[name])]
@@ -1210,11 +1212,11 @@ def test_force_replaces_the_ablation_of_the_model_s_own_folder(
         ("arms", ["--arm", "nonesuch"], "no such kind of arm"),
         ("arms", ["--arm", "massive:zero"], "give --run"),
         ("arms", ["--arm", "keys:first99"], "only 24 such positions"),
-        ("evict", ["--window", "x"], "whole numbers from 1 on"),
-        ("evict", ["--window", "0"], "whole numbers from 1 on are needed, e.g. 64,256"),
+        ("evict", ["--window", "x"], "give whole numbers of at least 1"),
+        ("evict", ["--window", "0"], "give whole numbers of at least 1, such as 64,256"),
         ("evict", ["--layers", "some"], "one of full, all"),
         ("quant", ["--bits", "32"], "from 1 to 16"),
-        ("quant", ["--draws", "1"], "at least 2 random choices"),
+        ("quant", ["--draws", "1"], "needs at least 2 draws"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -1232,7 +1234,7 @@ def test_numbers_that_fit_no_measurement_are_refused_before_torch_is_asked(
     cli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sinkscope.engine.launch.start_processes", lambda *_: pytest.fail("torch was loaded"))
-    assert "at least 2 random choices" in cli("quant", "--draws", "1").stderr
+    assert "needs at least 2 draws" in cli("quant", "--draws", "1").stderr
 
 
 def test_arms_without_an_arm_are_refused(cli: Callable[..., Result]) -> None:
@@ -1261,7 +1263,7 @@ def test_the_time_that_passes_take_is_told_after_the_first(
     done = cli("arms", "keys:first1")
     assert done.exit_code == 0, done.stderr
     (told,) = [line for line in done.stderr.splitlines() if " left: " in line]
-    assert re.fullmatch(r"sinkscope: arms: about \d+ minutes left: the first \d+ took \d+\.0 s", told), told
+    assert re.fullmatch(r"sinkscope: arms: about (1 minute|\d+ minutes) left: the first \d+ took \d+\.0 s", told), told
 
 
 def test_a_model_that_does_not_predict_the_next_token(cli: Callable[..., Result]) -> None:

@@ -39,7 +39,7 @@ def test_bos_always_needs_a_bos_token(spec: str, without_bos: Any) -> None:
 
 
 def test_a_mode_of_bos_that_there_is_not(tokenizer: Any) -> None:
-    with pytest.raises(SinkscopeError, match="--bos 'sometimes': one of auto, always, never"):
+    with pytest.raises(SinkscopeError, match="--bos 'sometimes': choose one of auto, always, never"):
         read("prose", tokenizer, bos="sometimes")
 
 

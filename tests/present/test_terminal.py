@@ -173,7 +173,8 @@ def test_metric_list_tells_every_column() -> None:
     columns: list[dict[str, Any]] = metric_list([])
     text = render_metrics(columns)
     for column in columns:
-        assert column["formula"]
+        assert column["formula"].endswith("."), "a sentence"
+        assert "NaN" not in column["formula"], "tables have empty cells"
         assert column["source"]
         assert column["unit"]
         assert column["range"]
@@ -222,6 +223,8 @@ def test_the_letters_of_a_formula_are_explained() -> None:
     text = render_metrics(metric_list(["honor"]))
     assert "w_i: what the output projection reads of the head" in text
     assert "s_ij" not in text
+    assert "H: number of query heads of the layer" in text, "the range has it"
+    assert "D: width of the residual stream" in render_metrics(metric_list(["max_abs_dim"]))
     every = render_metrics(metric_list([])).partition("\nSymbols\n")[2]
     assert [symbol for symbol in SYMBOLS if f"\n  {symbol}: " not in every] == []
 
@@ -247,8 +250,8 @@ def test_errors_that_leave_sinks_open_are_named_with_the_sample_that_halves_them
     run.heads.loc[:1, "sink_score_sem"] = 0.0043  # x t(0.975, 7) = 2.365: the interval begins at 0.2998
     screen = " ".join(render_run(run).split())
     assert (
-        "In 2 of 12 heads the 95 % interval of alpha_0 holds 0.3: whether they have a sink is open. 32 sequences, 4 "
-        "times as many, would halve the errors." in screen
+        "In 2 of 12 heads the 95 % interval of alpha_0 contains 0.3, so it is open whether they have a sink. "
+        "32 sequences, 4 times as many, would halve the errors." in screen
     )
     run.heads.loc[:1, "sink_score_sem"] = 0.0042
     assert "would halve the errors" not in render_run(run)

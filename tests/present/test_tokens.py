@@ -84,7 +84,7 @@ def test_the_list_for_other_tools() -> None:
     assert json.loads(json.dumps(found)) == found
     assert selected_tokens(run, "state")["text"]["tokens"][0]["heads"] is None
     assert selected_tokens(run, "massive") == {"text": {"ids": [], "ids_at_position_0_only": [], "tokens": []}}
-    with pytest.raises(SinkscopeError, match=r"--tokens 'bos': one of sink, state, massive"):
+    with pytest.raises(SinkscopeError, match=r"--tokens 'bos': choose one of sink, state, massive"):
         selected_tokens(run, "bos")
 
 

@@ -185,9 +185,9 @@ def test_the_derivative_of_the_interpolation(sign: float, k: int) -> None:
 
 @pytest.mark.parametrize(("share", "path"), [(0.5, "falls"), (-0.3, "rises"), (-2.5, "turns")])
 def test_the_walk_has_the_slopes_of_the_derivation(share: float, path: str) -> None:
-    """W = share x the slope of x on z. Where the mean of all tokens is 0, the walk to uniform attention has D'(0) = -2
-    (beta tr(BW) + tr(BW^T W)) and D'(1) = -2 beta tr(BW) exactly; where token i sees i + 1 keys, independent tokens
-    come near to it. x is 2 z, so that D(0) = (2 + 2 share)^2 tr B, and D'(0) = -8 share (1 + share) tr B."""
+    """W = share x the slope of x on z. Where the mean of all tokens is 0, the walk to uniform attention has V'(0) = -2
+    (beta tr(BW) + tr(BW^T W)) and V'(1) = -2 beta tr(BW) exactly; where token i sees i + 1 keys, independent tokens
+    come near to it. x is 2 z, so that V(0) = (2 + 2 share)^2 tr B, and V'(0) = -8 share (1 + share) tr B."""
     folded = synthetic(12, 2000, 2 * share * np.eye(12), 2.0, 0.0)
     own, dense = -2 * share / (1 + share), -2 * share / (1 + share) ** 2
     for causal, exact in ((False, 1e-9), (True, 0.02)):

@@ -146,7 +146,7 @@ def test_a_state_of_0_1_is_resumed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"default": "linear"}, "unknown default 'linear': one of zero, constant, self"),
+        ({"default": "linear"}, "unknown default 'linear': choose one of zero, constant, self"),
         ({"default_values": [0.5]}, "default_values are not 6 finite numbers"),
         ({"default_values": None}, "default_values are not 6 finite numbers"),
         ({"default_values": ["a"] * 6}, "default_values are not 6 finite numbers"),

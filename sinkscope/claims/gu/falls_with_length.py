@@ -48,8 +48,8 @@ CLAIM = Claim(
     assumes="All lengths are prefixes of one text.",
     needs=TEXT,
     find=find,
-    rule=Rule("sink rate of the whole text over that of its first 64 tokens, epsilon 0.3", 0.9, 1.0),
-    contrast="sink rate at epsilon 0.8 over that at 0.3, whole text",
+    rule=Rule("sink rate of the whole text / sink rate of its first 64 tokens, epsilon 0.3", 0.9, 1.0),
+    contrast="sink rate at epsilon 0.8 / sink rate at epsilon 0.3, whole text",
     not_shown=(
         "A sink rate means nothing without its T and epsilon. In texts longer than a sliding window, the window "
         "hides the first token from later queries."

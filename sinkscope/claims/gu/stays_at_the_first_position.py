@@ -35,7 +35,7 @@ CLAIM = Claim(
     paper="2410.10781",
     by="Gu et al.",
     title="the sink stays at the first position",
-    says="Models sink into the first position, whatever token stands there.",
+    says="Models have a sink at the first position, whatever token stands there.",
     source="sections 3 and 4; LLaMA2-7B on one token repeated, with 0.00 %, is their own exception.",
     assumes=(
         "A sink stays if it is above epsilon with another token at position 0, and does not appear where BOS stands "

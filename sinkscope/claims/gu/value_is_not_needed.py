@@ -24,7 +24,7 @@ def find(arms: pd.DataFrame, subject: Subject) -> Found:
 
 
 def increase(arms: pd.DataFrame, arm: str) -> Number:
-    """What an arm adds to the loss, nats a token, with its standard error."""
+    """What an arm adds to the loss, in nats per token, with its standard error."""
     value, error = float(arms.loc[arm, "increase"]), float(arms.loc[arm, "increase_sem"])
     return Number(f"{value:.3f} ± {error:.3f}", value, sem=error)
 
@@ -40,7 +40,7 @@ CLAIM = Claim(
     needs=LOSSES,
     also=(TEXT,),
     find=find,
-    rule=Rule("increase of the loss, nats a token, with the first token's value set to 0 in all heads", 0.05, 0.5),
+    rule=Rule("increase of the loss, in nats per token, with the first token's value set to 0 in all heads", 0.05, 0.5),
     contrast="the same with another token's value",
     not_shown=(
         "A value set to 0 in all heads at once is far from anything the model was trained on. It says that the "

@@ -27,7 +27,9 @@ def find(run: Evidence, subject: Subject) -> Found:
         "over layers: rank correlation of the margin with BOS mass": _rank(layers),
     }
     if (layers["alignment_margin_other"] > 0).all():
-        return not_tested("the condition excludes nothing: some W exists for another token in every layer too", figures)
+        return not_tested(
+            "the condition excludes nothing: in every layer, such a W exists for another token too", figures
+        )
     if sinking.empty:
         return not_tested("no layer has a sink head", figures)
     calm = layers[layers["sink_heads"] == 0]

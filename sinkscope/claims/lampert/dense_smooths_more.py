@@ -75,9 +75,12 @@ CLAIM = Claim(
     needs=TEXT.with_tables("smoothing"),
     find=find,
     rule=Rule(
-        "share of heads that meet the condition, under uniform attention more similar than under their own", 0.9, 0.5
+        "of the heads with beta tr(BW) > 0, the share whose tokens are more similar under uniform attention than under "
+        "their own",
+        0.9,
+        0.5,
     ),
-    contrast="the same of heads that meet the opposite condition, or neither",
+    contrast="the same of all other heads",
     not_shown=(
         "The theorem speaks of uniform and sparse attention in expectation, not of the head's own pattern on one "
         "text. The condition is sufficient: other heads may smooth too."

@@ -47,10 +47,10 @@ CLAIM = Claim(
         "section 4 as the abstract and other readers report it. It proves that a sink can replace a switch and a "
         "switch a sink. Whether trained heads are off in the rows of their sink has to be measured."
     ),
-    assumes="Sunk: A[i,0] >= 0.9. Off: the head writes less than a tenth of one value.",
+    assumes="On the sink: A[i,0] >= 0.9. Off: the head writes less than a tenth of one value.",
     needs=TEXT.with_tables("switch"),
     find=find,
-    rule=Rule("share of heads with sink rows whose sink rows are off (90 %)", 0.9, 0.1),
+    rule=Rule("share of the heads with sink rows that are off in at least 90 % of them", 0.9, 0.1),
     contrast="share of the same heads' other rows that are off",
     not_shown=(
         "The verdict depends on two thresholds; `open_q10` says how far the second may be moved. The rule does not "

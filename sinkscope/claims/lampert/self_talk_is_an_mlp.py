@@ -26,7 +26,7 @@ def find(run: Evidence, subject: Subject) -> Found:
         "its `from_self`": run.of_head(most, "from_self"),
     }
     if own.empty:
-        told = f"the most is {most['self_mass']:.3f}, head {most['layer']}.{most['head']}"
+        told = f"the largest `self_mass` is {most['self_mass']:.3f}, of head {most['layer']}.{most['head']}"
         return not_tested(f"no head has half of its mass on its own token ({told})", figures)
     others = heads[heads["self_mass"] < DIAGONAL]
     return Found(number(float(own["communication"].median())), number(float(others["communication"].median())), figures)
@@ -45,7 +45,7 @@ CLAIM = Claim(
     ),
     needs=TEXT.with_tables("switch"),
     find=find,
-    rule=Rule("median `communication` of heads with half of their mass on their own token", SILENT, 0.5),
+    rule=Rule("median `communication` of the heads with `self_mass` of 0.5 or more", SILENT, 0.5),
     contrast="the same of all other heads",
     not_shown=(
         "Energy does not measure usefulness: later layers may ignore what is moved, and a small part may matter most."

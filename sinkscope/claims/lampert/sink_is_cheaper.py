@@ -72,7 +72,9 @@ CLAIM = Claim(
     needs=TEXT.with_tables("smoothing"),
     find=find,
     rule=Rule(
-        "share of heads whose first token leads, for which queries and keys of a sink are surely cheaper", 0.9, 0.1
+        "share of the heads with `sink_margin_pairs` above 0 in which queries and keys of a sink are surely cheaper",
+        0.9,
+        0.1,
     ),
     contrast="the same with values and MLP counted, which no lower bound contains",
     not_shown=(

@@ -48,7 +48,7 @@ CLAIM = Claim(
     assumes="Heads cancel where what they write together is 10 % or more below what orthogonal heads would write.",
     needs=TEXT.with_tables("switch"),
     find=find,
-    rule=Rule("smallest `compensation` over `compensation_unrelated` of a layer", 0.5, CANCELLING),
+    rule=Rule("smallest `compensation` / `compensation_unrelated` of a layer", 0.5, CANCELLING),
     contrast="the same of two softmax heads in closed form, which solve the trigger task so",
     not_shown=(
         "Norms of a whole row say nothing of single directions: two heads may cancel in one and agree in others. "

@@ -31,7 +31,7 @@ def find(run: Evidence, subject: Subject) -> Found:
         "largest odds ratio of a token that switches such a head on": _odds(run, resting),
     }
     if resting.empty:
-        told = f"the most is {top['off_rate']:.3f}, head {top['layer']}.{top['head']}"
+        told = f"the largest `off_rate` is {top['off_rate']:.3f}, of head {top['layer']}.{top['head']}"
         return not_tested(f"no head is off in {100 * OFTEN:.0f} % of its rows ({told})", figures)
     off, sunk_too = resting["off_rate"].sum(), (resting["off_rate"] - resting["off_not_sunk"]).sum()
     others = (resting["sink_rows"] - (resting["off_rate"] - resting["off_not_sunk"])).sum()
@@ -70,11 +70,15 @@ CLAIM = Claim(
         "sink."
     ),
     source="our reading that the task is a model of such heads; we know of no measurement of this in a language model.",
-    assumes="Off: the head writes less than a tenth of one value. Sunk: A[i,0] >= 0.9.",
+    assumes="Off: the head writes less than a tenth of one value. On the sink: A[i,0] >= 0.9.",
     needs=TEXT.with_tables("switch"),
     find=find,
-    rule=Rule(f"share of off rows that are sunk, of heads that are off in {100 * OFTEN:.0f} % of their rows", 0.9, 0.1),
-    contrast="share of the same heads' other rows that are sunk",
+    rule=Rule(
+        f"share of off rows that are on the sink, in heads that are off in at least {100 * OFTEN:.0f} % of their rows",
+        0.9,
+        0.1,
+    ),
+    contrast="share of the same heads' other rows that are on the sink",
     not_shown=(
         "Off means that the output of one head is small. A head may rest by writing a constant that later layers "
         "ignore."

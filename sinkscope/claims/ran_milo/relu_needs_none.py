@@ -32,8 +32,8 @@ CLAIM = Claim(
     ),
     needs=TASK,
     find=find,
-    rule=Rule("BOS's raw score where no trigger stands, of the head that has most", 0.1, 0.5),
-    contrast="BOS's share of the row's sum, of the head that has most (0 in a row of zeros)",
+    rule=Rule("largest raw score of BOS in a head, over rows without a trigger", 0.1, 0.5),
+    contrast="largest share of BOS in the row's sum, of a head (0 in a row of zeros)",
     not_shown=(
         "Whether the sum alone makes the difference: `sinkscope trigger necessity --group normalisation` turns it on "
         "and off. A ReLU model that has a sink does not show that it needed one."

@@ -67,7 +67,7 @@ CLAIM = Claim(
     ),
     needs=TASK,
     find=find,
-    rule=Rule("BOS mass where no trigger stands, of the head that has most", 0.9, 0.5),
+    rule=Rule("largest BOS mass of a head, over rows without a trigger", 0.9, 0.5),
     contrast="the same of two softmax heads in closed form, which solve the task: necessary for one head, not for two",
     not_shown=(
         "A trained model with a sink does not show that the sink was needed. Two heads whose values cancel need "

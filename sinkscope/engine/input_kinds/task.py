@@ -37,7 +37,7 @@ class TaskInput(InputKind):
             )
         if request.first or request.prepend or request.bos != ("auto",):
             raise SinkscopeError(
-                f"{checkpoint.name} reads real vectors, and no token: leave --bos, --first and --prepend out"
+                f"{checkpoint.name} reads real vectors, not tokens: leave out --bos, --first and --prepend"
             )
 
     @classmethod

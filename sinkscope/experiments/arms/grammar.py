@@ -171,7 +171,7 @@ def read_arm(text: str) -> Arm:
     """Reads one arm. Raises SinkscopeError for an unknown kind, or a rest that its kind cannot read."""
     name, _, rest = text.partition(":")
     if name not in READERS:
-        raise SinkscopeError(f"--arm {text!r}: no such kind of arm; one of {', '.join(READERS)}")
+        raise SinkscopeError(f"--arm {text!r}: no such kind of arm; choose one of {', '.join(READERS)}")
     read = READERS[name]
     try:
         return read(rest)

@@ -43,8 +43,8 @@ def read_score(text: str) -> Score:
     known = end or dormant_end(column)
     if known is None:
         raise SinkscopeError(
-            f"--score {column!r}: which end is dormant? write {column}:low or {column}:high "
-            "(`sinkscope metrics` lists the columns)"
+            f"--score {column!r}: are heads dormant where it is low or where it is high? write {column}:low or "
+            f"{column}:high (`sinkscope metrics` lists the columns)"
         )
     return Score(column, known == "low")
 

@@ -39,7 +39,7 @@ def check_numbers(text: Text, draws: int) -> None:
     if text.seed < 0:
         raise SinkscopeError(f"--seed {text.seed}: 0 or more is needed")
     if draws < 2:
-        raise SinkscopeError(f"--draws {draws}: at least 2 random choices are needed for a control")
+        raise SinkscopeError(f"--draws {draws}: a random control needs at least 2 draws")
     if text.seq_len is not None and text.seq_len < 2:
         raise SinkscopeError(f"--seq-len {text.seq_len}: at least 2 tokens are needed")
     if text.num_sequences is not None and text.num_sequences < 2:

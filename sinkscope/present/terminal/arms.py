@@ -22,15 +22,20 @@ if TYPE_CHECKING:
 HEADER = ("intervention", "size", "increase", "versus random", "KL", "top 1", "sinks")
 WIDTH = 80
 NOTE = (
-    "increase: nats per token over the unablated model. top 1: share of positions\n"
-    "with the same most probable token. sinks: share of heads with a sink.\n"
-    "size: heads, tokens or bits that it changes. ±: standard error."
+    "increase: loss minus that of the unablated model, in nats per token.\n"
+    "versus random: loss minus that of the random control. KL: divergence of the\n"
+    "next-token distribution from the unablated model's, in nats. top 1: share of\n"
+    "positions with the same most probable token. sinks: share of (sequence, head)\n"
+    "pairs with a sink at any key. size: number of heads zeroed, keys hidden, tokens\n"
+    "kept or elements replaced. ±: standard error."
 )
+DESTROYED = "destroyed: the perplexity is more than 10 times that of the unablated model."
+KNEE = "* knee: fewest tokens kept with a loss within one standard error of the lowest"
 
 
 def render_arms(arms: Arms, written: Iterable[Path] = ()) -> str:
     """A row for each arm, then the result in words, then the files written."""
-    lines = [*_opening(arms), *aligned([HEADER, *(_cells(row) for row in arms.table.to_dict("records"))]), "", NOTE, ""]
+    lines = [*_opening(arms), *_every_number(arms.table)]
     return _closed(lines, arms, written)
 
 
@@ -49,14 +54,14 @@ def render_grid(arms: Arms, kept: str, written: Iterable[Path] = ()) -> str:
     header = ("loss increase, nats", *(f"{number} {kept}" for number in numbers))
     lines = [
         *_opening(arms),
-        *aligned([header, *rows]),
+        *_fitted([header, *rows]),
         "",
-        "* the knee: the fewest tokens kept whose loss is within an error of the lowest",
+        KNEE,
         "",
     ]
     others = arms.table[arms.table["family"].isna() & ~arms.table["arm"].isin(families["control"])]
     if len(others) > 1:
-        lines += [*aligned([HEADER, *(_cells(row) for row in others.to_dict("records"))]), "", NOTE, ""]
+        lines += _every_number(others)
     return _closed(lines, arms, written)
 
 
@@ -64,11 +69,26 @@ def _opening(arms: Arms) -> list[str]:
     data = arms.facts["data"]
     read = "" if arms.facts["run"] is None else " that the run did not read"
     loss = arms.table.iloc[0]
-    return [
+    told = (
         f"{printable(arms.facts['model']['id'])}: loss {estimate(loss['loss'], loss['loss_sem'], 4)} nats per token on "
-        f"{printable(data['spec'])}, {data['sequences']} sequences of {data['seq_len']} tokens{read}",
-        "",
-    ]
+        f"{printable(data['spec'])}, {data['sequences']} sequences of {data['seq_len']} tokens{read}"
+    )
+    return [*textwrap.wrap(told, WIDTH, subsequent_indent="  "), ""]
+
+
+def _every_number(table: pd.DataFrame) -> list[str]:
+    """A row for each arm of the table, and what its columns are."""
+    notes = [NOTE, *([DESTROYED] if table["destroyed"].eq(True).any() else [])]
+    return [*_fitted([HEADER, *(_cells(row) for row in table.to_dict("records"))]), "", *notes, ""]
+
+
+def _fitted(rows: list[tuple[str, ...]]) -> list[str]:
+    """Rows as lines; where they are too wide, each name on a line of its own above its numbers."""
+    lines = aligned(rows)
+    if max(map(len, lines)) <= WIDTH:
+        return lines
+    numbers = aligned([row[1:] for row in rows], left=0)
+    return [line for row, own in zip(rows, numbers, strict=True) for line in (row[0], f"    {own}")]
 
 
 COSINES = ("cosine of tokens", "rises", "falls", "above random", "below random", "largest change", "layer")
@@ -128,18 +148,22 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 ABLATION_HEADER = ("intervention", "heads", "loss", "increase", "versus random")
+ABLATION_NOTE = (
+    "increase: loss minus that of the unablated model. versus random: loss minus\n"
+    "that of the random control. ±: standard error."
+)
 
 
 def render_ablation(ablation: Ablation, written: Iterable[Path] = ()) -> str:
     """The table with its rows in the order of fractions, then the result in words, then the files written."""
     data = ablation.facts["data"]
-    lines = [
+    told = (
         f"{printable(ablation.facts['model']['id'])}: loss in nats per token on {printable(data['spec'])}, "
-        f"{data['sequences']} sequences of {data['seq_len']} tokens that the run did not read",
-        "",
-    ]
-    lines += aligned([ABLATION_HEADER, *(_ablation_cells(row) for row in ablation.table.to_dict("records"))])
-    lines.append("")
+        f"{data['sequences']} sequences of {data['seq_len']} tokens that the run did not read"
+    )
+    lines = [*textwrap.wrap(told, WIDTH, subsequent_indent="  "), ""]
+    lines += _fitted([ABLATION_HEADER, *(_ablation_cells(row) for row in ablation.table.to_dict("records"))])
+    lines += ["", ABLATION_NOTE, ""]
     for sentence in ablation.words:
         lines += textwrap.wrap(sentence, WIDTH, subsequent_indent="  ")
     paths = list(written)

@@ -31,27 +31,31 @@ _OF_QUESTIONS = {
 }
 TITLES = {
     "heads": "heads.csv: one row per (stream, layer, head)",
-    "layers": "layers.csv: one row per (stream, layer); also mean_NAME of every column of heads.csv",
+    "layers": "layers.csv: one row per (stream, layer), with mean_NAME for each NAME of heads.csv",
     **_OF_QUESTIONS,
     "positions": "positions.parquet: one row per (stream, layer, head, position)",
     "length_curve": "length_curve.csv: one row per (stream, layer, head, length), all lengths from the same pass",
-    "sinks": "sinks.parquet: one row for every sink of every sequence; first its kinds, then its columns",
+    "sinks": "sinks.parquet: one row for every sink of every sequence. First the kinds of sinks, then the columns",
     "tokens": "tokens.csv: one row per (stream, kind of sink, token, first or not)",
 }
 NOTATION = {table.name: each.notation for each in QUESTIONS.values() for table in each.tables if each.notation}
 """What the formulas of a table's columns have in common."""
 MEANS = (
-    "Columns are means over sequences of per-sequence values, each with its standard error in NAME_sem,\n"
-    "unless marked (run): those are known for the run as a whole only. Those marked (position) are means over\n"
-    "the sequences that reach the position, without an error. Those marked (sink) or (token) are values of one\n"
-    "row of sinks.parquet or tokens.csv, and (kind) is a kind of row: what the column `kind` names."
+    "A column is computed for each sequence. The table shows its mean over sequences,\n"
+    "with the standard error in NAME_sem. The exceptions are marked.\n"
+    "(run): one value for the whole run; the definition says how it is made.\n"
+    "(position): a mean over the sequences that reach the position, without an error.\n"
+    "(sink), (token): a value of one row of sinks.parquet or tokens.csv.\n"
+    "(kind): no column, but a value of the column `kind` of sinks.parquet."
 )
 SYMBOLS = {
     "T": "number of tokens of the sequence. Positions are 0 to T-1; position 0 is the first token, BOS or not",
+    "D": "width of the residual stream: the number of its channels",
+    "H": "number of query heads of the layer",
     "i, j, k": "i is the position of a query, j and k are those of keys",
     "A[i,j]": (
-        "attention probability of query i on key j, after mask, soft-cap, window and learned sink. In causal attention "
-        "j <= i. In attention without a softmax it is the score that multiplies the value"
+        "attention weight of query i on key j, after mask, soft-cap, window and learned sink. In causal attention j <= "
+        "i. Where attention is no softmax, it is the score that multiplies the value"
     ),
     "s_ij": "logit of query i and key j, after scaling, soft-cap and bias",
     "n_k": (
@@ -59,25 +63,30 @@ SYMBOLS = {
         "query sees every key, and smaller where the mask hides more (a window, chunks, a prefix). Padding does not "
         "count as a query"
     ),
-    "n_max": "the largest n_k of the sequence in the head: T, or W under a window of W < T keys",
+    "n_max": "the largest n_k of the sequence in the head. It is T, or W under a window of W < T keys",
+    "epsilon": "threshold of a sink, 0.3 by default (`--epsilon`)",
     "alpha_k": (
-        "sum_i A[i,k] / n_k, the mean of A[i,k] over the queries i that may see key k. Gu et al. 2410.10781, who "
-        "consider no windows, divide by T-k. Divided by T-k, no key k could be a sink under a window of W keys once "
-        "T-k > W/epsilon"
+        "sum_i A[i,k] / n_k: the mean of A[i,k] over the queries i that may see key k. Gu et al. 2410.10781 consider "
+        "no windows and divide by T-k, which is n_k in causal attention without a window. Under a window of W keys, a "
+        "sum divided by T-k could never exceed epsilon where T-k > W/epsilon"
     ),
     "alpha_0": (
-        "sink_score, 1/T sum_i A[i,0], as Gu et al. define it: a query that may not see key 0 counts as 0. Where n_0 = "
-        "T, it equals alpha_k at k = 0. Under a window, alpha_k at k = 0 is T/n_0 times as large as alpha_0"
+        "1/T sum_i A[i,0], as Gu et al. define it: a query that may not see key 0 counts as 0. It is the column "
+        "sink_score. Where n_0 = T, it equals alpha_k at k = 0. Under a window, alpha_k at k = 0 is T/n_0 times as "
+        "large as alpha_0"
     ),
-    "median": "the middle value; for an even number of values, the mean of the two middle ones",
-    "epsilon": "threshold of a sink, 0.3 unless `--epsilon` says otherwise",
     "q_i, k_j, v_j": "query, key and value as the softmax sees them, after position encoding and norms",
     "o_i": "sum over j of A[i,j] v_j: what the attention call returns",
-    "w_i": "what the output projection reads of the head: o_i, unless a gate or a norm lies between",
-    "W_O^h": "slice of the output projection that reads head h",
+    "w_i": "what the output projection reads of the head at query i: o_i, unless a gate or a norm lies between",
+    "W_O^h": "slice of the output projection that reads head h. W_Q^h, W_K^h and W_V^h are the projections of head h",
     "x_i": "residual stream that enters the block",
     "z_i": "what the projections of queries, keys and values read: x_i after the norm of the block's input, if any",
     "e_i": "residual stream that leaves the block",
+    "norm": "Euclidean norm of a vector, also written |v|. |M|_F is the Frobenius norm of a matrix, |M|_2 its largest "
+    "singular value",
+    "cos": "cosine of the angle between two vectors; 0 where one of them is 0",
+    "log": "natural logarithm",
+    "median": "the middle value; for an even number of values, the mean of the two middle ones",
 }
 """What the letters of the formulas stand for."""
 FACTS = ("name", "table", "unit", "range", "formula", "source", "per", "measure")
@@ -122,7 +131,8 @@ def render_metrics(columns: list[dict[str, Any]]) -> str:
 def _symbols(columns: list[dict[str, Any]]) -> list[str]:
     """What the letters in the formulas of these columns stand for."""
     notes = {NOTATION.get(str(column["table"]), "") for column in columns}
-    formulas = " ".join([*(str(column["formula"]) for column in columns), *notes])
+    facts = (str(column[fact]) for column in columns for fact in ("range", "formula"))
+    formulas = " ".join([*facts, *notes])
     lines = ["Symbols", ""]
     for symbol, what in SYMBOLS.items():
         if _stands_in(symbol, formulas):

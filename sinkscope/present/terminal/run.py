@@ -155,8 +155,8 @@ def undecided(run: Run, heads: pd.DataFrame) -> list[Text]:
         return []
     return [
         Text(
-            f"In {still} of {len(heads)} heads the 95 % interval of alpha_0 holds {epsilon:g}: whether they have a "
-            f"sink is open. {4 * count} sequences, 4 times as many, would halve the errors."
+            f"In {still} of {len(heads)} heads the 95 % interval of alpha_0 contains {epsilon:g}, so it is open "
+            f"whether they have a sink. {4 * count} sequences, 4 times as many, would halve the errors."
         )
     ]
 

@@ -18,13 +18,17 @@ WIDTH = 80
 HEADS = 8
 """Heads that are listed; emergence.csv holds all."""
 STEPS = 12
+NOTE = (
+    "alpha_0, bos_mass: attention on the first token, mean over all queries and over\n"
+    "queries 1 on; mean over heads and sequences. ±: standard error over sequences."
+)
 
 
 def render_trajectory(
     trajectory: pd.DataFrame, emerged: pd.DataFrame, epsilon: float, written: Iterable[Path] = ()
 ) -> str:
     """A line per step (first domain and stream), then when sinks appeared, in words and by head."""
-    lines = [*_steps(trajectory, epsilon), "", *textwrap.wrap(_answer(emerged, epsilon), WIDTH)]
+    lines = [*_steps(trajectory, epsilon), NOTE, "", *textwrap.wrap(_answer(emerged, epsilon), WIDTH)]
     found = emerged[emerged["emerged"].notna()].assign(there=lambda rows: rows["shape"] == "start")
     found = found.sort_values(["there", "emerged", "layer", "head"])  # those that appeared, then those that were there
     if len(found):
@@ -53,7 +57,7 @@ def _steps(trajectory: pd.DataFrame, epsilon: float) -> list[str]:
     ]
     steps = sorted(own["step"].unique())
     shown = steps if len(steps) <= STEPS else [steps[round(i * (len(steps) - 1) / (STEPS - 1))] for i in range(STEPS)]
-    rows = [("step", f"sink rate (eps {epsilon:g})", "alpha_0", "BOS mass", "dormant heads")]
+    rows = [("step", f"sink rate (eps {epsilon:g})", "alpha_0", "bos_mass", "dormant heads")]
     for step in shown:
         values = own[own["step"] == step].set_index("metric")
         rows.append((
@@ -72,8 +76,9 @@ def _answer(emerged: pd.DataFrame, epsilon: float) -> str:
     early = int((last["shape"] == "start").sum())
     jumps, ramps = (int((last["shape"] == shape).sum()) for shape in ("jump", "ramp"))
     return (
-        f"{len(last)} of {len(emerged)} heads have a sink at the last step (alpha_0 > {epsilon:g}): in {jumps} it came "
-        f"in a jump between two measured steps, in {ramps} over several, in {early} it was there at the first."
+        f"At the last step, {len(last)} of {len(emerged)} heads have a sink (alpha_0 > {epsilon:g}). In {early} of "
+        f"these heads it was there at the first step, in {jumps} it came in a jump between two measured steps, and in "
+        f"{ramps} it came over more steps."
     )
 
 

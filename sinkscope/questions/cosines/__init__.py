@@ -15,7 +15,7 @@ QUESTION = Question(
         "cosine_curve", "cosine_curve.csv", "one (stream, layer, length); --measure cosines",
         (DOMAIN, STREAM, LAYER, MODULE, LENGTH), measured=("cosine_curve",),
     ),),
-    notation="x is the residual stream entering the block, z what the q/k/v projections read. All prefixes (--lengths) "
-    "come from one pass: in a causal model they equal runs at that length.",
+    notation="Each number is measured on the first `length` tokens of every sequence, and the table shows the mean "
+    "over sequences. All prefixes (--lengths) come from one pass. In a causal model they equal runs at that length.",
     place=8,
 )  # fmt: skip

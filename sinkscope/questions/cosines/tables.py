@@ -44,10 +44,16 @@ def _declare(name: str, formula: str, figure: str) -> None:
     run_column(TABLE, unit="cosine", range="[0, inf)", source="ours")(error)
 
 
-_declare("avg_cos_residual", "Mean over pairs i != j, both >= 1 and in the prefix, of cos(x_i, x_j).", "fig. 2, 4, 6")
-_declare("avg_cos_input", "Mean over pairs i != j, both >= 1 and in the prefix, of cos(z_i, z_j).", "fig. 2, 4, 6")
-_declare("cos_first_residual", "Mean over j >= 1 in the prefix of cos(x_0, x_j).", "fig. 1")
-_declare("cos_first_input", "Mean over j >= 1 in the prefix of cos(z_0, z_j).", "fig. 1")
+_declare(
+    "avg_cos_residual",
+    "Mean of cos(x_i, x_j) over all pairs of different tokens i, j >= 1 in the prefix.",
+    "fig. 2, 4, 6",
+)
+_declare(
+    "avg_cos_input", "Mean of cos(z_i, z_j) over all pairs of different tokens i, j >= 1 in the prefix.", "fig. 2, 4, 6"
+)
+_declare("cos_first_residual", "Mean of cos(x_0, x_j) over the tokens j >= 1 in the prefix.", "fig. 1")
+_declare("cos_first_input", "Mean of cos(z_0, z_j) over the tokens j >= 1 in the prefix.", "fig. 1")
 
 
 def cosine_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:

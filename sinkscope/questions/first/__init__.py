@@ -10,18 +10,20 @@ def _evidence(name: str, what: str) -> tuple[ColumnSchema, ...]:
     """A mean alpha with its error and the share of sequences in which it exceeds epsilon."""
     return (
         *with_sem(number(name, "probability", "[0, 1]", what)),
-        number(f"{name}_rate", "share", "[0, 1]", f"Share of sequences whose {name} exceeds epsilon."),
+        number(f"{name}_rate", "share", "[0, 1]", "Share of these sequences in which it exceeds epsilon."),
     )
 
 
 FIRST_COLUMNS = (
-    *_evidence("alpha_0_bos_first", "Mean alpha_k at k = 0 over the sequences that begin with BOS."),
-    *_evidence("alpha_0_other_first", "Mean alpha_k at k = 0 over the sequences that hold no BOS."),
-    *_evidence("alpha_bos_later", "Mean alpha_k at BOS's place k over the sequences in which k > 0."),
-    *_evidence("alpha_0_bos_later", "Mean alpha_k at k = 0 over the sequences in which BOS stands later."),
+    *_evidence("alpha_0_bos_first", "Mean alpha_k at k = 0, over the sequences that begin with BOS."),
+    *_evidence("alpha_0_other_first", "Mean alpha_k at k = 0, over the sequences without BOS."),
+    *_evidence("alpha_bos_later", "Mean alpha_k at the position k of BOS, over the sequences in which BOS stands "
+        "later, k > 0."),
+    *_evidence("alpha_0_bos_later", "Mean alpha_k at k = 0, over the sequences in which BOS stands later."),
     key(
-        "verdict", "string", "token: alpha_bos_later > epsilon, the sink follows BOS. position: alpha_0_other_first > "
-        "epsilon, it is at position 0 whatever stands there. both, none. Empty where one of them was not measured.",
+        "verdict", "string", "token: alpha_bos_later > epsilon, so the sink follows BOS. position: alpha_0_other_first "
+        "> epsilon, so the sink is at position 0 without BOS too. both, or none of the two. Empty where one of the two "
+        "was not measured.",
     ),
 )  # fmt: skip
 

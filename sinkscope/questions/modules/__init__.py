@@ -17,7 +17,9 @@ QUESTION = Question(
         ),
         measured=("modules",),
     ),),
-    notation="x is an entry of the module's input. Nothing is quantised; symmetric round-to-nearest with 127 levels is "
-    "meant. Entries that are 0 before are left out. Stream and layer are empty outside the blocks.",
+    notation="x is an entry of the module's input, and |x| its absolute value. The scan quantises nothing: it computes "
+    "what symmetric rounding to nearest would lose in 8 bits, with 127 levels on each side of 0. Each number is "
+    "measured per sequence, and the table shows the mean over sequences. Stream and layer are empty outside the "
+    "blocks.",
     place=3,
 )  # fmt: skip

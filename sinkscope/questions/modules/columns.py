@@ -114,35 +114,36 @@ def _column(unit: str, range: str) -> Callable[[Callable[[Sizes], PerSequence]],
 
 @_column("ratio", "[1, inf)")
 def row_dispersion(sizes: Sizes) -> PerSequence:
-    """Largest |x| over the median over tokens of a token's largest |x|: what one scale for the whole tensor costs the
-    median token. A median over an even count is the mean of the two middle values."""
+    """Largest |x| of the sequence, divided by the median over tokens of each token's largest |x|: what one scale for
+    the whole tensor costs the median token."""
     return _dispersion(sizes.of_tokens)
 
 
 @_column("ratio", "[1, inf)")
 def column_dispersion(sizes: Sizes) -> PerSequence:
-    """Largest |x| over the median over features of a feature's largest |x|: outlier channels."""
+    """Largest |x| of the sequence, divided by the median over features of each feature's largest |x|. It is large where
+    there are outlier channels."""
     return _dispersion(sizes.of_features)
 
 
 @_column("share", "[0, 1]")
 def underflow_tensor(sizes: Sizes) -> PerSequence:
-    """Share of the entries other than 0 that round to 0 in 8 bits with one scale for the whole tensor: |x| <= amax /
-    254."""
+    """Share of the entries that round to 0 with one scale for the whole tensor: |x| <= amax / 254, where amax is the
+    largest |x| of the sequence. Entries that are 0 before are left out."""
     return sizes.lost_in_tensor.sum(-1) / sizes.entries.sum(-1)
 
 
 @_column("share", "[0, 1]")
 def underflow_token(sizes: Sizes) -> PerSequence:
-    """Share of the entries other than 0 that round to 0 in 8 bits with a scale for each token; at most
-    underflow_tensor."""
+    """Share of the entries that round to 0 with a scale for each token: |x| <= amax / 254, where amax is the largest
+    |x| of the token. Entries that are 0 before are left out. It is at most underflow_tensor."""
     return sizes.lost_in_token.sum(-1) / sizes.entries.sum(-1)
 
 
 @_column("share", "[0, 1]")
 def annihilated(sizes: Sizes) -> PerSequence:
-    """Share of the tokens of which more than 90 % of the entries other than 0 round to 0 in 8 bits with one scale for
-    the whole tensor; tokens of zeros alone are left out."""
+    """Share of the tokens in which more than 90 % of the entries round to 0 with one scale for the whole tensor.
+    Entries that are 0 before are left out, and so are tokens of zeros alone."""
     entries = sizes.entries
     gone = sizes.lost_in_tensor > ANNIHILATED * entries
     return (gone & (entries > 0)).sum(-1) / (entries > 0).sum(-1)
@@ -156,7 +157,7 @@ def amax_first(sizes: Sizes) -> PerSequence:
 
 @_column("activation", "[0, inf)")
 def amax_other(sizes: Sizes) -> PerSequence:
-    """Largest |x| of all other tokens; empty where there is none."""
+    """Largest |x| of all other tokens. Empty where there is none."""
     others = sizes.of_tokens[:, 1:]
     return others.amax(-1) if others.shape[1] else torch.full_like(sizes.of_tokens[:, 0], torch.nan)
 

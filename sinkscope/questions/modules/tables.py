@@ -54,15 +54,15 @@ for _name, _column in INPUT_COLUMNS.items():
 
 @run_column(TABLE, unit="position", range="[0, T)")
 def amax_position(run: ModuleRun) -> int:
-    """Position of the token with the largest |x|, the lowest of several: the one of most sequences. In a tie, of these
-    the one whose first sequence comes first in the domain."""
+    """Position of the token with the largest |x|, in a tie the lowest; of several sequences, the most frequent one. If
+    several are equally frequent, the one whose first sequence comes first in the domain."""
     return most_frequent(run.places)
 
 
 @run_column(TABLE, unit="name", range="a token")
 def amax_token(run: ModuleRun) -> str | None:
-    """The token with the largest |x|, the one of most sequences, in a tie as amax_position; it need not be the token at
-    amax_position. Empty where the run has no tokenizer."""
+    """Token with the largest |x|; of several sequences, the most frequent one, chosen as in amax_position. It need not
+    be the token at amax_position. Empty where the run has no tokenizer."""
     return most_frequent(run.tokens)
 
 

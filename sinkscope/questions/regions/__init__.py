@@ -6,13 +6,14 @@ from sinkscope.runs.questions import Question
 from sinkscope.runs.schema.table import DOMAIN, HEAD, LAYER, STREAM, TableSchema, key, number, with_sem
 
 REGION_COLUMNS = (
-    key("sequences", "integer", "Sequences that have queries i >= 1 in the region; the means are over these."),
-    key("queries", "integer", "Queries i >= 1 of the region, over all sequences."),
+    key("sequences", "integer", "Number of sequences with queries i >= 1 in the region. The means are over these "
+        "sequences."),
+    key("queries", "integer", "Number of queries i >= 1 in the region, over all sequences."),
     *with_sem(
         number("bos_mass", "probability", "[0, 1]", "Mean A[i,0] over the queries of the region."),
         number("self_mass", "probability", "[0, 1]", "Mean A[i,i] over the queries of the region."),
-        number("marker_mass", "probability", "[0, 1]", "Mean attention of these queries on the template's markers, BOS "
-               "among them."),
+        number("marker_mass", "probability", "[0, 1]", "Mean attention of these queries on the markers of the chat "
+               "template, which include BOS."),
         number("entropy", "nats", "[0, log T]", "Mean entropy of the attention of these queries."),
     ),
 )  # fmt: skip
@@ -24,7 +25,8 @@ QUESTION = Question(
     __name__,
     (TableSchema(
         "regions", "regions.csv", "one (stream, layer, head, region); chats",
-        (DOMAIN, STREAM, LAYER, HEAD, key("region", "string", "Whose words the queries are, or markers.")),
+        (DOMAIN, STREAM, LAYER, HEAD, key("region", "string", "Part of the conversation that the queries belong to: a "
+            "speaker, markers or generated.")),
         own=REGION_COLUMNS,
     ),),
     place=7,

@@ -13,10 +13,11 @@ QUESTION = Question(
         "smoothing", "smoothing.csv", "one (stream, layer, head); --measure smoothing",
         (DOMAIN, STREAM, LAYER, HEAD, MODULE), measured=("smoothing",),
     ),),
-    notation="W = W_O^h W_V^h diag(gain of the input norm). x_i is the residual stream entering the block, z_i the "
-    "normalised token without the norm's gain and bias (x_i itself where there is no norm). Only tokens i, j "
-    ">= 1 count; zbar is the mean of their z_i, B = Cov(z) with 1/n. Biases are left out, and any norm or "
-    "multiplier after W_O.",
+    notation="W = W_O^h W_V^h diag(gain), where gain is that of the block's input norm. In this table, z_i is the "
+    "normalised token without the norm's gain and bias, or x_i itself where there is no norm. Only the n = T - 1 "
+    "tokens i, j >= 1 count. xbar and zbar are the means of their x_i and z_i, and B is the covariance of their z_i, "
+    "with 1/n. Biases are left out, and so is any norm or multiplier after W_O. Columns whose definition says `the "
+    "first n sequences` are empty in all others.",
     place=1,
     figures=("cosine", "smoothing", "ranks", "costs", "parts", "theory", "selected"),
 )  # fmt: skip

@@ -41,8 +41,8 @@ class SmoothingRun:
 
 @run_column("smoothing", unit="name", range="smooths, sharpens, neither", source=f"{LAMPERT}, conditions; our names")
 def verdict(run: SmoothingRun) -> np.ndarray:
-    """smooths if mean beta_tr_bw > 0 (dense attention provably smooths more than sparse); sharpens if mean beta_tr_bw +
-    mean tr_bwtw < 0; otherwise neither; empty where a mean is missing. The means are over sequences."""
+    """smooths if mean beta_tr_bw > 0: dense attention provably smooths more than sparse attention. sharpens if mean
+    beta_tr_bw + mean tr_bwtw < 0. Otherwise neither. The means are over sequences. Empty where one is missing."""
     slope, square = run.means["beta_tr_bw"], run.means["tr_bwtw"]
     with np.errstate(invalid="ignore"):
         names = np.select([slope > 0, slope + square < 0], VERDICTS[:2], VERDICTS[2]).astype(object)
@@ -52,32 +52,33 @@ def verdict(run: SmoothingRun) -> np.ndarray:
 
 @run_column("smoothing", unit="rank", range="[1, head dim]", source="ours, comparable to Lampert et al. fig. 12")
 def rank_w(run: SmoothingRun) -> np.ndarray:
-    """Stable rank |W|_F^2 / |W|_2^2 of W = W_O^h W_V^h diag(gain); it depends on the weights only, not on the text.
-    Empty where a map could not be read from the weights, and where W is 0; the summary counts such heads."""
+    """Stable rank |W|_F^2 / |W|_2^2. It depends on the weights only, not on the text. Empty where W_O^h or W_V^h could
+    not be read from the weights, and where W is 0. The summary counts such heads."""
     return _ranks(run.wiring.rank_w, run)
 
 
 @run_column("smoothing", unit="rank", range="[1, head dim]", source="ours, comparable to Lampert et al. fig. 12")
 def rank_qk(run: SmoothingRun) -> np.ndarray:
-    """Stable rank of diag(gain) W_Q^hT W_K^h diag(gain). It leaves out position encodings and biases; of an RMS norm on
-    q and k it includes the gains, not the division. Empty where a map could not be read from the weights, and where the
-    product is 0; the summary counts such heads."""
+    """Stable rank of diag(gain) W_Q^hT W_K^h diag(gain). Position encodings and biases are left out. Of an RMS norm on
+    q and k, the gains are included, but not the division. Empty where W_Q^h or W_K^h could not be read from the
+    weights, and where the product is 0. The summary counts such heads."""
     return _ranks(run.wiring.rank_qk, run)
 
 
 @run_column("smoothing", unit="cost", range="[0, inf)", source="ours")
 def cost_actual(run: SmoothingRun) -> np.ndarray:
-    """(|W_Q^h diag(gain)|_F^2 + |W_K^h diag(gain)|_F^2) / 2 of the head's own weights: half of cost_qk, which has the
-    unit of the bounds. Values and MLP, which the upper bounds count, are left out. A key head that several query heads
-    share counts fully for each of them. Empty where a map could not be read, and where q or k is normalised, so that
-    the size of the weights means nothing."""
+    """(|W_Q^h diag(gain)|_F^2 + |W_K^h diag(gain)|_F^2) / 2 of the head's own weights. It is half of cost_qk, which has
+    the unit of the bounds. Values and MLP, which the upper bounds include, are left out. A key head that several query
+    heads share counts fully for each of them. Empty where W_Q^h or W_K^h could not be read, and where q or k is
+    normalised, so that the size of the weights means nothing."""
     return _ranks(run.wiring.cost_qk, run)
 
 
 @run_column("smoothing", unit="name", range="sink, diagonal, undecided", source=f"{LAMPERT} section 7; our reading")
 def cheaper(run: SmoothingRun) -> np.ndarray:
-    """sink if the mean of cost_sink_upper is below that of cost_diagonal_lower; diagonal if the mean of
-    cost_diagonal_upper is below that of cost_sink_lower; otherwise undecided. Empty where a mean is missing."""
+    """sink if the mean of cost_sink_upper is below that of cost_diagonal_lower. diagonal if the mean of
+    cost_diagonal_upper is below that of cost_sink_lower. Otherwise undecided. The means are over sequences. Empty where
+    one is missing."""
     low = {name: run.means[f"cost_{name}_lower"] for name in ("sink", "diagonal")}
     high = {name: run.means[f"cost_{name}_upper"] for name in ("sink", "diagonal")}
     with np.errstate(invalid="ignore"):
@@ -90,31 +91,32 @@ def cheaper(run: SmoothingRun) -> np.ndarray:
 @run_column("smoothing", unit="cost", range="[0, inf)", source="ours")
 def cost_qk(run: SmoothingRun) -> np.ndarray:
     """|W_Q^h diag(gain)|_F^2 + |W_K^h diag(gain)|_F^2 of the head's own weights, in the unit of the columns that end in
-    _qk: twice cost_actual, and empty where that is."""
+    _qk. It is twice cost_actual, and empty where that is empty."""
     return 2 * _ranks(run.wiring.cost_qk, run)
 
 
 @run_column("smoothing", unit="name", range="sink, diagonal, undecided", source=PARTS)
 def cheaper_qk(run: SmoothingRun) -> np.ndarray:
-    """By queries and keys alone: sink if the mean of cost_sink_upper_qk is below that of cost_diagonal_lower_qk;
-    diagonal if the mean of cost_diagonal_upper_qk is below that of cost_sink_lower_qk; otherwise undecided. Empty where
-    the head has no cost."""
+    """By queries and keys alone: sink if the mean of cost_sink_upper_qk is below that of cost_diagonal_lower_qk,
+    diagonal if the mean of cost_diagonal_upper_qk is below that of cost_sink_lower_qk, otherwise undecided. The means
+    are over sequences. Empty where the head has no cost."""
     return _cheaper(run, run.means["cost_sink_upper_qk"], run.means["cost_diagonal_upper_qk"])
 
 
 @run_column("smoothing", unit="name", range="sink, diagonal, undecided", source=PARTS)
 def cheaper_block(run: SmoothingRun) -> np.ndarray:
-    """By the whole block: as cheaper_qk, with the means of cost_sink_upper_value and cost_diagonal_upper_value added to
-    the upper bounds. The lower bounds have no such part."""
+    """By the whole block: as cheaper_qk, with the mean of cost_sink_upper_value or cost_diagonal_upper_value added to
+    each upper bound. The lower bounds have no such part."""
     upper = {name: run.means[f"cost_{name}_upper_qk"] + run.means[f"cost_{name}_upper_value"] for name in PATTERNS}
     return _cheaper(run, upper["sink"], upper["diagonal"])
 
 
 @run_column("smoothing", unit="name", range="falls, rises, turns", source=WALKED)
 def spread_path(run: SmoothingRun) -> np.ndarray:
-    """What the spread D(lam) of path_slope_own does from lam = 0 to 1: falls if mean path_slope_dense < 0; rises if
-    mean path_slope_own > 0; otherwise it turns, first falling, then rising. Empty where a mean is missing. For tokens
-    drawn independently it falls where verdict is smooths, rises where it is sharpens, and turns where it is neither."""
+    """What the spread V(lam) of path_slope_own does as lam goes from 0 to 1: it falls if mean path_slope_dense < 0, and
+    rises if mean path_slope_own > 0. Otherwise it turns: it falls first, then rises. The means are over sequences.
+    Empty where one is missing. For tokens drawn independently it falls where verdict is smooths, rises where it is
+    sharpens, and turns where it is neither."""
     own, dense = run.means["path_slope_own"], run.means["path_slope_dense"]
     with np.errstate(invalid="ignore"):
         names = np.select([dense < 0, own > 0], PATHS[:2], PATHS[2]).astype(object)
@@ -125,8 +127,8 @@ def spread_path(run: SmoothingRun) -> np.ndarray:
 @run_column("smoothing", unit="name", range="sink, undecided", source=CLUSTERS)
 def cheaper_groups(run: SmoothingRun) -> np.ndarray:
     """As cheaper_qk, with C = token_groups: sink if the mean of cost_sink_upper_groups is below that of
-    cost_diagonal_lower_groups; otherwise undecided, because no upper bound for a diagonal pattern is below the sink's
-    lower bound. Empty where the head has no cost."""
+    cost_diagonal_lower_groups, otherwise undecided. It is never diagonal, because no upper bound for a diagonal pattern
+    is below the sink's lower bound. Empty where the head has no cost."""
     high, low = run.means["cost_sink_upper_groups"], run.means["cost_diagonal_lower_groups"]
     with np.errstate(invalid="ignore"):
         names = np.where(high < low, "sink", "undecided").astype(object)

@@ -17,14 +17,15 @@ QUESTION = Question(
             ColumnSchema("channel", "integer", "", "", "A channel that holds massive elements; at most eight."),
             ColumnSchema(
                 "position", "integer", "", "",
-                "Position of the spike's token, the one of most sequences; in a tie "
-                "the one whose first sequence comes first in the domain.",
+                "Position of the spike's token; of several sequences, the most frequent one. If several are equally "
+                "frequent, the one whose first sequence comes first in the domain.",
             ),
         ),
         measured=("spikes",),
     ),),
-    notation="The spike's token is the position where the residual stream, entering any block, has the sequence's "
-    "largest absolute value. Every number is read there. Attention and MLP are told apart in blocks that add "
-    "both to the residual stream; other blocks (BERT's, which normalise it) have no rows.",
+    notation="A sequence's spike is the largest absolute value in the residual stream as it enters any block. Every "
+    "number is read at the token of the spike, where x_c is the value of the row's channel c. Attention and MLP are "
+    "told apart in blocks that add both to the residual stream. Other blocks have no rows, such as BERT's, which "
+    "normalise the sum.",
     place=4,
 )  # fmt: skip

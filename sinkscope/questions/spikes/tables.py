@@ -71,13 +71,13 @@ class PartRun:
 
 @run_column("spikes", unit="activation", range="(-inf, inf)", source="ours")
 def entering(run: PartRun) -> float:
-    """x_c at the spike's token as it enters the block, mean over sequences."""
+    """x_c at the spike's token, as it enters the block: mean over sequences."""
     return float(mean(run.entering))
 
 
 @run_column("spikes", unit="activation", range="(-inf, inf)", source=GUO)
 def write(run: PartRun) -> float:
-    """What the part adds to channel c at the spike's token, after any norm behind it, mean over sequences; the two
+    """What the part adds to x_c at the spike's token, after any norm behind the part: mean over sequences. The two
     parts of a block add up to its change of x_c."""
     return float(mean(run.writes))
 
@@ -90,9 +90,10 @@ def write_sem(run: PartRun) -> float:
 
 @run_column("spikes", unit="ratio", range="(-inf, inf)", source="ours")
 def share(run: PartRun) -> float:
-    """write over the rise of the channel: x_c where it is largest in absolute value among the blocks' inputs, minus x_c
-    entering the first block; mean over sequences. Over all parts before that block the shares add up to 1. Empty
-    where the rise is 0: the channel comes with the embedding."""
+    """write divided by the rise of x_c, per sequence; then the mean over sequences. The rise is x_c where it is largest
+    in absolute value among the blocks' inputs, minus x_c as it enters the first block. In a sequence, the shares of all
+    parts before that largest value add up to 1. Empty where the rise is 0, since the value then comes with the
+    embedding."""
     return run.mean_share
 
 
@@ -106,35 +107,36 @@ def share_sem(run: PartRun) -> float:
     "spikes", unit="name", range="up, down, flat", source="2603.05498 (step-up and step-down blocks); our bound"
 )
 def step(run: PartRun) -> str | None:
-    """up where share >= 0.1, down where share <= -0.1, else flat."""
+    """up where share >= 0.1, down where share <= -0.1, otherwise flat."""
     value = run.mean_share
     return None if np.isnan(value) else "up" if value >= STEP else "down" if value <= -STEP else "flat"
 
 
 @run_column("spikes", unit="neuron", range="[0, neurons)", source=YU)
 def neuron(run: PartRun) -> float:
-    """The neuron with the largest |activation x weight[c, neuron]| at the spike's token, the product being a mean over
-    sequences; empty for attention, and where no single linear layer gives the MLP's output, as among experts."""
+    """The neuron with the largest absolute product activation x weight[c, neuron] at the spike's token. The activation
+    is a mean over sequences. Empty for attention, and where no single linear layer gives the MLP's output, as with
+    experts."""
     ranked = run.ranked()
     return ranked[0][0] if ranked else np.nan
 
 
 @run_column("spikes", unit="share", range="[-1, 1]", source=YU)
 def neuron_share(run: PartRun) -> float:
-    """That neuron's product over the sum of all neurons' |products|."""
+    """The product of that neuron, divided by the sum of the absolute products of all neurons."""
     ranked = run.ranked()
     return ranked[0][1] if ranked else np.nan
 
 
 @run_column("spikes", unit="name", range="NEURON:SHARE, eight of them", source=YU)
 def neurons(run: PartRun) -> str | None:
-    """The eight neurons with the largest |product|, each with its share as in neuron_share."""
+    """The eight neurons with the largest absolute products, each with its share as in neuron_share."""
     return " ".join(f"{number}:{value:.4f}" for number, value in run.ranked()) or None
 
 
 @run_column("spikes", unit="bool", range="true, false", source=YU)
 def super_weight(run: PartRun) -> bool | None:
-    """Whether one product holds more than half: |neuron_share| > 0.5. weight[c, neuron] is then a super weight."""
+    """Whether one product makes up more than half: |neuron_share| > 0.5. weight[c, neuron] is then a super weight."""
     ranked = run.ranked()
     return abs(ranked[0][1]) > SUPER if ranked else None
 

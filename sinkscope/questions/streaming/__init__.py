@@ -14,9 +14,9 @@ QUESTION = Question(
         "streaming", "streaming.csv", "one (stream, layer, head); --measure streaming",
         (DOMAIN, STREAM, LAYER, HEAD, MODULE), measured=("streaming",),
     ),),
-    notation="A cache keeps the first S keys (--sinks) and the last W (--window), query i's own among them; the keys S "
-    ".. i - W are distant. Every column is empty where a sequence has no distant key (T <= S + W) or a query "
-    "sees later keys, since nothing is cached then.",
+    notation="For query i, a cache keeps the first S keys (--sinks) and the last W keys (--window), the last of which "
+    "is i's own. The keys S .. i - W between them are distant. Every column is empty where a sequence has no distant "
+    "key (T <= S + W). It is also empty where a query sees later keys, since nothing is cached then.",
     options=(
         Option("window", WINDOW, "Recent keys that a streaming cache keeps.", least=1, most=2**24),
         Option("sinks", SINKS, "First keys that a streaming cache keeps.", least=0, most=2**24),

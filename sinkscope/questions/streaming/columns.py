@@ -24,30 +24,30 @@ HeadValues = Float[Tensor, "batch head"]
 
 @measured_metric(TABLE, unit="probability", range="[0, 1]", source=XIAO)
 def window_mass(view: LayerView) -> HeadValues:
-    """Mean over i >= 1 of sum of A[i,j] over the last W keys, i - W < j <= i."""
+    """Mean over i >= 1 of the sum of A[i,j] over the last W keys, i - W < j <= i."""
     return _later(_regions(view).recent)
 
 
 @measured_metric(TABLE, unit="probability", range="[0, 1]", source=XIAO)
 def streaming_mass(view: LayerView) -> HeadValues:
-    """Mean over i >= 1 of sum of A[i,j] over the last W keys and the first S: the mass that a streaming cache keeps."""
+    """Mean over i >= 1 of the sum of A[i,j] over the keys that the cache keeps: the last W and the first S."""
     regions = _regions(view)
     return _later(regions.recent + regions.first)
 
 
 @measured_metric(TABLE, unit="probability", range="[0, 1]", source=XIAO, dormant="low")
 def distant_mass(view: LayerView) -> HeadValues:
-    """Mean over i >= 1 of sum of A[i,j] over the distant keys, S <= j <= i - W: 1 - streaming_mass, less what a learned
-    sink takes."""
+    """Mean over i >= 1 of the sum of A[i,j] over the distant keys, S <= j <= i - W. It is 1 - streaming_mass, less the
+    mass of a learned sink."""
     return _later(_regions(view).distant)
 
 
 @measured_metric(TABLE, unit="ratio", range="[0, inf)", source="ours", dormant="low")
 def distant_write(view: LayerView) -> HeadValues:
-    """sum_i |W_O^h sum_{distant j} A[i,j] v_j|^2 / sum_i |W_O^h o_i|^2 over i >= 1: the energy that the distant keys
-    write, over that of the whole output. Attention to a value that writes nothing adds nothing. Above 1, the rest of
-    the output cancels a part of it. Empty where a gate or norm lies between attention and the output projection, and in
-    a head that writes nothing."""
+    """(sum over i >= 1 of |W_O^h sum_{distant j} A[i,j] v_j|^2) / (sum over i >= 1 of |W_O^h o_i|^2): the energy that
+    comes from the distant keys, relative to that of the whole output. Attention to a value that writes nothing adds
+    nothing. Above 1, the rest of the output cancels a part of it. Empty where a gate or norm lies between attention and
+    the output projection, and in a head that writes nothing."""
     regions, whole, factors = _regions(view), need(view.output), need(view.factors)
     if not torch.equal(view.projected, whole):
         raise Missing
@@ -60,8 +60,9 @@ def distant_write(view: LayerView) -> HeadValues:
     measure=TABLE,
 )  # fmt: skip
 def lazy_score(view: LayerView) -> Float[Tensor, " batch"]:
-    """Mean over the heads of the mass that the last query gives to the first S keys and the last W: a layer above a
-    threshold is lazy and may keep those alone. S and W are --sinks and --window; empty where T <= S + W."""
+    """Mean over the layer's heads of the sum of A[i,j] of the last query i over the keys that the cache keeps: the
+    first S (--sinks) and the last W (--window). The paper calls a layer lazy if this is above a threshold, and keeps
+    only these keys for it. Empty where T <= S + W."""
     regions = _regions(view)
     return view.layer_mean((regions.first + regions.recent)[..., -1])[:, 0]
 

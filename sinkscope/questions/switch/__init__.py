@@ -5,7 +5,9 @@ from __future__ import annotations
 from sinkscope.runs.questions import Question
 from sinkscope.runs.schema.table import DOMAIN, HEAD, LAYER, MODULE, STREAM, TableSchema, key
 
-TOKEN_ID = key("token_id", "integer", "Id of the token; of a position's kind where there are none.")
+TOKEN_ID = key(
+    "token_id", "integer", "Id of the token; where positions hold no tokens, the number of the position's kind."
+)
 TOKEN = key("token", "string", "The token as the vocabulary spells it.")
 POSITION = key("position", "integer", "Position of the token.")
 
@@ -27,8 +29,9 @@ QUESTION = Question(
             (DOMAIN, STREAM, LAYER, MODULE, POSITION), measured=("alignment",),
         ),
     ),
-    notation="o_i is the head's output before W_O, i >= 1. m is the mean over j >= 1 of norm(W_O^h v_j). Row i is off "
-    "where norm(W_O^h o_i) < 0.1 m, and on the sink where A[i,0] >= 0.9.",
+    notation="m is the mean over j >= 1 of norm(W_O^h v_j): how much the head writes where it copies one value. Query "
+    "i is off where norm(W_O^h o_i) < 0.1 m, and on the sink where A[i,0] >= 0.9. Columns that need m are empty where "
+    "it is 0.",
     place=2,
     figures=("alignment", "switch"),
 )  # fmt: skip

@@ -57,39 +57,39 @@ def off_rate(view: LayerView) -> HeadValues:
 
 @measured_metric(NAME, unit="ratio", range="[0, inf)", source=ESTIMATOR)
 def open_q10(view: LayerView) -> HeadValues:
-    """The 10 % quantile over i >= 1 of norm(W_O^h o_i) / m; with linear interpolation."""
+    """10 % quantile over i >= 1 of norm(W_O^h o_i) / m, with linear interpolation."""
     return quantile(by_size(view), 0.1)
 
 
 @measured_metric(NAME, unit="ratio", range="[0, inf)", source=ESTIMATOR)
 def open_q50(view: LayerView) -> HeadValues:
-    """The median over i >= 1 of norm(W_O^h o_i) / m."""
+    """Median over i >= 1 of norm(W_O^h o_i) / m."""
     return quantile(by_size(view), 0.5)
 
 
 @measured_metric(NAME, unit="ratio", range="[0, inf)", source=ESTIMATOR)
 def open_q90(view: LayerView) -> HeadValues:
-    """The 90 % quantile over i >= 1 of norm(W_O^h o_i) / m."""
+    """90 % quantile over i >= 1 of norm(W_O^h o_i) / m, with linear interpolation."""
     return quantile(by_size(view), 0.9)
 
 
 @measured_metric(NAME, unit="share", range="[0, 1]", map_place=1)
 def sink_rows(view: LayerView) -> HeadValues:
-    """Share of queries i >= 1 on the sink: A[i,0] >= 0.9. Of a score that is no softmax, A is the raw score."""
+    """Share of queries i >= 1 on the sink: A[i,0] >= 0.9. Where attention is no softmax, A is the raw score."""
     return as_widest(sunk(view)).mean(-1)
 
 
 @measured_metric(NAME, unit="share", range="[0, 1]", source=ROWS)
 def self_rows(view: LayerView) -> HeadValues:
-    """Share of queries i >= 1 with A[i,i] >= 0.9: the query reads itself alone. Empty in cross-attention. Of a score
-    that is no softmax, A is the raw score."""
+    """Share of queries i >= 1 with A[i,i] >= 0.9: the query attends almost only to itself. Where attention is no
+    softmax, A is the raw score. Empty in cross-attention."""
     return as_widest(_diagonal(view)[..., 1:] >= SUNK).mean(-1)
 
 
 @measured_metric(NAME, unit="share", range="[0, 1]", source=ROWS)
 def copy_rows(view: LayerView) -> HeadValues:
-    """Share of queries i >= 1 with |A[i,0]| < 0.1 and sum_j |A[i,j]| >= 0.5 over the keys j that are neither 0 nor i:
-    the query reads other tokens. Empty in cross-attention."""
+    """Share of queries i >= 1 with |A[i,0]| < 0.1 whose sum of |A[i,j]| over the other keys, j neither 0 nor i, is at
+    least 0.5: the query attends to other tokens. Empty in cross-attention."""
     sums = view.attention
     first, own = sums.first.abs(), _diagonal(view).abs()
     total = 1 - sums.learned_sink if sums.row_total is None else sums.row_total
@@ -98,8 +98,9 @@ def copy_rows(view: LayerView) -> HeadValues:
 
 @measured_metric(NAME, unit="correlation", range="[-1, 1]", source=ESTIMATOR, map_place=2)
 def switch_phi(view: LayerView) -> HeadValues:
-    """Phi coefficient over i >= 1 of [on the sink] and [off]: 1 where the rows on the sink are the rows that are off,
-    0 where the two are unrelated. Empty in sequences in which either never varies."""
+    """Phi coefficient over the queries i >= 1 between being on the sink and being off: 1 where exactly the queries on
+    the sink are off, 0 where the two are uncorrelated. Empty in sequences in which all queries agree in one of the
+    two."""
     x, y = as_widest(sunk(view)), as_widest(off(view))
     covariance = (x * y).mean(-1) - x.mean(-1) * y.mean(-1)
     spread = _variance(x.mean(-1)) * _variance(y.mean(-1))
@@ -109,7 +110,7 @@ def switch_phi(view: LayerView) -> HeadValues:
 
 @measured_metric(NAME, unit="share", range="[0, 1]", source=ESTIMATOR)
 def off_not_sunk(view: LayerView) -> HeadValues:
-    """Share of queries i >= 1 that are off, but not on the sink: the head is off without a sink."""
+    """Share of queries i >= 1 that are off, but not on the sink."""
     return _share(off(view) & ~sunk(view), openness(view))
 
 
@@ -121,16 +122,17 @@ def sunk_not_off(view: LayerView) -> HeadValues:
 
 @measured_metric(NAME, unit="ratio", range="[0, inf)", map_place=4)
 def from_sink(view: LayerView) -> HeadValues:
-    """Sum over i >= 1 of norm(W_O^h A[i,0] v_0)^2, over sum norm(W_O^h o_i)^2. It may exceed 1, and from_sink,
-    from_self and communication need not sum to 1: the parts need not be orthogonal."""
+    """(sum over i >= 1 of norm(W_O^h A[i,0] v_0)^2) / (sum over i >= 1 of norm(W_O^h o_i)^2): the energy that comes
+    from the first token. It may exceed 1. from_sink, from_self and communication need not sum to 1, because what they
+    measure need not be orthogonal. Empty where the head writes nothing."""
     energy = as_widest(view.attention.first[..., 1:]).square().sum(-1)
     return energy * as_widest(view.written_value_norms[..., 0]).square() / written_energy(view)
 
 
 @measured_metric(NAME, unit="ratio", range="[0, inf)")
 def from_self(view: LayerView) -> HeadValues:
-    """Sum over i >= 1 of norm(W_O^h A[i,i] v_i)^2, over sum norm(W_O^h o_i)^2; may exceed 1. Empty in
-    cross-attention."""
+    """(sum over i >= 1 of norm(W_O^h A[i,i] v_i)^2) / (sum over i >= 1 of norm(W_O^h o_i)^2): the energy that comes
+    from the query's own token. It may exceed 1. Empty in cross-attention, and where the head writes nothing."""
     own = as_widest(_diagonal(view)[..., 1:]) * as_widest(view.written_value_norms[..., 1:])
     return own.square().sum(-1) / written_energy(view)
 
@@ -139,8 +141,9 @@ def from_self(view: LayerView) -> HeadValues:
     NAME, unit="ratio", range="[0, inf)", source=f"{LAMPERT} (a head without it is an MLP); estimator ours", map_place=3
 )
 def communication(view: LayerView) -> HeadValues:
-    """Sum over i >= 1 of norm(W_O^h (o_i - A[i,0] v_0 - A[i,i] v_i))^2, over sum norm(W_O^h o_i)^2: what the head
-    moves between tokens. 0 is an MLP; it may exceed 1. Empty in cross-attention."""
+    """(sum over i >= 1 of norm(W_O^h (o_i - A[i,0] v_0 - A[i,i] v_i))^2) / (sum over i >= 1 of norm(W_O^h o_i)^2): the
+    energy that the head moves between tokens. It is 0 in a head that acts as an MLP. It may exceed 1. Empty in
+    cross-attention, and where the head writes nothing."""
     own, first = (weights[..., 1:].unsqueeze(-1) for weights in (_diagonal(view), view.attention.first))
     parts, norms = (attended(view), view.written_values, own, first), []
     for rows, values, to_self, to_first in zip(*(each.split(_together(view)) for each in parts), strict=True):
@@ -152,17 +155,17 @@ def communication(view: LayerView) -> HeadValues:
 
 @measured_metric(NAME, unit="share", range="[0, 1]", source="Sun et al. 2402.17762 (sinks as biases); estimator ours")
 def constant_share(view: LayerView) -> HeadValues:
-    """norm(mean over i >= 1 of W_O^h o_i)^2, over mean norm(W_O^h o_i)^2: 1 where the head writes the same vector in
-    every row, as a bias would."""
+    """norm(mean over i >= 1 of W_O^h o_i)^2 / (mean over i >= 1 of norm(W_O^h o_i)^2): 1 where the head writes the same
+    vector for every query, as a bias would. Empty where the head writes nothing."""
     rows = attended(view)
     return as_widest(rows.mean(2)).square().sum(-1) * rows.shape[2] / written_energy(view)
 
 
 @measured_metric(NAME, unit="correlation", range="[-1, 1]", source="ours")
 def alignment_openness(view: LayerView) -> HeadValues:
-    """Pearson correlation over i >= 1 of cos(z_0, z_i) and norm(W_O^h o_i) / m: below 0 where the head writes less in
-    the rows of tokens that are better aligned with the first. Empty where either hardly varies (a standard deviation
-    below 1e-6), and in cross-attention."""
+    """Pearson correlation over i >= 1 between cos(z_0, z_i) and norm(W_O^h o_i) / m. Below 0, the head writes less for
+    tokens that are better aligned with the first token. Empty in cross-attention, and where either hardly varies (a
+    standard deviation below 1e-6)."""
     cosines = input_cosines(view)
     if view.site.cross or cosines.shape[-1] != view.keys:
         raise Missing
@@ -176,10 +179,10 @@ def alignment_openness(view: LayerView) -> HeadValues:
 
 @measured_metric(NAME, unit="nats", range="[0, inf)", source="Gu et al. 2410.10781 (key biases); estimator ours")
 def key_bias(view: LayerView) -> HeadValues:
-    """Standard deviation over i >= 1 (1/n) of s_i0 - log mean_j exp s_ij, the mean over the other keys j that i sees,
-    with a learned sink added to their sum. 0 where the first token's advantage is the same for every query, as a
-    bias of its key would make it. Queries that cannot see key 0, or see nothing else, are left out; empty where fewer
-    than two are left.
+    """Standard deviation over i >= 1, with 1/n, of s_i0 - log(mean_j exp s_ij). The mean is over the other keys j that
+    i sees; exp of a learned sink logit is added to its sum. It is 0 where every query prefers the first token equally,
+    as with a bias on its key. Queries that cannot see key 0, or see nothing else, are left out. Empty where fewer than
+    two are left, and where attention is no softmax.
 
     It is the sink margin plus the log of the number of other keys. The margin alone would fall with log i under causal
     attention, whatever the keys.
@@ -196,18 +199,18 @@ def key_bias(view: LayerView) -> HeadValues:
 
 @layer_metric(unit="ratio", range="[0, 1]", source=COMPENSATION, measure=NAME)
 def compensation(view: LayerView) -> Float[Tensor, " batch"]:
-    """Mean over i >= 1 of norm(sum_h W_O^h w_i^h), over the mean over i >= 1 of sum_h norm(W_O^h w_i^h): 1 = the heads
-    of a layer write in the same direction, 0 = they cancel; see compensation_unrelated. w_i is what the output
-    projection reads."""
+    """(mean over i >= 1 of norm(sum_h W_O^h w_i^h)) / (mean over i >= 1 of sum_h norm(W_O^h w_i^h)). The sums are over
+    the layer's heads h, and w_i^h is w_i of head h. It is 1 where all heads write in the same direction, and 0 where
+    they cancel. Compare it with compensation_unrelated."""
     total = torch.linalg.vector_norm(need(view.raw_written)[:, 1:], dim=-1)
     return as_widest(total).mean(-1) / _sum_of_norms(view)
 
 
 @layer_metric(unit="ratio", range="[0, 1]", measure=NAME)
 def compensation_unrelated(view: LayerView) -> Float[Tensor, " batch"]:
-    """What compensation would be if the heads wrote in orthogonal directions: mean over i >= 1 of sqrt(sum_h
-    norm(W_O^h w_i^h)^2), over the same mean of sum_h norm(W_O^h w_i^h). 1/sqrt(H) for H heads of equal norms. A
-    compensation below it means that heads cancel."""
+    """What compensation would be if the heads wrote in orthogonal directions: (mean over i >= 1 of sqrt(sum_h
+    norm(W_O^h w_i^h)^2)) / (mean over i >= 1 of sum_h norm(W_O^h w_i^h)). For H heads of equal norms it is 1/sqrt(H).
+    If compensation is smaller, heads cancel in part."""
     squares = view.over_heads(as_widest(view.written_norms[..., 1:]).square().mean(1)) * view.layer_heads
     return squares.sqrt().mean(-1) / _sum_of_norms(view)
 
@@ -297,71 +300,71 @@ def _variance(share: Tensor) -> Tensor:
 
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG1, measure=NAME)
 def cos_first_residual_min(view: LayerView) -> LayerValues:
-    """Smallest over j >= 1 of cos(x_0, x_j)."""
+    """Smallest cos(x_0, x_j) over j >= 1."""
     return residual_cosines(view)[:, 1:].amin(-1)
 
 
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG1, measure=NAME)
 def cos_first_residual_q05(view: LayerView) -> LayerValues:
-    """The 5 % quantile over j >= 1 of cos(x_0, x_j); with linear interpolation."""
+    """5 % quantile over j >= 1 of cos(x_0, x_j), with linear interpolation."""
     return quantile(residual_cosines(view)[:, 1:].sort(-1).values, 0.05)
 
 
 @layer_metric(unit="cosine", range="[0, 1]", source=FIG1, measure=NAME)
 def cos_first_residual_std(view: LayerView) -> LayerValues:
-    """Standard deviation over j >= 1 (1/n) of cos(x_0, x_j)."""
+    """Standard deviation over j >= 1, with 1/n, of cos(x_0, x_j)."""
     return residual_cosines(view)[:, 1:].std(-1, correction=0)
 
 
 @layer_metric(unit="share", range="[0, 1]", source=FIG1, measure=NAME)
 def cos_first_residual_positive(view: LayerView) -> LayerValues:
-    """Share of j >= 1 with cos(x_0, x_j) > 0."""
+    """Share of tokens j >= 1 with cos(x_0, x_j) > 0."""
     return (residual_cosines(view)[:, 1:] > 0).double().mean(-1)
 
 
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG1, measure=NAME)
 def cos_peak_residual(view: LayerView) -> LayerValues:
-    """Mean over j != p of cos(x_p, x_j), p = the layer's strongest key: the largest mean over heads of alpha_k, among
-    keys k with n_k >= n_max/4 in every head, in each sequence by itself; the lowest k in a tie. It equals
-    cos_first_residual where p = 0."""
+    """Mean over j != p of cos(x_p, x_j). The position p is the layer's strongest key in the sequence: the k with the
+    largest mean over heads of alpha_k, in a tie the lowest k. Only keys with n_k >= n_max/4 in every head are
+    considered. Where p = 0, it equals cos_first_residual."""
     return _around_peak(view, view.x, view.x_norms, residual_cosines)
 
 
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG1, measure=NAME)
 def cos_first_input_min(view: LayerView) -> LayerValues:
-    """Smallest over j >= 1 of cos(z_0, z_j)."""
+    """Smallest cos(z_0, z_j) over j >= 1."""
     return input_cosines(view)[:, 1:].amin(-1)
 
 
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG1, measure=NAME)
 def cos_first_input_q05(view: LayerView) -> LayerValues:
-    """The 5 % quantile over j >= 1 of cos(z_0, z_j); with linear interpolation."""
+    """5 % quantile over j >= 1 of cos(z_0, z_j), with linear interpolation."""
     return quantile(input_cosines(view)[:, 1:].sort(-1).values, 0.05)
 
 
 @layer_metric(unit="cosine", range="[0, 1]", source=FIG1, measure=NAME)
 def cos_first_input_std(view: LayerView) -> LayerValues:
-    """Standard deviation over j >= 1 (1/n) of cos(z_0, z_j)."""
+    """Standard deviation over j >= 1, with 1/n, of cos(z_0, z_j)."""
     return input_cosines(view)[:, 1:].std(-1, correction=0)
 
 
 @layer_metric(unit="share", range="[0, 1]", source=FIG1, measure=NAME)
 def cos_first_input_positive(view: LayerView) -> LayerValues:
-    """Share of j >= 1 with cos(z_0, z_j) > 0."""
+    """Share of tokens j >= 1 with cos(z_0, z_j) > 0."""
     return (input_cosines(view)[:, 1:] > 0).double().mean(-1)
 
 
 @layer_metric(unit="cosine", range="[-1, 1]", source=FIG1, measure=NAME)
 def cos_peak_input(view: LayerView) -> LayerValues:
-    """Mean over j != p of cos(z_p, z_j), p = the layer's strongest key, as in cos_peak_residual."""
+    """Mean over j != p of cos(z_p, z_j), with p as in cos_peak_residual."""
     return _around_peak(view, view.z, view.z_norms, input_cosines)
 
 
 @layer_metric(unit="ratio", range="[0, inf)", source=PROPOSITION, measure=NAME, sampled=True)
 def alignment_margin(view: LayerView) -> LayerValues:
-    """The largest margin m for which a W with norm(W)_F = 1 and z_j^T W (z_0 - z_i) >= m for all i, j >= 1 exists, over
-    mean norm(z_j)^2, j >= 1: if it is above 0, a sink at key 0 is possible for all queries; if it is 0, it is not.
-    Measured on the first n sequences only, as matrix_entropy is.
+    """The largest m for which some matrix M with |M|_F <= 1 has z_i^T M (z_0 - z_j) >= m for all i, j >= 1, divided by
+    the mean over i >= 1 of |z_i|^2. Above 0, some M makes the logits z_i^T M z_j largest at key 0 for all queries i; at
+    0, no M does. Measured on the first n sequences only, as matrix_entropy is.
 
     It is the product of two distances: of 0 from the convex hull of the z_j, and of z_0 from that of the z_i. Their
     shortest vectors v and u give W = v u^T with this margin, and the weights a, b of the nearest points give every
@@ -372,8 +375,8 @@ def alignment_margin(view: LayerView) -> LayerValues:
 
 @layer_metric(unit="ratio", range="[0, inf)", source=f"{PROPOSITION}; the control is ours", measure=NAME, sampled=True)
 def alignment_margin_other(view: LayerView) -> LayerValues:
-    """alignment_margin of the token in the middle, position T // 2, in place of token 0: all other tokens are then i
-    and j."""
+    """alignment_margin for the token in the middle, at position T // 2, instead of token 0: i and j are then all other
+    tokens."""
     return _margins_of(view, view.z.shape[1] // 2)
 
 

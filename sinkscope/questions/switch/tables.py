@@ -35,8 +35,8 @@ class SwitchRun:
 
 @run_column("switch", unit="share", range="[0, 1]", source=ESTIMATOR)
 def off_when_sunk(run: SwitchRun) -> np.ndarray:
-    """1 - mean sunk_not_off / mean sink_rows: the share of the head's rows on the sink that are off. Near 1, the head
-    is off in the rows of its sink; near 0, it writes there too. Empty where no row is on the sink."""
+    """1 - (mean sunk_not_off) / (mean sink_rows): of the head's queries on the sink, the share that is off. Near 1, the
+    head is off when it attends to the sink; near 0, it writes there too. Empty where no query is on the sink."""
     sunk = run.means["sink_rows"]
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(sunk > 0, 1 - run.means["sunk_not_off"] / sunk, np.nan)
@@ -44,9 +44,10 @@ def off_when_sunk(run: SwitchRun) -> np.ndarray:
 
 @run_column("switch", unit="name", range="sink+copy, diagonal+copy, other", source=ROWS)
 def row_pattern(run: SwitchRun) -> np.ndarray:
-    """sink+copy if mean sink_rows >= 0.05, mean copy_rows >= 0.05 and their sum is >= 0.9: nearly every row rests on
-    the first token or reads others, as section 7's dormant and copy tokens do; diagonal+copy the same with self_rows in
-    place of sink_rows; otherwise other. Empty where a mean is missing. The means are over sequences."""
+    """sink+copy if mean sink_rows >= 0.05, mean copy_rows >= 0.05 and their sum is >= 0.9: nearly every query attends
+    to the first token or to other tokens, as the dormant and copy tokens of section 7 do. diagonal+copy if the same
+    holds with self_rows instead of sink_rows. Otherwise other. The means are over sequences. Empty where one is
+    missing."""
     copy = run.means["copy_rows"]
     resting = [run.means[name] for name in ("sink_rows", "self_rows")]
     with np.errstate(invalid="ignore"):
@@ -74,31 +75,32 @@ class TokenRun:
 
 @run_column("switch_tokens", unit="tokens", range="[10, inf)")
 def n(run: TokenRun) -> np.ndarray:
-    """Occurrences of the token at i >= 1, over all sequences of the domain."""
+    """Number of occurrences of the token at i >= 1, over all sequences of the domain."""
     return run.number.astype(np.int64)
 
 
 @run_column("switch_tokens", unit="share", range="[0, 1]")
 def on_rate(run: TokenRun) -> np.ndarray:
-    """Share of these occurrences in which the head is on: norm(W_O^h o_i) >= 0.1 m, i = the token's row."""
+    """Share of these occurrences in which the head is on: norm(W_O^h o_i) >= 0.1 m, where i is the position of the
+    token."""
     return run.on / run.number
 
 
 @run_column("switch_tokens", unit="ratio", range="[0, inf)")
 def lift(run: TokenRun) -> np.ndarray:
-    """on_rate over the head's share of rows that are on, all tokens together: above 1, the token switches the head on;
-    below 1, off."""
+    """on_rate divided by the head's on_rate over all tokens together. Above 1, the token switches the head on; below 1,
+    it switches the head off."""
     return on_rate(run) / run.head_rate
 
 
 @run_column("switch_tokens", unit="probability", range="[0, 0.05)")
 def q(run: TokenRun) -> np.ndarray:
-    """Benjamini-Hochberg's q over all tests of the domain, in all layers. A head and a token with n >= 10 are a test of
-    z = sum d / sqrt(sum d^2), two-sided under the normal distribution; d is, for each sequence that holds the token,
-    its rows there in which the head is on, less the number of its rows there times the head's share of rows i >= 1 that
-    are on in that sequence. Rows of one sequence thus need not be independent. Where every d is 0, as in a head that is
-    always on, there is no test. |z| is at most the square root of the number of sequences that hold the token. Only
-    rows with q < 0.05 are in the table."""
+    """p-value adjusted by Benjamini-Hochberg over all tests of the domain, in all layers. Each head is tested with each
+    token that has n >= 10. In a sequence that holds the token, d = (its occurrences with the head on) - (its
+    occurrences) x (share of all queries i >= 1 with the head on). The test is of z = sum d / sqrt(sum d^2), the sums
+    being over these sequences; it is two-sided, under the normal distribution. So queries of one sequence need not be
+    independent. |z| is at most the square root of the number of these sequences. Where every d is 0, as in a head that
+    is always on, there is no test. The table has only rows with q < 0.05."""
     return run.q
 
 
@@ -121,7 +123,7 @@ class AlignmentRun:
 
 @run_column("alignment", unit="cosine", range="[-1, 1]", source=FIG1)
 def cos_residual(run: AlignmentRun) -> np.ndarray:
-    """cos(x_0, x_j), j = the position: mean over the sequences that reach it."""
+    """cos(x_0, x_j) with j = the position: mean over the sequences that reach it."""
     return run.moments[0]
 
 
@@ -133,7 +135,7 @@ def cos_residual_sem(run: AlignmentRun) -> np.ndarray:
 
 @run_column("alignment", unit="cosine", range="[-1, 1]", source=FIG1)
 def cos_input(run: AlignmentRun) -> np.ndarray:
-    """cos(z_0, z_j), j = the position: mean over the sequences that reach it."""
+    """cos(z_0, z_j) with j = the position: mean over the sequences that reach it."""
     return run.moments[2]
 
 

@@ -107,8 +107,8 @@ def _beside_random(row: dict[str, Any], beside: str) -> str:
 
 def _sinks_cost(row: dict[str, Any]) -> str:
     return (
-        f"{row['arm']}: keeping the sinks in 16 bits saves {row['d_sink']:+.4f} nats per token, 95 % interval "
-        f"{row['d_sink_low']:+.4f} to {row['d_sink_high']:+.4f}."
+        f"{row['arm']}: loss minus that with the sinks kept in 16 bits: {row['d_sink']:+.4f} nats per token, 95 % "
+        f"interval {row['d_sink_low']:+.4f} to {row['d_sink_high']:+.4f}."
     )
 
 
@@ -116,12 +116,12 @@ def _knee(row: dict[str, Any], table: pd.DataFrame) -> str:
     family = table[table["family"] == row["family"]]
     best = family.loc[family["increase"].idxmin()]
     count = int(row["kept"])
-    kept = f"{row['family']}: keeping {count} token{'s' * (count != 1)} costs"
+    kept = f"with {count} token{'s' * (count != 1)} kept"
     if best["kept"] == row["kept"]:
-        return f"{kept} least (loss {row['increase']:+.4f})."
+        return f"{row['family']}: the loss is lowest {kept} ({row['increase']:+.4f})."
     return (
-        f"{kept} {row['increase']:+.4f}, within one standard error of the least ({best['increase']:+.4f}, with "
-        f"{int(best['kept'])}), and is the smallest number that does."
+        f"{row['family']}: {kept} the loss is within one standard error of the lowest ({row['increase']:+.4f}; "
+        f"{best['increase']:+.4f} with {int(best['kept'])}). With fewer it is not."
     )
 
 

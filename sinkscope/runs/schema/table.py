@@ -74,12 +74,12 @@ def key(name: str, type: str, what: str) -> ColumnSchema:
     return ColumnSchema(name, type, "", "", what)
 
 
-DOMAIN = key("domain", "string", "The domain: a SPEC, or a SPEC with a BOS mode. Only where a run has several.")
-STREAM = key("stream", "string", "text, vision, audio, encoder, decoder or cross.")
+DOMAIN = key("domain", "string", "The domain: a SPEC, or a SPEC with a BOS mode. Only in runs with several domains.")
+STREAM = key("stream", "string", "Part of the model: text, vision, audio, encoder, decoder or cross.")
 LAYER = key("layer", "integer", "Number of the layer in its stream.")
 HEAD = key("head", "integer", "Number of the query head in its layer.")
-MODULE = key("module", "string", "Path of the attention module; path[n] for its n-th call.")
-KIND = key("kind", "string", "full, sliding:W, chunked:C or cross.")
+MODULE = key("module", "string", "Path of the attention module in the model; path[n] for its n-th call.")
+KIND = key("kind", "string", "Which keys a query may see: full, sliding:W, chunked:C or cross.")
 SEQUENCE = key("sequence", "integer", "Number of the sequence in its domain.")
 DOCUMENT = key("document", "string", "What the sequence was read from.")
 

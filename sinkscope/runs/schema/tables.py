@@ -19,15 +19,15 @@ from sinkscope.runs.schema.table import (
 )
 
 STREAM_OF_SINK = key("stream", "string", "text, vision, audio, encoder, decoder or cross.")
-ID = key("id", "integer", "Id of the token there; empty where the positions hold no tokens (patches, frames).")
-TOKEN = key("token", "string", "The token there, as the vocabulary spells it; empty where the positions hold none.")
+ID = key("id", "integer", "Id of the token. Empty where positions hold no tokens, but patches or frames.")
+TOKEN = key("token", "string", "The token, as the vocabulary spells it. Empty where positions hold no tokens.")
 REGION = key(
     "region", "string",
-    "What stands there: special (a special token of the tokenizer), text, image (an image token in a text); in "
-    "conversations whose words it is (user, assistant, ...), markers or generated; in "
-    "pictures and sound class, distillation, register, patch, frame; position where none of these is known.",
+    "What kind of position it is. In texts: special (a special token of the tokenizer), text, or image (an image "
+    "token). In conversations: the speaker (user, assistant, ...), markers, or generated. In pictures and sound: "
+    "class, distillation, register, patch or frame. position where none of these is known.",
 )  # fmt: skip
-KIND_OF_SINK = key("kind", "string", "attention, state or massive: how it is a sink; `sinkscope metrics` defines each.")
+KIND_OF_SINK = key("kind", "string", "Kind of the sink: attention, state or massive. `sinkscope metrics` defines each.")
 
 SINK_COLUMNS = (
     key("domain", "string", "The domain."),
@@ -35,54 +35,58 @@ SINK_COLUMNS = (
     key("position", "integer", "The key position k of the sink."),
     ID, TOKEN, REGION, STREAM_OF_SINK,
     key("layer", "integer", "Number of the layer in its stream."),
-    key("head", "integer", "Number of the query head; empty for the kinds state and massive, which no head has."),
+    key("head", "integer", "Number of the query head in its layer. Empty for the kinds state and massive, which are "
+        "of no head."),
     KIND_OF_SINK,
     number(
         "alpha", "probability", "[0, 1]",
-        "alpha_k in this head and sequence; empty for the kinds state and massive.",
+        "alpha_k in this head and sequence. Empty for the kinds state and massive.",
     ),
     number(
         "cos_first", "cosine", "[-1, 1]",
-        "cos(x_k, x_0); x is the residual stream that enters the layer. Empty in cross-attention, and where x was not "
-        "seen.",
+        "cos(x_k, x_0). Empty in cross-attention, and where x was not seen.",
     ),
-    number("max_abs", "activation", "[0, inf)", "Largest abs of an element of x_k; empty as cos_first."),
+    number("max_abs", "activation", "[0, inf)", "Largest absolute value of the elements of x_k. Empty "
+        "where cos_first is empty."),
     number(
         "norm_ratio", "ratio", "[0, inf)",
-        "Norm x_k over the median norm of the sequence's tokens; empty as cos_first.",
+        "norm x_k divided by the median of norm x_j over the sequence's tokens j. Empty where cos_first is empty.",
     ),
 )  # fmt: skip
 """sinks.parquet: one row for every sink of every sequence, head (or none) and layer. Numbers are float32."""
 
 TOKEN_COLUMNS = (
     STREAM_OF_SINK, KIND_OF_SINK, TOKEN, ID, REGION,
-    key("first", "boolean", "Whether these are the occurrences at position 0; all others have a row of their own."),
+    key("first", "boolean", "true: the row counts occurrences at position 0 alone. false: it counts all others."),
     ColumnSchema(
         "occurrences", "integer", "tokens", "[1, inf)",
-        "How often the token occurs; for the kind attention, at keys k with n_k >= max(16, n_max/16) in some head of "
-        "the stream.",
+        "How often the token occurs. For the kind attention, only keys k that enough queries see count, n_k >= max(16, "
+        "n_max/16) in some head of the stream.",
     ),
-    ColumnSchema("sinks", "integer", "tokens", "[1, inf)", "Number of occurrences that are a sink in some layer."),
+    ColumnSchema(
+        "sinks", "integer", "tokens", "[1, inf)", "Number of these occurrences that are a sink in some layer."
+    ),
     number("rate", "share", "[0, 1]", "sinks / occurrences."),
     ColumnSchema(
-        "heads", "integer", "heads", "[1, H]",
-        "Number of (layer, head) in which some occurrence is a sink; empty for the kinds state and massive.",
+        "heads", "integer", "heads", "[1, inf)",
+        "Number of heads, over all layers, in which some occurrence is a sink. Empty for the kinds state and massive.",
     ),
-    ColumnSchema("sequences", "integer", "sequences", "[1, inf)", "Number of sequences that hold such a sink."),
+    ColumnSchema("sequences", "integer", "sequences", "[1, inf)", "Number of sequences in which some occurrence is a "
+        "sink."),
     ColumnSchema("first_layer", "integer", "layer", "[0, inf)", "The first layer in which some occurrence is a sink."),
     ColumnSchema("last_layer", "integer", "layer", "[0, inf)", "The last layer in which some occurrence is a sink."),
     number(
         "lifetime", "layers", "[1, inf)",
-        "Number of layers in which an occurrence is a sink, mean over the occurrences that are one in some layer.",
+        "Number of layers in which an occurrence is a sink: mean over the occurrences that are a sink in some layer.",
     ),
     number(
         "mean_alpha", "probability", "[0, 1]",
-        "Mean alpha_k of these sinks over heads and sequences; empty for the kinds state and massive.",
+        "Mean alpha_k over the token's rows of sinks.parquet. Empty for the kinds state and massive.",
     ),
     number(
         "sink_share", "share", "[0, 1]",
-        "Sum of alpha_k over these sinks, over the same sum of all attention sinks of the stream; empty for the kinds "
-        "state and massive.",
+        "Sum of alpha_k over the token's rows of sinks.parquet, divided by the sum over all attention sinks of the "
+        "stream. Empty for the kinds state and massive.",
     ),
 )  # fmt: skip
 """tokens.csv: one row a (stream, kind, token or region, first or not) that is a sink somewhere."""
@@ -100,9 +104,11 @@ def _of_stretch(name: str, unit: str, what: str) -> tuple[ColumnSchema, ...]:
     )
 
 
-BOS_MASS = number("bos_mass", "probability", "[0, 1]", "Mean attention of queries 1.. on the first token.")
-SINK_SCORE = number("sink_score", "probability", "[0, 1]", "alpha_0 of the prefix, query 0 included.")
-SINK_RATE = number("sink_rate", "share", "[0, 1]", "Share of sequences whose alpha_0 exceeds epsilon.")
+BOS_MASS = number("bos_mass", "probability", "[0, 1]", "bos_mass over the first `length` queries.")
+SINK_SCORE = number("sink_score", "probability", "[0, 1]", "sink_score over the first `length` queries.")
+SINK_RATE = number(
+    "sink_rate", "share", "[0, 1]", "Share of sequences with sink_score > epsilon over the first `length` queries."
+)
 
 TABLES = {
     table.name: table
@@ -119,26 +125,30 @@ TABLES = {
         ),
         TableSchema(
             "length_curve", "length_curve.csv", "one (stream, layer, head, prefix length)",
-            (DOMAIN, STREAM, LAYER, HEAD, key("length", "integer", "Queries of the prefix: 64, 128, ... and T.")),
+            (DOMAIN, STREAM, LAYER, HEAD, key("length", "integer", "Number of queries of the prefix: 64, 128, ... and "
+                "T.")),
             own=with_sem(BOS_MASS, SINK_SCORE, SINK_RATE),
         ),
         TableSchema(
             "positions", "positions.parquet", "one (stream, layer, head, position < 4,096)",
             (DOMAIN, STREAM, LAYER, HEAD, key("position", "integer", "The position, as a key and as a query.")),
             own=(
-                number("alpha", "probability", "[0, 1]", "Mean alpha_k of the key; empty where no query sees it."),
-                number("alpha_t64", "probability", "[0, 1]", "Mean alpha_k among the first 64 queries and keys."),
-                number("bos_mass", "probability", "[0, 1]", "Mean A[i,0] of the query at the position."),
-                number("bos_share", "share", "[0, 1]", "Mean |A[i,0]| / sum_j |A[i,j]| of the query there."),
-                key("token", "string", "The token that all sequences of the domain have at the position."),
+                number("alpha", "probability", "[0, 1]", "Mean alpha_k of the key k at the position. Empty where no "
+                    "query sees it."),
+                number("alpha_t64", "probability", "[0, 1]", "The same over the first 64 queries only, k < 64."),
+                number("bos_mass", "probability", "[0, 1]", "Mean A[i,0] of the query i at the position."),
+                number("bos_share", "share", "[0, 1]", "Mean |A[i,0]| / sum_j |A[i,j]| of the query i at the "
+                    "position."),
+                key("token", "string", "The token at the position, where all sequences of the domain have the same "
+                    "one."),
             ),
         ),
         TableSchema(
             "stretches", "stretches.parquet", "one (layer, head, stretch) from 4,096 on",
             (
                 DOMAIN, STREAM, LAYER, HEAD,
-                key("first", "integer", "First position. There are 64 stretches of equal length from a power of two to "
-                    "the next."),
+                key("first", "integer", "First position. There are 64 stretches of equal length from each power of two "
+                    "to the next."),
                 key("last", "integer", "Last position."),
             ),
             own=(
@@ -164,7 +174,7 @@ TABLES = {
             "domains", "domains.csv", "one (pair of domains, stream, layer, head)",
             (
                 key("domain_a", "string", "The first domain."), key("domain_b", "string", "The second domain."),
-                key("paired", "boolean", "Whether both read the same documents, one by one."),
+                key("paired", "boolean", "Whether both domains read the same documents in the same order."),
                 STREAM, LAYER, HEAD, MODULE,
             ),
             own=(
@@ -174,8 +184,8 @@ TABLES = {
                 number("sem", "probability", "[0, inf)", "Standard error of the difference."),
                 number("low", "probability", "(-inf, inf)", "Lower end of the 95 % interval (Student's t)."),
                 number("high", "probability", "(-inf, inf)", "Upper end of the 95 % interval (Student's t)."),
-                number("p", "probability", "[0, 1]", "Two-sided t-test of no difference."),
-                number("q", "probability", "[0, 1]", "Benjamini-Hochberg over all heads of the pair."),
+                number("p", "probability", "[0, 1]", "p of the two-sided t-test that the difference is 0."),
+                number("q", "probability", "[0, 1]", "p adjusted by Benjamini-Hochberg over all heads of the pair."),
                 key("differs", "boolean", "q < 0.05; empty where there is no p."),
             ),
         ),
