@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -66,7 +66,7 @@ def ablate(
             return usual
         return unfinished_folder(usual) if written.resume else free_folder(usual)
 
-    job = prepared("ablation", model, text, written, ABLATION_FOLDER, place)
+    job = replace(prepared("ablation", model, text, written, ABLATION_FOLDER, place), command="ablate")
     from sinkscope.experiments.ablation import ablate as measure
     from sinkscope.present.figures.arms import draw_ablation
     from sinkscope.present.terminal.arms import render_ablation

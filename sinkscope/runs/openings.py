@@ -63,7 +63,7 @@ def no_verdict(first: Sequence[str], prepend: Sequence[int]) -> str | None:
     opened = openings(first, prepend)
     may_be_bos = [each for each in opened if each.first == "auto" or repeats(each.first) is not None]
     if all(repeats(each.first) is not None for each in opened):
-        return "every text begins with BOS; add --first random"
+        return "every text is read with BOS; add --first random"
     if not any(each.prepend or (repeats(each.first) or 1) > 1 for each in may_be_bos):
         return "BOS never stands at a later position; add --first bos --prepend 0 --prepend 8"
     return None

@@ -366,7 +366,7 @@ def test_the_command(tmp_path: Path, chats: str, talker: Any, scan_cli: Scan) ->
     talker.save_pretrained(tmp_path / "model")
     outcome = scan_cli(tmp_path / "model", "--data", f"{chats}#messages", "--generate", 3, "--no-self-check")
     assert outcome.code == 0, outcome.stderr
-    assert "BOS mass by whose words the query is" in " ".join(outcome.stdout.split())
+    assert "Attention on the first token, by whose words the query is" in " ".join(outcome.stdout.split())
     assert "The template's markers get most from" in " ".join(outcome.stdout.split())
     run = sinkscope.load_run(outcome.folder)
     assert run.manifest.request.generate == 3

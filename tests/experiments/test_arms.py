@@ -633,6 +633,9 @@ def test_the_knee_is_the_least_number_within_an_error_of_the_best() -> None:
         "w: with 2 tokens kept the loss is within one standard error of the lowest (+0.5340; +0.5000 with 4). With "
         "fewer it is not."
     ]
+    least, _ = table_of([rows[0], rows[3], rows[4]], {})  # 2 and 4 kept
+    (said,) = in_words(least, {})
+    assert said.endswith("(+0.5340; +0.5000 with 4).")
     best, _ = table_of([rows[0], rows[1], rows[4]], {})  # 0 and 4 kept
     assert in_words(best, {}) == ["w: the loss is lowest with 4 tokens kept (+0.5000)."]
 

@@ -202,7 +202,7 @@ def test_two_processes_write_what_one_writes(tiny_folder: Path, tmp_path: Path, 
     # Without `--`, torchrun's own parser takes --run for the beginning of one of its options.
     code, out, err = launch("--", FAULTY, "none", "ablate", tiny_folder, *words, "--out", tmp_path / "two")
     assert code == 0, err
-    assert said(err) == ["sinkscope: ablation: 12 forward passes of one sequence each"]
+    assert said(err) == ["sinkscope: ablate: 12 forward passes of one sequence each"]
     options: dict[str, Any] = {"num_sequences": 3, "draws": 2, "fractions": [0.25]}
     alone = sinkscope.ablate(str(tiny_folder), tmp_path / "scanned", **options)
     alone.save(tmp_path / "one")

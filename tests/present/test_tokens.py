@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.present.html.report import render_report
 from sinkscope.present.terminal.run import render_run
 from sinkscope.runs.run import Run, load_run
+from sinkscope.runs.schema.stream import SinksBeyondFirst, SinkToken
 from sinkscope.runs.selections import selected_tokens
+from sinkscope.runs.words import beyond_words
 from sinkscope.tables.sinks import COLUMNS
 
 EVIL = "\x1b[31mred\n[bold]"
@@ -72,6 +75,20 @@ def test_the_report_shows_tokens_as_text_and_their_spelling_on_hover() -> None:
     page = render_report([run])
     for raw, text in (("\u0120the", "\u2018 the\u2019"), ("\u2581and", "\u2018 and\u2019"), ("\u010a", "\\n")):
         assert f'<th scope="row" title="{raw}">{text}</th>' in page
+
+
+def test_the_sentences_of_the_report_show_tokens_as_text() -> None:
+    run = scanned()
+    stream = run.summary.streams["text"]
+    facts = {"kind": "attention", "id": 5, "region": "text", "sinks": 2, "occurrences": 4, "heads": 3}
+    named = [SinkToken.model_validate(facts | {"token": token}) for token in ("\u0120the", "\u2581<b>", "\u010a")]
+    beyond = SinksBeyondFirst(tokens=named, others=0, created=1, gone=None)
+    stream.sinks_beyond_first = beyond
+    stream.in_words.append(beyond_words(beyond, 0.3))
+    page = html.unescape(render_report([run]))
+    assert "' the' (2 of 4 occurrences, in 3 heads), ' <b>' (2 of 4, in 3 heads), '\\n' (2 of 4, in 3 heads)" in page
+    assert "\u0120the (" not in page
+    assert "<b>" not in render_report([run])
 
 
 def test_the_list_for_other_tools() -> None:

@@ -100,7 +100,7 @@ def test_the_command_says_which(tiny_folder: Path, scan_cli: Scan) -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [({"first": "random", "prepend": ()}, "BOS never stood at a later position"),
-     ({"first": "bos", "prepend": [0, 6]}, "no text began with another token than BOS")],
+     ({"first": "bos", "prepend": [0, 6]}, "every text was read with BOS")],
 )  # fmt: skip
 def test_what_is_missing_is_said(asked: dict[str, Any], said: str, tokenizer: Any) -> None:
     run = sinkscope.scan(make_model(), tokenizer=tokenizer, data="prose", self_check=False, **{**ASKED, **asked})
@@ -126,7 +126,7 @@ def test_bad_openings_are_one_line(words: tuple[object, ...], said: str, tiny_fo
     [((), "BOS never stands at a later position"),
      (("--first", "random"), "BOS never stands at a later position"),
      (("--first", "random", "--first", "none", "--prepend", 8), "BOS never stands at a later position"),
-     (("--first", "bos", "--first", "bosx4", "--prepend", 0, "--prepend", 8), "every text begins with BOS")],
+     (("--first", "bos", "--first", "bosx4", "--prepend", 0, "--prepend", 8), "every text is read with BOS")],
 )  # fmt: skip
 def test_openings_without_a_verdict_are_refused_before_the_model_is_loaded(
     words: tuple[object, ...], said: str, tiny_folder: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch

@@ -41,7 +41,7 @@ CLAIM = Claim(
     source="abstract.",
     assumes=(
         "A head talks to itself where its mean A[i,i] is 0.5 or more; it is an MLP where `communication`, the "
-        "share of its energy that comes from other tokens than the first and its own, is below 5 %."
+        "energy that it moves from other tokens than the first and its own, is below 5 % of all that it writes."
     ),
     needs=TEXT.with_tables("switch"),
     find=find,

@@ -119,7 +119,7 @@ def _view(run: Run, index: int, dense: bool, runs: list[Run]) -> dict[str, Any]:
         "index": index,
         "name": model.shown.rstrip("/").rpartition("/")[2],
         "facts": facts,
-        "words": answers(run),
+        "words": [(name, [_as_text(run, line) for line in lines]) for name, lines in answers(run)],
         "warnings": summary.warnings,
         "first_mass": sentence(_first_mass(run)),
         "maps": _maps(run, index, dense),
@@ -225,6 +225,17 @@ def token_tables(run: Run) -> list[dict[str, Any]]:
         if shown:
             tables.append({"caption": caption, "rows": shown, "more": max(0, len(rows) - TOKENS)})
     return tables
+
+
+def _as_text(run: Run, line: str) -> str:
+    """The sentence with its tokens as text, as the tables of tokens show them; their spelling stands there on hover."""
+    summary = run.summary
+    for streams in (summary.streams, *(each.streams for each in (summary.domains or {}).values())):
+        for beyond in (stream.sinks_beyond_first for stream in streams.values()):
+            for token in [] if beyond is None else beyond.tokens:
+                if token.token is not None:
+                    line = line.replace(f"{token.token!r} (", f"'{token_text(token.token)}' (")
+    return line
 
 
 def _token(row: dict[Any, Any]) -> dict[str, str]:

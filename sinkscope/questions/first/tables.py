@@ -84,7 +84,7 @@ def add_first(streams: dict[str, StreamSummary], table: pd.DataFrame, epsilon: f
 
 def _words(rows: pd.DataFrame, sinks: pd.DataFrame, counts: dict[str, int]) -> str:
     if rows["alpha_0_other_first"].isna().all():
-        return "Position or token: no text began with another token than BOS; add --first random."
+        return "Position or token: every text was read with BOS; add --first random."
     if rows["alpha_bos_later"].isna().all():
         return "Position or token: BOS never stood at a later position; add --first bos --prepend 0 --prepend 8."
     heads, whose = rows, "heads"

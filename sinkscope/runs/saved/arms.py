@@ -119,9 +119,10 @@ def _knee(row: dict[str, Any], table: pd.DataFrame) -> str:
     kept = f"with {count} token{'s' * (count != 1)} kept"
     if best["kept"] == row["kept"]:
         return f"{row['family']}: the loss is lowest {kept} ({row['increase']:+.4f})."
+    fewer = " With fewer it is not." if (family["kept"] < count).any() else ""
     return (
         f"{row['family']}: {kept} the loss is within one standard error of the lowest ({row['increase']:+.4f}; "
-        f"{best['increase']:+.4f} with {int(best['kept'])}). With fewer it is not."
+        f"{best['increase']:+.4f} with {int(best['kept'])}).{fewer}"
     )
 
 
