@@ -270,10 +270,11 @@ class Listener:
 
         A function that the user registered may compute anything: its torch calls are heard instead.
         """
-        if self._now is None or not is_own(function) or function.__module__.startswith("sinkscope."):
+        heard_here = self._now is not None and get_ident() == self._thread
+        if not heard_here or not is_own(function) or function.__module__.startswith("sinkscope."):
             return function
         if name not in (*READ, FLEX, PAGED):
-            if self._now.shares is not None:
+            if self._now is not None and self._now.shares is not None:
                 self._refuse(
                     f"a continuous batch attends through {name!r}, which is not read: only 'sdpa' and 'paged|eager' of "
                     "transformers 5.24 or newer are"

@@ -179,3 +179,28 @@ def test_a_pass_of_the_watching_thread_beside_a_batch_is_heard_whole_or_not_at_a
     wholes = [len(row) for heap in seen._heaps.values() for kind in heap.kinds.values() for row in kind.ids]
     assert set(wholes) <= {20, *(len(read) for read in done[0])}
     assert sum(length == 20 for length in wholes) >= 1
+
+
+def test_a_pass_inside_one_of_a_batch_leaves_it_alone() -> None:
+    """The thread of the watch runs a whole pass while the batch's own thread stands before its second layer."""
+    model, given = writer("llama"), prompts(12, 7, 9)
+    reached, passed = threading.Event(), threading.Event()
+    watching = threading.get_ident()
+
+    def stop(*_: Any) -> None:
+        if threading.get_ident() != watching and not reached.is_set():
+            reached.set()
+            assert passed.wait(60)
+
+    hook = model.model.layers[1].register_forward_pre_hook(stop)
+    done: list[Any] = []
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        work = threading.Thread(target=lambda: done.append(answers(model, given)))
+        work.start()
+        assert reached.wait(60)
+        model(torch.tensor(prompts(20)), use_cache=False)
+        passed.set()
+        work.join()
+    hook.remove()
+    assert not seen.left_out
+    assert_same(seen.run(), one_by_one(model, done[0]))
