@@ -27,8 +27,20 @@ def in_one_line(error: Exception) -> str:
         return (error.strerror or first_line(error)) + (f": {error.filename}" if error.filename else "")
     if os.environ.get("SINKSCOPE_TRACEBACK"):
         traceback.print_exception(error)
+    if isinstance(error, ImportError):
+        return (
+            f"a library cannot be imported: {first_line(_cause(error))}; install releases of torch, torchvision and "
+            "transformers that fit together, as pip does in a fresh environment (SINKSCOPE_TRACEBACK=1 shows where)"
+        )
     detail = (str(error).strip().splitlines() or [""])[0]
     return f"unexpected {type(error).__name__}: {detail} (SINKSCOPE_TRACEBACK=1 shows where)"
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The error that all others came of: a library's lazy import hides what failed behind one of its own."""
+    while (below := error.__cause__ or error.__context__) is not None:
+        error = below
+    return error
 
 
 def first_line(error: BaseException) -> str:

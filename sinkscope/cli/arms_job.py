@@ -129,7 +129,25 @@ class ArmsJob:
             return
         from sinkscope.experiments.arms.experiment import arms
 
+        if self.processes.index == 0 and not (self.written.quiet or self.written.resume):
+            self._foretell(**question)
         self.measure(arms, draw, render, **question)
+
+    def _foretell(self, **question: Any) -> None:
+        """Says about how long the passes take, before the model is loaded; nothing where it is less than a minute."""
+        from sinkscope.experiments.arms.forecast import dry_run_arms
+        from sinkscope.present.terminal.forecast import duration
+        from sinkscope.present.terminal.progress import MINUTE
+
+        try:
+            time = dry_run_arms(self.model, **question, **self.text.settings(), command=self.command).time
+        except Exception:  # only an estimate: what is wrong with the model or an arm, the measurement says
+            return
+        if time is not None and time.seconds >= MINUTE:
+            say(
+                f"{self.command}: about {duration(time.seconds)} on {time.machine}, without loading; it may be off by "
+                f"a factor of {time.factor:g} (--dry-run says more)"
+            )
 
     def measure(
         self,

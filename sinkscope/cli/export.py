@@ -53,6 +53,13 @@ def export(
             "one's state (state), or tokens with massive activations (massive)."
         ),
     ] = None,
+    min_rate: Annotated[
+        float | None,
+        typer.Option(
+            help="For --tokens: list tokens that are sinks in at least this share of their occurrences beyond position "
+            "0. 0 lists every token that is a sink there. [default: 0.5]"
+        ),
+    ] = None,
     caption: Annotated[str | None, typer.Option(help="LaTeX: put the table into a float with this caption.")] = None,
     label: Annotated[str | None, typer.Option(help="LaTeX: the name that \\ref{NAME} takes.", metavar="NAME")] = None,
     out: Annotated[
@@ -63,13 +70,15 @@ def export(
 
     Example: sinkscope export runs/gemma --format latex --metric bos_mass --metric entropy -o table.tex
     """
+    if min_rate is not None and tokens is None:
+        raise SinkscopeError("--min-rate belongs to --tokens")
     if form == DATASET:
         write_dataset(runs, out, bool(heads or tokens or level or metric))
     elif heads == STREAMING or form == DUO:
         write_streaming(runs, heads, form, out, bool(level or metric))
     elif heads is not None or tokens is not None or form == IDS:
         check_floating(None, caption, label)
-        put(out, list_of(runs, out, heads, tokens, form, bool(level or metric)))
+        put(out, list_of(runs, out, heads, tokens, form, bool(level or metric), min_rate))
     else:
         put(out, table_of(runs, out, form, level, metric, caption, label))
 
@@ -159,14 +168,15 @@ def write_dataset(runs: list[Path], out: Path | None, more: bool) -> None:
 
 
 def list_of(
-    runs: list[Path], out: Path | None, heads: str | None, tokens: str | None, form: str | None, table: bool
-) -> str:
+    runs: list[Path], out: Path | None, heads: str | None, tokens: str | None, form: str | None, table: bool,
+    min_rate: float | None,
+) -> str:  # fmt: skip
     """The selected heads or tokens of one run, with model and rule, as JSON; with the format `ids`, the tokens' ids,
     one a line. Raises SinkscopeError for options that clash, for several runs, and for ids of several streams, which
     may have other vocabularies."""
     from sinkscope.runs.run import load_run
     from sinkscope.runs.schema.base import to_json
-    from sinkscope.runs.selections import described_heads, selected_tokens
+    from sinkscope.runs.selections import MIN_RATE, described_heads, selected_tokens
 
     if heads is not None and tokens is not None:
         raise SinkscopeError("--heads and --tokens write a list each: give one of them")
@@ -178,8 +188,8 @@ def list_of(
     check_writable(out)
     if len(runs) > 1:
         raise SinkscopeError(f"{option} takes one run")
-    run = load_run(runs[0])
-    found = selected_tokens(run, str(tokens)) if heads is None else described_heads(run, heads)
+    run, least = load_run(runs[0]), MIN_RATE if min_rate is None else min_rate
+    found = selected_tokens(run, str(tokens), least) if heads is None else described_heads(run, heads)
     if form is None:
         return to_json(found)
     if len(found) > 1:
@@ -188,8 +198,12 @@ def list_of(
         )
     (only,) = found.values()
     if apart := len(only["ids_at_position_0_only"]):
-        say(
-            f"left out: {'1 token that was a sink' if apart == 1 else f'{apart} tokens that were sinks'} at position 0 "
-            "only; without --format, the JSON has them"
-        )
+        say(f"left out: {_sinks(apart)} at position 0 only; without --format, the JSON has them")
+    if rare := len(only["ids_below_min_rate"]):
+        of = f"{least:.4g} of {'its' if rare == 1 else 'their'} occurrences"
+        say(f"left out: {_sinks(rare)} in fewer than {of}; --min-rate 0 lists them")
     return "".join(f"{token}\n" for token in only["ids"])
+
+
+def _sinks(count: int) -> str:
+    return "1 token that was a sink" if count == 1 else f"{count} tokens that were sinks"

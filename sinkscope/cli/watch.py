@@ -11,7 +11,7 @@ import typer
 
 from sinkscope.cli.common import INTERRUPTED, as_python_does, say
 from sinkscope.cli.help import FIRST, WRITTEN
-from sinkscope.cli.options import slugs
+from sinkscope.cli.options import slug
 from sinkscope.errors import SinkscopeError, in_one_line
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ def _write(everywhere: Everywhere, out: Path, force: bool, quiet: bool) -> None:
     """Writes a run folder for each model that was measured, and says so on stderr."""
     told = [f"{name} was not watched: {why}" for name, why in everywhere.refused.items()]
     told += [line for each in everywhere.watches for line in each.left_out]
-    named = slugs([f"{number}-{each.name}" for number, each in enumerate(everywhere.measured, 1)])
-    for watch, name in zip(everywhere.measured, named.values(), strict=True):
+    named = [f"{number}-{slug(each.name)}" for number, each in enumerate(everywhere.measured, 1)]
+    for watch, name in zip(everywhere.measured, named, strict=True):
         folder = out if len(named) == 1 else out / name
         try:
             run = watch.run()
@@ -116,7 +116,8 @@ def _write(everywhere: Everywhere, out: Path, force: bool, quiet: bool) -> None:
             continue
         if not quiet:
             count = run.summary.sequences
-            say(f"measured {count} sequence{'s' * (count != 1)} of {watch.name}; see: sinkscope show {folder}")
+            of = f"{count} sequence{'s' * (count != 1)} of {run.manifest.model.shown}"
+            say(f"measured {of}; see: sinkscope show {folder}")
     if not everywhere.measured:
         told.append("no model computed attention in the main thread of this program: nothing was written")
     for line in [] if quiet else dict.fromkeys(told):

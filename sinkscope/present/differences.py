@@ -46,10 +46,10 @@ def _sentence(rows: pd.DataFrame) -> str:
 
 
 def _layers(first: pd.Series, last: pd.Series) -> str:
-    return ", ".join(f"{_range(first[f'layer_{run}'], last[f'layer_{run}'])} of {run.upper()}" for run in "ab")
+    return ", ".join(f"{layers_between(first[f'layer_{run}'], last[f'layer_{run}'])} of {run.upper()}" for run in "ab")
 
 
-def _range(first: float, last: float) -> str:
+def layers_between(first: float, last: float) -> str:
     """`layer 3`, `layers 3 to 5`, `between layers 3 and 4`."""
     low, high = int(first // 1), int(-(-last // 1))
     if low == high:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,13 +82,20 @@ FIELDS = (
 )  # fmt: skip
 
 
-def selected_tokens(run: Run, selection: str) -> dict[str, dict[str, Any]]:
+MIN_RATE = 0.5
+"""The share of its occurrences beyond position 0 in which a listed token is a sink at least."""
+
+
+def selected_tokens(run: Run, selection: str, min_rate: float = MIN_RATE) -> dict[str, dict[str, Any]]:
     """The tokens that are sinks, by stream: `ids`, each once, those that lead tokens.csv first; `tokens`, its rows.
 
-    `ids` are sinks beyond position 0. `ids_at_position_0_only` are apart: what begins a sequence is often a sink for
-    its place, not for the token that stands there. Raises SinkscopeError where `selection` is none of KINDS, and for a
-    run of an older sinkscope.
+    `ids` are sinks in at least `min_rate` of their occurrences beyond position 0: sinks over occurrences, each summed
+    over the token's rows. `ids_below_min_rate` are sinks in fewer. `ids_at_position_0_only` are apart: what begins a
+    sequence is often a sink for its place, not for the token that stands there. Raises SinkscopeError where
+    `selection` is none of KINDS, where `min_rate` is not from 0 to 1, and for a run of an older sinkscope.
     """
+    if not 0 <= min_rate <= 1:
+        raise SinkscopeError(f"--min-rate {min_rate:g}: a share of occurrences from 0 to 1 is needed")
     if selection not in KINDS:
         raise SinkscopeError(f"--tokens {selection!r}: choose one of {', '.join(KINDS)}")
     chosen = _rows(run, KINDS[selection])
@@ -95,13 +103,19 @@ def selected_tokens(run: Run, selection: str) -> dict[str, dict[str, Any]]:
     for stream in run.heads["stream"].unique():
         rows = chosen[chosen["stream"] == stream]
         first = rows["first"].astype(bool)
-        later, at_first = (
-            [int(each) for each in rows["id"][own].dropna().drop_duplicates()] for own in (~first, first)
-        )
-        known = set(later)
-        apart = [each for each in at_first if each not in known]
-        found[str(stream)] = {"ids": later, "ids_at_position_0_only": apart, "tokens": _plain(rows)}
+        later = rows[~first].dropna(subset="id").groupby("id", sort=False)[["sinks", "occurrences"]].sum()
+        often = later["sinks"] >= min_rate * later["occurrences"]
+        at_first = rows["id"][first].dropna().drop_duplicates()
+        found[str(stream)] = {
+            "min_rate": min_rate, "ids": _ids(later.index[often]), "ids_below_min_rate": _ids(later.index[~often]),
+            "ids_at_position_0_only": _ids(each for each in at_first if each not in later.index),
+            "tokens": _plain(rows),
+        }  # fmt: skip
     return found
+
+
+def _ids(values: Iterable[Any]) -> list[int]:
+    return [int(each) for each in values]
 
 
 def sink_ids(run: Run) -> tuple[list[int], list[int]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -67,3 +70,31 @@ def test_a_package_that_does_not_load_is_one_line_while_options_are_made(
         sinkscope.cli.main()
     assert end.value.code == 2
     assert capsys.readouterr().err == "sinkscope: error: --measure own: guest does not load\n"
+
+
+def test_what_hides_behind_a_lazy_import_is_told() -> None:
+    try:
+        try:
+            raise RuntimeError("operator torchvision::nms does not exist")
+        except RuntimeError as error:
+            raise ModuleNotFoundError("Could not import module 'PreTrainedModel'.") from error
+    except ModuleNotFoundError as error:
+        said = in_one_line(error)
+    assert said.startswith("a library cannot be imported: operator torchvision::nms does not exist; install releases")
+    assert "PreTrainedModel" not in said
+
+
+@pytest.mark.slow
+def test_a_torchvision_of_another_torch_is_one_line(tiny_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms')\n")
+    (tmp_path / "torchvision-9.0.dist-info").mkdir()
+    (tmp_path / "torchvision-9.0.dist-info" / "METADATA").write_text("Name: torchvision\nVersion: 9.0\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "sinkscope", "scan", str(tiny_folder)], env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("sinkscope: error: a library cannot be imported: operator torchvision::nms; install")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -79,15 +81,34 @@ def test_screen_report_and_json_say_where_they_part() -> None:
     screen = render_comparison(result, width=200)
     assert "by relative depth (0: the first layer, 1: the last)" in screen
     assert all(said in screen for said in partings(result))
-    assert "Bos_mass: farthest apart" in render_report([a, b], result)
+    page = render_report([a, b], result)
+    assert "Bos_mass: farthest apart" in page
+    assert "A, between layers 0 and 1: 0.2" in page, "halfway between the 0.1 and 0.3 of its layers"
+    assert "B, layer 2: 0.7" in page
+    assert page.count("relative depth (0: first layer, 1: last)") == len(partings(result))
     assert len(result.as_dict()["depths"]) == len(result.depths) > 5
 
 
 def test_runs_of_one_shape_are_compared_layer_by_layer() -> None:
-    result = compare(scanned(), scanned("noise"))
+    a, b = with_mass(scanned(layers=3), [0.1, 0.3, 0.5]), with_mass(scanned(layers=3, text=1), [0.1, 0.7, 0.8])
+    result = compare(a, b, paired=False)
     assert result.depths.empty
     assert "depths" not in result.as_dict()
     assert partings(result) == []
+    page = render_report([a, b], result)
+    assert "A, layer 1: 0.3" in page
+    assert "B, layer 2: 0.8" in page
+    assert page.count('<rect class="stretch"') == 1, "of bos_mass alone"
+
+
+def test_a_chart_shades_the_layers_where_two_runs_part() -> None:
+    a, b = with_mass(scanned(layers=5), [0.1] * 5), with_mass(scanned(layers=5, text=1), [0.1, 0.1, 0.9, 0.7, 0.1])
+    chart = render_report([a, b], compare(a, b, metrics=["bos_mass"], paired=False)).partition("Layers of A and B")[2]
+    shaded = re.search(r'class="stretch" x="([\d.]+)" y="\d+" width="([\d.]+)"', chart)
+    places = [float(x) for x in re.findall(r'class="dot c1" cx="([\d.]+)"', chart)]
+    assert shaded is not None
+    left, width = map(float, shaded.groups())
+    assert [left < x < left + width for x in places] == [False, False, True, True, False]
 
 
 @pytest.mark.slow

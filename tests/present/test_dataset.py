@@ -101,7 +101,9 @@ def test_ids_of_tokens_stand_one_a_line(tmp_path: Path) -> None:
     ids = pd.array([7, 3, 7, None], dtype="Int64")
     run.tokens = pd.DataFrame([token | rest] * 4).assign(id=ids)
     run.save(tmp_path / "run")
-    assert call(tmp_path / "run", "--tokens", "sink", "--format", "ids").stdout == "7\n3\n"
+    words = ("--tokens", "sink", "--format", "ids", "--min-rate")
+    assert call(tmp_path / "run", *words, "0.375").stdout == "7\n3\n"
+    assert call(tmp_path / "run", *words, "0.376").stdout == ""
     assert call(tmp_path / "run", "--tokens", "massive", "--format", "ids").stdout == ""
     two = pd.concat([run.heads, run.heads.assign(stream="vision")], ignore_index=True)
     run.heads = two

@@ -259,8 +259,8 @@ def test_a_large_report_holds_what_a_small_one_shows(monkeypatch: pytest.MonkeyP
     assert len(shown) == 2 * 12 - 1 + 12 * len(result.metrics), "dots of heads and squares of differences"
     assert [title for title in shown if title not in small.words] == []
     assert squares_of(drawings) == [
-        (float(str(rect["x"])), float(str(rect["y"])), str(rect["fill"])) for rect in small.all("rect") if "y" in rect
-        and rect["height"] != "12"
+        (float(str(rect["x"])), float(str(rect["y"])), str(rect["fill"])) for rect in small.all("rect")
+        if "y" in rect and "fill" in rect and rect["height"] != "12"
     ]  # fmt: skip
 
 

@@ -94,24 +94,43 @@ def test_the_sentences_of_the_report_show_tokens_as_text() -> None:
 def test_the_list_for_other_tools() -> None:
     state = {"kind": "state", "token": EVIL, "id": 9, "heads": None}
     run = with_tokens(BOS, {}, {"first": True}, state, {"token": None, "id": None, "region": "patch"})
-    found = selected_tokens(run, "sink")["text"]
-    assert found["ids"] == [7], "sinks wherever they stand"
+    assert selected_tokens(run, "sink")["text"]["ids"] == [], "10 of 40 occurrences are fewer than half"
+    assert selected_tokens(run, "sink")["text"]["ids_below_min_rate"] == [7]
+    found = selected_tokens(run, "sink", min_rate=0.25)["text"]
+    assert found["ids"] == [7]
+    assert found["ids_below_min_rate"] == []
     assert found["ids_at_position_0_only"] == [1], "7 is a sink beyond position 0 too"
     assert [row["region"] for row in found["tokens"]] == ["special", "text", "text", "patch"]
     assert json.loads(json.dumps(found)) == found
     assert selected_tokens(run, "state")["text"]["tokens"][0]["heads"] is None
-    assert selected_tokens(run, "massive") == {"text": {"ids": [], "ids_at_position_0_only": [], "tokens": []}}
+    empty = selected_tokens(run, "massive")["text"]
+    assert [empty[name] for name in ("ids", "ids_below_min_rate", "ids_at_position_0_only", "tokens")] == [[]] * 4
     with pytest.raises(SinkscopeError, match=r"--tokens 'bos': choose one of sink, state, massive"):
         selected_tokens(run, "bos")
 
 
+def test_a_rate_is_that_of_all_regions_together() -> None:
+    quoted = {"region": "quoted", "occurrences": 10, "sinks": 10, "rate": 1.0}
+    run = with_tokens({}, quoted)
+    for least, expected in ((0.4, [7]), (0.41, [])):
+        assert selected_tokens(run, "sink", least)["text"]["ids"] == expected, "20 of 50"
+    with pytest.raises(SinkscopeError, match=r"--min-rate 1.5: a share of occurrences from 0 to 1 is needed"):
+        selected_tokens(run, "sink", 1.5)
+
+
 def test_ids_for_quantisers_are_sinks_wherever_they_stand(tmp_path: Path) -> None:
     run = scanned()
-    run.tokens = with_tokens(BOS, {}, {"first": True, "token": "Look", "id": 8}).tokens
+    often = {"token": "\n", "id": 9, "sinks": 38}
+    run.tokens = with_tokens(BOS, {}, often, {"first": True, "token": "Look", "id": 8}).tokens
     run.save(tmp_path / "run")
-    done = CliRunner().invoke(app, ["export", str(tmp_path / "run"), "--tokens", "sink", "--format", "ids"])
-    assert done.stdout == "7\n"
+    words = ["export", str(tmp_path / "run"), "--tokens", "sink", "--format", "ids"]
+    done = CliRunner().invoke(app, words)
+    assert done.stdout == "9\n"
     assert "left out: 2 tokens that were sinks at position 0 only" in done.stderr
+    assert "1 token that was a sink in fewer than 0.5 of its occurrences; --min-rate 0 lists" in done.stderr
+    assert CliRunner().invoke(app, [*words, "--min-rate", "0"]).stdout == "7\n9\n"
+    refused = CliRunner().invoke(app, ["export", str(tmp_path / "run"), "--min-rate", "0"])
+    assert (refused.exit_code, refused.stderr) == (2, "sinkscope: error: --min-rate belongs to --tokens\n")
 
 
 @pytest.mark.parametrize(

@@ -32,14 +32,18 @@ MARKS: dict[str, dict[str, Any]] = {
     "diagonal": {"color": LINES[4], "linestyle": "--"},
     "trigger": {"color": LINES[3], "linestyle": ":"},
 }
+POINTER: dict[str, Any] = {"marker": "v", "markersize": 2.5, "markeredgewidth": 0}
 WIDE = 2
 """Maps beside each other up to which ticks and tokens have room."""
 READABLE = 64
 """Tokens up to which each is written at the axes."""
+OUTLINED = 4.0
+"""Points of a cell from which a sink's column is outlined. A line would hide smaller cells: there a triangle above the
+map points at the column."""
 CAPTION = (
     f"Attention probabilities, queries down, keys across; cells that a causal head cannot see are left white. Solid: "
-    f"sinks, keys k with alpha_k > {{epsilon:g}}. Dashed: the diagonal, where the mean of A[i,i] over i >= 1 is "
-    f"{DIAGONAL:g} or more."
+    f"sinks, keys k with alpha_k > {{epsilon:g}}; where cells are small, a triangle stands above the key instead. "
+    f"Dashed: the diagonal, where the mean of A[i,i] over i >= 1 is {DIAGONAL:g} or more."
 )
 
 
@@ -84,9 +88,10 @@ def draw_maps(
             for axes in places[len(row) :]:
                 axes.set_visible(False)  # the colour bar takes its room from all of them
             for tile, axes in zip(row, places, strict=False):
-                image = paint_map(axes, tile, most, epsilon, 72 * (own - 0.6) if columns <= WIDE else 0.0)
+                points = 72 * (own - 0.6 if columns <= WIDE else own)
+                image = paint_map(axes, tile, most, epsilon, points, columns <= WIDE)
                 name = "\n".join(map(printable, tile.name.splitlines()))
-                axes.set_title(name, parse_math=False, fontsize=letters, pad=3)
+                axes.set_title(name, parse_math=False, fontsize=letters, pad=5)
         if own_title:
             headline(canvas, fitting(own_title, width))
         for number, places in enumerate(grid):
@@ -100,10 +105,10 @@ def draw_maps(
     return drawn(paint, about, form, (width, height), title)
 
 
-def paint_map(axes: Axes, tile: Tile, most: float, epsilon: float, points: float = 0.0) -> Any:
+def paint_map(axes: Axes, tile: Tile, most: float, epsilon: float, points: float = 200.0, ticks: bool = False) -> Any:
     """Draws one map with its marks; returns the image, for a colour bar.
 
-    `points`: the width that is known to be there for tokens or positions along the axes; 0 leaves them out.
+    `points`: its width. `ticks`: whether tokens or positions stand along the axes.
     """
     weights, length = tile.weights, len(tile.weights)
     causal = is_causal(weights)
@@ -112,12 +117,12 @@ def paint_map(axes: Axes, tile: Tile, most: float, epsilon: float, points: float
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.tick_params(length=0)
-    if tile.tokens and points and length <= READABLE:
+    if tile.tokens and ticks and length <= READABLE:
         names = [_shown(token) for token in tile.tokens]
         axes.set_xticks(range(length), names, rotation=90, parse_math=False)
         axes.set_yticks(range(length), names, parse_math=False)
         axes.tick_params(labelsize=max(2.0, min(7.0, 0.9 * points / length)))
-    elif points:
+    elif ticks:
         shown = list(range(0, length, max(1, length // 4)))
         axes.set_xticks(shown)
         axes.set_yticks(shown)
@@ -126,7 +131,10 @@ def paint_map(axes: Axes, tile: Tile, most: float, epsilon: float, points: float
         axes.set_yticks([])
     if tile.marked:
         for key in sinks(weights, epsilon, tile.kind):
-            _box(axes, "sink", key, key if causal else 0, 1, length - (key if causal else 0))
+            if points / length >= OUTLINED:
+                _box(axes, "sink", key, key if causal else 0, 1, length - (key if causal else 0))
+            else:
+                _point(axes, key)
         if length > 1 and np.diagonal(weights)[1:].mean() >= DIAGONAL:
             for shift in (-0.5, 0.5):
                 ends = np.array([-0.5, length - 0.5])
@@ -176,6 +184,14 @@ def _box(axes: Axes, mark: str, x: int, y: int, width: int, height: int) -> None
     )
 
 
+def _point(axes: Axes, key: int) -> None:
+    """A triangle above the map, over the column of a sink."""
+    axes.plot(
+        [key], [1.02], transform=axes.get_xaxis_transform(), color=MARKS["sink"]["color"], linestyle="", label="sink",
+        clip_on=False, **POINTER,
+    )  # fmt: skip
+
+
 def _letters(name: str, width: float) -> float:
     """Points of letters so small that a map's name fits above it. All maps of a figure have those of the longest."""
     longest = max((len(printable(line)) for line in name.splitlines()), default=1)
@@ -186,11 +202,15 @@ def _legend(canvas: Figure) -> None:
     """Explains the marks that some map has."""
     from matplotlib.lines import Line2D
 
-    found = {text for axes in canvas.axes for text in axes.get_legend_handles_labels()[1]}
-    names = [name for name in MARKS if name in found]
-    if names:
-        handles = [Line2D([], [], linewidth=0.9, label=name, **MARKS[name]) for name in names]
-        canvas.legend(handles=handles, frameon=False, ncols=len(names), loc="outside lower center")
+    pairs = [pair for axes in canvas.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+    found = {text for _, text in pairs}
+    pointed = any(text == "sink" and isinstance(handle, Line2D) for handle, text in pairs)
+    looks = {name: {"linewidth": 0.9, **MARKS[name]} for name in MARKS if name in found}
+    if pointed:
+        looks["sink"] = {"linestyle": "", "color": MARKS["sink"]["color"], **POINTER}
+    if looks:
+        handles = [Line2D([], [], label=name, **look) for name, look in looks.items()]
+        canvas.legend(handles=handles, frameon=False, ncols=len(looks), loc="outside lower center")
 
 
 # Maps of a run's heads: one head at several lengths, and a gallery of heads that a column, a draw or a class picks.

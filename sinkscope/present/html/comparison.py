@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sinkscope.comparison.levels import parting
 from sinkscope.present.colors import DIVERGING
-from sinkscope.present.differences import equivalences, partings
-from sinkscope.present.html.svg import Cell, heat_map, legend, points
+from sinkscope.present.differences import equivalences, layers_between, partings
+from sinkscope.present.html.svg import Cell, Line, heat_map, legend, line_chart, points
 from sinkscope.present.numbers import change, interval, probability, signed, significant
 from sinkscope.present.text import CHANGED, within_noise
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def comparison_view(result: Comparison, dense: bool = False) -> dict[str, Any]:
-    """What the template shows: rows of the summary, a map of each metric's differences, the heads that changed.
-    `dense`: the maps are of many heads."""
+    """What the template shows: rows of the summary, the profiles of both runs on one set of axes, a map of each
+    metric's differences, the heads that changed. `dense`: the maps are of many heads."""
     rows = [
         {"place": _where(result.summary, row["domain"], row["stream"]) or row["domain"], "metric": row["metric"],
          "a": significant(row["a"]), "b": significant(row["b"]),
@@ -30,7 +31,7 @@ def comparison_view(result: Comparison, dense: bool = False) -> dict[str, Any]:
     said = [*partings(result), *equivalences(result)]
     return {
         "a": result.a, "b": result.b, "how": how, "said": said, "lead": _lead(result), "notes": result.notes,
-        "rows": rows, "maps": _maps(result, dense),
+        "rows": rows, "profiles": _profiles(result), "maps": _maps(result, dense),
         "changes": _changes(result) if result.same_shape else [],
     }  # fmt: skip
 
@@ -64,6 +65,31 @@ def _changes(result: Comparison) -> list[tuple[str, list[dict[str, Any]], str]]:
 def _where(rows: pd.DataFrame, domain: str, stream: str) -> str:
     """Domain and stream, each only where `rows` has several."""
     return ", ".join(name for key, name in (("domain", domain), ("stream", stream)) if rows[key].nunique() > 1)
+
+
+def _profiles(result: Comparison) -> list[dict[str, Any]]:
+    """A chart of each metric of layers, both runs in it: by layer, or over relative depth where layers cannot be
+    matched. The stretch where they part is shaded."""
+    over_depth = len(result.depths) > 0
+    table, axis = (result.depths, "depth") if over_depth else (result.layers, "layer")
+    charts: list[dict[str, Any]] = []
+    if not len(table):
+        return charts
+    for (domain, stream, metric), rows in table.groupby(["domain", "stream", "metric"], sort=False):
+        where = _where(table, domain, stream)
+        found = parting(rows)
+        stretch = None if found is None else (float(found.stretch[axis].min()), float(found.stretch[axis].max()))
+        lines = [
+            Line(run.upper(), rows[axis].astype(float).tolist(), rows[run].astype(float).tolist(),
+                 places=[layers_between(layer, layer) for layer in rows[f"layer_{run}" if over_depth else "layer"]])
+            for run in "ab"
+        ]  # fmt: skip
+        label = "relative depth (0: first layer, 1: last)" if over_depth else "layer"
+        charts.append({
+            "caption": f"{metric}{f' on {where}' if where else ''}", "labels": [line.label for line in lines],
+            "svg": line_chart(lines, label, metric, stretch=stretch), "parts": stretch is not None,
+        })  # fmt: skip
+    return charts
 
 
 def _maps(result: Comparison, dense: bool) -> list[dict[str, Any]]:

@@ -44,12 +44,14 @@ def legend(bounds: tuple[float, float], label: str, scale: Sequence[str] = CIVID
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a chart. The CSS class of its place in the chart (`c0`, `c1`, ...) gives its colour."""
+    """One line of a chart. The CSS class of its place in the chart (`c0`, `c1`, ...) gives its colour. `places`: what
+    each dot says on hover of its place; the x axis and its value where there are none."""
 
     label: str
     x: list[float]
     y: list[float]
     error: list[float] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
 
 
 def _range(values: list[float], log: bool) -> tuple[float, float]:
@@ -121,23 +123,34 @@ class Plane:
 
 
 def line_chart(
-    lines: list[Line], x_label: str, y_label: str, log: bool = False, beside: Sequence[Line] = ()
+    lines: list[Line], x_label: str, y_label: str, log: bool = False, beside: Sequence[Line] = (),
+    stretch: tuple[float, float] | None = None,
 ) -> Markup:  # fmt: skip
     """Lines with dots; a dot shows its value on hover. A missing value has no dot, and the line breaks there.
 
-    `beside`: the lines of charts that this one is compared with; the axes span them too.
+    `beside`: the lines of charts that this one is compared with; the axes span them too. `stretch`: the part of the x
+    axis that is shaded.
     """
     spanned = [*lines, *beside]
     plane = Plane([x for line in spanned for x in line.x], [y for line in spanned for y in line.y], log)
-    parts = [_open(y_label), plane.axes(x_label, y_label)]
+    parts = [_open(y_label)]
+    if stretch is not None:
+        left, right = plane.x(stretch[0]) - 4, plane.x(stretch[1]) + 4
+        parts.append(
+            f'<rect class="stretch" x="{left:.1f}" y="{TOP}" width="{right - left:.1f}" '
+            f'height="{HEIGHT - BOTTOM - TOP}"/>'
+        )
+    parts.append(plane.axes(x_label, y_label))
     for order, line in enumerate(lines):
         known = [math.isfinite(y) and (y > 0 or not log) for y in line.y]
         joined = [False, *known[:-1]]
-        shown = [each for each, there in zip(zip(line.x, line.y, joined, strict=True), known, strict=True) if there]
-        path = "".join(f"{'ML'[joins]}{plane.x(x):.1f} {plane.y(y):.1f}" for x, y, joins in shown)
+        places = line.places or [f"{x_label} {x:g}" for x in line.x]
+        dots = zip(line.x, line.y, joined, places, strict=True)
+        shown = [each for each, there in zip(dots, known, strict=True) if there]
+        path = "".join(f"{'ML'[joins]}{plane.x(x):.1f} {plane.y(y):.1f}" for x, y, joins, _ in shown)
         parts.append(f'<path class="line c{order}" d="{path}"/>')
-        for x, y, _ in shown:
-            title = f"{line.label}, {x_label} {x:g}: {number(y)}"
+        for x, y, _, place in shown:
+            title = f"{line.label}, {place}: {number(y)}"
             parts.append(
                 f'<circle class="dot c{order}" cx="{plane.x(x):.1f}" cy="{plane.y(y):.1f}" r="2.5">'
                 f"<title>{escape(printable(title))}</title></circle>"

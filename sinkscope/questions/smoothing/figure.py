@@ -98,9 +98,11 @@ def paint_smoothing(series: Series, panels: list[Axes], named: bool) -> None:
         for verdict, (color, marker, filling) in MARKS.items():
             own = rows["verdict"] == verdict
             axes.errorbar(
-                place[own], rows[column][own], rows[f"{column}_sem"][own], color=color, marker=marker, ms=2.5,
-                fillstyle=filling, linestyle="", linewidth=0.5, markeredgewidth=0.6, label=verdict,
+                place[own], rows[column][own], rows[f"{column}_sem"][own], color=color, marker=marker, ms=2,
+                fillstyle=filling, linestyle="", linewidth=0.5, markeredgewidth=0.5, alpha=0.7, label=verdict,
             )  # fmt: skip
+        middle = rows.groupby("layer")[column].median()
+        axes.hlines(middle, middle.index - 0.4, middle.index + 0.4, color="black", linewidth=0.8, label="median")
         axes.set_yscale("symlog", linthresh=LINEAR)
         axes.yaxis.set_major_locator(FixedLocator(TICKS))
         axes.minorticks_off()
@@ -114,10 +116,9 @@ SMOOTHING = TableFigure(
     "What each head's mixing does to the mean cosine of tokens, one mark a head. Attention - identity: the cosine "
     "under the head's own attention less that where each token attends to itself. Uniform - attention: that under "
     "uniform attention less that under the head's own. Relative change: the first difference over the cosine under "
-    "identity. "
-    "All scales are logarithmic beyond 1e-5. Circles: dense attention provably smooths more than sparse (beta tr(BW) > "
-    "0); triangles: it sharpens (beta tr(BW) + tr(BW'W) < 0); squares: neither condition holds. Bars: standard error "
-    "over sequences.",
+    "identity. All scales are logarithmic beyond 1e-5. Black bars: median over the layer's heads. Circles: dense "
+    "attention provably smooths more than sparse (beta tr(BW) > 0); triangles: it sharpens (beta tr(BW) + tr(BW'W) < "
+    "0); squares: neither condition holds. Vertical bars: standard error over sequences.",
 )  # fmt: skip
 
 
