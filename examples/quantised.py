@@ -4,13 +4,16 @@
     python examples/quantised.py nf4 --out runs/nf4
     sinkscope compare runs/plain runs/nf4
 
-A method needs its package: bitsandbytes, torchao or optimum-quanto. docs/quantised.md shows what came out.
+A method needs its package: bitsandbytes, torchao, optimum-quanto, compressed-tensors, or optimum and gptqmodel.
+docs/quantised.md shows what came out.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,26 +35,72 @@ def torchao(name: str, **settings: Any) -> Any:
     return transformers.TorchAoConfig(getattr(coding, name)(**settings))
 
 
-METHODS: dict[str, Callable[[], Any]] = {
-    "plain": lambda: None,
-    "bnb-int8": lambda: bitsandbytes(load_in_8bit=True),
-    "nf4": lambda: bitsandbytes(load_in_4bit=True, bnb_4bit_quant_type="nf4"),
-    "fp4": lambda: bitsandbytes(load_in_4bit=True, bnb_4bit_quant_type="fp4"),
-    "ao-int8": lambda: torchao("Int8WeightOnlyConfig"),
-    "ao-int8-dynamic": lambda: torchao("Int8DynamicActivationInt8WeightConfig"),
-    "ao-int4": lambda: torchao("IntxWeightOnlyConfig", weight_dtype=torch.int4),
-    "quanto-int8": lambda: transformers.QuantoConfig(weights="int8"),
-    "quanto-int4": lambda: transformers.QuantoConfig(weights="int4"),
-    "hqq": lambda: transformers.HqqConfig(nbits=4, group_size=64),
-    "fp8": transformers.FineGrainedFP8Config,
-    "mxfp4": transformers.Mxfp4Config,
+def gptq(place: str) -> Any:
+    """Four bits in groups of 64 weights, calibrated on multilingual text, which the scan does not read."""
+    files = sorted((Path(sinkscope.__file__).parent / "data" / "multilingual").glob("*.txt"))
+    return transformers.GPTQConfig(
+        bits=4, group_size=64, dataset=[file.read_text("utf-8")[:600] for file in files[:16]],
+        tokenizer=transformers.AutoTokenizer.from_pretrained(place),
+    )  # fmt: skip
+
+
+def compress(place: str, target: str, bits: int) -> None:
+    """Writes a folder of compressed-tensors: every linear layer but the head, rounded to the nearest code, with a scale
+    for each row (8 bits) or each 64 weights of a row (4 bits)."""
+    from compressed_tensors import ModelCompressor
+    from compressed_tensors.quantization import (
+        QuantizationArgs,
+        QuantizationConfig,
+        QuantizationScheme,
+        QuantizationStatus,
+        apply_quantization_config,
+    )
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(place)
+    kind = {"strategy": "group", "group_size": 64} if bits == 4 else {"strategy": "channel"}
+    coded = QuantizationArgs(num_bits=bits, type="int", symmetric=True, **kind)
+    scheme = QuantizationScheme(targets=["Linear"], weights=coded)
+    apply_quantization_config(model, QuantizationConfig(config_groups={"all": scheme}, ignore=["lm_head"]))
+    for module in model.modules():
+        if not hasattr(module, "quantization_scheme"):
+            continue
+        rows = module.weight.detach()
+        groups = rows.unflatten(1, (-1, 64)) if bits == 4 else rows.unsqueeze(1)
+        scale, _ = calculate_qparams(groups.amin(-1), groups.amax(-1), coded)
+        module.weight_scale.data.copy_(scale)
+        module.quantization_status = QuantizationStatus.FROZEN
+    compressor = ModelCompressor.from_pretrained_model(model)
+    compressor.compress_model(model)
+    model.save_pretrained(target)
+    compressor.update_config(target)
+
+
+METHODS: dict[str, Callable[[str], Any]] = {
+    "plain": lambda _: None,
+    "bnb-int8": lambda _: bitsandbytes(load_in_8bit=True),
+    "nf4": lambda _: bitsandbytes(load_in_4bit=True, bnb_4bit_quant_type="nf4"),
+    "fp4": lambda _: bitsandbytes(load_in_4bit=True, bnb_4bit_quant_type="fp4"),
+    "ao-int8": lambda _: torchao("Int8WeightOnlyConfig"),
+    "ao-int8-dynamic": lambda _: torchao("Int8DynamicActivationInt8WeightConfig"),
+    "ao-int4": lambda _: torchao("IntxWeightOnlyConfig", weight_dtype=torch.int4),
+    "quanto-int8": lambda _: transformers.QuantoConfig(weights="int8"),
+    "quanto-int4": lambda _: transformers.QuantoConfig(weights="int4"),
+    "gptq": gptq,
+    "hqq": lambda _: transformers.HqqConfig(nbits=4, group_size=64),
+    "fp8": lambda _: transformers.FineGrainedFP8Config(),
+    "mxfp4": lambda _: transformers.Mxfp4Config(),
 }
+"""The configuration with which transformers quantises the model at a place while it loads it."""
+
+SAVED = {"ct-int8": 8, "ct-int4": 4}
+"""Bits of the folders that compressed-tensors writes."""
 
 
 def main() -> None:
     """Reads the command line, loads, scans, and saves the run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("method", choices=METHODS)
+    parser.add_argument("method", choices=[*METHODS, *SAVED])
     parser.add_argument("--model", default="example:gemma-3-270m", help="a folder, a hub id, or example:NAME")
     parser.add_argument("--out", required=True)
     parser.add_argument("--seq-len", type=int, default=256)
@@ -61,9 +110,14 @@ def main() -> None:
     if place.startswith(EXAMPLE):
         place = str(example_folder(place.removeprefix(EXAMPLE)))
     tokenizer = transformers.AutoTokenizer.from_pretrained(place)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        place, quantization_config=METHODS[given.method](), device_map="cpu"
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        settings: dict[str, Any] = {}
+        if given.method in SAVED:
+            compress(place, folder, SAVED[given.method])
+            place = folder  # its config.json says how it is quantised
+        else:
+            settings["quantization_config"] = METHODS[given.method](place)
+        model = transformers.AutoModelForCausalLM.from_pretrained(place, device_map="cpu", **settings)
     run = sinkscope.scan(
         model.eval(), tokenizer=tokenizer, name=given.method, seq_len=given.seq_len,
         num_sequences=given.num_sequences, measure="all",

@@ -30,7 +30,7 @@ from sinkscope.checkpoints.checks import (
 )
 from sinkscope.checkpoints.gguf_files import dequantizing
 from sinkscope.checkpoints.placement import NO_PLAN, Placement
-from sinkscope.checkpoints.private_doors import lacks_tensor_plan, loading_report
+from sinkscope.checkpoints.private_doors import lacks_tensor_plan, loading_report, unpack
 from sinkscope.checkpoints.quiet import Report, quiet_transformers, silent
 from sinkscope.checkpoints.sources import LoadOptions, Source, check_dtype, find_source, weight_paths
 from sinkscope.checkpoints.tokenizers import load_tokenizer, why_not_loaded
@@ -100,6 +100,8 @@ def _open(
         tokenizer, problem = load_tokenizer(source, options.trust_remote_code)
         digest = beside.submit(tokenizer_hash, tokenizer)
         model, warnings = _load_model(source, options, dtype)
+    with quiet_transformers(bars_too=True):
+        unpack(model)
     report("loading", 0, 0)
     if options.device_map is None and options.tensor_parallel == 1:
         model = _to_device(model, device)
@@ -143,6 +145,8 @@ def wrap_model(model: Any, tokenizer: Any = None, head: bool = False) -> Checkpo
         )
     if head:
         need_causal(type(model).__name__, [type(model).__name__])
+    with quiet_transformers(bars_too=True):
+        unpack(model)
     base = model if head or configuration(model) is None else inner_model(unwrapped(model))
     check_object(base)
     name = wrapped_name(given)

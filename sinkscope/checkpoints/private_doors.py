@@ -163,6 +163,20 @@ def misshapen(error: Exception) -> str | None:
     return next((line for line in lines if "size mismatch" in line or "shape" in line), None)
 
 
+# compressed-tensors: weights that its first pass unpacks
+
+
+def unpack(model: nn.Module) -> None:
+    """Lets compressed-tensors unpack a model's weights. It would do so in a hook of the outermost module, which a pass
+    of the base model alone never calls."""
+    hook = getattr(model, "ct_decompress_hook", None)
+    if hook is None:
+        return
+    if getattr(hook, "id", None) not in model._forward_pre_hooks:
+        raise moved("compressed-tensors", "the model's ct_decompress_hook")
+    model._forward_pre_hooks[hook.id](model, ())
+
+
 # FSDP and DeepSpeed: weights that are spread over processes
 
 SHARDED = ("FullyShardedDataParallel", "FSDPModule")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -256,3 +257,54 @@ def test_bitsandbytes(bits: int, tmp_path: Path) -> None:
     assert run.manifest.model.quantization == "bitsandbytes"
     for column in ("rank_w", "rank_qk"):
         np.testing.assert_allclose(run.smoothing[column], plain.smoothing[column], rtol={4: 0.5, 8: 0.05}[bits])
+
+
+@pytest.mark.parametrize(("bits", "tolerance"), [(8, 0.05), (4, 0.5)])
+def test_compressed_tensors(bits: int, tolerance: float, tmp_path: Path) -> None:
+    """A folder and an object: the package unpacks weights in the first pass of the outermost module."""
+    library("compressed_tensors")
+    shape = {"hidden_size": 64, "intermediate_size": 128}
+    make_model(**shape).save_pretrained(tmp_path / "plain")
+    make_tokenizer().save_pretrained(tmp_path / "plain")
+    compress(tmp_path / "plain", tmp_path / "coded", bits)
+    run = sinkscope.scan(str(tmp_path / "coded"), smoothing=True, seq_len=24, num_sequences=2)
+    plain = sinkscope.scan(str(tmp_path / "plain"), smoothing=True, seq_len=24, num_sequences=2)
+    assert run.manifest.model.quantization == "compressed-tensors"
+    assert run.manifest.self_check.status == "passed"
+    for column in ("rank_w", "rank_qk"):
+        np.testing.assert_allclose(run.smoothing[column], plain.smoothing[column], rtol=tolerance)
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "coded").eval()
+    own = sinkscope.scan(model, tokenizer=make_tokenizer(), smoothing=True, seq_len=24, num_sequences=2)
+    assert own.heads.equals(run.heads)
+
+
+def compress(place: Path, target: Path, bits: int) -> None:
+    """As examples/quantised.py does, which users copy."""
+    spec = importlib.util.spec_from_file_location("quantised", Path(__file__).parents[2] / "examples" / "quantised.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.compress(str(place), str(target), bits)
+    make_tokenizer().save_pretrained(target)
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_hook_that_unpacks_weights_runs_before_the_base_alone(hangs: bool) -> None:
+    """As compressed-tensors hangs one on the outermost module, whose base is what a scan runs."""
+    model, expected = make_model(), measured(make_model())
+    layer = model.model.layers[0].mlp.up_proj
+    weight = layer.weight
+    del layer.weight
+
+    def unpack(outermost: nn.Module, args: Any) -> None:
+        layer.weight = weight
+        outermost.ct_decompress_hook.remove()
+
+    model.ct_decompress_hook = model.register_forward_pre_hook(unpack)
+    if not hangs:
+        model.ct_decompress_hook.remove()
+        with pytest.raises(SinkscopeError, match="compressed-tensors"):
+            measured(model)
+        return
+    assert measured(model).heads.equals(expected.heads)
