@@ -87,6 +87,7 @@ METHODS: dict[str, Callable[[str], Any]] = {
     "quanto-int8": lambda _: transformers.QuantoConfig(weights="int8"),
     "quanto-int4": lambda _: transformers.QuantoConfig(weights="int4"),
     "gptq": gptq,
+    "awq": lambda _: transformers.AwqConfig(bits=4),
     "hqq": lambda _: transformers.HqqConfig(nbits=4, group_size=64),
     "fp8": lambda _: transformers.FineGrainedFP8Config(),
     "mxfp4": lambda _: transformers.Mxfp4Config(),

@@ -1,5 +1,6 @@
-"""The contract with undocumented parts of transformers, peft and gguf: each function of `checkpoints/private_doors.py`
-works on the installed versions, and where a part is gone its error names it. Runs at both ends of the supported range.
+"""The contract with undocumented parts of transformers, peft, gguf and compressed-tensors: each function of
+`checkpoints/private_doors.py` works on the installed versions, and where a part is gone its error names it. Runs at
+both ends of the supported range.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pytest
 import torch
 from conftest import make_tokenizer
 from ggufs import write_gguf
+from libraries import library
 from peft.utils import other
 from torch import nn
 from torch.distributed import fsdp
@@ -191,6 +193,36 @@ def test_errors_of_peft() -> None:
     assert line is not None
     assert "lora_A" in line
     assert doors.misshapen(ValueError("something else")) is None
+
+
+# compressed-tensors
+
+
+def test_weights_that_a_first_pass_would_unpack(tmp_path: Path) -> None:
+    library("compressed_tensors")
+    from compressed_tensors import ModelCompressor
+    from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme, apply_quantization_config
+
+    model: Any = nn.Sequential(nn.Linear(8, 8))
+    weight = model[0].weight.detach().clone()
+    scheme = QuantizationScheme(targets=["Linear"], weights={"num_bits": 8, "strategy": "channel"})
+    apply_quantization_config(model, QuantizationConfig(config_groups={"all": scheme}))
+    model[0].weight_scale.data.copy_(weight.abs().amax(1, keepdim=True) / 127)
+    ModelCompressor.from_pretrained_model(model).compress_model(model)
+    assert "weight" not in dict(model[0].named_parameters())
+    doors.unpack(model)
+    assert torch.allclose(model[0].weight, weight, atol=0.01)
+    doors.unpack(model)  # nothing is left to do
+    model.ct_decompress_hook = None
+    doors.unpack(model)
+
+
+def test_a_hook_of_another_kind_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sinkscope.capture.private_doors.version", lambda library: "9.0")
+    model: Any = nn.Linear(2, 2)
+    model.ct_decompress_hook = "something else"
+    with pytest.raises(SinkscopeError, match=r"compressed-tensors 9\.0 has no .*ct_decompress_hook"):
+        doors.unpack(model)
 
 
 # Weights that are spread over processes

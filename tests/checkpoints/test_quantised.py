@@ -289,8 +289,7 @@ def compress(place: Path, target: Path, bits: int) -> None:
     make_tokenizer().save_pretrained(target)
 
 
-@pytest.mark.parametrize("hangs", [True, False])
-def test_a_hook_that_unpacks_weights_runs_before_the_base_alone(hangs: bool) -> None:
+def test_a_hook_that_unpacks_weights_runs_before_the_base_alone() -> None:
     """As compressed-tensors hangs one on the outermost module, whose base is what a scan runs."""
     model, expected = make_model(), measured(make_model())
     layer = model.model.layers[0].mlp.up_proj
@@ -302,9 +301,4 @@ def test_a_hook_that_unpacks_weights_runs_before_the_base_alone(hangs: bool) -> 
         outermost.ct_decompress_hook.remove()
 
     model.ct_decompress_hook = model.register_forward_pre_hook(unpack)
-    if not hangs:
-        model.ct_decompress_hook.remove()
-        with pytest.raises(SinkscopeError, match="compressed-tensors"):
-            measured(model)
-        return
     assert measured(model).heads.equals(expected.heads)
