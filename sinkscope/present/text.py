@@ -53,6 +53,17 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def first_token(run: Run) -> str:
+    """What stands first in every sequence of a run, as it is: text and id of a token; without a tokenizer, the id
+    alone, or the name of what stands there instead of a token."""
+    first = run.summary.first_token
+    if first.id is None:
+        return "differs between sequences"
+    if run.manifest.model.tokenizer is not None or first.is_bos is not None:
+        return f"'{first.text}' (id {first.id})"
+    return f"id {first.id}" if first.text == str(first.id) else str(first.text)
+
+
 def token_text(token: str) -> str:
     """A token as text, safe to print: without the signs by which vocabularies write a space and a line break."""
     return printable(token.replace("\u2581", " ").replace("\u0120", " ").replace("\u010a", "\n"))

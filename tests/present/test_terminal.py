@@ -15,6 +15,7 @@ from small_run import make_run
 
 from sinkscope.checkpoints.examples import EXAMPLES
 from sinkscope.comparison.compare_runs import compare
+from sinkscope.present.html.report import render_report
 from sinkscope.present.terminal.comparison import render_comparison
 from sinkscope.present.terminal.metrics import SYMBOLS, metric_list, render_examples, render_metrics
 from sinkscope.present.terminal.run import render_run
@@ -75,6 +76,22 @@ def test_the_first_token_is_called_what_it_is(text: str, is_bos: bool, said: str
     run = make_run()
     run.summary.first_token = run.summary.first_token.model_copy(update={"text": text, "is_bos": is_bos})
     assert f"first token: '{text}' (id 1), {said}" in render_run(run, width=80)
+
+
+@pytest.mark.parametrize(("text", "said"), [("1", "id 1\n"), ("first position", "first position\n")])
+def test_without_a_tokenizer_the_first_token_has_an_id_or_a_name(text: str, said: str) -> None:
+    run = scanned()
+    facts = {"id": 1, "text": text, "is_bos": None}
+    run.summary.first_token = run.summary.first_token.model_copy(update=facts)
+    run.manifest.model.tokenizer = None
+    assert f"first token: {said}" in render_run(run, width=80)
+    assert f"<dd>{said.strip()}</dd>" in render_report([run])
+
+
+def test_a_model_without_a_name_is_called_by_its_class_once() -> None:
+    run = make_run()
+    run.manifest.model.id = run.manifest.model.class_
+    assert render_run(run, width=80).startswith("TinyModel  2 M parameters, ")
 
 
 def test_a_tokenizer_without_bos_is_named_and_token_ids_alone_have_none() -> None:

@@ -13,7 +13,7 @@ from sinkscope.present.html.page import blocks, embedded, listed, packed, parked
 from sinkscope.present.html.section import groups, head_scatter, sections
 from sinkscope.present.html.svg import Cell, Line, heat_map, legend, line_chart, number, points
 from sinkscope.present.numbers import MISSING, fixed, is_missing
-from sinkscope.present.text import answers, printable, run_id, sentence, shortened, token_text
+from sinkscope.present.text import answers, first_token, printable, run_id, sentence, shortened, token_text
 from sinkscope.runs.words import first_mass
 
 if TYPE_CHECKING:
@@ -102,13 +102,13 @@ def _view(run: Run, index: int, dense: bool, runs: list[Run]) -> dict[str, Any]:
     `dense`: its maps and charts are of many heads. `runs`: all runs of the page; their charts have one scale.
     """
     manifest, summary = run.manifest, run.summary
-    model, first = manifest.model, summary.first_token
+    model = manifest.model
     facts = {
         "model": f"{model.shown} ({model.class_}, {model.parameters or 0:,} parameters)",
         "computed in": f"{model.dtype} on {model.device}",
         "weights SHA-256": model.weights_sha256 or "-",
         "data": "; ".join(f"{d.domain}: {d.sequences} sequences of {d.seq_len} tokens" for d in manifest.data),
-        "first token": "differs between sequences" if first.id is None else f"{first.text} (id {first.id})",
+        "first token": first_token(run),
         "sink": f"mean alpha_0 above {summary.epsilon:g}",
         "dormant": manifest.request.dormant_rule,
         "command": manifest.command or "made in Python",

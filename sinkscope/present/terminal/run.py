@@ -34,7 +34,7 @@ from sinkscope.present.terminal.table import (
     shades,
     table,
 )
-from sinkscope.present.text import next_command, printable
+from sinkscope.present.text import first_token, next_command, printable
 from sinkscope.runs.statistics import CONFIDENCE, t_half_width
 from sinkscope.runs.words import first_mass, says_nothing
 
@@ -84,8 +84,9 @@ def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: s
 def _title(run: Run) -> Text:
     model, first = run.manifest.model, run.summary.first_token
     text = Text(printable(model.shown), style="bold")
+    kind = "" if model.shown == model.class_ else f"{model.class_}, "
     text.append(
-        printable(f"  {model.class_}, {parameters(model.parameters or 0)} parameters, {model.dtype} on {model.device}"),
+        printable(f"  {kind}{parameters(model.parameters or 0)} parameters, {model.dtype} on {model.device}"),
         style="not bold",
     )
     text.append("\n")
@@ -96,7 +97,7 @@ def _title(run: Run) -> Text:
         text.append(f"and {len(run.manifest.data) - ROWS} more datasets (manifest.json)\n", style="not bold")
     if run.manifest.decoder_input is not None:
         text.append(f"decoder reads {printable(run.manifest.decoder_input)}\n", style="not bold")
-    shown = "differs between sequences" if first.id is None else f"'{printable(str(first.text))}' (id {first.id})"
+    shown = printable(first_token(run))
     if first.is_bos is None and run.manifest.model.tokenizer_sha256 is not None:
         shown += "; the tokenizer has no BOS"
     whose = "task" if run.summary.task is not None else "tokenizer"
