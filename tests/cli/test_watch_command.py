@@ -102,6 +102,26 @@ def test_an_interrupted_program_leaves_its_runs(program: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("handled", [True, False])
+def test_a_terminated_program_ends_as_it_would_alone(handled: bool, program: Path, tmp_path: Path) -> None:
+    """Its own handler decides; without one the signal ends it at once, and there is no run."""
+    if handled:
+        handler = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
+        program.write_text(handler + program.read_text())
+    words = command("--out", tmp_path / "run", "--", program, "0", "wait")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True) as started:
+        assert started.stdout is not None
+        while "waiting" not in started.stdout.readline():
+            time.sleep(0.05)
+        started.send_signal(signal.SIGTERM)
+        _, err = started.communicate()
+    assert started.returncode == (5 if handled else -signal.SIGTERM)
+    assert (tmp_path / "run" / "heads.csv").is_file() == handled
+    assert ("measured 8 sequences of Plain" in err) == handled
+
+
+@pytest.mark.slow
 def test_a_module_runs_too_and_a_program_without_attention_is_told(tmp_path: Path) -> None:
     done = watched("--out", tmp_path / "run", "--", "-m", "json.tool", "--help")
     assert done.stdout.startswith("usage: ")

@@ -193,7 +193,8 @@ def test_sentence_transformers() -> None:
 
 
 def test_lm_eval(tmp_path: Path) -> None:
-    """A task of one's own: the scores are the same with and without a watch."""
+    """A task of one's own: the scores are the same with and without a watch, and the masses those of eager attention in
+    float64 over what lm-eval gave the model."""
     lm_eval = library("lm_eval")
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
@@ -214,12 +215,19 @@ def test_lm_eval(tmp_path: Path) -> None:
         found = lm_eval.simple_evaluate(wrapped, tasks=[task], task_manager=TaskManager(), bootstrap_iters=0)
         return [each["resps"] for each in found["samples"]["tiny"]]
 
-    alone = evaluate()
+    given: list[Tensor] = []
+    with model.register_forward_pre_hook(lambda _, args: given.append(args[0])):
+        alone = evaluate()
     with sinkscope.watch(model, tokenizer=tokenizer) as seen:
         assert evaluate() == alone
     run = seen.run()
     assert run.summary.sequences == 8  # two answers to each of four questions
     assert not seen.left_out
+    model.double().set_attn_implementation("eager")
+    with torch.no_grad():
+        maps = [model(ids, output_attentions=True).attentions for ids in given]
+    masses = [torch.cat([each[:, :, 1:, 0].mean((0, 2)) for each in of_text]) for of_text in maps]
+    np.testing.assert_allclose(run.heads["bos_mass"], torch.stack(masses).mean(0).numpy(), atol=1e-5)
 
 
 def test_trl_trains_the_same(tmp_path: Path) -> None:
