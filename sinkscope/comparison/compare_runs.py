@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from sinkscope.comparison.levels import Changes, Listed, Pair, concatenated, depth_rows, head_changes, level_rows
+from sinkscope.comparison.states import massive_rows, sink_token_rows
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.catalogue import hides_keys, moved, refuse_moved
 from sinkscope.runs.per_sequence import LEVELS, chosen_metrics, domains, metric_names
@@ -54,7 +55,9 @@ class Comparison(ShownComparison):
         within_noise: heads that crossed the same thresholds by a difference that does not hold.
         notes: sentences that the reader must know.
         depths: where heads cannot be matched, profiles over relative depth, one row per (domain, stream, metric,
-            depth); see `comparison.depths.depth_rows`. Empty otherwise.
+            depth); see `comparison.levels.depth_rows`. Empty otherwise.
+        massive: the massive activations of both, one row per stream; see `comparison.states.massive_rows`.
+        tokens: the tokens that are attention sinks in either run; see `comparison.states.sink_token_rows`.
 
     With margins of equivalence the tables have margin, p_equivalent (two one-sided t-tests of "the true difference is
     at least the margin") and p_equivalent_holm (Holm's adjustment over the places of that metric). A place is shown to
@@ -73,6 +76,8 @@ class Comparison(ShownComparison):
     within_noise: Listed
     notes: list[str] = field(default_factory=list)
     depths: pd.DataFrame = field(default_factory=pd.DataFrame)
+    massive: pd.DataFrame = field(default_factory=pd.DataFrame)
+    tokens: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     def __repr__(self) -> str:
         """One line: the tables would fill a notebook's screen."""
@@ -82,7 +87,8 @@ class Comparison(ShownComparison):
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON, schema_version first."""
-        names = ("summary", "layers", "heads", *(["depths"] if len(self.depths) else []))
+        beside = [name for name in ("depths", "massive", "tokens") if len(getattr(self, name))]
+        names = ("summary", "layers", "heads", *beside)
         tables = {name: getattr(self, name).to_dict("records") for name in names}
         facts = {"a": self.a, "b": self.b, "paired": self.paired, "same_shape": self.same_shape}
         rest = {"metrics": self.metrics, "notes": self.notes, "changes": self.changes}
@@ -141,7 +147,7 @@ def compare(
     depths = pd.DataFrame() if same else concatenated([depth_rows(a, b, pair, layered, paired) for pair in pairs])
     return Comparison(
         _facts(a), _facts(b), paired, same, names, tables["head"], tables["layer"], tables["summary"],
-        changes.held, changes.within_noise, [*notes, *changes.notes], depths,
+        changes.held, changes.within_noise, [*notes, *changes.notes], depths, massive_rows(a, b), sink_token_rows(a, b),
     )  # fmt: skip
 
 

@@ -1,12 +1,13 @@
-"""Sentences on a comparison for its screen and its page: where profiles part, and what is shown to be equivalent."""
+"""Sentences on a comparison for its screen and its page: where profiles part, massive activations and sink tokens, and
+what is shown to be equivalent."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sinkscope.comparison.levels import parting
 from sinkscope.present.numbers import change, fixed, is_missing, probability, significant
-from sinkscope.present.text import printable
+from sinkscope.present.text import printable, token_text
 from sinkscope.runs.statistics import SIGNIFICANT
 
 if TYPE_CHECKING:
@@ -55,6 +56,63 @@ def layers_between(first: float, last: float) -> str:
     if low == high:
         return f"layer {low}"
     return f"between layers {low} and {high}" if first == last else f"layers {low} to {high}"
+
+
+# Sentences on massive activations and on the tokens that are sinks.
+
+
+NAMED = 3
+"""Most tokens that a sentence names."""
+
+
+def states(result: Comparison) -> list[str]:
+    """One sentence on massive activations for each stream, and one on the tokens that are attention sinks in A or B."""
+    several = len(result.massive) > 1
+    said = [_massive(row, several) for row in result.massive.to_dict("records")]
+    if len(result.tokens):
+        streams = result.tokens.groupby("stream", sort=False)
+        said += [_tokens(rows, str(name) if len(streams) > 1 else "") for name, rows in streams]
+    return said
+
+
+def _massive(row: dict[Any, Any], several: bool) -> str:
+    where = f" of {printable(str(row['stream']))}" if several else ""
+    if not row["present_a"] and not row["present_b"]:
+        values = " and ".join(significant(row[f"max_abs_{run}"]) for run in "ab")
+        return f"massive activations{where}: none in A or B; the largest |x| is {values}"
+    return f"massive activations{where}: {'; '.join(_massive_of(row, run) for run in 'ab')}"
+
+
+def _massive_of(row: dict[Any, Any], run: str) -> str:
+    most = significant(row[f"max_abs_{run}"])
+    if not row[f"present_{run}"]:
+        return f"{run.upper()} none; the largest |x| is {most}"
+    tokens = significant(row[f"massive_tokens_{run}"], 3)
+    layer = f"{row[f'layer_{run}']:.0f}"
+    return f"{run.upper()} up to {most} in the input of layer {layer}, on up to {tokens} tokens of a sequence"
+
+
+def _tokens(rows: pd.DataFrame, stream: str) -> str:
+    in_a, in_b = rows["sinks_a"] > 0, rows["sinks_b"] > 0
+    parts = [
+        f"{label}: {_named(own)}"
+        for label, own in (("in both", rows[in_a & in_b]), ("only in A", rows[~in_b]), ("only in B", rows[~in_a]))
+        if len(own)
+    ]
+    return f"tokens that are sinks{f' of {printable(stream)}' if stream else ''} {'; '.join(parts)}"
+
+
+def _named(rows: pd.DataFrame) -> str:
+    shown = ", ".join(
+        f"'{token_text(row['token'])}'{' at position 0' if row['first'] else ''} ({_counts(row)})"
+        for row in rows.head(NAMED).to_dict("records")
+    )
+    return shown + (f" and {len(rows) - NAMED} more" if len(rows) > NAMED else "")
+
+
+def _counts(row: dict[Any, Any]) -> str:
+    counts = [f"{row[f'sinks_{run}']} of {row[f'occurrences_{run}']:.0f}" for run in "ab" if row[f"sinks_{run}"]]
+    return " and ".join(dict.fromkeys(counts)) if len(set(counts)) > 1 else counts[0]
 
 
 # Sentences on what two one-sided tests show to be equivalent.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sinkscope.comparison.levels import parting
 from sinkscope.present.colors import DIVERGING
-from sinkscope.present.differences import equivalences, layers_between, partings
+from sinkscope.present.differences import equivalences, layers_between, partings, states
 from sinkscope.present.html.svg import Cell, Line, heat_map, legend, line_chart, points
 from sinkscope.present.numbers import change, interval, probability, signed, significant
 from sinkscope.present.text import CHANGED, within_noise
@@ -28,7 +28,7 @@ def comparison_view(result: Comparison, dense: bool = False) -> dict[str, Any]:
         for row in result.summary.to_dict("records")
     ]  # fmt: skip
     how = "Paired: the same token sequences in both" if result.paired else "Separate samples: Welch's test"
-    said = [*partings(result), *equivalences(result)]
+    said = [*partings(result), *states(result), *equivalences(result)]
     return {
         "a": result.a, "b": result.b, "how": how, "said": said, "lead": _lead(result), "notes": result.notes,
         "rows": rows, "profiles": _profiles(result), "maps": _maps(result, dense),

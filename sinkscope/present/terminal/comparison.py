@@ -12,7 +12,7 @@ from rich.text import Text
 
 from sinkscope.comparison.compare_runs import Comparison
 from sinkscope.present.colors import DIVERGING
-from sinkscope.present.differences import equivalences, partings
+from sinkscope.present.differences import equivalences, partings, states
 from sinkscope.present.numbers import change, interval, probability, signed, significant
 from sinkscope.present.terminal.table import Cells, MapRow, as_text, head_map, plain, shades, table
 from sinkscope.present.text import CHANGED, printable, within_noise
@@ -42,8 +42,8 @@ def render_comparison(result: Comparison, width: int = 80, color: str | None = N
             parts += [Text(), _strongest(result.heads, width)]
     if result.same_shape:
         parts.append(_changes(result))
-    said = [Text(line) for line in equivalences(result)]
-    parts += [*_depths(result), *([Text()] if said and result.same_shape else []), *said]
+    said = [Text(line) for line in (*states(result), *equivalences(result))]
+    parts += [*_depths(result), *([Text()] if said else []), *said]
     return as_text(parts, width, color)
 
 
