@@ -147,7 +147,8 @@ def compare(
     depths = pd.DataFrame() if same else concatenated([depth_rows(a, b, pair, layered, paired) for pair in pairs])
     return Comparison(
         _facts(a), _facts(b), paired, same, names, tables["head"], tables["layer"], tables["summary"],
-        changes.held, changes.within_noise, [*notes, *changes.notes], depths, massive_rows(a, b), sink_token_rows(a, b),
+        changes.held, changes.within_noise, [*notes, *changes.notes], depths, massive_rows(a, b),
+        sink_token_rows(a, b, pairs),
     )  # fmt: skip
 
 

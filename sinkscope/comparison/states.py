@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from sinkscope.comparison.levels import Pair
+
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
 
@@ -37,24 +39,27 @@ def _massive(run: Run, stream: str) -> dict[str, Any]:
     }
 
 
-def sink_token_rows(a: Run, b: Run) -> pd.DataFrame:
+def sink_token_rows(a: Run, b: Run, pairs: list[Pair]) -> pd.DataFrame:
     """One row for each stream and token that is an attention sink in A or B, at position 0 (`first`) or beyond.
 
-    Columns `sinks` and `occurrences`, of A and of B, are sums over the rows of tokens.csv; 0 and missing where the run
-    has no such row, which counts no occurrences of what is never a sink. Tokens are matched by their text; by their id
-    where no tokenizer gives one. Empty where an older sinkscope wrote a run, without tokens.csv.
+    `pairs`: the domains that are compared; no other is counted. Columns `sinks` and `occurrences`, of A and of B, are
+    sums over the rows of tokens.csv; 0 and missing where the run has no such row, which counts no occurrences of what
+    is never a sink. Tokens are matched by their text; by their id where no tokenizer gives one. Empty where an older
+    sinkscope wrote a run, without tokens.csv.
     """
     if a.tokens is None or b.tokens is None:
         return pd.DataFrame()
     keys = ["stream", "token", "first"]
-    one, other = (_sink_tokens(run.tokens) for run in (a, b))
+    one, other = (_sink_tokens(run.tokens, {pair[place] for pair in pairs}) for place, run in enumerate((a, b)))
     joined = one.merge(other, on=keys, how="outer", suffixes=("_a", "_b"), sort=False)
     joined[["sinks_a", "sinks_b"]] = joined[["sinks_a", "sinks_b"]].fillna(0).astype("int64")
     return joined.sort_values(["stream", "first", "sinks_a", "sinks_b"], ascending=[True, False, False, False],
                               ignore_index=True)  # fmt: skip
 
 
-def _sink_tokens(table: pd.DataFrame) -> pd.DataFrame:
+def _sink_tokens(table: pd.DataFrame, domains: set[Any]) -> pd.DataFrame:
+    if "domain" in table:
+        table = table[table["domain"].isin(domains)]
     rows = table[table["kind"] == "attention"]
     named = rows["token"].fillna("id " + rows["id"].astype("string")).fillna(rows["region"])
     groups = rows.assign(token=named).groupby(["stream", "token", "first"], sort=False)

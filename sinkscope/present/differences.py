@@ -95,11 +95,11 @@ def _massive_of(row: dict[Any, Any], run: str) -> str:
 def _tokens(rows: pd.DataFrame, stream: str) -> str:
     in_a, in_b = rows["sinks_a"] > 0, rows["sinks_b"] > 0
     parts = [
-        f"{label}: {_named(own)}"
+        f"{label} {_named(own)}"
         for label, own in (("in both", rows[in_a & in_b]), ("only in A", rows[~in_b]), ("only in B", rows[~in_a]))
         if len(own)
     ]
-    return f"tokens that are sinks{f' of {printable(stream)}' if stream else ''} {'; '.join(parts)}"
+    return f"tokens that are attention sinks{f' of {printable(stream)}' if stream else ''}: {'; '.join(parts)}"
 
 
 def _named(rows: pd.DataFrame) -> str:
@@ -111,8 +111,11 @@ def _named(rows: pd.DataFrame) -> str:
 
 
 def _counts(row: dict[Any, Any]) -> str:
-    counts = [f"{row[f'sinks_{run}']} of {row[f'occurrences_{run}']:.0f}" for run in "ab" if row[f"sinks_{run}"]]
-    return " and ".join(dict.fromkeys(counts)) if len(set(counts)) > 1 else counts[0]
+    """`8 of 8 occurrences`; where the runs differ, `11 of 42 in A, 3 of 42 in B`."""
+    counts = {run: f"{row[f'sinks_{run}']} of {row[f'occurrences_{run}']:.0f}" for run in "ab" if row[f"sinks_{run}"]}
+    if len(set(counts.values())) == 1:
+        return f"{next(iter(counts.values()))} occurrences"
+    return ", ".join(f"{count} in {run.upper()}" for run, count in counts.items())
 
 
 # Sentences on what two one-sided tests show to be equivalent.

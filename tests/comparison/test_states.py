@@ -19,6 +19,8 @@ from sinkscope.runs.schema.base import to_json
 
 BOS = {"token": "<s>", "id": 1, "region": "special", "first": True, "sinks": 4, "occurrences": 4}
 
+PAIRS: list[Any] = [("prose", "prose", None)]
+
 
 def run_with(*rows: dict[str, Any], **massive: Any) -> Run:
     """A run whose tokens.csv has these rows, and whose summary says this of massive activations."""
@@ -36,7 +38,7 @@ def test_tokens_are_matched_by_text_and_summed_over_regions() -> None:
     quoted = {"region": "quoted", "sinks": 1, "occurrences": 2}
     a = run_with(BOS, {}, quoted, {"kind": "massive", "token": "x"})
     b = run_with(BOS, {"id": 99, "sinks": 3, "occurrences": 42}, {"token": None, "id": 5})
-    rows = sink_token_rows(a, b).set_index(["token", "first"])
+    rows = sink_token_rows(a, b, PAIRS).set_index(["token", "first"])
     assert rows.loc[("<s>", True), ["sinks_a", "occurrences_a", "sinks_b"]].tolist() == [4, 4, 4]
     assert rows.loc[(".", False), ["sinks_a", "occurrences_a", "sinks_b", "occurrences_b"]].tolist() == [11, 42, 3, 42]
     assert rows.loc[("id 5", False), ["sinks_a", "sinks_b"]].tolist() == [0, 10]
@@ -44,9 +46,20 @@ def test_tokens_are_matched_by_text_and_summed_over_regions() -> None:
     assert len(rows) == 3
     (said,) = [line for line in states(compare(a, b)) if line.startswith("tokens")]
     assert said == (
-        "tokens that are sinks in both: '<s>' at position 0 (4 of 4), '.' (11 of 42 and 3 of 42); only in B: 'id 5' "
-        "(10 of 40)"
+        "tokens that are attention sinks: in both '<s>' at position 0 (4 of 4 occurrences), '.' (11 of 42 in A, 3 of "
+        "42 in B); only in B 'id 5' (10 of 40 occurrences)"
     )
+
+
+def test_only_domains_that_are_compared_are_counted() -> None:
+    a, b = run_with({}, {}), run_with({}, {})
+    for run, names in ((a, ["prose", "code"]), (b, ["prose", "chat"])):
+        assert run.tokens is not None
+        run.tokens.insert(0, "domain", names)
+    (row,) = sink_token_rows(a, b, PAIRS).to_dict("records")
+    assert (row["occurrences_a"], row["occurrences_b"]) == (40, 40)
+    (row,) = sink_token_rows(a, b, [*PAIRS, ("code", "chat", None)]).to_dict("records")
+    assert (row["occurrences_a"], row["occurrences_b"]) == (80, 80)
 
 
 def test_massive_activations_stand_side_by_side() -> None:
@@ -83,7 +96,7 @@ def test_screen_page_and_json_say_it_and_tokens_are_escaped() -> None:
 def test_a_run_of_an_older_sinkscope_has_no_tokens() -> None:
     a, b = run_with(BOS), run_with(BOS)
     b.tokens = None
-    assert sink_token_rows(a, b).empty
+    assert sink_token_rows(a, b, PAIRS).empty
     assert "tokens" not in compare(a, b).as_dict()
 
 
@@ -91,5 +104,5 @@ def test_a_run_of_an_older_sinkscope_has_no_tokens() -> None:
 def test_a_sentence_names_three_tokens(count: int) -> None:
     a = run_with(*({"token": letter, "sinks": 9 - place} for place, letter in enumerate("abcde"[:count])))
     (said,) = [line for line in states(compare(a, run_with())) if line.startswith("tokens")]
-    assert said.startswith("tokens that are sinks only in A: 'a' (9 of 40), 'b' (8 of 40), 'c' (7 of 40)")
+    assert said.startswith("tokens that are attention sinks: only in A 'a' (9 of 40 occurrences), 'b' (8 of 40 ")
     assert said.endswith(" and 2 more") == (count == 5)
