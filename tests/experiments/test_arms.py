@@ -51,6 +51,7 @@ from sinkscope.experiments.arms.positions import Positions
 from sinkscope.experiments.arms.readings import Reference, SinkCount
 from sinkscope.present.terminal.progress import Pace
 from sinkscope.runs.catalogue import table_columns
+from sinkscope.runs.forecast import Time
 from sinkscope.runs.saved.arms import in_words
 from sinkscope.runs.saved.arms_table import DESTROYED, MEASURES, ArmNumbers, loss_cells, table_of
 
@@ -1267,6 +1268,28 @@ def test_the_time_that_passes_take_is_told_after_the_first(
     assert done.exit_code == 0, done.stderr
     (told,) = [line for line in done.stderr.splitlines() if " left: " in line]
     assert re.fullmatch(r"sinkscope: arms: about (1 minute|\d+ minutes) left: the first \d+ took \d+\.0 s", told), told
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_time_is_estimated_before_the_model_is_loaded(
+    cli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """An estimate that fails is none: what is wrong, the measurement says."""
+
+    def forecast(*_: object, **__: object) -> SimpleNamespace:
+        if fails:
+            raise RuntimeError("no shapes for this model")
+        return SimpleNamespace(time=Time("this machine (cpu)", 1e9, 0.6, True, 270.0, 3.0))
+
+    monkeypatch.setattr("sinkscope.experiments.arms.forecast.dry_run_arms", forecast)
+    done = cli("arms", "keys:first1")
+    assert done.exit_code == 0, done.stderr
+    said = (
+        "sinkscope: arms: about 4.5 min on this machine (cpu), without loading; it may be off by a factor of 3 "
+        "(--dry-run says more)"
+    )
+    assert [line for line in done.stderr.splitlines() if "without loading" in line] == ([] if fails else [said])
+    assert fails or done.stderr.startswith(said)
 
 
 def test_a_model_that_does_not_predict_the_next_token(cli: Callable[..., Result]) -> None:
