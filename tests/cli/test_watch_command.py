@@ -33,6 +33,8 @@ with torch.no_grad():
 if "fail" in sys.argv:
     raise RuntimeError("its own error")
 if "wait" in sys.argv:
+    import signal
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
     print("waiting", flush=True)
     import time
     time.sleep(60)
@@ -61,7 +63,7 @@ def test_output_and_exit_code_are_the_programs_own(program: Path, tmp_path: Path
     done = watched("--out", tmp_path / "run", "--limit", "6", "--", program, "7", "--flag")
     assert done.stdout == "given ['7', '--flag'] __main__\n"
     assert done.returncode == 7
-    assert "program.py:22: UserWarning: its own warning" in done.stderr
+    assert "program.py:24: UserWarning: its own warning" in done.stderr
     run = sinkscope.load_run(tmp_path / "run")
     assert run.summary.sequences == 6
     assert run.manifest.model.id == "Plain"
