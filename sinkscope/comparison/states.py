@@ -21,7 +21,7 @@ def massive_rows(a: Run, b: Run) -> pd.DataFrame:
     sequences, over the inputs of all layers).
     """
     rows = []
-    for stream in a.summary.streams.keys() & b.summary.streams.keys():
+    for stream in (name for name in a.summary.streams if name in b.summary.streams):
         found = {"a": _massive(a, stream), "b": _massive(b, stream)}
         if all(each["present"] is not None for each in found.values()):
             rows.append({"stream": stream} | {f"{key}_{of}": own[key] for of, own in found.items() for key in own})
