@@ -83,6 +83,8 @@ class Joined:
             raise SinkscopeError(
                 f"a cache went on at token {now.before} after {self.length} tokens: what came in between is not read"
             )
+        if now.cache is not None and self.passes:
+            self._take_back_slices(now)
         masks = MaskReadings()
         for number, heard in enumerate(now.heard):
             if heard.changed:
@@ -98,6 +100,13 @@ class Joined:
             self._told |= {each.path for each in now.around}
             self._told |= {each.projection for each in now.heard if each.projection is not None}
         self.passes.append(now)
+
+    def _take_back_slices(self, now: Pass) -> None:
+        """Takes back the newest tokens that somebody sliced off every layer of the cache without calling `crop`."""
+        told = [self._sites[each.name].cut_by(each, self._taking) for each in now.heard if each.name in self._sites]
+        counts = {count for count in told if count is not None}
+        if len(counts) == 1 and (count := counts.pop()):
+            self.take_back(count)
 
     def _add(self, heard: Heard, now: Pass, number: int, masks: MaskReadings) -> None:
         around = {each.path: each for each in now.around if each.first <= number < each.past}

@@ -68,6 +68,7 @@ class Steps:
         self._held: StillCached | None = None
         self._rolling: int | None = None
         self._slots = self._rows = 0
+        self._moved = False
 
     def add(self, heard: Heard, around: dict[str, Around], masks: MaskReadings, cached: bool, before: Taking) -> None:
         """Adds the rows of a pass. `before`: the passes before it. Raises SinkscopeError where it does not go on where
@@ -89,6 +90,26 @@ class Steps:
         self._around.append(around)
         self._rows += heard.queries
 
+    def cut_by(self, heard: Heard, before: Taking) -> int | None:
+        """The number of newest tokens that were sliced off this call's cache since the last pass; 0 where it lacks
+        none, or others than these alone. None for a sliding cache, whose slots do not tell."""
+        call = heard.call
+        if call is None or self.cross or not self._keys:
+            return None
+        past = heard.keys - heard.queries
+        if past == self._rolling or _windowed(call, self._rows):
+            return None
+        if not 0 < past < self._slots:
+            return 0
+        key, value = call.key[:, :, :past], call.value[:, :, :past]
+        if self._held is not None:
+            same = self._held.sliced(key, value, self._slots - past, self.name)
+        else:
+            taken = before.of_next()
+            known = (joined(each, taken, 2)[:, :, :past] for each in (self._keys, self._values))
+            same = self._slots == self._rows and all(map(torch.equal, (key, value), known))
+        return self._slots - past if same else 0
+
     def take_back(self, taken: list[Taken]) -> None:
         """Goes on with what is taken of the passes so far: the newest tokens left the cache."""
         if not self._keys or self.cross:
@@ -100,6 +121,7 @@ class Steps:
         self._edge = (oldest, keys[:, :, -1]) if self._rows else None
         if self._held is not None:
             self._held.cut(self._rows)
+            self._moved = True  # the newest token left need not be in the last slot
 
     def move(self, rows: Tensor) -> None:
         """Goes on with the sequences at `rows` of the last pass."""
@@ -175,8 +197,9 @@ class Steps:
         Returns whether it did.
         """
         first = _first_seen(call.visible, past, self.name)
-        if self._held is not None and past == self._slots and not bool((first > 0).any()):
+        if self._held is not None and past == self._slots and not self._moved and not bool((first > 0).any()):
             return False
+        self._moved = False
         fresh = self._held is None
         if self._held is None:
             taken = passes.of_next()

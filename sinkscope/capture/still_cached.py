@@ -128,12 +128,25 @@ class StillCached:
         places = torch.arange(keys.shape[2], device=keys.device)
         seen = (places >= first.view(-1, 1, 1)).expand(tokens.shape)
         held = torch.zeros_like(self.end).scatter_reduce_(2, tokens, seen.long(), "amax") > 0
-        if not bool(held[..., -1].any()):
-            raise SinkscopeError(f"the cache of {name} lost its newest token after it had dropped others: not read")
+        lost = (self.end == HELD) & self._seen[:, None] & ~held
+        if bool((lost.any(2) & (_last(held) < _first(lost))).all()):
+            raise SinkscopeError(
+                f"the cache of {name} lost its newest tokens, but not by `crop` or by the same slice in every layer: "
+                "not read"
+            )
         if bool((held & (self.end < HELD)).any()):
             raise SinkscopeError(f"keys that the cache of {name} had dropped came back: such a sequence is not read")
         now = self.end.shape[2]
         self.end = self.end.where(held | (self.end < HELD), now)
+
+    def sliced(self, keys: Tensor, values: Tensor, count: int, name: str) -> bool:
+        """Whether the slots hold the same tokens as before, but for the newest `count`, which every head held."""
+        rest, seen = self.end == HELD, self._seen[:, None]
+        if not bool(rest[..., -count:].all()):
+            return False
+        rest[..., -count:] = False
+        found = torch.zeros_like(rest).scatter_(2, self._tokens(marks(keys, values), name), True)
+        return torch.equal(found & seen, rest & seen)
 
     def grow(self, keys: Tensor, values: Tensor) -> None:
         """A pass brought the keys and values of new tokens, which its cache holds."""
@@ -170,6 +183,16 @@ class StillCached:
         if bool((twice & self._seen[:, None].expand_as(self.end).gather(2, tokens)).any()):
             raise SinkscopeError(f"two tokens have equal keys in {name}: which of them its cache dropped is not known")
         return tokens
+
+
+def _first(which: Tensor) -> Tensor:
+    """The first token of each row for which `which` is true; 0 where there is none."""
+    return which.int().argmax(-1)
+
+
+def _last(which: Tensor) -> Tensor:
+    """The last token of each row for which `which` is true; the last of all where there is none."""
+    return which.shape[-1] - 1 - which.flip(-1).int().argmax(-1)
 
 
 def newest(held: StillCached, slots: int) -> bool:

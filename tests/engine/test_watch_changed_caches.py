@@ -6,7 +6,7 @@ What the model saw is read naively in float64: each pass's own maps, with the to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
@@ -118,6 +118,48 @@ def test_a_crop_takes_the_newest_tokens_back() -> None:
         cache.crop(-1)
     whole = torch.cat([ids[:, :6], other[:, 6:9]], 1)
     assert_same(seen.run(), sinkscope.scan(model, data=whole, self_check=False))
+
+
+@pytest.mark.parametrize("pressed", [False, True])
+def test_a_slice_of_every_layer_takes_the_newest_tokens_back(pressed: bool) -> None:
+    """So do pipelines that ask a second question over one text; keys that a press dropped before stay dropped."""
+    model, ids, other = writer("llama"), text(), text().flip(1)
+    press = Press(model, lambda _, keys: keys.norm(dim=-1).topk(6, -1).indices)
+
+    def asked(answers: list[Tensor]) -> None:
+        cache = DynamicCache()
+        places = torch.arange(PROMPT + 4)[None]
+        with press.pressing() if pressed else nullcontext():
+            model(ids[:, :PROMPT], **{CACHE: cache})
+        slots = cache.layers[0].keys.shape[2]
+        for answer in answers:
+            for layer in cache.layers:
+                layer.keys, layer.values = layer.keys[:, :, :slots], layer.values[:, :, :slots]
+            for step in range(4):
+                given = {CACHE: cache, "position_ids": places[:, PROMPT + step : PROMPT + step + 1]}
+                model(answer[:, step : step + 1], **given)
+
+    runs = []
+    for answers in ([ids[:, -4:], other[:, :4]], [other[:, :4]]):
+        with torch.no_grad(), sinkscope.watch(model) as seen:
+            asked(answers)
+        runs.append(seen.run())
+        assert not seen.left_out
+    assert runs[0].manifest.data[0].seq_len == PROMPT + 4
+    assert_same(*runs)
+
+
+def test_a_slice_of_some_layers_is_refused() -> None:
+    model, ids, cache = writer("llama"), text(), DynamicCache()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(ids[:, :PROMPT], **{CACHE: cache})
+        model(ids[:, PROMPT : PROMPT + 1], **{CACHE: cache})
+        layer = cache.layers[-1]
+        layer.keys, layer.values = layer.keys[:, :, :-2], layer.values[:, :, :-2]
+        model(ids[:, PROMPT + 1 : PROMPT + 2], **{CACHE: cache})
+    with pytest.raises(SinkscopeError, match="lost its newest tokens") as refused:
+        seen.run()
+    assert "\n" not in str(refused.value)
 
 
 # keys dropped
@@ -268,7 +310,7 @@ def test_a_cache_that_drops_the_oldest_loses_the_first_token() -> None:
     np.testing.assert_allclose(run.heads["first_visible"], (PROMPT - 1) / (PROMPT + WRITTEN - 1), rtol=1e-6)
 
 
-@pytest.mark.parametrize("lost", ["lowest", "the first token"])
+@pytest.mark.parametrize("lost", ["lowest", "the first token", "the newest token"])
 def test_a_press_is_read_as_the_model_saw_it(lost: str) -> None:
     """Half of the prompt's keys stay, other ones in each sequence, layer and KV head, in the order of their scores."""
     model, ids = writer("llama"), text()
@@ -277,6 +319,7 @@ def test_a_press_is_read_as_the_model_saw_it(lost: str) -> None:
         scores = keys.norm(dim=-1)
         scores[..., -2:] = torch.tensor([1e3, 2e3])  # the newest stay
         scores[..., 0] = -1.0 if lost == "the first token" else scores[..., 0]
+        scores[..., -1] = -1.0 if lost == "the newest token" else scores[..., -1]
         return scores.topk(6, -1).indices
 
     press = Press(model, choose)
