@@ -7,6 +7,7 @@ kept until the pass has ended, and measured then.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -59,7 +60,8 @@ class Listener:
     `begins(pass)` is asked before each pass whether it is wanted; `ended(pass)` gets each wanted one, also one that
     raised an error (`failed`); `unheard(why)` is told of passes that cannot be heard. `views` sums the maps that a
     model forms itself. `keywords` gets the unknown keywords. One thread is heard at a time: the one that listens, and
-    that of a continuous batch while it runs a pass. `lock` is held for such a pass.
+    that of a continuous batch while it runs a pass. `lock` is held for such a pass. `missed` gets the caches of the
+    passes that were not heard since another thread's was; None for a pass without a cache.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Listener:
     ) -> None:  # fmt: skip
         self.model, self._begins, self._ended, self._tell, self._views = model, begins, ended, unheard, views
         self.keywords: dict[str, str] = {}
+        self.missed: list[weakref.ref[Any] | None] = []
         self._frames: list[_Frame] = []
         self._now: Pass | None = None
         self._inline = InlineWatch(self._found)
@@ -138,6 +141,7 @@ class Listener:
             return False
         with self._gate:
             if self._frames:
+                self.missed.extend(weakref.ref(share.pages) for share in shares)
                 return False
             self._thread, self._shares = get_ident(), shares
         return True
@@ -173,6 +177,8 @@ class Listener:
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             with self._gate:
                 if self._elsewhere(1, name):
+                    if self._unheard[self._home] == 1 and get_ident() == self._home:
+                        self._miss(kwargs)
                     return
                 if self._frames and name == self._frames[0].path == "":
                     self._reset()
@@ -231,6 +237,10 @@ class Listener:
         if open_ones + change > 0:
             self._unheard[thread] = open_ones + change
         return True
+
+    def _miss(self, kwargs: dict[str, Any]) -> None:
+        cache = _cache_given(kwargs)
+        self.missed.append(None if cache is None else weakref.ref(cache))
 
     # passes
 
@@ -450,9 +460,13 @@ def _facts(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass:
         mask = next((kwargs[each] for each in names if isinstance(kwargs.get(each), Tensor)), None)
         if mask is not None and mask.dim() == 2 and mask.shape[0] == now.batch:
             now.mask = mask.detach() == 0 if hides and mask.dtype == torch.bool else mask.detach()
-    now.cache = next((found for each in CACHES if (found := _cache_in(kwargs.get(each))) is not None), None)
+    now.cache = _cache_given(kwargs)
     now.before = 0 if now.cache is None else int(now.cache.get_seq_length())
     return now
+
+
+def _cache_given(kwargs: Mapping[str, Any]) -> Any:
+    return next((found for each in CACHES if (found := _cache_in(kwargs.get(each))) is not None), None)
 
 
 def _cache_in(given: Any) -> Any:

@@ -15,6 +15,7 @@ from writers import writer
 import sinkscope
 from sinkscope import SinkscopeError
 from sinkscope.capture import private_doors as doors
+from sinkscope.engine.watching.watch import MISSED
 
 configuration = pytest.importorskip("transformers", minversion="5.24").ContinuousBatchingConfig
 
@@ -42,6 +43,11 @@ def one_by_one(model: Any, read: list[list[int]]) -> sinkscope.Run:
         for ids in read:
             model(torch.tensor([ids]), use_cache=False)
     return seen.run()
+
+
+def lengths(seen: sinkscope.Watch) -> list[int]:
+    """The tokens of each sequence measured so far."""
+    return [len(row) for heap in seen._heaps.values() for kind in heap.kinds.values() for row in kind.ids]
 
 
 def hooks(model: Any) -> list[int]:
@@ -176,9 +182,8 @@ def test_a_pass_of_the_watching_thread_beside_a_batch_is_heard_whole_or_not_at_a
         for _ in range(40):
             model(ids, use_cache=False)
         work.join()
-    wholes = [len(row) for heap in seen._heaps.values() for kind in heap.kinds.values() for row in kind.ids]
-    assert set(wholes) <= {20, *(len(read) for read in done[0])}
-    assert sum(length == 20 for length in wholes) >= 1
+    assert set(lengths(seen)) <= {20, *(len(read) for read in done[0])}
+    assert lengths(seen).count(20) >= 1
 
 
 def test_a_pass_inside_one_of_a_batch_leaves_it_alone() -> None:
@@ -202,5 +207,49 @@ def test_a_pass_inside_one_of_a_batch_leaves_it_alone() -> None:
         passed.set()
         work.join()
     hook.remove()
-    assert not seen.left_out
+    assert seen.left_out == [MISSED]
     assert_same(seen.run(), one_by_one(model, done[0]))
+
+
+def test_a_request_whose_last_pass_was_not_heard_is_left_out() -> None:
+    """Without its last token it would look whole. The last pass of the longest request runs inside one of the thread of
+    the watch."""
+    model, given = writer("llama"), prompts(12, 7)
+    steps, inside, over = list[int](), threading.Event(), threading.Event()
+    watching = threading.get_ident()
+
+    def stop(*_: Any) -> None:
+        if threading.get_ident() == watching:
+            inside.set()
+            assert over.wait(60)
+
+    def work() -> None:
+        done.append(answers(model, given[:1], NEW) + answers(model, given[1:], NEW))
+        over.set()
+
+    hook = model.model.layers[1].register_forward_pre_hook(stop)
+    done: list[Any] = []
+    ready = threading.Event()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        kind, plain = doors.batch_step()
+
+        def step(batches: Any, model: Any) -> Any:
+            steps.append(1)
+            if len(steps) == 2 * NEW:  # a prompt is one pass, and each token but the last another
+                ready.set()
+                assert inside.wait(60)
+            return plain(batches, model)
+
+        doors.set_batch_step(kind, step)
+        try:
+            thread = threading.Thread(target=work)
+            thread.start()
+            assert ready.wait(60)
+            model(torch.tensor(prompts(20)), use_cache=False)
+            thread.join()
+        finally:
+            doors.set_batch_step(kind, plain)
+    hook.remove()
+    assert len(steps) == 2 * NEW
+    assert seen.left_out == [MISSED]
+    assert sorted(lengths(seen)) == sorted([len(done[0][0]), 20])

@@ -41,6 +41,9 @@ SHARED = (
 )
 
 
+MISSED = "a pass at the same time as one of a continuous batch in another thread was not read"
+
+
 class Watch:
     """A model that is watched. It is a context manager: what the model computes inside the block is measured.
 
@@ -161,8 +164,9 @@ class Watch:
         """Whether any request of a continuous batch is wanted; says so of each."""
         idle = list[frozenset[str] | None]()
         for share in shares:
-            if not share.before:
-                self._give_up(share.pages)  # its pages were taken from it, and it begins anew
+            if not share.before and id(share.pages) in self._open:
+                self._give_up(id(share.pages))  # its pages were taken from it,
+                del self._open[id(share.pages)]  # and it begins anew
             share.wanted, joined = self._turn(share.pages, share.before, SHARED)
             if not share.wanted:
                 self._open.setdefault(id(share.pages), (weakref.ref(share.pages), None, self._label))
@@ -188,7 +192,7 @@ class Watch:
         self._begun += 1
         wanted = not self._full and (self._begun - 1) % self._every == 0
         if not wanted and cache is not None:
-            self._open[id(cache)] = weakref.ref(cache), None, self._label
+            self._begin(cache, None)
         return wanted, None
 
     @property
@@ -225,7 +229,7 @@ class Watch:
                     self._measure(joined, self._label)
                 elif fresh:
                     self._measured += now.batch or 1
-                    self._open[id(now.cache)] = weakref.ref(now.cache), joined, self._label
+                    self._begin(now.cache, joined)
         except Exception as error:  # whatever it is, the pass is somebody else's and goes on
             self._leave_out(in_one_line(error))
             self._forget(now)
@@ -244,17 +248,26 @@ class Watch:
                     joined.move(what.detach().clone())
         except Exception as error:  # whatever it is, the cache is somebody else's and goes on
             self._leave_out(in_one_line(error))
-            self._open[id(cache)] = known, None, self._label
+            self._give_up(id(cache))
 
     def _forget(self, now: Pass) -> None:
-        if now.cache is not None:
-            self._open[id(now.cache)] = weakref.ref(now.cache), None, self._label
+        known = None if now.cache is None else self._open.get(id(now.cache))
+        if known is not None and known[0]() is now.cache:
+            self._give_up(id(now.cache))
+        elif now.cache is not None:
+            self._begin(now.cache, None)
 
-    def _give_up(self, cache: Any) -> None:
-        """Measures nothing of what is open over a cache."""
-        _, joined, _ = self._open.pop(id(cache), (None, None, ""))
+    def _begin(self, cache: Any, joined: Joined | None) -> None:
+        """Opens the sequences over a cache; None where they are not measured."""
+        self._close(id(cache))  # a cache that is gone may have had this number
+        self._open[id(cache)] = weakref.ref(cache), joined, self._label
+
+    def _give_up(self, key: int) -> None:
+        """Measures nothing of the sequences that are open over a cache, now or later."""
+        cache, joined, label = self._open[key]
         if joined is not None:
             self._measured -= joined.passes[0].batch or 1
+        self._open[key] = cache, None, label
 
     def _leave_out(self, why: str) -> None:
         if why not in self._reasons:
@@ -265,14 +278,30 @@ class Watch:
     # sequences
 
     def _close_dead(self) -> None:
+        self._give_up_missed()
         for key in [key for key, (cache, *_) in self._open.items() if cache() is None]:
             self._close(key)
 
     def _close_all(self) -> None:
+        self._give_up_missed()
         for key, (cache, joined, label) in [*self._open.items()]:
             self._close(key)
             if joined is not None and cache() is not None:
                 self._open[key] = cache, None, label
+
+    def _give_up_missed(self) -> None:
+        """Measures no sequence of which a pass was not heard: without its last pass it would look whole."""
+        while self._listener.missed:
+            missed = self._listener.missed.pop()
+            # Python keeps one plain reference to each object, so that of a cache which is gone is found too.
+            key = next((key for key, (known, *_) in self._open.items() if known is missed), None)
+            cache = None if missed is None else missed()
+            if key is not None:
+                self._give_up(key)
+            elif missed is not None and cache is not None:
+                self._begin(cache, None)
+            if self._every == 1 and not self._full:
+                self._leave_out(MISSED)
 
     def _close(self, key: int) -> None:
         _, joined, label = self._open.pop(key, (None, None, ""))
