@@ -84,6 +84,9 @@ class Joined:
                 f"a cache went on at token {now.before} after {self.length} tokens: what came in between is not read"
             )
         if now.cache is not None and self.passes:
+            for heard in now.heard:
+                if heard.name in self._sites and heard.call is not None:
+                    heard.call = self._sites[heard.name].grouped(heard.call)
             self._take_back_slices(now)
         masks = MaskReadings()
         for number, heard in enumerate(now.heard):
@@ -167,8 +170,8 @@ class Joined:
         for site in self._sites.values():
             if any(site.changed):
                 raise SinkscopeError(
-                    f"the keys in the cache of {site.name} changed between two passes (some caches round them): "
-                    "such sequences are not read"
+                    f"keys or values in the cache of {site.name} changed between two passes (some caches round them, "
+                    "some presses overwrite those that they drop): such sequences are not read"
                 )
         read: dict[tuple[object, ...], Visibility] = {}
         taken = self._taking.of_last()

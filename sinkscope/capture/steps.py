@@ -13,7 +13,7 @@ from sinkscope.capture.calls import AttentionCall, MaskReadings
 from sinkscope.capture.heard import Around, Heard, Kept
 from sinkscope.capture.masks.lazy import made_in_strips
 from sinkscope.capture.masks.visibility import Visibility, from_spans, read_mask
-from sinkscope.capture.still_cached import StillCached, Taken, Taking, joined, newest
+from sinkscope.capture.still_cached import SlotSums, StillCached, Taken, Taking, joined, newest
 from sinkscope.capture.views import Part, Stream
 from sinkscope.errors import SinkscopeError
 
@@ -65,6 +65,7 @@ class Steps:
         self._values: list[Tensor] = []
         self._visible: list[Visibility] = []
         self._offsets: list[int] = []
+        self._sums = SlotSums()
         self._held: StillCached | None = None
         self._rolling: int | None = None
         self._slots = self._rows = 0
@@ -89,6 +90,22 @@ class Steps:
         self._heard.append(heard)
         self._around.append(around)
         self._rows += heard.queries
+
+    def grouped(self, call: AttentionCall) -> AttentionCall:
+        """The call with as many KV heads as the first pass had: a model may repeat each for its query heads in some
+        passes alone, as transformers does under a mask."""
+        groups = self._keys[0].shape[1] if self._keys else call.key.shape[1]
+        now = call.key.shape[1]
+        if now == groups:
+            return call
+        tensors = call.key, call.value
+        if groups % now == 0:
+            key, value = (each.repeat_interleave(groups // now, 1) for each in tensors)
+            return replace(call, key=key, value=value)
+        if now % groups == 0 and all(_repeated(each, now // groups) for each in tensors):
+            key, value = (each[:, :: now // groups] for each in tensors)
+            return replace(call, key=key, value=value)
+        raise SinkscopeError(f"{self.name} attends with {now} KV heads after {groups} in an earlier pass: not read")
 
     def cut_by(self, heard: Heard, before: Taking) -> int | None:
         """The number of newest tokens that were sliced off this call's cache since the last pass; 0 where it lacks
@@ -119,6 +136,7 @@ class Steps:
         self._slots -= gone
         oldest = keys[:, :, 0] if self._held is None or self._edge is None else self._edge[0]
         self._edge = (oldest, keys[:, :, -1]) if self._rows else None
+        self._sums.cut(gone)
         if self._held is not None:
             self._held.cut(self._rows)
             self._moved = True  # the newest token left need not be in the last slot
@@ -129,6 +147,7 @@ class Steps:
             first, last = self._edge
             rows = rows.to(first.device)
             self._edge = first.index_select(0, rows), last.index_select(0, rows)
+            self._sums.move(rows)
         if self._held is not None:
             self._held.move(rows)
 
@@ -177,6 +196,7 @@ class Steps:
             offset, visible = 0, from_spans(torch.zeros_like(ends), ends, self._rows + new)
         if self._edge is not None and past > 0 and not found:
             first, last = self._edge
+            self.changed.append(self._sums.changed(call.key, call.value, past))
             self.changed.append(_differ(call.key[:, :, past - 1], last))
             if offset == 0:
                 self.changed.append(_differ(call.key[:, :, 0], first))
@@ -185,6 +205,7 @@ class Steps:
             self._held.grow(*fresh)
         oldest = call.key[:, :, 0].clone() if self._edge is None or self._held is not None else self._edge[0]
         self._edge = oldest, fresh[0][:, :, -1]
+        self._sums.keep(call.key, call.value, past, anew=found)
         self._slots = keys
         self._keys.append(fresh[0])
         self._values.append(fresh[1])
@@ -287,6 +308,12 @@ def _along(pieces: list[Tensor | None], taken: list[Taken], axis: int) -> Tensor
     """The pieces of all passes joined along an axis; None where one is missing."""
     whole = [piece for piece in pieces if piece is not None]
     return joined(whole, taken, axis) if whole and len(whole) == len(pieces) else None
+
+
+def _repeated(tensor: Tensor, times: int) -> bool:
+    """Whether each KV head stands so many times, one after another."""
+    groups = tensor.unflatten(1, (-1, times))
+    return torch.equal(groups, groups[:, :, :1].expand_as(groups))
 
 
 def _differ(one: Tensor, other: Tensor) -> bool | Tensor:

@@ -1,5 +1,5 @@
 """Which tokens a batch of sequences still holds: the rows of each pass that stay, and the keys that a cache has not
-dropped, told by marks of their bits.
+dropped, told by their bits.
 
 Between two passes over a cache its owner may put the sequences in another order (beam search goes on with some of
 them, several times or not at all), and may take the newest tokens back (assisted generation)."""
@@ -183,6 +183,51 @@ class StillCached:
         if bool((twice & self._seen[:, None].expand_as(self.end).gather(2, tokens)).any()):
             raise SinkscopeError(f"two tokens have equal keys in {name}: which of them its cache dropped is not known")
         return tokens
+
+
+class SlotSums:
+    """What the slots of a cache hold, told by sums of their bits, so that a change of any is noticed.
+
+    A sum goes modulo 2**32 over one sequence's KV heads: it is exact in any order, and costs less than a comparison.
+    """
+
+    def __init__(self) -> None:
+        self._sums: Tensor | None = None
+
+    def changed(self, keys: Tensor, values: Tensor, past: int) -> bool | Tensor:
+        """Whether the `past` first slots, (B, G, n, d), hold anything else than the newest `past` slots did after the
+        last pass. On an accelerator the answer is not waited for."""
+        if self._sums is None or not past:
+            return False
+        found = _bit_sums(keys[:, :, :past], (1, 2, 3)) + _bit_sums(values[:, :, :past], (1, 2, 3))
+        expected = self._sums[:, -past:].sum(1, dtype=torch.int32)
+        differ = (found != expected).any()
+        return bool(differ) if differ.device.type == "cpu" else differ
+
+    def keep(self, keys: Tensor, values: Tensor, past: int, anew: bool) -> None:
+        """Notes the slots from `past` on, which a pass brought; all of them where they were put `anew`."""
+        old = None if anew or self._sums is None or not past else self._sums[:, -past:]
+        start = 0 if old is None else past
+        fresh = _bit_sums(keys[:, :, start:], (1, 3)) + _bit_sums(values[:, :, start:], (1, 3))
+        self._sums = fresh if old is None else torch.cat([old, fresh], 1)
+
+    def move(self, rows: Tensor) -> None:
+        """The sequences that go on are those at `rows`."""
+        self._sums = None if self._sums is None else self._sums.index_select(0, rows)
+
+    def cut(self, count: int) -> None:
+        """The newest `count` slots left the cache."""
+        self._sums = None if self._sums is None else self._sums[:, : self._sums.shape[1] - count]
+
+
+def _bit_sums(rows: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """The bits of rows as integers, summed; of 32 bits each, where rows are made of such."""
+    size = rows.element_size()
+    if size * rows.shape[-1] % 4:
+        return rows.detach().view(_BITS[size]).sum(axes, dtype=torch.int32)
+    at = (*rows.stride()[:-1], rows.storage_offset())
+    fits = rows.stride(-1) == 1 and all(size * step % 4 == 0 for step in at)
+    return (rows.detach() if fits else rows.detach().contiguous()).view(torch.int32).sum(axes, dtype=torch.int32)
 
 
 def _first(which: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from same_runs import assert_same
 from tiers import slow_but
 from torch import Tensor, nn
 from torch._C import _len_torch_function_stack
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from writers import CACHE, NEW, generate, in_one_pass, prompt, writer
 
 import sinkscope
@@ -47,6 +49,28 @@ def test_steps_of_a_loop_of_ones_own_are_joined() -> None:
     with torch.no_grad(), sinkscope.watch(model) as seen:
         for piece in (ids[:, :5], ids[:, 5:10], ids[:, 10:11], ids[:, 11:]):
             model(piece, **{CACHE: cache})
+    assert_same(seen.run(), sinkscope.scan(model, data=ids, self_check=False))
+
+
+@pytest.mark.parametrize("sizes", [(12, 3, 1, 4), (5, 1, 4)])
+def test_kv_heads_may_be_repeated_in_some_passes_alone(sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers repeats them for torch's attention under a mask, which a pass of several tokens over a cache has.
+    Behind an attention function of the user's own, torch's calls are all that is heard."""
+    masked = list[bool]()
+
+    def own(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **given: Any) -> Any:
+        masked.append(mask is not None)
+        return sdpa_attention_forward(module, query, key, value, mask, **given)
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", own)
+    model, cache = writer("llama"), DynamicCache()
+    ids = prompt()["input_ids"].repeat(1, 2)[:, : sum(sizes)]
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        for piece in ids.split(list(sizes), 1):
+            model(piece, **{CACHE: cache})
+    monkeypatch.undo()
+    assert set(masked) == {True, False}
+    assert not seen.left_out
     assert_same(seen.run(), sinkscope.scan(model, data=ids, self_check=False))
 
 

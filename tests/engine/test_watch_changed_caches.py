@@ -5,7 +5,7 @@ What the model saw is read naively in float64: each pass's own maps, with the to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pressed import PROMPT, WRITTEN, Press, as_seen, assert_reads, steps, text
 from same_runs import assert_same
 from torch import Tensor
 from transformers import Cache, DynamicCache
@@ -23,7 +24,6 @@ import sinkscope
 from sinkscope import SinkscopeError
 
 pytestmark = pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning")
-PROMPT, WRITTEN = 12, 20
 
 
 # beams
@@ -194,94 +194,6 @@ def streaming(sinks: int = 2, window: int = 8) -> Cache:
     return Cache(layer_class_to_replicate=lambda: StreamingLayer(sinks, window))
 
 
-class Press:
-    """Prunes the cache of each attention layer after the prefill, as kvpress' hooks do.
-
-    `choose` takes a layer and its keys (B, G, T, d) and gives the slots that stay, (B, G, n), in any order. `kept`: the
-    tokens of every layer's slots.
-    """
-
-    def __init__(self, model: Any, choose: Callable[[int, Tensor], Tensor]) -> None:
-        self.choose, self.kept = choose, dict[int, Tensor]()
-        self.layers = [layer.self_attn for layer in model.model.layers]
-
-    def prune(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        if kwargs["hidden_states"].shape[1] == 1:
-            return
-        layer = kwargs[CACHE].layers[module.layer_idx]
-        kept = self.kept[module.layer_idx] = self.choose(module.layer_idx, layer.keys)
-        index = kept[..., None].expand(-1, -1, -1, layer.keys.shape[-1])
-        layer.keys, layer.values = layer.keys.gather(2, index), layer.values.gather(2, index)
-
-    @contextmanager
-    def pressing(self) -> Iterator[None]:
-        hooks = [layer.register_forward_hook(self.prune, with_kwargs=True) for layer in self.layers]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-
-def steps(model: Any, ids: Tensor, cache: Cache, **given: Any) -> list[Any]:
-    """A prefill of the prompt, then a token at a time; positions are those of the tokens."""
-    places = torch.arange(ids.shape[1])[None]
-    pieces = [(0, PROMPT), *((step, step + 1) for step in range(PROMPT, ids.shape[1]))]
-    with torch.no_grad():
-        return [
-            model(ids[:, a:b], **{CACHE: cache}, position_ids=places[:, a:b], **given) for a, b in pieces
-        ]  # fmt: skip
-
-
-def as_seen(model: Any, ids: Tensor, cache: Cache, held: Callable[[int, int], Tensor]) -> list[Tensor]:
-    """The maps (B, H, T, T) of what the model saw, in float64: `held` gives the tokens (B, G, n) of a layer's slots at
-    the step whose query is a token. A key that the cache does not hold has no attention."""
-    eager = model.double()
-    eager.set_attn_implementation("eager")
-    passes = steps(eager, ids, cache, output_attentions=True)
-    batch, length = ids.shape
-    found = []
-    for layer in range(len(model.model.layers)):
-        first = passes[0].attentions[layer]
-        whole = first.new_zeros(batch, first.shape[1], length, length)
-        whole[:, :, :PROMPT, :PROMPT] = first
-        for query in range(PROMPT, length):
-            row = passes[query - PROMPT + 1].attentions[layer][:, :, 0]
-            tokens = held(layer, query)
-            tokens = tokens.repeat_interleave(row.shape[1] // tokens.shape[1], 1)
-            whole[:, :, query].scatter_(2, tokens, row)
-        found.append(whole)
-    return found
-
-
-def assert_reads(run: sinkscope.Run, maps: list[Tensor]) -> None:
-    """The run's numbers are those of these maps."""
-    length = maps[0].shape[-1]
-    whole = torch.cat(maps, 1)
-    seen = (whole > 0).double()
-    columns = whole.sum(2) / seen.sum(2)
-    enough = 4 * seen.sum(2) >= seen.sum(2).amax(-1, keepdim=True)
-    entropy = -(whole * whole.clamp(min=1e-300).log()).sum(-1)
-    expected = {
-        "bos_mass": whole[..., 1:, 0].mean(-1),
-        "sink_score": whole[..., 0].mean(-1),
-        "first_visible": seen[..., 1:, 0].mean(-1),
-        "first_argmax": (whole.argmax(-1) == 0)[..., 1:].double().mean(-1),
-        "self_mass": whole.diagonal(dim1=-2, dim2=-1)[..., 1:].mean(-1),
-        "previous_mass": whole.diagonal(-1, dim1=-2, dim2=-1).mean(-1),
-        "entropy": entropy.mean(-1),
-        "uniformity": (entropy[..., 1:] / seen[..., 1:, :].sum(-1).log()).mean(-1),
-        "sinks_per_sequence": ((columns > 0.3) & enough).double().sum(-1),
-        "tail_mass": whole[..., max(1, length - 64) :, 0].mean(-1),
-    }
-    for name, values in expected.items():
-        np.testing.assert_allclose(run.heads[name], values.mean(0).numpy(), atol=1e-5, err_msg=name)
-
-
-def text() -> Tensor:
-    return torch.randint(3, 97, (2, PROMPT + WRITTEN), generator=torch.Generator().manual_seed(2))
-
-
 def test_sinks_and_a_window_are_read_as_the_model_saw_them() -> None:
     model, ids = writer("llama"), text()
     with sinkscope.watch(model) as seen:
@@ -350,6 +262,25 @@ def test_a_cache_that_changes_keys_is_refused() -> None:
             layer.values = torch.cat([layer.values[:, :, :4], layer.values[:, :, 5:]], 2)
         model(ids[:, PROMPT : PROMPT + 1], **{CACHE: cache})
     with pytest.raises(SinkscopeError, match="keys or values that no token had") as refused:
+        seen.run()
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("what", ["keys", "values"])
+@pytest.mark.parametrize("pressed", [False, True])
+@pytest.mark.parametrize(("family", "dtype"), [("llama", torch.bfloat16), ("mistral", torch.float32)])
+def test_a_row_overwritten_in_the_middle_is_refused(what: str, pressed: bool, family: str, dtype: torch.dtype) -> None:
+    """As presses do that keep other numbers of keys in each head: the first and the last slot do not tell."""
+    model, ids, cache = writer(family).to(dtype), text(), DynamicCache()
+    press = Press(model, lambda _, keys: keys.norm(dim=-1).topk(6, -1).indices)
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        with press.pressing() if pressed else nullcontext():
+            model(ids[:, :PROMPT], **{CACHE: cache})
+        for step in range(PROMPT, PROMPT + 3):
+            model(ids[:, step : step + 1], **{CACHE: cache}, position_ids=torch.tensor([[step]]))
+            row = getattr(cache.layers[1], what)
+            row[1, 0, 4] = row[1, 0, 4] * 1.01
+    with pytest.raises(SinkscopeError, match=r"layers\.1\.self_attn changed between two passes") as refused:
         seen.run()
     assert "\n" not in str(refused.value)
 
