@@ -6,6 +6,7 @@ Every tensor is detached, and kept by reference. Where something was written int
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -16,6 +17,12 @@ from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.map_walk import AttentionMap
 from sinkscope.capture.private_doors import times_written
 from sinkscope.capture.views import Part, Span
+
+CACHES = ("cache", "past_key_values", "past_key_value", "cache_params")
+"""What models call a cache that they are given or return: the first from transformers 5.24 on."""
+PADDING = ("attention_mask",)
+HIDDEN = ("src_key_padding_mask", "key_padding_mask")
+"""torch's own padding masks: True = padding."""
 
 Record = TypeVar("Record", AttentionCall, AttentionMap)
 
@@ -153,6 +160,11 @@ class Pass:
     shares: list[Share] | None = None
 
     @property
+    def padded(self) -> list[Span] | None:
+        """The valid positions of each sequence by the padding mask; None without padding. Raises as `padding`."""
+        return None if self.mask is None else padding(self.mask, self.mask.shape[1])
+
+    @property
     def given(self) -> dict[str, torch.Size]:
         """Shape of the hidden states that each attending module was given, by its path; without those of joint
         attention, whose queries are more."""
@@ -182,3 +194,47 @@ def padding(mask: Tensor | None, length: int) -> list[Span] | None:
     if bool((count == 0).any()) or bool((ends - starts != count).any()):
         raise ValueError("an attention_mask with holes, or of a sequence without any token")
     return list(zip(starts.tolist(), ends.tolist(), strict=True))
+
+
+def pass_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass:
+    """What a call of the module at `name` tells of the pass that it begins."""
+    now = Pass(name)
+    for each in args:  # sentence-transformers hands its features over as one dict
+        kwargs = {**each, **kwargs} if isinstance(each, Mapping) else kwargs
+    first = next((each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), None)
+    given = kwargs.get("input_ids", args[0] if args and isinstance(args[0], Tensor) else first)
+    if isinstance(given, Tensor) and given.dim() == 2 and not given.is_floating_point():
+        now.ids = given.detach()
+    main = given if isinstance(given, Tensor) else kwargs.get("inputs_embeds", first)
+    now.batch = main.shape[0] if isinstance(main, Tensor) and main.dim() > 1 else None
+    now.second = main.shape[1] if isinstance(main, Tensor) and main.dim() > 1 else None
+    for names, hides in ((PADDING, False), (HIDDEN, True)):
+        mask = next((kwargs[each] for each in names if isinstance(kwargs.get(each), Tensor)), None)
+        if mask is not None and mask.dim() == 2 and mask.shape[0] == now.batch:
+            now.mask = mask.detach() == 0 if hides and mask.dtype == torch.bool else mask.detach()
+    now.cache = cache_given(kwargs)
+    now.before = 0 if now.cache is None else int(now.cache.get_seq_length())
+    return now
+
+
+def cache_given(kwargs: Mapping[str, Any]) -> Any:
+    """The cache that a model is called with; None where it gets none."""
+    return next((found for each in CACHES if (found := _cache_in(kwargs.get(each))) is not None), None)
+
+
+def _cache_in(given: Any) -> Any:
+    return given if hasattr(given, "get_seq_length") else None
+
+
+def cache_returned(output: Any) -> Any:
+    """The cache that a model returns; None where it returns none. transformers warns of outputs' old names, so only
+    names that an output holds are read."""
+    names = set(output.keys()) if isinstance(output, Mapping) else CACHES
+    given = (getattr(output, name, None) for name in CACHES if name in names)
+    return next((found for each in given if (found := _cache_in(each)) is not None), None)
+
+
+def stream_kept(hidden: Any) -> Kept | None:
+    """Keeps hidden states [B, T, D]; None for anything else: hyper-connections have several residual streams."""
+    plain = isinstance(hidden, Tensor) and hidden.dim() == 3 and hidden.is_floating_point()
+    return Kept.safe(hidden) if plain else None

@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import Lock, RLock, get_ident
 from typing import Any
@@ -21,7 +21,18 @@ from torch import Tensor, nn
 from sinkscope.capture.alone import measuring
 from sinkscope.capture.batches import Requests, continuous_batches
 from sinkscope.capture.calls import AttentionCall
-from sinkscope.capture.heard import Around, Heard, Kept, Pass, Share, detached, padding
+from sinkscope.capture.heard import (
+    Around,
+    Heard,
+    Kept,
+    Pass,
+    Share,
+    cache_given,
+    cache_returned,
+    detached,
+    pass_of,
+    stream_kept,
+)  # fmt: skip
 from sinkscope.capture.hooks import Ears
 from sinkscope.capture.inline.calls import InlineCall, SdpaCall, mask_of
 from sinkscope.capture.inline.mode import InlineWatch, is_function
@@ -30,17 +41,13 @@ from sinkscope.capture.keywords import unknown_keywords
 from sinkscope.capture.listeners import overheard
 from sinkscope.capture.output_projection import output_projection
 from sinkscope.capture.plan import INLINE, INTERFACE
+from sinkscope.capture.precision import undisturbing
 from sinkscope.capture.registries import READ, is_own, uncompiled
 from sinkscope.capture.sites import head_counts
 from sinkscope.capture.views import Cut, Views
 from sinkscope.errors import SinkscopeError, first_line
 
 FLEX, PAGED = "flex_attention", "paged|eager"
-CACHES = ("cache", "past_key_values", "past_key_value", "cache_params")
-"""What models call a cache that they are given or return: the first from transformers 5.24 on."""
-PADDING = ("attention_mask",)
-HIDDEN = ("src_key_padding_mask", "key_padding_mask")
-"""torch's own padding masks: True = padding."""
 
 
 @dataclass(eq=False)
@@ -216,7 +223,7 @@ class Listener:
                 if len(now.heard) > frame.first:
                     hidden = output[0] if isinstance(output, tuple) and output else output
                     now.around.append(
-                        Around(name, frame.first, len(now.heard), frame.kept, _stream(hidden), frame.joint)
+                        Around(name, frame.first, len(now.heard), frame.kept, stream_kept(hidden), frame.joint)
                     )
             if not self._frames:
                 self._end(output)
@@ -239,7 +246,7 @@ class Listener:
         return True
 
     def _miss(self, kwargs: dict[str, Any]) -> None:
-        cache = _cache_given(kwargs)
+        cache = cache_given(kwargs)
         self.missed.append(None if cache is None else weakref.ref(cache))
 
     # passes
@@ -247,12 +254,12 @@ class Listener:
     def _begin(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if measuring():
             return
-        now = _facts(name, args, kwargs)
+        now = pass_of(name, args, kwargs)
         now.shares, self._shares = self._shares, None
         if not self._begins(now):
             return
         try:
-            now.spans = None if now.cache is not None and now.before else _spans(now)
+            now.spans = None if now.cache is not None and now.before else now.padded
         except ValueError as error:
             now.refused = str(error)
         self._now, self._error = now, sys.exc_info()[1]
@@ -269,7 +276,7 @@ class Listener:
         now.split = set(self._inline.split)
         self._leave_torch(now)
         if now.cache is None:
-            now.cache = _returned(output)
+            now.cache = cache_returned(output)
         self._ended(now, sys.exc_info()[1] is not self._error)
         self._error = None
 
@@ -374,7 +381,7 @@ class Listener:
         assert now is not None
         for frame in self._frames:
             if frame.kept is None and isinstance(frame.given, Tensor):
-                frame.kept = _stream(frame.given)
+                frame.kept = stream_kept(frame.given)
             frame.given = None
         record = call if call is not None else seen
         probabilities = None if call is not None else seen.probabilities
@@ -431,61 +438,3 @@ class Listener:
             self._refuse(first_line(error))
         finally:
             self._inline.pauses -= 1
-
-
-def undisturbing() -> AbstractContextManager[Any]:
-    """Computes without gradients and without autocast until the block ends."""
-    kinds = [kind for kind in ("cpu", "cuda", "mps") if torch.is_autocast_enabled(kind)]
-    if not kinds:
-        return torch.no_grad() if torch.is_grad_enabled() else nullcontext()
-    stack = ExitStack()
-    stack.enter_context(torch.no_grad())
-    for kind in kinds:
-        stack.enter_context(torch.autocast(kind, enabled=False))
-    return stack
-
-
-def _facts(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass:
-    now = Pass(name)
-    for each in args:  # sentence-transformers hands its features over as one dict
-        kwargs = {**each, **kwargs} if isinstance(each, Mapping) else kwargs
-    first = next((each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), None)
-    given = kwargs.get("input_ids", args[0] if args and isinstance(args[0], Tensor) else first)
-    if isinstance(given, Tensor) and given.dim() == 2 and not given.is_floating_point():
-        now.ids = given.detach()
-    main = given if isinstance(given, Tensor) else kwargs.get("inputs_embeds", first)
-    now.batch = main.shape[0] if isinstance(main, Tensor) and main.dim() > 1 else None
-    now.second = main.shape[1] if isinstance(main, Tensor) and main.dim() > 1 else None
-    for names, hides in ((PADDING, False), (HIDDEN, True)):
-        mask = next((kwargs[each] for each in names if isinstance(kwargs.get(each), Tensor)), None)
-        if mask is not None and mask.dim() == 2 and mask.shape[0] == now.batch:
-            now.mask = mask.detach() == 0 if hides and mask.dtype == torch.bool else mask.detach()
-    now.cache = _cache_given(kwargs)
-    now.before = 0 if now.cache is None else int(now.cache.get_seq_length())
-    return now
-
-
-def _cache_given(kwargs: Mapping[str, Any]) -> Any:
-    return next((found for each in CACHES if (found := _cache_in(kwargs.get(each))) is not None), None)
-
-
-def _cache_in(given: Any) -> Any:
-    return given if hasattr(given, "get_seq_length") else None
-
-
-def _returned(output: Any) -> Any:
-    """The cache that a model returns; None where it returns none. transformers warns of outputs' old names, so only
-    names that an output holds are read."""
-    names = set(output.keys()) if isinstance(output, Mapping) else CACHES
-    given = (getattr(output, name, None) for name in CACHES if name in names)
-    return next((found for each in given if (found := _cache_in(each)) is not None), None)
-
-
-def _spans(now: Pass) -> Any:
-    return None if now.mask is None else padding(now.mask, now.mask.shape[1])
-
-
-def _stream(hidden: Any) -> Kept | None:
-    """Keeps hidden states [B, T, D]; None for anything else: hyper-connections have several residual streams."""
-    plain = isinstance(hidden, Tensor) and hidden.dim() == 3 and hidden.is_floating_point()
-    return Kept.safe(hidden) if plain else None

@@ -1,6 +1,9 @@
-"""The widest float type that a device has."""
+"""The widest float type that a device has, and computing in full precision beside a model that does not."""
 
 from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,3 +29,15 @@ def like(tensor: Tensor, other: Tensor) -> Tensor:
 def has_float64(device: torch.device) -> bool:
     """Whether the device computes in float64; Apple's GPUs do not."""
     return device.type != "mps"
+
+
+def undisturbing() -> AbstractContextManager[Any]:
+    """Computes without gradients and without autocast until the block ends."""
+    kinds = [kind for kind in ("cpu", "cuda", "mps") if torch.is_autocast_enabled(kind)]
+    if not kinds:
+        return torch.no_grad() if torch.is_grad_enabled() else nullcontext()
+    stack = ExitStack()
+    stack.enter_context(torch.no_grad())
+    for kind in kinds:
+        stack.enter_context(torch.autocast(kind, enabled=False))
+    return stack

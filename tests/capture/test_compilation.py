@@ -24,6 +24,7 @@ print(told)
 """
 
 
+@pytest.mark.slow
 def test_only_the_first_process_compiles(tmp_path: Path) -> None:
     """numba keeps what it compiles in a cache folder, which is new here."""
     pytest.importorskip("numba")

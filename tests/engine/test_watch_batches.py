@@ -101,6 +101,7 @@ def test_a_request_whose_pages_were_taken_counts_once() -> None:
     assert_same(run, one_by_one(model, read))
 
 
+@pytest.mark.slow
 def test_tokens_that_another_request_computed_are_told_of() -> None:
     model, (first, *_) = writer("llama"), prompts(12)
     given = [first, [*first[:8], 3, 4, 5]]
@@ -186,6 +187,7 @@ def test_a_pass_of_the_watching_thread_beside_a_batch_is_heard_whole_or_not_at_a
     assert lengths(seen).count(20) >= 1
 
 
+@pytest.mark.slow
 def test_a_pass_inside_one_of_a_batch_leaves_it_alone() -> None:
     """The thread of the watch runs a whole pass while the batch's own thread stands before its second layer."""
     model, given = writer("llama"), prompts(12, 7, 9)
@@ -211,6 +213,7 @@ def test_a_pass_inside_one_of_a_batch_leaves_it_alone() -> None:
     assert_same(seen.run(), one_by_one(model, done[0]))
 
 
+@pytest.mark.slow
 def test_a_request_whose_last_pass_was_not_heard_is_left_out() -> None:
     """Without its last token it would look whole. The last pass of the longest request runs inside one of the thread of
     the watch."""

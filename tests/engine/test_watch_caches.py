@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning")
 
 
 @pytest.mark.parametrize("left", [0, 4])
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("cache", slow_but(["dynamic", "static"], "dynamic"))
 @pytest.mark.parametrize("family", slow_but(["llama", "gemma3", "mistral", "gpt2", "gpt_oss"], "gemma3"))
 def test_generation_gives_the_numbers_of_one_pass(family: str, cache: str, left: int) -> None:
     if cache == "static" and family in ("gpt2", "gpt_oss"):

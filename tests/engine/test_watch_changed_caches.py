@@ -15,6 +15,7 @@ import pytest
 import torch
 from pressed import PROMPT, WRITTEN, Press, as_seen, assert_reads, steps, text
 from same_runs import assert_same
+from tiers import slow_but
 from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
@@ -48,7 +49,7 @@ def beams_read(model: Any) -> Iterator[list[Tensor]]:
 
 
 @pytest.mark.parametrize("left", [0, 4])
-@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
+@pytest.mark.parametrize("family", slow_but(["llama", "mistral", "gpt2"], "llama"))
 def test_each_beam_has_the_rows_of_its_own_ancestors(family: str, left: int) -> None:
     model, given = writer(family), prompt(left)
     given = {name: each.repeat_interleave(3, 0) for name, each in given.items()}
@@ -268,7 +269,9 @@ def test_a_cache_that_changes_keys_is_refused() -> None:
 
 @pytest.mark.parametrize("what", ["keys", "values"])
 @pytest.mark.parametrize("pressed", [False, True])
-@pytest.mark.parametrize(("family", "dtype"), [("llama", torch.bfloat16), ("mistral", torch.float32)])
+@pytest.mark.parametrize(
+    ("family", "dtype"), slow_but([("llama", torch.bfloat16), ("mistral", torch.float32)], ("llama", torch.bfloat16))
+)
 def test_a_row_overwritten_in_the_middle_is_refused(what: str, pressed: bool, family: str, dtype: torch.dtype) -> None:
     """As presses do that keep other numbers of keys in each head: the first and the last slot do not tell."""
     model, ids, cache = writer(family).to(dtype), text(), DynamicCache()

@@ -83,6 +83,7 @@ def test_its_tables_hold_what_it_declares(run: Path) -> None:
     assert bare["last_on_first"].between(0, 1).all()
 
 
+@pytest.mark.slow
 def test_its_option_and_its_code_stand_in_the_manifest(run: Path) -> None:
     manifest = json.loads((run / "manifest.json").read_text("utf-8"))
     assert manifest["request"]["bar"] == 0.15

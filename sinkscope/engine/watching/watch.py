@@ -18,7 +18,8 @@ from sinkscope.capture.batches import passes_of
 from sinkscope.capture.heard import Pass, Share
 from sinkscope.capture.joined import Joined
 from sinkscope.capture.listeners import cache_changes
-from sinkscope.capture.listening import Listener, undisturbing
+from sinkscope.capture.listening import Listener
+from sinkscope.capture.precision import undisturbing
 from sinkscope.capture.views import Views
 from sinkscope.checkpoints import wrap_running
 from sinkscope.engine.record import GrowingRecord
