@@ -11,8 +11,10 @@ docs/quantised.md shows what came out.
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +37,30 @@ def torchao(name: str, **settings: Any) -> Any:
     return transformers.TorchAoConfig(getattr(coding, name)(**settings))
 
 
-def gptq(place: str) -> Any:
-    """Four bits in groups of 64 weights, calibrated on multilingual text, which the scan does not read."""
+def passages() -> list[str]:
+    """Multilingual text to calibrate on, which the scan does not read."""
     files = sorted((Path(sinkscope.__file__).parent / "data" / "multilingual").glob("*.txt"))
+    return [file.read_text("utf-8")[:600] for file in files[:16]]
+
+
+def gptq(place: str) -> Any:
+    """Four bits in groups of 64 weights."""
     return transformers.GPTQConfig(
-        bits=4, group_size=64, dataset=[file.read_text("utf-8")[:600] for file in files[:16]],
-        tokenizer=transformers.AutoTokenizer.from_pretrained(place),
-    )  # fmt: skip
+        bits=4, group_size=64, dataset=passages(), tokenizer=transformers.AutoTokenizer.from_pretrained(place)
+    )
+
+
+def awq(place: str, target: str) -> None:
+    """Writes a folder of AWQ: four bits in groups of 64 weights."""
+    # GPTQModel asks for two threads that load; on a machine of two cores it would allow one.
+    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
+    from gptqmodel import GPTQModel, QuantizeConfig
+    from gptqmodel.quantization import FORMAT, METHOD
+
+    coding = QuantizeConfig(bits=4, group_size=64, quant_method=METHOD.AWQ, format=FORMAT.GEMM)
+    model = GPTQModel.load(place, coding, device="cpu")
+    model.quantize(passages(), batch_size=1)
+    model.save(target)
 
 
 def compress(place: str, target: str, bits: int) -> None:
@@ -87,15 +106,18 @@ METHODS: dict[str, Callable[[str], Any]] = {
     "quanto-int8": lambda _: transformers.QuantoConfig(weights="int8"),
     "quanto-int4": lambda _: transformers.QuantoConfig(weights="int4"),
     "gptq": gptq,
-    "awq": lambda _: transformers.AwqConfig(bits=4),
     "hqq": lambda _: transformers.HqqConfig(nbits=4, group_size=64),
     "fp8": lambda _: transformers.FineGrainedFP8Config(),
     "mxfp4": lambda _: transformers.Mxfp4Config(),
 }
 """The configuration with which transformers quantises the model at a place while it loads it."""
 
-SAVED = {"ct-int8": 8, "ct-int4": 4}
-"""Bits of the folders that compressed-tensors writes."""
+SAVED: dict[str, Callable[[str, str], None]] = {
+    "ct-int8": partial(compress, bits=8),
+    "ct-int4": partial(compress, bits=4),
+    "awq": awq,
+}
+"""Writes a quantised copy of the model at a place into a folder."""
 
 
 def main() -> None:
@@ -114,7 +136,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         settings: dict[str, Any] = {}
         if given.method in SAVED:
-            compress(place, folder, SAVED[given.method])
+            SAVED[given.method](place, folder)
             place = folder  # its config.json says how it is quantised
         else:
             settings["quantization_config"] = METHODS[given.method](place)

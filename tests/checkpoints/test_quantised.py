@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -279,14 +280,44 @@ def test_compressed_tensors(bits: int, tolerance: float, tmp_path: Path) -> None
 
 
 def compress(place: Path, target: Path, bits: int) -> None:
-    """As examples/quantised.py does, which users copy."""
+    example().compress(str(place), str(target), bits)
+    make_tokenizer().save_pretrained(target)
+
+
+def example() -> Any:
+    """examples/quantised.py, which users copy."""
     spec = importlib.util.spec_from_file_location("quantised", Path(__file__).parents[2] / "examples" / "quantised.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.compress(str(place), str(target), bits)
-    make_tokenizer().save_pretrained(target)
+    return module
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_gptqmodel(method: str, tmp_path: Path) -> None:
+    """Codes of 4 bits in groups, which a calibration on text has chosen; transformers loads both with GPTQModel."""
+    plain, coded = tmp_path / "plain", tmp_path / "coded"
+    make_model(hidden_size=128, intermediate_size=256).save_pretrained(plain)
+    make_tokenizer().save_pretrained(plain)
+    methods = example()
+    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")  # as the example does: GPTQModel reads it once
+    library("gptqmodel")
+    if method == "awq":
+        methods.awq(str(plain), str(coded))
+    else:
+        library("optimum.gptq")
+        config = methods.gptq(str(plain))
+        LlamaForCausalLM.from_pretrained(plain, quantization_config=config, device_map="cpu").save_pretrained(coded)
+    make_tokenizer().save_pretrained(coded)
+    run, before = (
+        sinkscope.scan(str(each), smoothing=True, seq_len=24, num_sequences=2) for each in (coded, plain)
+    )  # fmt: skip
+    assert run.manifest.model.quantization == method
+    assert run.manifest.self_check.status == "passed"
+    assert not run.heads.bos_mass.equals(before.heads.bos_mass)
+    for column in ("rank_w", "rank_qk"):
+        np.testing.assert_allclose(run.smoothing[column], before.smoothing[column], rtol=0.2)
 
 
 def test_a_hook_that_unpacks_weights_runs_before_the_base_alone() -> None:
