@@ -67,6 +67,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # else nanobind says of each type that it leaked
+
+
 def corpus_texts(name: str) -> list[str]:
     """The documents of a built-in corpus, in order."""
     folder = files("sinkscope") / "data" / name
