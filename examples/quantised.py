@@ -51,7 +51,7 @@ def gptq(place: str) -> Any:
 
 
 def awq(place: str, target: str) -> None:
-    """Writes a folder of AWQ: four bits in groups of 64 weights."""
+    """Writes a folder of AWQ: four bits in groups of 64 weights. GPTQModel leaves its log in ./logs."""
     # GPTQModel asks for two threads that load; on a machine of two cores it would allow one.
     os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
     from gptqmodel import GPTQModel, QuantizeConfig

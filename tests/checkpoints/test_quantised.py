@@ -295,8 +295,9 @@ def example() -> Any:
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])
-def test_gptqmodel(method: str, tmp_path: Path) -> None:
+def test_gptqmodel(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Codes of 4 bits in groups, which a calibration on text has chosen; transformers loads both with GPTQModel."""
+    monkeypatch.chdir(tmp_path)  # GPTQModel writes a folder of logs where it runs
     plain, coded = tmp_path / "plain", tmp_path / "coded"
     make_model(hidden_size=128, intermediate_size=256).save_pretrained(plain)
     make_tokenizer().save_pretrained(plain)
