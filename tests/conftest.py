@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import json
 import os
 import shutil
@@ -59,16 +58,6 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 1,
     "pad_token_id": 2,
 }
-
-
-def pytest_collection_finish() -> None:
-    """What is imported by now stays. transformers collects garbage twice for each continuous batch, and Python does so
-    now and then: 0.4 s each time, were all of that looked through."""
-    gc.freeze()
-
-
-def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # else nanobind says of each type that it leaked
 
 
 def corpus_texts(name: str) -> list[str]:
