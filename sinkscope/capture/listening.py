@@ -184,7 +184,7 @@ class Listener:
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             with self._gate:
                 if self._elsewhere(1, name):
-                    if self._unheard[self._home] == 1 and get_ident() == self._home:
+                    if get_ident() == self._home and self._unheard[self._home] == 1 and not measuring():
                         self._miss(kwargs)
                     return
                 if self._frames and name == self._frames[0].path == "":
@@ -246,6 +246,7 @@ class Listener:
         return True
 
     def _miss(self, kwargs: dict[str, Any]) -> None:
+        """Notes a pass of the listening thread that begins while the other one is heard."""
         cache = cache_given(kwargs)
         self.missed.append(None if cache is None else weakref.ref(cache))
 

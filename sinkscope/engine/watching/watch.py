@@ -122,6 +122,7 @@ class Watch:
             self._open: dict[int, tuple[weakref.ref[Any], Joined | None, str]] = {}
             self._current: Joined | None = None
             self._begun = self._measured = 0
+            self._listener.missed.clear()
             self._reasons: dict[str, int] = {}
             self._started, self._seconds = time.perf_counter(), 0.0
 
