@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall, MaskReadings
 from sinkscope.capture.heard import Around, Heard, Kept
+from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.masks.lazy import made_in_strips
 from sinkscope.capture.masks.visibility import Visibility, from_spans, read_mask
 from sinkscope.capture.still_cached import SlotSums, StillCached, Taken, Taking, joined, newest
@@ -19,6 +20,9 @@ from sinkscope.errors import SinkscopeError
 
 JOINED = frozenset({"query", "key", "value", "mask", "causal", "scaling", "softcap", "sinks", "window", "score"})
 """The fields of a call whose rows can be put together."""
+
+NO_WEIGHT = 1e-30
+"""Less attention than this changes no number in float32. The compiled exponential gives no less than 1e-38."""
 
 
 @dataclass(eq=False)
@@ -55,11 +59,10 @@ class Steps:
 
     def __init__(self, heard: Heard, cross: bool) -> None:
         self.name, self.cross = heard.name, cross
-        self.changed: list[bool | Tensor] = []
+        self.changed: list[Tensor] = []
         self._heard: list[Heard] = []
         self._around: list[dict[str, Around]] = []
         self._calls: list[AttentionCall] = []
-        self._edge: tuple[Tensor, Tensor] | None = None
         self._nothing: tuple[Tensor, Tensor] | None = None
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
@@ -131,11 +134,9 @@ class Steps:
         """Goes on with what is taken of the passes so far: the newest tokens left the cache."""
         if not self._keys or self.cross:
             return
-        keys = joined(self._keys, taken, 2)
-        gone, self._rows = self._rows - keys.shape[2], keys.shape[2]
+        left = sum(each.of(keys, 2).shape[2] for each, keys in zip(taken, self._keys, strict=True))
+        gone, self._rows = self._rows - left, left
         self._slots -= gone
-        oldest = keys[:, :, 0] if self._held is None or self._edge is None else self._edge[0]
-        self._edge = (oldest, keys[:, :, -1]) if self._rows else None
         self._sums.cut(gone)
         if self._held is not None:
             self._held.cut(self._rows)
@@ -143,11 +144,7 @@ class Steps:
 
     def move(self, rows: Tensor) -> None:
         """Goes on with the sequences at `rows` of the last pass."""
-        if self._edge is not None:
-            first, last = self._edge
-            rows = rows.to(first.device)
-            self._edge = first.index_select(0, rows), last.index_select(0, rows)
-            self._sums.move(rows)
+        self._sums.move(rows)
         if self._held is not None:
             self._held.move(rows)
 
@@ -191,20 +188,18 @@ class Steps:
         past, offset, visible = keys - new, self._rows - (keys - new), call.visible
         dropped = offset > 0 and past != self._rolling and not _windowed(call, self._rows)
         found = (self._held is not None or dropped) and self._find(call, past, passes)
+        if past > 0 and not found and self._heard:
+            changed = self._sums.changed(call.key, call.value, past)
+            if len(self._heard) == 1 or changed.device.type == "cpu":  # a press acts after the first pass, if it does
+                found = bool(changed) and self._find(call, past, passes, changed=True)
+            else:
+                self.changed.append(changed)
         if self._held is not None:
             ends = torch.arange(self._rows + 1, self._rows + new + 1, device=call.query.device).view(1, 1, -1)
             offset, visible = 0, from_spans(torch.zeros_like(ends), ends, self._rows + new)
-        if self._edge is not None and past > 0 and not found:
-            first, last = self._edge
-            self.changed.append(self._sums.changed(call.key, call.value, past))
-            self.changed.append(_differ(call.key[:, :, past - 1], last))
-            if offset == 0:
-                self.changed.append(_differ(call.key[:, :, 0], first))
         fresh = [tensor if own else tensor[:, :, past:].clone() for tensor in (call.key, call.value)]
         if self._held is not None:
             self._held.grow(*fresh)
-        oldest = call.key[:, :, 0].clone() if self._edge is None or self._held is not None else self._edge[0]
-        self._edge = oldest, fresh[0][:, :, -1]
         self._sums.keep(call.key, call.value, past, anew=found)
         self._slots = keys
         self._keys.append(fresh[0])
@@ -212,13 +207,14 @@ class Steps:
         self._visible.append(visible)
         self._offsets.append(offset)
 
-    def _find(self, call: AttentionCall, past: int, passes: Taking) -> bool:
-        """Finds out whose keys the `past` slots of a cache hold, where these may be others than before.
+    def _find(self, call: AttentionCall, past: int, passes: Taking, changed: bool = False) -> bool:
+        """Finds out whose keys the `past` slots of a cache hold, where these may be others than before, or `changed`.
 
         Returns whether it did.
         """
         first = _first_seen(call.visible, past, self.name)
-        if self._held is not None and past == self._slots and not self._moved and not bool((first > 0).any()):
+        known = self._held is not None and past == self._slots and not self._moved and not self._held.foreign
+        if known and not changed and not bool((first > 0).any()):
             return False
         self._moved = False
         fresh = self._held is None
@@ -226,7 +222,8 @@ class Steps:
             taken = passes.of_next()
             tokens, values = joined(self._keys, taken, 2), joined(self._values, taken, 2)
             self._held = StillCached(tokens, values, self._ever_seen(taken))
-        self._held.keep(call.key[:, :, :past], call.value[:, :, :past], first, self.name)
+        slots = call.key[:, :, :past], call.value[:, :, :past]
+        self._held.keep(*slots, first, lambda: _weighs(call, past), self.name)
         if fresh and newest(self._held, past):  # a sliding window that the model does not name
             self._held, self._rolling = None, past
         return True
@@ -237,9 +234,9 @@ class Steps:
         spans = from_spans(starts, ends, self._rows)
         return (spans.seen_by > 0).any(1)
 
-    def whole(self, read: dict[tuple[object, ...], Visibility], taken: list[Taken]) -> Whole:
-        """The call over whole sequences. `read`: what was joined of masks that other calls share. `taken`: what belongs
-        to the sequences of each pass."""
+    def whole(self, known: dict[tuple[object, ...], Visibility], taken: list[Taken]) -> Whole:
+        """The call over whole sequences. `known`: what was joined of masks that other calls share. `taken`: what
+        belongs to the sequences of each pass."""
         first = self._heard[0]
         cut = taken[0].tokens is not None
         if not self._calls and cut:
@@ -249,7 +246,7 @@ class Steps:
             key, value = (first.key, first.value) if call is None else (call.key, call.value)
             stream = partial(self._stream, taken)
             return Whole(first, call, first.parts, first.query, key, value, first.output, first.projected, stream)
-        call = self._joined_call(read, taken)
+        call = self._joined_call(known, taken)
         output, read_next = (
             _along([getattr(each, name) for each in self._heard], taken, 1) for name in ("output", "projected")
         )
@@ -257,7 +254,7 @@ class Steps:
             first, call, None, call.query, call.key, call.value, output, read_next, partial(self._stream, taken)
         )
 
-    def _joined_call(self, read: dict[tuple[object, ...], Visibility], taken: list[Taken]) -> AttentionCall:
+    def _joined_call(self, known: dict[tuple[object, ...], Visibility], taken: list[Taken]) -> AttentionCall:
         calls = self._calls
         query = joined([call.query for call in calls], taken, 2)
         if self.cross:
@@ -276,10 +273,10 @@ class Steps:
         if self._held is not None:
             end = _ends_of_heads(self._held.end, query.shape[1])
             shared = (end.shape, end.cpu().numpy().tobytes(), key.shape[2])
-        if shared not in read:
+        if shared not in known:
             joint = from_spans(self._edges(0, taken), self._edges(1, taken), key.shape[2])
-            read[shared] = joint if self._held is None else _without(joint, end, query.shape[0])
-        visible = read[shared]
+            known[shared] = joint if self._held is None else _without(joint, end, query.shape[0])
+        visible = known[shared]
         mask = _mask_of(visible, query.shape[0]) if visible.mask is None else visible.mask
         return replace(calls[0], query=query, key=key, value=value, mask=mask, causal=False).with_visible(visible)
 
@@ -316,11 +313,10 @@ def _repeated(tensor: Tensor, times: int) -> bool:
     return torch.equal(groups, groups[:, :, :1].expand_as(groups))
 
 
-def _differ(one: Tensor, other: Tensor) -> bool | Tensor:
-    """Whether two tensors differ. On an accelerator the answer is not waited for."""
-    if one.shape != other.shape:
-        return True
-    return not torch.equal(one, other) if one.device.type == "cpu" else (one != other).any()
+def _weighs(call: AttentionCall, past: int) -> Tensor:
+    """(B, G, past): whether the queries of a pass give a slot of the cache any attention; NaN counts as some."""
+    columns = read(call)[1].columns[..., :past]
+    return ~(columns < NO_WEIGHT).unflatten(1, (call.key.shape[1], -1)).all(2)
 
 
 def _windowed(call: AttentionCall, before: int) -> bool:
@@ -339,7 +335,7 @@ def _first_seen(visible: Visibility, past: int, name: str) -> Tensor:
         order = torch.arange(past + 1, past + 1 + end.shape[2], device=end.device)
         if bool((end == order).all()) and bool((first == first[..., :1]).all()) and bool((first < order).all()):
             return first[:, 0, 0].clamp(max=past)
-    raise SinkscopeError(f"{name} hides keys from some queries over a cache that dropped others: it is not read")
+    raise SinkscopeError(f"{name} hides keys from some queries over a cache that changed others: it is not read")
 
 
 def _ends_of_heads(end: Tensor, heads: int) -> Tensor:

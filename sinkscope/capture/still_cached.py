@@ -6,6 +6,7 @@ them, several times or not at all), and may take the newest tokens back (assiste
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -112,24 +113,36 @@ class StillCached:
     `keys`, `values`: (B, G, T, d) of the tokens so far. `seen`: (B | 1, T), whether a query ever saw the token; padding
     is seen by none.
 
-    `end` (B, G, T): the first query that does not see the key of a token any more.
+    `end` (B, G, T): the first query that does not see the key of a token any more. `foreign`: whether some slots hold
+    what no token had. A later pass could attend to these.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, seen: Tensor) -> None:
         self._marks = marks(keys, values)
         self._seen = seen.expand(keys.shape[0], -1)
         self.end = torch.full_like(self._marks, HELD)
+        self.foreign = False
 
-    def keep(self, keys: Tensor, values: Tensor, first: Tensor, name: str) -> None:
+    def keep(self, keys: Tensor, values: Tensor, first: Tensor, weighs: Callable[[], Tensor], name: str) -> None:
         """The cache now holds the slots `keys` and `values`, (B, G, n, d), of which the next query sees those from
-        `first` (B | 1) on. Raises SinkscopeError where these are not the keys and values of tokens; `name` is the
-        call's."""
-        tokens = self._tokens(marks(keys, values), name)
+        `first` (B | 1) on.
+
+        Some presses write into the slots of the keys that they drop, so that these get no attention. `weighs` gives the
+        slots that get some from the pass, (B, G, n). Raises SinkscopeError where one of these holds what no token had;
+        `name` is the call's.
+        """
+        tokens, known = self._tokens(marks(keys, values), name)
+        self.foreign = not bool(known.all())
+        if self.foreign and bool((weighs() & ~known).any()):
+            raise SinkscopeError(
+                f"the cache of {name} holds keys or values that no token had (it merges, rounds or turns them, or its "
+                "rows changed): such a sequence is not read"
+            )
         places = torch.arange(keys.shape[2], device=keys.device)
-        seen = (places >= first.view(-1, 1, 1)).expand(tokens.shape)
+        seen = (places >= first.view(-1, 1, 1)) & known
         held = torch.zeros_like(self.end).scatter_reduce_(2, tokens, seen.long(), "amax") > 0
         lost = (self.end == HELD) & self._seen[:, None] & ~held
-        if bool((lost.any(2) & (_last(held) < _first(lost))).all()):
+        if not self.foreign and bool((lost.any(2) & (_last(held) < _first(lost))).all()):
             raise SinkscopeError(
                 f"the cache of {name} lost its newest tokens, but not by `crop` or by the same slice in every layer: "
                 "not read"
@@ -145,7 +158,8 @@ class StillCached:
         if not bool(rest[..., -count:].all()):
             return False
         rest[..., -count:] = False
-        found = torch.zeros_like(rest).scatter_(2, self._tokens(marks(keys, values), name), True)
+        tokens, known = self._tokens(marks(keys, values), name)
+        found = torch.zeros_like(self.end).scatter_reduce_(2, tokens, known.long(), "amax") > 0
         return torch.equal(found & seen, rest & seen)
 
     def grow(self, keys: Tensor, values: Tensor) -> None:
@@ -166,68 +180,67 @@ class StillCached:
         end = self.end[..., :length]
         self.end = end.where(end == HELD, end.clamp(max=length))
 
-    def _tokens(self, slots: Int[Tensor, "batch group slot"], name: str) -> Int[Tensor, "batch group slot"]:
-        """The token of each slot."""
+    def _tokens(self, slots: Int[Tensor, "batch group slot"], name: str) -> tuple[Tensor, Tensor]:
+        """The token of each slot, and whether it is one: other slots hold what no token had."""
         order = self._marks.sort(2)
         place = torch.searchsorted(order.values, slots).clamp(max=order.values.shape[2] - 1)
-        if bool((order.values.gather(2, place) != slots).any()):
-            raise SinkscopeError(
-                f"the cache of {name} holds keys or values that no token had (it merges, rounds or turns them, or its "
-                "rows changed): such a sequence is not read"
-            )
+        known = order.values.gather(2, place) == slots
         tokens = order.indices.gather(2, place)
         twice = torch.zeros_like(slots, dtype=torch.bool)
         if order.values.shape[2] > 1:
             same = order.values[..., 1:] == order.values[..., :-1]
             twice = torch.nn.functional.pad(same, (0, 1)).gather(2, place)
-        if bool((twice & self._seen[:, None].expand_as(self.end).gather(2, tokens)).any()):
+        if bool((known & twice & self._seen[:, None].expand_as(self.end).gather(2, tokens)).any()):
             raise SinkscopeError(f"two tokens have equal keys in {name}: which of them its cache dropped is not known")
-        return tokens
+        return tokens, known
 
 
 class SlotSums:
     """What the slots of a cache hold, told by sums of their bits, so that a change of any is noticed.
 
-    A sum goes modulo 2**32 over one sequence's KV heads: it is exact in any order, and costs less than a comparison.
+    A slot's sum goes modulo 2**32 over its KV heads: it is exact in any order, and costs less than a comparison.
     """
 
     def __init__(self) -> None:
         self._sums: Tensor | None = None
 
-    def changed(self, keys: Tensor, values: Tensor, past: int) -> bool | Tensor:
+    def changed(self, keys: Tensor, values: Tensor, past: int) -> Tensor:
         """Whether the `past` first slots, (B, G, n, d), hold anything else than the newest `past` slots did after the
-        last pass. On an accelerator the answer is not waited for."""
-        if self._sums is None or not past:
-            return False
-        found = _bit_sums(keys[:, :, :past], (1, 2, 3)) + _bit_sums(values[:, :, :past], (1, 2, 3))
-        expected = self._sums[:, -past:].sum(1, dtype=torch.int32)
-        differ = (found != expected).any()
-        return bool(differ) if differ.device.type == "cpu" else differ
+        last pass: one truth, on the tensors' device."""
+        found = _slot_sums(keys[:, :, :past], values[:, :, :past])
+        if self._sums is None or self._sums[:, -past:].shape != found.shape:
+            return torch.ones((), dtype=torch.bool, device=keys.device)
+        return (found != self._sums[:, -past:]).any()
 
     def keep(self, keys: Tensor, values: Tensor, past: int, anew: bool) -> None:
         """Notes the slots from `past` on, which a pass brought; all of them where they were put `anew`."""
         old = None if anew or self._sums is None or not past else self._sums[:, -past:]
         start = 0 if old is None else past
-        fresh = _bit_sums(keys[:, :, start:], (1, 3)) + _bit_sums(values[:, :, start:], (1, 3))
+        fresh = _slot_sums(keys[:, :, start:], values[:, :, start:])
         self._sums = fresh if old is None else torch.cat([old, fresh], 1)
 
     def move(self, rows: Tensor) -> None:
         """The sequences that go on are those at `rows`."""
-        self._sums = None if self._sums is None else self._sums.index_select(0, rows)
+        self._sums = None if self._sums is None else self._sums.index_select(0, rows.to(self._sums.device))
 
     def cut(self, count: int) -> None:
         """The newest `count` slots left the cache."""
         self._sums = None if self._sums is None else self._sums[:, : self._sums.shape[1] - count]
 
 
-def _bit_sums(rows: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """The bits of rows as integers, summed; of 32 bits each, where rows are made of such."""
-    size = rows.element_size()
-    if size * rows.shape[-1] % 4:
-        return rows.detach().view(_BITS[size]).sum(axes, dtype=torch.int32)
-    at = (*rows.stride()[:-1], rows.storage_offset())
-    fits = rows.stride(-1) == 1 and all(size * step % 4 == 0 for step in at)
-    return (rows.detach() if fits else rows.detach().contiguous()).view(torch.int32).sum(axes, dtype=torch.int32)
+def _slot_sums(keys: Tensor, values: Tensor) -> Int[Tensor, "batch slot"]:
+    return _bit_sums(keys) + _bit_sums(values)
+
+
+def _bit_sums(rows: Tensor) -> Int[Tensor, "batch slot"]:
+    """The bits of rows (B, G, n, d) as integers, summed for each slot; of 32 bits each, where rows are made of such."""
+    rows, size = rows.detach(), rows.element_size()
+    bits = _BITS[size]
+    if size * rows.shape[-1] % 4 == 0:
+        at = (*rows.stride()[:-1], rows.storage_offset())
+        fits = rows.stride(-1) == 1 and all(size * step % 4 == 0 for step in at)
+        rows, bits = rows if fits else rows.contiguous(), torch.int32
+    return rows.view(bits).sum((1, 3), dtype=torch.int32)
 
 
 def _first(which: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pressed import PROMPT, WRITTEN, Press, as_seen, assert_reads, steps, text
+from pressed import PROMPT, WRITTEN, Press, as_seen, assert_reads, attends, every_slot, naive, overwriting, steps, text
 from same_runs import assert_same
 from tiers import slow_but
 from torch import Tensor
@@ -283,9 +283,55 @@ def test_a_row_overwritten_in_the_middle_is_refused(what: str, pressed: bool, fa
             model(ids[:, step : step + 1], **{CACHE: cache}, position_ids=torch.tensor([[step]]))
             row = getattr(cache.layers[1], what)
             row[1, 0, 4] = row[1, 0, 4] * 1.01
-    with pytest.raises(SinkscopeError, match=r"layers\.1\.self_attn changed between two passes") as refused:
+    with pytest.raises(SinkscopeError, match=r"layers\.1\.self_attn holds keys or values that no token had") as refused:
         seen.run()
     assert "\n" not in str(refused.value)
+
+
+def lost_keys(draw: int = 0) -> dict[int, Tensor]:
+    """The slots that each head lost, (B, G, PROMPT) of two layers: other numbers in each."""
+    seeded = torch.Generator().manual_seed(draw)
+    return {layer: torch.rand(2, 2, PROMPT, generator=seeded) < 0.5 for layer in (0, 1)}
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_keys_that_a_press_overwrote_are_read_as_dropped(family: str) -> None:
+    model, ids, hidden = writer(family, num_hidden_layers=2), text(), lost_keys()
+    assert len({int(each.sum()) for layer in hidden.values() for each in layer.flatten(0, 1)}) > 3
+    with attends(model, overwriting(hidden)):
+        alone = steps(model, ids, DynamicCache())
+        with sinkscope.watch(model) as seen:
+            watched = steps(model, ids, DynamicCache())
+    assert all(torch.equal(one.logits, other.logits) for one, other in zip(alone, watched, strict=True))
+    assert not seen.left_out
+    assert_reads(seen.run(), as_seen(model, ids, DynamicCache(), every_slot, attention=naive(hidden)))
+
+
+def test_overwritten_keys_that_get_attention_are_refused() -> None:
+    model, ids = writer("llama", num_hidden_layers=2), text()
+    with attends(model, overwriting(lost_keys(), scale=1.0)), sinkscope.watch(model) as seen:
+        steps(model, ids, DynamicCache())
+    with pytest.raises(SinkscopeError, match="keys or values that no token had") as refused:
+        seen.run()
+    assert "\n" not in str(refused.value)
+
+
+def test_slots_that_change_places_are_told_apart() -> None:
+    """The sum of the bits of all slots is the same; each key's column is another's."""
+    model, ids, cache = writer("llama"), text(), DynamicCache()
+    order = [0, 2, 1, *range(3, PROMPT)]
+    runs = []
+    for change in (False, True):
+        with torch.no_grad(), sinkscope.watch(model) as seen:
+            cache = DynamicCache()
+            model(ids[:, :PROMPT], **{CACHE: cache})
+            for layer in cache.layers if change else ():
+                layer.keys, layer.values = layer.keys[:, :, order], layer.values[:, :, order]
+            for step in range(PROMPT, PROMPT + 3):
+                model(ids[:, step : step + 1], **{CACHE: cache}, position_ids=torch.tensor([[step]]))
+        assert not seen.left_out
+        runs.append(seen.run())
+    assert_same(*runs)
 
 
 def test_keys_that_come_back_are_refused() -> None:

@@ -4,13 +4,14 @@ keys the cache held."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import Cache
+from transformers import AttentionInterface, Cache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from writers import CACHE
 
 import sinkscope
@@ -51,24 +52,83 @@ class Press:
                 hook.remove()
 
 
-def steps(model: Any, ids: Tensor, cache: Cache, prompt: int = PROMPT, **given: Any) -> list[Any]:
-    """A prefill of the `prompt` first tokens, then a token at a time; positions are those of the tokens."""
+@contextmanager
+def attends(model: Any, function: Callable[..., Any]) -> Iterator[None]:
+    """The model attends by a function of transformers' interface."""
+    before = model.config._attn_implementation
+    AttentionInterface.register("pressed", function)
+    model.set_attn_implementation("pressed")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+        del AttentionInterface._global_mapping["pressed"]
+
+
+def overwriting(hidden: dict[int, Tensor], scale: float = 1e7) -> Callable[..., Any]:
+    """Attention of steps that first writes keys into the `hidden` slots of a cache, (B, G, n) of every layer, which
+    point away from the queries, as presses do that keep other numbers of keys in each head."""
+
+    def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **given: Any) -> Any:
+        if query.shape[2] == 1:
+            which = hidden[module.layer_idx]
+            unit = torch.nn.functional.normalize(query, dim=-1).unflatten(1, (key.shape[1], -1))
+            away = -scale * unit.sum(2).expand(-1, -1, which.shape[2], -1)
+            key[:, :, : which.shape[2]] = away.where(which[..., None], key[:, :, : which.shape[2]])
+        return sdpa_attention_forward(module, query, key, value, mask, **given)
+
+    return attention
+
+
+def naive(hidden: dict[int, Tensor]) -> Callable[..., Any]:
+    """The same attention with its weights, written out: steps do not see the hidden slots."""
+
+    def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **given: Any) -> Any:
+        times = query.shape[1] // key.shape[1]
+        key, value = (each.repeat_interleave(times, 1) for each in (key, value))
+        logits = given["scaling"] * query @ key.mT
+        seen = torch.ones(logits.shape[-2:], dtype=torch.bool).tril(logits.shape[-1] - logits.shape[-2])
+        seen = seen.expand(logits.shape).clone()
+        if query.shape[2] == 1:
+            which = hidden[module.layer_idx].repeat_interleave(times, 1)
+            seen[..., : which.shape[2]] &= ~which[:, :, None]
+        weights = logits.masked_fill(~seen, -torch.inf).softmax(-1)
+        return (weights @ value).transpose(1, 2).contiguous(), weights
+
+    return attention
+
+
+def steps(model: Any, ids: Tensor, cache: Cache, prompt: int = PROMPT, length: int = 1, **given: Any) -> list[Any]:
+    """A prefill of the `prompt` first tokens, then `length` tokens at a time; positions are those of the tokens."""
     places = torch.arange(ids.shape[1])[None]
-    pieces = [(0, prompt), *((step, step + 1) for step in range(prompt, ids.shape[1]))]
+    starts = range(prompt, ids.shape[1], length)
+    pieces = [(0, prompt), *((start, min(start + length, ids.shape[1])) for start in starts)]
     with torch.no_grad():
         return [
             model(ids[:, a:b], **{CACHE: cache}, position_ids=places[:, a:b], **given) for a, b in pieces
         ]  # fmt: skip
 
 
+def every_slot(layer: int, query: int) -> Tensor:
+    """The tokens of the slots of a cache that drops none."""
+    return torch.arange(query + 1)[None, None]
+
+
 def as_seen(
-    model: Any, ids: Tensor, cache: Cache, held: Callable[[int, int], Tensor], prompt: int = PROMPT
+    model: Any,
+    ids: Tensor,
+    cache: Cache,
+    held: Callable[[int, int], Tensor],
+    prompt: int = PROMPT,
+    attention: Callable[..., Any] | None = None,
 ) -> list[Tensor]:
     """The maps (B, H, T, T) of what the model saw, in float64: `held` gives the tokens (B, G, n) of a layer's slots at
-    the step whose query is a token. A key that the cache does not hold has no attention."""
+    the step whose query is a token. A key that the cache does not hold has no attention. `attention`: in eager's
+    place."""
     eager = model.double()
     eager.set_attn_implementation("eager")
-    passes = steps(eager, ids, cache, prompt, output_attentions=True)
+    with nullcontext() if attention is None else attends(eager, attention):
+        passes = steps(eager, ids, cache, prompt, output_attentions=True)
     batch, length = ids.shape
     found = []
     for layer in range(len(model.model.layers)):
@@ -78,7 +138,7 @@ def as_seen(
         for query in range(prompt, length):
             row = passes[query - prompt + 1].attentions[layer][:, :, 0]
             tokens = held(layer, query)
-            tokens = tokens.repeat_interleave(row.shape[1] // tokens.shape[1], 1)
+            tokens = tokens.expand(batch, -1, -1).repeat_interleave(row.shape[1] // tokens.shape[1], 1)
             whole[:, :, query].scatter_(2, tokens, row)
         found.append(whole)
     return found
